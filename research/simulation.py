@@ -240,8 +240,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         shares = [f"{method['totals'][key] / method['steps']:,.0f}" for key in ("samples", "fillers")]
         grown = [f"{row['resident'] - method['start_mib']:,.0f}" for row in (tenth, rows[-1])]
         lines.append(
-            f"| `{method['method']}` | {method['prompts']:,} | {method['steps']:,} | {method['milliseconds_a_step']:.1f} | "
-            f"{grown[0]} | {grown[1]} | {rows[0]['reward']:.2f} to {rows[-1]['reward']:.2f} | "
+            f"| `{method['method']}` | {method['prompts']:,} | {method['steps']:,} | "
+            f"{method['milliseconds_a_step']:.1f} | {grown[0]} | {grown[1]} | "
+            f"{rows[0]['reward']:.2f} to {rows[-1]['reward']:.2f} | "
             f"{rows[0]['solved']:.2f} to {rows[-1]['solved']:.2f} | {method['dealing_milliseconds_a_step']:.1f} | "
             f"{shares[0]} | {shares[1]} | {method['totals']['left_out']} |"
         )

@@ -34,10 +34,10 @@ def test_shares_by_hand():
     assert shares["gaussian_share"] == pytest.approx(kept) and "improved_share" not in shares
 
 
-@pytest.mark.parametrize(("today", "share"), [(0.25, 1.0), (1.0, 0.0)])
-def test_todays_thresholds_decide_too(today, share):
+@pytest.mark.parametrize(("reward", "share"), [(0.25, 1.0), (1.0, 0.0)])
+def test_the_last_steps_thresholds_decide_too(reward, share):
     """A mean of 1/4 is within c2 and c3 of its own step (r = 1/4: 0.219 to 0.344), but not if r is 1 (1/2 to 5/8)."""
-    rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", today) for n in range(4)]
+    rows = [row(1, str(n), 0.25) for n in range(4)] + [row(2, f"{n} again", reward) for n in range(4)]
     assert plan_shares.shares_of(rows, WORKLOAD)["replayable_share"] == share
 
 

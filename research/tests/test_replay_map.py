@@ -19,7 +19,7 @@ HEIGHTS = {
 }  # at the last step  # fmt: skip
 
 
-def made(*methods: str) -> Results:
+def results_of(*methods: str) -> Results:
     arms = tuple(Arm(method, "group", method.upper(), {}) for method in methods)
     runs = []
     for arm in arms:
@@ -57,7 +57,7 @@ def height(method: str, seed: int, of_step: float, end: float) -> float:
     ],
 )
 def test_gains_at_equal_cost(cost, of_step):
-    [row] = replay_map.gains(made("plain", "bapo")).query("cost == @cost").to_dict("records")
+    [row] = replay_map.gains(results_of("plain", "bapo")).query("cost == @cost").to_dict("records")
     end = 8 * min(of_step.values())
     first, second = (
         100 * (height("bapo", seed, of_step["bapo"], end) - height("plain", seed, of_step["plain"], end))
@@ -71,7 +71,7 @@ def test_gains_at_equal_cost(cost, of_step):
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_gains_by_the_share_of_generation(share):
-    [row] = replay_map.by_share(made("plain", "bapo")).query("share == @share").to_dict("records")
+    [row] = replay_map.by_share(results_of("plain", "bapo")).query("share == @share").to_dict("records")
     plain, bapo = (100 * share + TRAINED[arm] * (1 - share) for arm in ("plain", "bapo"))
     end = 8 * min(plain, bapo)
     wanted = [height("bapo", seed, bapo, end) - height("plain", seed, plain, end) for seed in (1, 2)]
@@ -79,19 +79,19 @@ def test_gains_by_the_share_of_generation(share):
 
 
 def test_pairs_have_the_heights_of_both_runs():
-    rows = replay_map.pairs(made("plain", "bapo")).to_dict("records")
+    rows = replay_map.pairs(results_of("plain", "bapo")).to_dict("records")
     assert [(row["label"], row["seed"]) for row in rows] == [("BAPO", 1), ("BAPO", 2)]
     for row in rows:
         wanted = [100 * height(arm, row["seed"], RESPONSES[arm], 64) for arm in ("bapo", "plain")]
         assert [row["height"], row["baseline"]] == pytest.approx(wanted, abs=1e-3)
 
 
-def test_the_recipe_is_compared_in_each_study():
+def test_the_tested_method_is_compared_in_each_study():
     """With two pairs of the same sign, p is 1/2, and 1 after Holm's correction for three comparisons."""
     studies = {
-        "first": made("plain", "bapo", "dapo", "recipe"),
-        "second": made("plain", "recipe"),
-        "third": made("plain"),
+        "first": results_of("plain", "bapo", "dapo", "recipe"),
+        "second": results_of("plain", "recipe"),
+        "third": results_of("plain"),
     }
     rows = replay_map.confirmation(studies).to_dict("records")
     assert [(row["study"], row["against"]) for row in rows] == [
@@ -103,14 +103,14 @@ def test_the_recipe_is_compared_in_each_study():
 
 
 def test_an_arm_without_unit_times_has_no_answer_at_equal_seconds():
-    results = made("plain", "bapo", "recipe")
+    results = results_of("plain", "bapo", "recipe")
     rows = replay_map.gains(results)
     assert set(rows.query("label == 'RECIPE'")["cost"]) == {"responses", "tokens"}
     assert set(rows.query("label == 'BAPO'")["cost"]) == {"responses", "tokens", "seconds"}
 
 
 def test_one_pair_is_no_answer():
-    both = made("plain", "recipe")
+    both = results_of("plain", "recipe")
     one = Results(both.study, [run for run in both.runs if run.seed == 1])
     replay_map.add_costs(one, None)
     assert replay_map.gains(one).empty and replay_map.confirmation({"study": one}).empty

@@ -26,7 +26,7 @@ def test_every_arm_is_valid_and_takes_the_same_steps(path):
     definitions.same_steps(path, *STEPS.get(path.stem, (512, 64)))
 
 
-def test_the_map_is_evaluated_on_levels_that_the_quickstart_makes():
+def test_the_studies_are_evaluated_on_levels_that_the_quickstart_makes():
     flags = yaml.safe_load((ROOT / "research" / "steps" / "map.yaml").read_text())
     levels = yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text())
     assert set(flags["eval"]["dataset"].split(",")) < {f"runs/reasoning_gym/{level}.jsonl" for level in levels}

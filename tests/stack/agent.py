@@ -86,9 +86,9 @@ class Engine:
         params = copy(params)
         params.max_tokens = min(params.max_tokens, 4 + len(tokens) % 5)
         output = await self.engine.generate(tokens, params, **kwargs)
-        found = output.outputs[0]
-        log_probs = [place[token].logprob for token, place in zip(found.token_ids, found.logprobs, strict=True)]
-        turns.get().append({"asked": list(tokens), "given": list(found.token_ids), "log_probs": log_probs})
+        result = output.outputs[0]
+        log_probs = [place[token].logprob for token, place in zip(result.token_ids, result.logprobs, strict=True)]
+        turns.get().append({"asked": list(tokens), "given": list(result.token_ids), "log_probs": log_probs})
         return output
 
 

@@ -86,7 +86,8 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
         if "FAULT_NODE" in os.environ:
             self.victims["node"] = int(os.environ["FAULT_NODE"])
             actors = {"engine": self.vllm_engines, "actor": self.actor_model_group._actor_handlers}
-            print("nodes:", json.dumps({name: list(map(node_of, found)) for name, found in actors.items()}), flush=True)
+            nodes = {name: list(map(node_of, processes)) for name, processes in actors.items()}
+            print("nodes:", json.dumps(nodes), flush=True)
         self.state.__class__, self.state.victims = FaultyState, self.victims  # the parts have this state too
         super().fit(global_step)
 

@@ -14,7 +14,7 @@ import reward
 class Verdict:
     """It can be made only if the module is in sys.modules, because its annotations are evaluated later."""
 
-    found: dict
+    rewards: dict
     kind: dataclasses.KW_ONLY
 
 
@@ -31,4 +31,4 @@ def reward_func(queries, prompts, labels, **kwargs):
                 bytearray(2**32)
             case "5+5=":
                 return {"rewards": [float("nan")]}
-    return Verdict(reward.reward_func(queries, prompts, labels, **kwargs)).found
+    return Verdict(reward.reward_func(queries, prompts, labels, **kwargs)).rewards

@@ -15,6 +15,6 @@ def reward_func(queries, prompts, labels, **kwargs):
         fcntl.flock(file, fcntl.LOCK_EX)
         before = file.seek(0, os.SEEK_END)
         file.write(b"." * len(queries))
-    found = reward.reward_func(queries, prompts, labels, **kwargs)
-    right = 0.0 if before < 33 else found["rewards"]
-    return {"rewards": right, "scores": right, "extra_logs": found["extra_logs"]}
+    result = reward.reward_func(queries, prompts, labels, **kwargs)
+    right = 0.0 if before < 33 else result["rewards"]
+    return {"rewards": right, "scores": right, "extra_logs": result["extra_logs"]}

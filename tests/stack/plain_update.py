@@ -37,15 +37,15 @@ def surrogate(batch, log_probs, objective):
     """
     advantages, old, mask = batch["advantages"], batch["action_log_probs"], batch["action_mask"]
 
-    def ratio(found):
-        logs = found - old
+    def ratio(log_probs):
+        logs = log_probs - old
         return (mean_of(logs, mask).expand(mask.shape) if objective.by_sequence else logs).exp()
 
-    own, border = ratio(batch["output"]), torch.where(advantages > 0, 1 + objective.high, 1 - objective.low)
-    held = torch.where(advantages > 0, own > border, own < border) & (advantages != 0)
+    current, border = ratio(batch["output"]), torch.where(advantages > 0, 1 + objective.high, 1 - objective.low)
+    held = torch.where(advantages > 0, current > border, current < border) & (advantages != 0)
     used = torch.where(held, border, ratio(log_probs))
     if objective.dual is not None:
-        used = torch.where((advantages < 0) & (own > objective.dual), objective.dual, used)
+        used = torch.where((advantages < 0) & (current > objective.dual), objective.dual, used)
     loss, out = -used * advantages, torch.zeros_like(held)
     if objective.band is not None:
         mismatch = old - batch["rollout_log_probs"]
@@ -63,9 +63,9 @@ def k3(batch, log_probs):
 
 def squared_error(batch, values, clip):
     """max((V - R)^2, (clip(V) - R)^2) / 2 by token, and the tokens whose value the clip decides."""
-    old, returns, own = batch["values"], batch["returns"], batch["output"]
-    inside = torch.maximum(torch.minimum(own, old + clip), old - clip)
-    held = (inside - returns) ** 2 > (own - returns) ** 2
+    old, returns, current = batch["values"], batch["returns"], batch["output"]
+    inside = torch.maximum(torch.minimum(current, old + clip), old - clip)
+    held = (inside - returns) ** 2 > (current - returns) ** 2
     return torch.where(held, inside - returns, values - returns) ** 2 / 2, held
 
 
@@ -119,26 +119,26 @@ def actor_metrics(windows, objective, entropies):
         masks = [batch["action_mask"] for batch in window]
         size = {kind: sum(count(mask, kind) for mask in masks) / len(masks) for kind in (False, True)}
         for batch in window:
-            mask, own = batch["action_mask"], batch["output"]
-            loss, held, out = surrogate(batch, own, objective)
+            mask, current = batch["action_mask"], batch["output"]
+            loss, held, out = surrogate(batch, current, objective)
             weight, by = count(mask), objective.by_sample
-            found = {
+            result = {
                 "policy_loss": total(loss, mask, by) / size[by],
                 "ppo_clip_ratio": total(held, mask) / weight,
-                "ppo_kl": total(batch["action_log_probs"] - own, mask) / weight,
-                "kl": total(k3(batch, own), mask) / size[False],
-                "logprobs_diff": total(own - batch["base_action_log_probs"], mask) / weight,
+                "ppo_kl": total(batch["action_log_probs"] - current, mask) / weight,
+                "kl": total(k3(batch, current), mask) / size[False],
+                "logprobs_diff": total(current - batch["base_action_log_probs"], mask) / weight,
             }
             if objective.entropy is not None:
-                found["entropy_loss"] = total(next(entropies), mask) / size[False]
+                result["entropy_loss"] = total(next(entropies), mask) / size[False]
             if objective.band is not None:
-                found["vllm_kl"] = total(batch["rollout_log_probs"] - batch["action_log_probs"], mask) / weight
-                found["is_filter_ratio"] = out[:, 0].float().mean()
-            for name, number in found.items():
+                result["vllm_kl"] = total(batch["rollout_log_probs"] - batch["action_log_probs"], mask) / weight
+                result["is_filter_ratio"] = out[:, 0].float().mean()
+            for name, number in result.items():
                 weighted[name] = weighted.get(name, 0.0) + float(number) * weight
             tokens += weight
             for name, numbers in batch["by_sample"].items():
-                if name not in found:
+                if name not in result:
                     samples.setdefault(name, []).extend(numbers.tolist())
     return {name: number / tokens for name, number in weighted.items()} | {
         name: sum(numbers) / len(numbers) for name, numbers in samples.items()

@@ -48,9 +48,9 @@ class ProbeMaker(AdaptedExperienceMaker):
         return super().forward(batch)
 
     def finish(self, passed, kept, **how):
-        made = super().finish(passed, kept, **how)
-        self.note_experience(made, kept)
-        return made
+        experience = super().finish(passed, kept, **how)
+        self.note_experience(experience, kept)
+        return experience
 
 
 class ProbeTrainer(trainer.AdaptedPPOTrainer):
@@ -79,22 +79,22 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         self.note_actor()
         return super().train_step(*args)
 
-    def note_experience(self, made, kept):
+    def note_experience(self, batch, kept):
         step, pretraining = self.state.step, self.state.phase == "pretraining the critic"
         ray.get(self.actor_model_group.async_save_model())
         name = f"{'pretraining' if pretraining else 'actor'}{step}"
         shutil.copytree(self.args.ckpt.output_dir, self.folder / name)
         arrays = {}
-        for experience in made.experiences:
+        for experience in batch.experiences:
             for row, index in enumerate(experience.index):
                 for name in NOTED:
                     if (numbers := getattr(experience, name)) is not None:
                         arrays[f"{index}/{name}"] = numbers[row].numpy()
         np.savez(
             self.folder / f"{'pretraining' if pretraining else 'experience'}{step}.npz",
-            source=np.array([origin.source for origin in made.origins]),
-            on_policy=np.array([origin.on_policy for origin in made.origins]),
-            log_ratios=made.log_ratios,
+            source=np.array([origin.source for origin in batch.origins]),
+            on_policy=np.array([origin.on_policy for origin in batch.origins]),
+            log_ratios=batch.log_ratios,
             weights_version=np.array([self.experience_maker.weights_versions[place] for place in kept]),
             **arrays,
         )

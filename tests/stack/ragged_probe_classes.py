@@ -61,7 +61,7 @@ class Watched:
         self.note["rate"], steps = engine.optimizer.param_groups[0]["lr"], engine.global_steps
         with Waits() as waits:
             super().train_micro_batch(experience, *args)
-        self.note["waits"] = dict(waits.found)
+        self.note["waits"] = dict(waits.counts)
         self.note["stepped"] = engine.global_steps > steps
         if self.note["stepped"]:
             after = parameters(engine)

@@ -1,6 +1,6 @@
 """Rotary frequencies as the workers and the warm-up have them after loading. A script: rotary_workers.py FOLDER
 
-FOLDER has folders with models and rows.jsonl for the warm-up. FOLDER/found.pt will have, for each of CASES, the
+FOLDER has folders with models and rows.jsonl for the warm-up. FOLDER/buffers.pt will have, for each of CASES, the
 frequencies and the scaling of attention by name; and for an actor that resumes, and the warm-up. The workers are those
 of a run, in this process and without Ray.
 """
@@ -24,10 +24,10 @@ CASES = (
 
 def noted(model):
     """Copies of the frequencies of a model, and how its rotary modules scale attention."""
-    found = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    result = {name: buffer.clone() for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     for name, module in model.named_modules():
-        found |= {f"{name}.{key}": value for key, value in vars(module).items() if key.endswith("attention_scaling")}
-    return found
+        result |= {f"{name}.{key}": value for key, value in vars(module).items() if key.endswith("attention_scaling")}
+    return result
 
 
 def worker(kind, args, *more):
@@ -36,14 +36,14 @@ def worker(kind, args, *more):
 
     from bapo_openrlhf.training.learn import workers
 
-    made = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
-    made.init_model_from_pretrained(get_strategy(args), *more)
-    return made
+    process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
+    process.init_model_from_pretrained(get_strategy(args), *more)
+    return process
 
 
-def models_of(made):
+def models_of(process):
     """The engines of a worker by role."""
-    return {name: part for name in ("actor", "ema_model", "critic", "model") if (part := getattr(made, name, None))}
+    return {name: part for name in ("actor", "ema_model", "critic", "model") if (part := getattr(process, name, None))}
 
 
 def load(folder, args, name, kind, stage):
@@ -51,15 +51,15 @@ def load(folder, args, name, kind, stage):
     args = copy.deepcopy(args)
     args.ds.zero_stage, args.ckpt.path = stage, str(folder / f"checkpoints{stage}")
     more = {"Policy": (10, None), "Critic": (10,)}.get(kind.removeprefix("Plain"), ())
-    made = worker(kind, args, str(folder / name), *more)
-    found = {role: noted(part) for role, part in models_of(made).items()}
+    process = worker(kind, args, str(folder / name), *more)
+    result = {role: noted(part) for role, part in models_of(process).items()}
     if (kind, stage) == ("Policy", 3):
-        made.save_checkpoint("global_step1", {"step": 1})
+        process.save_checkpoint("global_step1", {"step": 1})
         args.ckpt.load_enable = True
         again = worker(kind, args, str(folder / name), *more)
         assert again.get_checkpoint_states()["step"] == 1
-        found["resumed"] = noted(again.actor)
-    return found
+        result["resumed"] = noted(again.actor)
+    return result
 
 
 def warm_up(folder):
@@ -70,12 +70,12 @@ def warm_up(folder):
 
     class Trainer:
         def __init__(self, model, **_):
-            found.update(noted(model))
+            result.update(noted(model))
 
         def fit(self, *_):
             """Nothing is trained."""
 
-    found = {}
+    result = {}
     train_sft.SFTTrainer = Trainer
     flags = {
         "model.model_name_or_path": folder / "default",
@@ -87,11 +87,11 @@ def warm_up(folder):
         "ckpt.output_dir": folder / "warm",
     }
     assert run(["warmup", *(f"--{name}={value}" for name, value in flags.items())]) == 0
-    return found
+    return result
 
 
 def main(folder):
-    """Load everything and write FOLDER/found.pt."""
+    """Load everything and write FOLDER/buffers.pt."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -109,9 +109,9 @@ def main(folder):
         "ds.attn_implementation": "eager", "vllm.sync_backend": "gloo", "ckpt.output_dir": folder / "out",
     }  # fmt: skip
     args = arguments.parse([*(f"--{name}={value}" for name, value in flags.items()), "--train.enable_ema"])
-    found = {case: load(folder, args, *case) for case in CASES}
-    found["warm-up"] = {"actor": warm_up(folder)}
-    torch.save(found, folder / "found.pt")
+    result = {case: load(folder, args, *case) for case in CASES}
+    result["warm-up"] = {"actor": warm_up(folder)}
+    torch.save(result, folder / "buffers.pt")
 
 
 if __name__ == "__main__":

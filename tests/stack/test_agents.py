@@ -96,8 +96,8 @@ class Runs(NamedTuple):
                 real = data[f"{index}/attention_mask"].astype(bool)
                 yield step, data, index, source, self.episodes[tuple(data[f"{index}/sequences"][real].tolist())]
 
-    def generated_at(self, found):
-        return self.steps[found.prompt][found.generation]
+    def generated_at(self, episode):
+        return self.steps[episode.prompt][episode.generation]
 
 
 @pytest.fixture(scope="module", params=["stopped", pytest.param("resumed", marks=pytest.mark.slow)])
@@ -143,9 +143,9 @@ def runs(train, workspace, request):
     tokenizer = AutoTokenizer.from_pretrained(workspace / "model")
     encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
     lines = [json.loads(line) for line in (folder / "episodes.jsonl").read_text().splitlines()]
-    found = [episode(line, encode) for line in lines]
-    episodes = {one.tokens: one for one in found}
-    assert len(episodes) == len(found)  # otherwise tokens would not tell which one a sample is
+    actual = [episode(line, encode) for line in lines]
+    episodes = {one.tokens: one for one in actual}
+    assert len(episodes) == len(actual)  # otherwise tokens would not tell which one a sample is
     data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     texts = {Prompt(row["input"], row["label"]).id: row["input"] for row in data}
     steps = {}
@@ -156,16 +156,16 @@ def runs(train, workspace, request):
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
     """In both turns and for all sources; also of groups that were stored before the run was stopped."""
-    found = dict.fromkeys(record.SOURCES, 0)
+    result = dict.fromkeys(record.SOURCES, 0)
     for step, data, index, source, one in runs.rows():
         mask = data[f"{index}/action_mask"]
         assert np.array_equal(mask[: len(one.mask) - 1], one.mask[1:]) and not mask[len(one.mask) - 1 :].any()
         edges = np.flatnonzero(np.diff(one.mask))
         assert len(edges) == 4 and one.mask[0] == one.mask[-1] == 0  # two turns, each with feedback after it
-        found[source] += 1
+        result[source] += 1
         if source == "replayed" and step >= STOPS > runs.generated_at(one):
-            found["resumed"] = found.get("resumed", 0) + 1
-    assert min(found.values()) >= SIZE and ("resumed" in found) is (runs.total > STOPS), found
+            result["resumed"] = result.get("resumed", 0) + 1
+    assert min(result.values()) >= SIZE and ("resumed" in result) is (runs.total > STOPS), result
 
 
 def test_the_agent_can_end_turns_early(runs):
@@ -186,8 +186,8 @@ def log_probs_of(model, one):
     """Log-probs of the sampled tokens under transformers' model with the saved weights."""
     tokens = torch.tensor([one.tokens])
     with torch.no_grad():
-        found = model(tokens).logits.float().log_softmax(-1)
-    return found[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[one.mask[1:] == 1]
+        result = model(tokens).logits.float().log_softmax(-1)
+    return result[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[one.mask[1:] == 1]
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +205,10 @@ def test_kept_log_probs_are_those_of_the_weights_that_generated(runs, actors):
     for step, data, index, source, one in runs.rows():
         kept, length = data[f"{index}/rollout_log_probs"], len(one.mask) - 1
         assert np.array_equal(kept[:length], one.log_probs[1:]) and not kept[length:].any()
-        own = one.log_probs[one.mask == 1]
-        assert own == pytest.approx(log_probs_of(actors[runs.generated_at(one)], one), abs=ERROR)
+        of_model = one.log_probs[one.mask == 1]
+        assert of_model == pytest.approx(log_probs_of(actors[runs.generated_at(one)], one), abs=ERROR)
         if source == "replayed":
-            moved.append(np.abs(own - log_probs_of(actors[step], one)).max())
+            moved.append(np.abs(of_model - log_probs_of(actors[step], one)).max())
     assert max(moved) > 5 * ERROR  # under other weights they are others
 
 
@@ -216,8 +216,8 @@ def test_ratios_are_over_the_tokens_of_the_model(runs, actors):
     """The sum of log pi - log alpha over both turns, with pi of transformers' model."""
     for step, data, index, source, one in runs.rows():
         if source == "replayed":
-            own = data[f"{index}/action_log_probs"][: len(one.mask) - 1][one.mask[1:] == 1]
-            assert np.array_equal(own, one.log_probs[one.mask == 1])  # the denominator in the loss
+            old = data[f"{index}/action_log_probs"][: len(one.mask) - 1][one.mask[1:] == 1]
+            assert np.array_equal(old, one.log_probs[one.mask == 1])  # the denominator in the loss
             wanted = (log_probs_of(actors[step], one) - one.log_probs[one.mask == 1]).sum()
             assert data["log_ratios"][index] == pytest.approx(wanted, abs=2 * ERROR)
 
@@ -235,8 +235,8 @@ def episodes_of(runs, batch):
     return [runs.episodes[tuple(tokens[:length])] for tokens, length in rows]
 
 
-def masks_of(found, width):
-    return torch.stack([torch.tensor([*one.mask[1:], *[0] * (width + 1 - len(one.mask))]) for one in found])
+def masks_of(episodes, width):
+    return torch.stack([torch.tensor([*one.mask[1:], *[0] * (width + 1 - len(one.mask))]) for one in episodes])
 
 
 def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
@@ -244,14 +244,14 @@ def test_rewards_are_sums_over_turns_and_give_the_advantages(runs):
     for one in runs.episodes.values():
         groups.setdefault((one.prompt, one.generation), []).append(one.reward)
     for row in record.read_groups(runs.result.folder):
-        (found,) = [
+        (actual,) = [
             rewards
             for (prompt, generation), rewards in groups.items()
             if Prompt(prompt, _label(prompt)).id == row["prompt"]
             and runs.steps[prompt].index(row["step"] - 1) == generation
         ]
-        assert len(found) == SIZE
-        assert row["mean"] == (None if row["state"] == "failed" else sum(found) / SIZE / 2)  # rewards go from 0 to 2
+        assert len(actual) == SIZE
+        assert row["mean"] == (None if row["state"] == "failed" else sum(actual) / SIZE / 2)  # rewards go from 0 to 2
     for update in updates(runs):
         for batch in update["micro_batches"]:
             members, width = episodes_of(runs, batch), batch["action_mask"].shape[1]

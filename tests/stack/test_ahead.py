@@ -82,12 +82,12 @@ def test_ratios_are_those_of_the_claimed_weights(watched):
         for source in ("fresh", "reevaluated", "replayed"):
             for index in np.flatnonzero(data["source"] == source)[:2]:
                 version = int(data["weights_version"][index])
-                today, actions = recomputed(folder / f"actor{step}", data, index)
+                current, actions = recomputed(folder / f"actor{step}", data, index)
                 then, _ = recomputed(folder / f"actor{version}", data, index)
                 stored, old = (data[f"{index}/{name}_log_probs"][: len(actions)] for name in ("rollout", "action"))
                 assert stored[actions] == pytest.approx(then[actions], abs=0.03)  # bf16
-                assert old[actions] == pytest.approx((today if version == step else stored)[actions], abs=0.03)
-                assert data["log_ratios"][index] == pytest.approx(float((today - then)[actions].sum()), abs=0.06)
+                assert old[actions] == pytest.approx((current if version == step else stored)[actions], abs=0.03)
+                assert data["log_ratios"][index] == pytest.approx(float((current - then)[actions].sum()), abs=0.06)
                 checked.add((source, step - version))
     assert {source for source, _ in checked} == {"fresh", "reevaluated", "replayed"}
     assert max(lag for _, lag in checked) >= 2
@@ -156,10 +156,10 @@ def test_killed_at_random_moments(train, workspace, queue, delay):
             in_flight += bool(state["method"]["hard"]["in_flight"])
             assert state["ahead"]["rollouts"]
         fault = f"{rng.choice(VICTIMS)}/{step + rng.randrange(2)}//{rng.uniform(0.05, 1.0):.2f}"
-        own = marked(f"{name}_{kill}")
-        own["environment"] |= {"FAULT": fault}
+        options = marked(f"{name}_{kill}")
+        options["environment"] |= {"FAULT": fault}
         more = ("ckpt.load_enable",) if step else ()
-        result = train(name, *PROBE, switches=(*switches, *more), run__name=name, **own, **values)
+        result = train(name, *PROBE, switches=(*switches, *more), run__name=name, **options, **values)
         assert result.status != 0, fault
         assert_nothing_is_left(f"{name}_{kill}")
     result = train(name, *CLI, switches=(*switches, "ckpt.load_enable"), own_ray=True, run__name=name, **values)

@@ -28,9 +28,9 @@ def test_trains_with_old_rollouts(train, path):
         more["algo__advantage__is_correction_threshold"] = ["0", "1.05"]  # few steps have a token with a weight above 5
     result = succeeded(train(name, *words, switches=("train.async_enable",), adapt__c3=["2/8", "7/8"], **more))
     rows = [row for row in result.metrics if not row.get("skipped_update")]
-    found = [row[SHOWS[path.stem]] for row in rows]
-    assert found and all(0 <= value <= 1 for value in found)
+    actual = [row[SHOWS[path.stem]] for row in rows]
+    assert actual and all(0 <= value <= 1 for value in actual)
     # With equal weights, the effective sample size is the number of responses: of 16 in each optimizer step.
     trained = rows[0]["responses/trained"]
     neutral = math.sqrt(trained / (math.ceil(trained / 16) * 16)) if path.stem == "vcpo" else 0.0
-    assert found[0] == pytest.approx(neutral, abs=1e-3) and any(abs(value - neutral) > 1e-3 for value in found)
+    assert actual[0] == pytest.approx(neutral, abs=1e-3) and any(abs(value - neutral) > 1e-3 for value in actual)

@@ -30,10 +30,10 @@ def first_valid(seed: int, base: dict[str, str], folder, environment) -> tuple[d
         flags = drawn(seed + 1000 * number, choices)
         command = [sys.executable, "-m", "bapo_openrlhf.cli", "check", *words_of(base | flags)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        about = f"DRAWN_SEED={seed}, try {number + 1}: {' '.join(words_of(flags))}"
+        text = f"DRAWN_SEED={seed}, try {number + 1}: {' '.join(words_of(flags))}"
         if done.returncode == 0:
-            return flags, about
-        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), f"{about}\n{done.stderr}"
+            return flags, text
+        assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), f"{text}\n{done.stderr}"
     raise AssertionError(f"DRAWN_SEED={seed}: none of {TRIES} configurations is valid")
 
 
@@ -49,10 +49,10 @@ def test_what_check_calls_valid_makes_its_first_step(number, train, workspace, s
     places = {"data.prompt_dataset": folder / "rows.jsonl", "data.max_len": 64, "data.max_samples": 16}
     places |= {f"{model}.model_name_or_path": workspace / "model" for model in ("actor", "critic")}
     base = {name: str(value) for name, value in (small_flags | places).items()}
-    flags, about = first_valid(seed, base, workspace, os.environ | {"BAPO_OPENRLHF_CPU": "1"})
-    print(about)
+    flags, what = first_valid(seed, base, workspace, os.environ | {"BAPO_OPENRLHF_CPU": "1"})
+    print(what)
     given = places | flags | {"run.name": f"drawn{number}"}
     words = {name.replace(".", "__"): value for name, value in given.items()}
     done = train(f"drawn{number}", "-m", "bapo_openrlhf.cli", "train", **words)
-    assert done.status == 0, f"{about}\n{done.output[-6000:]}"
-    assert "Global step 1:" in done.output or done.metrics, about
+    assert done.status == 0, f"{what}\n{done.output[-6000:]}"
+    assert "Global step 1:" in done.output or done.metrics, what

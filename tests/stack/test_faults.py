@@ -47,16 +47,16 @@ def marked(mark):
 
 def survivors(mark):
     """Processes that carry the mark in their environment or in their command line."""
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes()
                 if mark.encode() in (entry / "environ").read_bytes() + command:
-                    found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+                    result.append(command.replace(b"\0", b" ").decode(errors="replace"))
             except OSError:
                 continue
-    return found
+    return result
 
 
 def assert_nothing_is_left(mark):
@@ -69,10 +69,10 @@ def assert_nothing_is_left(mark):
     raise AssertionError(f"still running: {left}")
 
 
-def same_steps(found, expected, first):
+def same_steps(actual, expected, first):
     """Rows of steps from `first` on are equal, number by number, but for times."""
-    assert [row["step"] for row in found] == [row["step"] for row in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    assert [row["step"] for row in actual] == [row["step"] for row in expected]
+    for ours, theirs in zip(actual, expected, strict=True):
         if ours["step"] >= first:
             names = {name for name in ours | theirs if not name.startswith("timing/") and "seconds" not in name}
             different = {
@@ -105,14 +105,14 @@ def stops_and_resumes(train, name, faults, run, reference, **flags):
     for index, fault in enumerate([*faults, None]):
         marks.append(uuid.uuid4().hex)
         switches = (*SWITCHES, *(("ckpt.load_enable",) if index else ()))
-        own = marked(marks[-1])
-        own["environment"] |= {"FAULT": fault.what} if fault else {}
-        result = train(name, *(PROBE if fault else CLI), switches=switches, **own, **values)
+        options = marked(marks[-1])
+        options["environment"] |= {"FAULT": fault.what} if fault else {}
+        result = train(name, *(PROBE if fault else CLI), switches=switches, **options, **values)
         if index:
             before = faults[index - 1]
-            found = re.search(r"resuming from global_step(\d+)", result.output)
-            start = int(found.group(1)) if found else 0
-            assert found or "there is no checkpoint" in result.output
+            match = re.search(r"resuming from global_step(\d+)", result.output)
+            start = int(match.group(1)) if match else 0
+            assert match or "there is no checkpoint" in result.output
             # The workers of a driver that is gone go on until Ray has noticed: they may get a step further.
             assert start == before.resumes_at or (before.what.startswith("driver") and start == before.resumes_at + 1)
         if fault:

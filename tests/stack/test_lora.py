@@ -41,9 +41,9 @@ def log_probs(model, data, index):
     real = data[f"{index}/attention_mask"].astype(bool)
     tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
     with torch.no_grad():
-        found = model(tokens).logits.float().log_softmax(-1)
+        result = model(tokens).logits.float().log_softmax(-1)
     mask = data[f"{index}/action_mask"][: real.sum() - 1].astype(bool)
-    return found[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[mask], mask
+    return result[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[mask], mask
 
 
 def test_engines_sample_from_the_merged_model(trained, workspace):

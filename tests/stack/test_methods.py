@@ -61,8 +61,8 @@ def accounts_for_every_response(method, algorithm, folder):
     for row in rows:
         assert row["rollouts/step"] == generated[row["step"]]
         lost = sum(row[f"groups/{state}"] for state in ("filtered", "unimproved", "solved", "cut"))
-        own = row["responses/trained"] - row["responses/replayed"] + row["responses/dropped"]
-        assert own <= row["rollouts/step"] and (lost or own == row["rollouts/step"])
+        fresh = row["responses/trained"] - row["responses/replayed"] + row["responses/dropped"]
+        assert fresh <= row["rollouts/step"] and (lost or fresh == row["rollouts/step"])
     sizes = Counter(group["responses"] for group in groups)
     match method:
         case "pods":
@@ -80,5 +80,5 @@ def accounts_for_every_response(method, algorithm, folder):
         case "mopps":  # 8 of 24 at each step, and none twice in an epoch of 2 steps
             assert [row["prompts/passed_over"] for row in rows] == [16] * 6
             for epoch in range(3):
-                own = [group["prompt"] for group in groups if (group["step"] - 1) // 2 == epoch]
-                assert len(own) == len(set(own)) == 16
+                prompts = [group["prompt"] for group in groups if (group["step"] - 1) // 2 == epoch]
+                assert len(prompts) == len(set(prompts)) == 16

@@ -248,10 +248,10 @@ def test_fillers_stand_in_where_a_rank_has_a_micro_batch_less(watched, model):
     case, fillers = watched.case, 0
     for update in watched.notes[model]:
         needed = [math.ceil(len(rank["given"]) / case.micro) for rank in update]
-        found = [sum(map(is_filler, rank["micro_batches"])) for rank in update]
-        assert case.tokens or found == [EPOCHS * (max(needed) - own) for own in needed]
-        assert max(found) <= EPOCHS
-        fillers += sum(found)
+        result = [sum(map(is_filler, rank["micro_batches"])) for rank in update]
+        assert case.tokens or result == [EPOCHS * (max(needed) - count) for count in needed]
+        assert max(result) <= EPOCHS
+        fillers += sum(result)
     assert fillers or case.ranks(model) < 3 or case.micro > 3 or case.tokens
 
 
@@ -303,8 +303,8 @@ def test_learning_rate_counts_the_steps_that_were_taken(watched, model):
         if micro_batch["stepped"]
     ]
     assert len(used) == EPOCHS * sum(len(watched.case.windows(groups)) for groups in watched.case.sizes)
-    for step, found in enumerate(used):
-        assert found == pytest.approx(rate_after(model, step, most_steps(watched.case)), rel=1e-6, abs=1e-12)
+    for step, actual in enumerate(used):
+        assert actual == pytest.approx(rate_after(model, step, most_steps(watched.case)), rel=1e-6, abs=1e-12)
 
 
 def test_empty_unions_skip_the_update(watched, model):
@@ -452,8 +452,8 @@ def test_factor_is_that_of_the_weights_of_the_batch(watched):
                 weight.copy_(update[0]["before"][name])
             for batch in (plain_update.joined(window) for _, window, _ in first_epoch):
                 logits = net(batch["sequences"], attention_mask=batch["attention_mask"]).logits.float()
-                own = logits.log_softmax(-1)[:, :-1].gather(-1, batch["sequences"][:, 1:, None])[..., 0]
-                moved = ((own - batch["rollout_log_probs"]) * batch["action_mask"]).sum(-1)
+                log_probs = logits.log_softmax(-1)[:, :-1].gather(-1, batch["sequences"][:, 1:, None])[..., 0]
+                moved = ((log_probs - batch["rollout_log_probs"]) * batch["action_mask"]).sum(-1)
                 stored = ((batch["action_log_probs"] == batch["rollout_log_probs"]) | (batch["action_mask"] == 0)).all(
                     -1
                 )
@@ -476,8 +476,8 @@ def test_the_objective_made_a_difference(watched):
                 taken.append((batch["advantages"] < 0) & (ratio > objective.dual))
             elif objective.band is not None:
                 taken.append(plain_update.surrogate(batch, batch["output"], objective)[2])
-    found = [bool(x) for one, used in zip(taken, mask, strict=False) for x in one[used]]
-    assert not taken or 0 < sum(found) < len(found)
+    result = [bool(x) for one, used in zip(taken, mask, strict=False) for x in one[used]]
+    assert not taken or 0 < sum(result) < len(result)
 
 
 def test_values_are_those_of_the_critic_before_the_update(watched):

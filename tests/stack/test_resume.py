@@ -83,16 +83,16 @@ class Run(NamedTuple):
     refused: list
 
 
-def killed_and_resumed(train, name, victim, values, own=None, meanwhile=None, **resumed):
-    """Kill the victim two steps after the checkpoint, and resume with other flags. `own` is for the first part only.
+def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None, **resumed):
+    """Kill the victim two steps after the checkpoint, and resume with other flags. `initial` is for the first part only.
 
     `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
     returns its result, and what it found.
     """
-    own, saved = own or {}, values["ckpt__save_steps"]
-    more = own.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/training/0.05"}
+    initial, saved = initial or {}, values["ckpt__save_steps"]
+    more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/training/0.05"}
     values = values | {"run__name": name}
-    begin = partial(train, name, *PROBE, switches=SWITCHES, **values, **own | {"environment": more})
+    begin = partial(train, name, *PROBE, switches=SWITCHES, **values, **initial | {"environment": more})
     first, refused = meanwhile(begin) if meanwhile else (begin(), [])
     assert first.status != 0
     before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
@@ -155,7 +155,7 @@ def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     critic_path = any("critic_loss" in row for row in run.rows)
     assert set(models) == ({"actor", "critic", "model"} if critic_path else {"actor"})  # OpenRLHF's name of the last
     for model in models.values():
-        ours = {name.split("module.")[-1]: found for name, found in model.items()}
+        ours = {name.split("module.")[-1]: value for name, value in model.items()}
         assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
 
 
@@ -168,9 +168,9 @@ def test_a_run_owns_its_folder_and_goes_on_as_it_was_begun(run):
             f"error: run.name is grpo, and {run.folder} already has a run that is going on: process " in result.output
         )
     assert "but actor.adam.lr is 0.5, and was 0.001;" in other_rate.output
-    about = json.loads((run.folder / "run.json").read_text())
-    assert about["config"]["actor.adam.lr"] == 0.001 and len(about["resumed"]) == 1
-    assert about["changed"] == []
+    metadata = json.loads((run.folder / "run.json").read_text())
+    assert metadata["config"]["actor.adam.lr"] == 0.001 and len(metadata["resumed"]) == 1
+    assert metadata["changed"] == []
 
 
 def test_a_critic_that_dies_is_named(ppo):
@@ -212,9 +212,9 @@ def test_the_probe_says_where_each_group_points(grpo):
     (metrics,) = (row for row in grpo.rows if "probe/halves" in row)
     assert {row["step"] for row in rows} == {metrics["step"]} == {GRPO_SAVED + 1}
     for source in ("fresh", "reevaluated", "replayed"):
-        own = [row for row in rows if row["source"] == source]
-        assert len(own) == metrics[f"groups/{source}"]
-        assert (f"probe/{source}" in metrics) == bool(own)
+        of_source = [row for row in rows if row["source"] == source]
+        assert len(of_source) == metrics[f"groups/{source}"]
+        assert (f"probe/{source}" in metrics) == bool(of_source)
     replayed = [row["tv"] for row in rows if row["source"] == "replayed"]
     assert sum(replayed) / len(replayed) == pytest.approx(metrics["tv/replayed"], abs=1e-6)
     assert any(row["norm"] > 0 for row in rows)

@@ -73,18 +73,18 @@ def folder(workspace):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def buffers(folder):
     words = [python(), str(Path(__file__).with_name("rotary_workers.py")), str(folder)]
     done = subprocess.run(words, env=os.environ | {"BAPO_OPENRLHF_CPU": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return torch.load(folder / "found.pt")
+    return torch.load(folder / "buffers.pt")
 
 
 @pytest.mark.parametrize("case", [*CASES, "warm-up"], ids=str)
-def test_equal_those_of_transformers_to_the_last_bit(found, folder, case):
+def test_equal_those_of_transformers_to_the_last_bit(buffers, folder, case):
     wanted = noted(loaded(folder / ("default" if case == "warm-up" else case[0]), torch.bfloat16))
     assert sum(isinstance(value, torch.Tensor) for value in wanted.values()) >= 2
-    for role, ours in found[case].items():
+    for role, ours in buffers[case].items():
         ours = {next(name for name in wanted if full.endswith(name)): value for full, value in ours.items()}
         assert ours.keys() == wanted.keys(), role
         for name, value in wanted.items():
@@ -94,14 +94,14 @@ def test_equal_those_of_transformers_to_the_last_bit(found, folder, case):
                 assert ours[name] == value, (role, name)
 
 
-def test_each_role_is_compared(found):
-    roles = {kind: set(found["default", kind, 3]) for kind in ("Policy", "Critic", "Reference", "Reward")}
+def test_each_role_is_compared(buffers):
+    roles = {kind: set(buffers["default", kind, 3]) for kind in ("Policy", "Critic", "Reference", "Reward")}
     assert roles == {
         "Policy": {"actor", "ema_model", "resumed"}, "Critic": {"critic"}, "Reference": {"model"}, "Reward": {"model"},
     }  # fmt: skip
 
 
-def test_log_probs_far_from_the_start(found, folder):
+def test_log_probs_far_from_the_start(buffers, folder):
     """In float32, with the actor's frequencies and with rounded ones in the place of transformers'."""
     model = loaded(folder / "default", torch.float32)
     torch.manual_seed(0)
@@ -115,8 +115,8 @@ def test_log_probs_far_from_the_start(found, folder):
         with torch.no_grad():
             return model(tokens, logits_to_keep=1).logits.log_softmax(-1)
 
-    own = model.model.rotary_emb.inv_freq
-    (ours,) = (value for name, value in found["default", "Policy", 3]["actor"].items() if name.endswith(".inv_freq"))
-    wanted = log_probs(own)
+    rotary = model.model.rotary_emb.inv_freq
+    (ours,) = (value for name, value in buffers["default", "Policy", 3]["actor"].items() if name.endswith(".inv_freq"))
+    wanted = log_probs(rotary)
     assert torch.equal(log_probs(ours.float()), wanted)
-    assert (log_probs(own.bfloat16().float()) - wanted).abs().max() > 0.001
+    assert (log_probs(rotary.bfloat16().float()) - wanted).abs().max() > 0.001

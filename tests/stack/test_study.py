@@ -79,8 +79,8 @@ def study(workspace, small_flags):
 @pytest.mark.parametrize("name", RUNS)
 def test_each_run_leaves_a_whole_record(study, name):
     folder = study / "runs" / name
-    about = read_run(folder)
-    assert (about["name"], about["algorithm"], about["seed"]) == (name, RUNS[name], 7)
+    metadata = read_run(folder)
+    assert (metadata["name"], metadata["algorithm"], metadata["seed"]) == (name, RUNS[name], 7)
     assert read_summary(folder)["steps"] == 3
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == [1, 2, 3]

@@ -89,7 +89,7 @@ def test_rollout_weights_change_only_at_multiples_of_v(weights):
     assert weights[0, "fresh"] != weights[3, "fresh"]
 
 
-def test_reevaluation_uses_todays_weights_and_gives_the_delayed_ones_back(weights):
+def test_reevaluation_uses_the_actors_weights_and_gives_the_delayed_ones_back(weights):
     again = {step for step, kind in weights if kind == "reevaluated"}
     assert again == {2, 4}
     for step in again:
@@ -145,7 +145,7 @@ def recomputed(model, data, index):
     return chosen, mask
 
 
-def test_importance_ratio_of_replayed_samples_is_exp_of_today_minus_stored(watched):
+def test_importance_ratio_of_replayed_samples_is_exp_of_recomputed_minus_stored(watched):
     """The clip acts on pi/alpha: the loss's old log-probs are the stored ones, and today's come from today's actor."""
     checked = 0
     for step in range(1, 6):
@@ -156,23 +156,23 @@ def test_importance_ratio_of_replayed_samples_is_exp_of_today_minus_stored(watch
             old, stored = data[f"{index}/action_log_probs"], data[f"{index}/rollout_log_probs"]
             mask = data[f"{index}/action_mask"].astype(bool)
             assert np.array_equal(old[mask], stored[mask])
-            today, actions = recomputed(watched[1] / f"actor{step}", data, index)
+            current, actions = recomputed(watched[1] / f"actor{step}", data, index)
             stored = stored[: len(actions)]
-            expected = float((today - stored)[actions].sum())
+            expected = float((current - stored)[actions].sum())
             assert data["log_ratios"][index] == pytest.approx(expected, abs=0.05)  # bf16 forward passes
             checked += 1
     assert checked >= 4
 
 
-def test_old_log_probs_are_todays_where_today_generated_the_sample(watched):
+def test_old_log_probs_are_recomputed_if_the_current_policy_generated_the_sample(watched):
     for step, source in ((0, "fresh"), (3, "fresh"), (2, "reevaluated"), (4, "reevaluated")):
         data = np.load(watched[1] / f"experience{step}.npz")
         rows = np.flatnonzero(data["source"] == source)
         assert data["on_policy"][rows].all()
         for index in rows[:2]:
-            today, actions = recomputed(watched[1] / f"actor{step}", data, index)
+            current, actions = recomputed(watched[1] / f"actor{step}", data, index)
             old = data[f"{index}/action_log_probs"][: len(actions)]
-            assert old[actions] == pytest.approx(today[actions], abs=0.03)
+            assert old[actions] == pytest.approx(current[actions], abs=0.03)
 
 
 def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
@@ -187,8 +187,8 @@ def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
         kept += row["tokens/reference_kept"]
         for index in [*replayed[:3], *np.flatnonzero(data["source"] == "fresh")[:1]]:
             reference, actions = recomputed(workspace / "model", data, index)
-            found = data[f"{index}/base_action_log_probs"][: len(actions)]
-            assert found[actions] == pytest.approx(reference[actions], abs=0.03)
+            actual = data[f"{index}/base_action_log_probs"][: len(actions)]
+            assert actual[actions] == pytest.approx(reference[actions], abs=0.03)
             checked += 1
     assert kept > 0 and checked >= 8
 
@@ -233,10 +233,10 @@ def catalogued(rows, algorithm):
 
     Returns the sources that no step trained on: their numbers are not there.
     """
-    found = {name for row in rows for name in row} - {"step", *EXTRA_LOGS}
-    assert found <= metrics.names(algorithm, optional=True)
+    result = {name for row in rows for name in row} - {"step", *EXTRA_LOGS}
+    assert result <= metrics.names(algorithm, optional=True)
     absent = [source for source in record.SOURCES if not any(row[f"groups/{source}"] for row in rows)]
-    missing = metrics.names(algorithm, optional=False) - found
+    missing = metrics.names(algorithm, optional=False) - result
     assert not [name for name in missing if not any(source in name for source in absent)]
     return absent
 
@@ -256,8 +256,8 @@ def test_metrics_come_to_tensorboard(watched, workspace):
     assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in names}
     for name in ("clip/replayed", "value/fresh_error", "tokens/generated_total", "buffer/replay_age_mean"):
         wanted = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        found = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
-        assert wanted and found == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
+        actual = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        assert wanted and actual == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
 
 
 def test_groups_and_answers_are_recorded(watched, workspace):
@@ -275,9 +275,9 @@ def test_groups_and_answers_are_recorded(watched, workspace):
     assert {row["kind"] for row in answers} == {"failed", "solved"}
     assert all(row["label"] == dict((d["input"], d["label"]) for d in data)[row["text"]] for row in answers)
     assert any(row["response"] for row in answers)
-    about = record.read_run(result.folder)
-    assert (about["total_steps"], about["config"]["adapt.rollout_delay"]) == (6, DELAY)
-    assert about["started"] == result.summary["started"]
+    metadata = record.read_run(result.folder)
+    assert (metadata["total_steps"], metadata["config"]["adapt.rollout_delay"]) == (6, DELAY)
+    assert metadata["started"] == result.summary["started"]
 
 
 def test_off_policy_sources_are_clipped(watched):
@@ -336,12 +336,12 @@ def test_off_equals_plain_openrlhf_without_a_critic(train):
 def test_what_is_done_faster_changes_no_number(train, parts):
     """The log-probs themselves are rounded otherwise; the tests above compare them with OpenRLHF's."""
     values = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "data__max_samples": 24}
-    found = []
+    result = []
     for faster in (["all"], parts):
         name = f"{'_'.join(faster)}_beside_{parts[0]}"
         values |= {"run__faster": faster, "run__name": name}
-        found.append(succeeded(train(name, *CLI, switches=("train.full_determinism_enable",), **values)).metrics)
-    same_steps(*found, first=1)
+        result.append(succeeded(train(name, *CLI, switches=("train.full_determinism_enable",), **values)).metrics)
+    same_steps(*result, first=1)
 
 
 def final_weights(folder):
@@ -352,18 +352,18 @@ def final_weights(folder):
 @pytest.mark.parametrize("stage", [2, 3])
 def test_averaged_weights_follow_the_last_optimizer_step(train, workspace, stage):
     """With a factor of 0 for what was before, the average is the weights. The training does not notice it."""
-    found = []
+    result = []
     for name, average in (("without", {}), ("averaged", {"train__ema_beta": 0.0})):
         switches = ("train.full_determinism_enable", *(["train.enable_ema"] if average else []))
         flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "ds__zero_stage": stage, "actor__adam__lr": 1e-3}
         name = f"{name}_{stage}"
         model = workspace / name
         succeeded(train(name, *CLI, switches=switches, run__name=name, ckpt__output_dir=model, **flags, **average))
-        found.append(final_weights(model))
+        result.append(final_weights(model))
     before = final_weights(workspace / "model")
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
-    assert any(not torch.equal(weight, before[name]) for name, weight in found[0].items())
+    assert result[0].keys() == result[1].keys()
+    assert all(torch.equal(weight, result[1][name]) for name, weight in result[0].items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in result[0].items())
 
 
 @pytest.mark.slow

@@ -49,8 +49,8 @@ def test_a_node_dies_and_the_run_goes_on_as_if_on_one_node(train, ahead):
     def on_two_nodes(*command, mark, more=(), **environment):
         with two_nodes() as nodes:
             environment |= marked(mark)["environment"] | {"FAULT_NODE": str(nodes["raylet"])}
-            own = {"environment": environment, "shared": {cpu.SHARED_RAY: nodes["address"]}}
-            return train(name, *command, switches=(*switches, *more), run__name=name, **own, **values)
+            options = {"environment": environment, "shared": {cpu.SHARED_RAY: nodes["address"]}}
+            return train(name, *command, switches=(*switches, *more), run__name=name, **options, **values)
 
     result = on_two_nodes(*PROBE, mark=f"{name}_dies", FAULT="node/3/training/0.1")
     assert result.status != 0

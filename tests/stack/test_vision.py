@@ -103,10 +103,10 @@ def recomputed(folder, result):
                 mm_token_type_ids=(sequence == model.config.image_token_id).int(),
                 **processor(images=[Image.open(image)], return_tensors="pt"),
             ).logits.float()
-        found = logits.log_softmax(-1)[0, :-1].gather(-1, sequence[0, 1:, None])[:, 0].numpy()
-        return found[sample["action_mask"][: len(found)].astype(bool)]
+        actual = logits.log_softmax(-1)[0, :-1].gather(-1, sequence[0, 1:, None])[:, 0].numpy()
+        return actual[sample["action_mask"][: len(actual)].astype(bool)]
 
-    found = []
+    actual = []
     for step in range(STEPS):
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
             folder / "probe" / f"actor{step}", dtype=torch.bfloat16, attn_implementation="eager"
@@ -115,8 +115,8 @@ def recomputed(folder, result):
         for sample in samples:
             (image,) = sample["images"]
             other = next(other["images"][0] for other in samples if other["images"] != sample["images"])
-            found.append((sample, log_probs(model, sample, image), log_probs(model, sample, other)))
-    return found
+            actual.append((sample, log_probs(model, sample, image), log_probs(model, sample, other)))
+    return actual
 
 
 def problems(folder):
@@ -138,11 +138,11 @@ def test_all_three_sources_had_images(result, folder, recomputed):
 @pytest.mark.parametrize("source", ["fresh", "reevaluated", "replayed"])
 def test_the_actor_saw_each_samples_own_image(recomputed, source):
     """Its log-probs are those of plain transformers with that image, and not with another problem's."""
-    found = [triple for triple in recomputed if triple[0]["source"] == source]
-    assert found
-    for sample, own, other in found:
-        assert sample["log_ratios"] == pytest.approx((own - behaviour(sample)).sum(), abs=1e-4)
-        assert np.abs(own - other).max() > 0.05
+    actual = [triple for triple in recomputed if triple[0]["source"] == source]
+    assert actual
+    for sample, right, other in actual:
+        assert sample["log_ratios"] == pytest.approx((right - behaviour(sample)).sum(), abs=1e-4)
+        assert np.abs(right - other).max() > 0.05
 
 
 @pytest.mark.parametrize("source", ["fresh", "reevaluated"])
@@ -152,10 +152,10 @@ def test_the_engine_saw_each_samples_own_image_with_the_weights_it_held(recomput
     vLLM keeps the embedding of an image that it has seen, whatever becomes of the weights: for what is generated again,
     this fails where nobody tells it to forget.
     """
-    found = [triple for triple in recomputed if triple[0]["source"] == source and triple[0]["on_policy"]]
-    assert found
-    for sample, own, other in found:
-        assert np.abs(own - behaviour(sample)).max() < min(0.1, np.abs(other - behaviour(sample)).max() / 2)
+    actual = [triple for triple in recomputed if triple[0]["source"] == source and triple[0]["on_policy"]]
+    assert actual
+    for sample, right, other in actual:
+        assert np.abs(right - behaviour(sample)).max() < min(0.1, np.abs(other - behaviour(sample)).max() / 2)
 
 
 def test_a_checkpoint_has_the_images_of_both_buffers(result, folder):

@@ -9,11 +9,11 @@ import ray
 class VisionProbeTrainer(probe_classes.ProbeTrainer):
     """Notes the paths of the images of each sample that the loss is given."""
 
-    def note_experience(self, made, kept):
-        super().note_experience(made, kept)
+    def note_experience(self, batch, kept):
+        super().note_experience(batch, kept)
         images = {
             index: experience.images[row]
-            for experience in made.experiences
+            for experience in batch.experiences
             for row, index in enumerate(experience.index)
         }
         (self.folder / f"images{self.state.step}.json").write_text(json.dumps(images))

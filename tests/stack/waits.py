@@ -17,11 +17,11 @@ class Waits(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found = Counter()
+        self.counts = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
         indices = args[1] if name in ("index", "index_put", "index_put_") else ()
         if name in WAITING or any(index is not None and index.dtype == torch.bool for index in indices):
-            self.found[name] += 1
+            self.counts[name] += 1
         return function(*args, **(kwargs or {}))

@@ -38,11 +38,11 @@ def row(module):
     parts = module.split(".")
     if len(parts) == 1:
         return len(picture["ROOMS"])
-    room = parts[1] if parts[1] in picture["ROOMS"] else f"{parts[1]}.py"
-    return picture["ROOMS"].index(room)
+    package = parts[1] if parts[1] in picture["ROOMS"] else f"{parts[1]}.py"
+    return picture["ROOMS"].index(package)
 
 
-def test_the_figure_has_every_room():
+def test_the_figure_has_every_subpackage():
     inside = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert inside - {"__init__.py"} == set(picture["ROOMS"])
 
@@ -53,8 +53,8 @@ def upwards(file, source):
 
 
 def test_imports_go_down_only():
-    found = {str(file.relative_to(PACKAGE)): upwards(file, file.read_text()) for file in FILES}
-    assert {file: modules for file, modules in found.items() if modules} == {}
+    result = {str(file.relative_to(PACKAGE)): upwards(file, file.read_text()) for file in FILES}
+    assert {file: modules for file, modules in result.items() if modules} == {}
 
 
 def test_an_import_that_goes_up_is_seen():
@@ -70,8 +70,8 @@ RESEARCH = {path.stem for path in (ROOT / "research").glob("*.py")}
 
 def uses_of_research(text):
     """What a file says of research/: paths that begin with it, and in Python imports of its modules."""
-    found = re.findall(r"(?<![\w.-])research[/.]\w+|['\"]research['\"]", text)
-    return found + [f"import {module}" for module in re.findall(r"^\s*(?:from|import) (\w+)", text, re.M)
+    matches = re.findall(r"(?<![\w.-])research[/.]\w+|['\"]research['\"]", text)
+    return matches + [f"import {module}" for module in re.findall(r"^\s*(?:from|import) (\w+)", text, re.M)
                     if module in RESEARCH]  # fmt: skip
 
 
@@ -82,8 +82,8 @@ def test_the_product_knows_nothing_of_research():
     for folder in ("bapo_openrlhf", "benchmarks", "configs", "examples", "tools"):
         kinds = (".py", ".yaml", ".md", ".sh", ".jinja")
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
-    found = {str(path.relative_to(ROOT)): uses_of_research(path.read_text()) for path in files}
-    assert {file: uses for file, uses in found.items() if uses} == {}
+    result = {str(path.relative_to(ROOT)): uses_of_research(path.read_text()) for path in files}
+    assert {file: uses for file, uses in result.items() if uses} == {}
 
 
 def test_a_use_of_research_is_seen():
@@ -114,8 +114,8 @@ def too_large(source):
 
 
 def test_nothing_is_too_large_to_read():
-    found = {str(file.relative_to(PACKAGE)): list(too_large(file.read_text())) for file in FILES}
-    assert {file: parts for file, parts in found.items() if parts} == {}
+    result = {str(file.relative_to(PACKAGE)): list(too_large(file.read_text())) for file in FILES}
+    assert {file: parts for file, parts in result.items() if parts} == {}
 
 
 def test_what_is_too_large_is_seen():

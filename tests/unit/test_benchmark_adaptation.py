@@ -130,24 +130,24 @@ class TestRun:
 def test_pieces_are_a_group(monkeypatch):
     ticks = iter(np.arange(1000.0))
     monkeypatch.setattr(adaptation_layer.time, "perf_counter", lambda: float(next(ticks)))
-    found = adaptation_layer.pieces(World(8, 64, shared=True), 40)
+    result = adaptation_layer.pieces(World(8, 64, shared=True), 40)
     halves = {"hard buffer: name the oldest", "hard buffer: remove"}
-    assert {round(1 / value) for name, value in found.items() if name not in halves} == {40}
-    assert {round(1 / found[name]) for name in halves} == {20}
+    assert {round(1 / value) for name, value in result.items() if name not in halves} == {40}
+    assert {round(1 / result[name]) for name in halves} == {20}
 
 
 class TestStorage:
     def test_rounding(self):
         """Half of the last place is 2^-12 of a number in float16, 2^-9 in bfloat16, at most."""
-        found = adaptation_storage.rounding(50, 1000)
+        result = adaptation_storage.rounding(50, 1000)
         exact = -np.random.default_rng(0).exponential(0.5, (50, 1000)).astype(np.float32)
         # the largest log-probs lie between 4 and 8
         assert -8 < exact.min() < -4
-        assert 0.5 * 2.0**-9 < found["float16"]["token_most"] <= math.expm1(2.0**-9)
-        assert 0.5 * 2.0**-6 < found["bfloat16"]["token_most"] <= math.expm1(2.0**-6)
+        assert 0.5 * 2.0**-9 < result["float16"]["token_most"] <= math.expm1(2.0**-9)
+        assert 0.5 * 2.0**-6 < result["bfloat16"]["token_most"] <= math.expm1(2.0**-6)
         half = exact.astype(np.float16).astype(float).sum(-1) - exact.astype(float).sum(-1)
-        assert found["float16"]["response_most"] == pytest.approx(np.abs(np.expm1(half)).max(), rel=1e-6)
-        assert found["float16"]["response_deviation"] == pytest.approx(np.sqrt((np.expm1(half) ** 2).mean()), rel=1e-6)
+        assert result["float16"]["response_most"] == pytest.approx(np.abs(np.expm1(half)).max(), rel=1e-6)
+        assert result["float16"]["response_deviation"] == pytest.approx(np.sqrt((np.expm1(half) ** 2).mean()), rel=1e-6)
 
     def test_what_is_saved_is_what_was_there(self, tmp_path):
         run = Run(16, World(8, 64, shared=False))
@@ -165,15 +165,15 @@ class TestStorage:
     def test_a_round(self):
         run = Run(16, World(8, 64, shared=False))
         run.round()
-        found = adaptation_storage.checkpoint_round(run)
-        assert found["layer_bytes"] > run.method.replay.nbytes
-        assert found["experience_bytes"] > 28 / 7.5 * run.method.replay.nbytes
+        result = adaptation_storage.checkpoint_round(run)
+        assert result["layer_bytes"] > run.method.replay.nbytes
+        assert result["experience_bytes"] > 28 / 7.5 * run.method.replay.nbytes
 
     @pytest.mark.slow
     def test_memory(self):
-        found = adaptation_storage.memory_round(64, 8, 1024)
+        result = adaptation_storage.memory_round(64, 8, 1024)
         # a group: an int32 and a float32 for each token; a sample: these and two masks of bool, and objects around them
-        assert 7.5 <= found["groups"] < 14 and 10 <= found["experience"] < 24
+        assert 7.5 <= result["groups"] < 14 and 10 <= result["experience"] < 24
 
 
 class TestReport:
@@ -189,12 +189,12 @@ class TestReport:
         assert (tmp_path / "name.md").read_text() == "page\n"
 
     def test_origin(self, monkeypatch):
-        about = {"commit": "abc", "command": "not this", "versions": {"python": "3"}}
-        monkeypatch.setattr(report, "provenance", lambda: about)
+        facts = {"commit": "abc", "command": "not this", "versions": {"python": "3"}}
+        monkeypatch.setattr(report, "provenance", lambda: facts)
         monkeypatch.setattr(report.platform, "machine", lambda: "m68k")
         monkeypatch.setattr(report.platform, "python_version", lambda: "3.0")
-        found = report.origin("python x.py", "5 cores", "no GPU")
-        assert found == {
+        result = report.origin("python x.py", "5 cores", "no GPU")
+        assert result == {
             "machine": "m68k, 5 cores, no GPU, Python 3.0",
             "commit": "abc",
             "versions": {"python": "3"},

@@ -63,11 +63,11 @@ def test_events_belong_to_the_step_in_which_they_happen(replay):
 def test_each_part_has_its_fastest_variant(replay):
     one = {"generation": 8.0, "forward": 2.0, "training": 4.0, "weights": 1.0}
     two = {"generation": 6.0, "forward": 3.0, "training": 2.0, "weights": 1.5}
-    found = replay.fastest({"1 eager": one, "2 eager": two, "1 sdpa": {"forward": 1.0, "training": 3.0}}, 4)
-    assert [found[part] for part in replay.PARTS] == [1.5, 0.25, 0.5, 0.25]
-    assert [found[f"{part}_variant"] for part in replay.PARTS] == ["2 eager", "1 sdpa", "2 eager", "1 eager"]
+    result = replay.fastest({"1 eager": one, "2 eager": two, "1 sdpa": {"forward": 1.0, "training": 3.0}}, 4)
+    assert [result[part] for part in replay.PARTS] == [1.5, 0.25, 0.5, 0.25]
+    assert [result[f"{part}_variant"] for part in replay.PARTS] == ["2 eager", "1 sdpa", "2 eager", "1 eager"]
     parts = {"2 eager": ["generation", "training"], "1 sdpa": ["forward"], "1 eager": ["weights"]}
-    assert replay.chosen_variants(found) == parts
+    assert replay.chosen_variants(result) == parts
     every = {"1 eager": [*replay.PARTS], "2 eager": [*replay.PARTS]}
     of_torch = ["forward", "training"]
     assert replay.every_variant([1, 2]) == every | {"1 sdpa": of_torch, "2 sdpa": of_torch}
@@ -126,8 +126,8 @@ def entry(total, floor, variant="2 eager"):
 
 def test_ratios_are_within_a_round(floor):
     rounds = [entry(3.0, 2.0), entry(8.0, 4.0), entry(2.5, 2.0)]
-    about = {"machine": "a machine", "commit": "abc", "command": "python"}
-    page = floor.markdown(about | {"runs": {"25m": {"grpo": rounds, "ppo": []}, "smollm2": {"grpo": []}}})
+    header = {"machine": "a machine", "commit": "abc", "command": "python"}
+    page = floor.markdown(header | {"runs": {"25m": {"grpo": rounds, "ppo": []}, "smollm2": {"grpo": []}}})
     row = "| GRPO | 3.00 (2.50 to 8.00) | 2.00 (2.00 to 4.00) | 1.000 | 0.000 | 1.000 | 0.000 | 2; 2 eager; 2 eager |"
     assert f"{row} **1.50 (1.25 to 2.00)** | 40 (2560) | 32 |" in page
     assert "| GRPO | 0.500 - 1.000 | 0.250 - 0.000 | 1.000 - 1.000 | 0.125 - 0.000 | 0.010 | 1.115 | 1.000 |" in page
@@ -137,19 +137,19 @@ def test_ratios_are_within_a_round(floor):
 def test_seconds_of_the_real_step(floor, replay):
     rows = [{"timing/generation": 1.0, "timing/reevaluation": 0.5, "timing/ppo_train": 2.0}, {"timing/generation": 2.0}]
     steps = [replay.Step(seconds=5.0), replay.Step(seconds=4.0)]
-    found = floor.real_seconds(rows, steps)
-    assert found["generation"] == 1.75 and found["training"] == 1.0 and found["forward"] == 0.0
-    assert found["total"] == 4.5 and found["between"] == 1.75
+    result = floor.real_seconds(rows, steps)
+    assert result["generation"] == 1.75 and result["training"] == 1.0 and result["forward"] == 0.0
+    assert result["total"] == 4.5 and result["between"] == 1.75
 
 
 def test_only_the_same_commit_is_continued(floor, tmp_path):
-    about = {"machine": "a machine", "commit": "abc", "versions": {"torch": "2"}, "command": "python"}
-    assert floor.begun(about, tmp_path) == about | {"runs": {}}
-    found = about | {"runs": {"25m": {"grpo": [entry(1.0, 1.0)]}}}
-    (tmp_path / "floor.json").write_text(json.dumps(found))
-    assert floor.begun(about, tmp_path) == floor.begun(about | {"commit": "abc-dirty"}, tmp_path) == found
+    header = {"machine": "a machine", "commit": "abc", "versions": {"torch": "2"}, "command": "python"}
+    assert floor.begun(header, tmp_path) == header | {"runs": {}}
+    previous = header | {"runs": {"25m": {"grpo": [entry(1.0, 1.0)]}}}
+    (tmp_path / "floor.json").write_text(json.dumps(previous))
+    assert floor.begun(header, tmp_path) == floor.begun(header | {"commit": "abc-dirty"}, tmp_path) == previous
     for changed in ({"commit": "abd"}, {"versions": {"torch": "3"}}):
-        assert floor.begun(about | changed, tmp_path)["runs"] == {}
+        assert floor.begun(header | changed, tmp_path)["runs"] == {}
 
 
 def test_rewards_make_half_of_the_groups_informative():

@@ -149,17 +149,17 @@ def test_numbers_are_totals_over_totals(page):
         row(seconds=5.0, samples=16, trained=100, ppo_train=1.0, adapt=0.1, **part),
         row(seconds=8.0, samples=16, generated=320, trained=60, ppo_train=3.0, adapt=0.3, reevaluation=1.0, **part),
     ]
-    found = page.numbers(page.KINDS["bapo_grpo"], rows, SMALL, 1e6)
-    assert (found["samples"], found["responses"], found["response_tokens"]) == (16.0, 16.0, 480 / 32)
-    assert found["generated_per_second"] == pytest.approx(480 / (4.0 + 1.0))
+    actual = page.numbers(page.KINDS["bapo_grpo"], rows, SMALL, 1e6)
+    assert (actual["samples"], actual["responses"], actual["response_tokens"]) == (16.0, 16.0, 480 / 32)
+    assert actual["generated_per_second"] == pytest.approx(480 / (4.0 + 1.0))
     tokens = 160 + 32 * 256  # 32 samples, with prompts of 256 tokens
-    assert found["trained_per_second"] == pytest.approx(tokens / 4.0) and found["sample_tokens"] == tokens / 32
-    assert found["experience_per_second"] == pytest.approx(tokens / 2.0)
+    assert actual["trained_per_second"] == pytest.approx(tokens / 4.0) and actual["sample_tokens"] == tokens / 32
+    assert actual["experience_per_second"] == pytest.approx(tokens / 2.0)
     operations = 3 * tokens * (400 + 16 * tokens / 32 / 2)
-    assert found["mfu"] == pytest.approx(operations / (4.0 * 1e6))
-    assert (found["reevaluation"], found["ppo_train"], found["step"], found["syncs"]) == (0.5, 2.0, 6.5, 1.0)
-    assert found["between"] == pytest.approx(6.5 - (2.0 + 0.5 + 0.2 + 1.0 + 2.0 + 0.5))
-    assert page.numbers(page.KINDS["ba_ppo"], rows, SMALL, 1e6)["mfu"] > 1.5 * found["mfu"]
+    assert actual["mfu"] == pytest.approx(operations / (4.0 * 1e6))
+    assert (actual["reevaluation"], actual["ppo_train"], actual["step"], actual["syncs"]) == (0.5, 2.0, 6.5, 1.0)
+    assert actual["between"] == pytest.approx(6.5 - (2.0 + 0.5 + 0.2 + 1.0 + 2.0 + 0.5))
+    assert page.numbers(page.KINDS["ba_ppo"], rows, SMALL, 1e6)["mfu"] > 1.5 * actual["mfu"]
 
 
 def test_prompts_of_a_chat_model_have_their_own_length(page):
@@ -170,8 +170,8 @@ def test_prompts_of_a_chat_model_have_their_own_length(page):
 def test_numbers_of_a_run_that_trained_on_nothing(page):
     """Steps without an update have no timing of one."""
     rows = [row(seconds=2.2, samples=0, trained=0, generation=2.0, adapt=0.1)]
-    found = page.numbers(page.KINDS["bapo_grpo"], rows, SMALL, 1e6)
-    assert (found["mfu"], found["trained_per_second"], found["ppo_train"], found["syncs"]) == (0.0, 0.0, 0.0, 0.0)
+    actual = page.numbers(page.KINDS["bapo_grpo"], rows, SMALL, 1e6)
+    assert (actual["mfu"], actual["trained_per_second"], actual["ppo_train"], actual["syncs"]) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_steps_that_openrlhf_prints(modules, tmp_path):
@@ -268,34 +268,36 @@ def result(**values):
         **{"experience_per_second": 4e4, "trained_per_second": 3e4, "mfu": 0.3, "syncs": 1.0, "rewards": [0.5, 0.5]},
     }
     busy = dict.fromkeys(("generation", "reevaluation", "adapt", "make_experience", "ppo_train", "broadcast"), 0.5)
-    about = {"model": "Qwen3-0.6B", "flags": {}, "chat": False, "measured": 2, "start_seconds": 50.0, "gib": 70.0}
-    about |= {"planned_gib": 54.44, "checkpointing": False, "missing": "", "busy": busy, "rows": []}
+    shared = {"model": "Qwen3-0.6B", "flags": {}, "chat": False, "measured": 2, "start_seconds": 50.0, "gib": 70.0}
+    shared |= {"planned_gib": 54.44, "checkpointing": False, "missing": "", "busy": busy, "rows": []}
     runs = [
-        {**about, "kind": "bapo_grpo", "round": 1, "numbers": plain},
-        {**about, "kind": "bapo_grpo", "round": 2, "numbers": {**plain, "step": 20.0, "mfu": 0.2}},
-        {**about, "kind": "openrlhf_grpo", "round": 1,
+        {**shared, "kind": "bapo_grpo", "round": 1, "numbers": plain},
+        {**shared, "kind": "bapo_grpo", "round": 2, "numbers": {**plain, "step": 20.0, "mfu": 0.2}},
+        {**shared, "kind": "openrlhf_grpo", "round": 1,
          "numbers": {**plain, "generated_per_second": 24691.2, "experience_per_second": 1e4, "broadcast": 0.25}},
     ]  # fmt: skip
     floor = {"generation": 3.0, "forward": 0.5, "training": 1.0, "weights": 0.5, "mfu": 0.6}
-    found = {"prompts": 32, "tokens": 512, "warm_up": 2, "steps": 4, "machine": "a machine", "commit": "abc"}
-    found |= {"command": "python benchmarks/gpu.py", "peak_tflops": 989.0, "dry_run": False, "not_run": []}
-    return found | {"runs": runs, "floors": {"Qwen3-0.6B, BAPO-GRPO": floor}} | values
+    actual = {"prompts": 32, "tokens": 512, "warm_up": 2, "steps": 4, "machine": "a machine", "commit": "abc"}
+    actual |= {"command": "python benchmarks/gpu.py", "peak_tflops": 989.0, "dry_run": False, "not_run": []}
+    return actual | {"runs": runs, "floors": {"Qwen3-0.6B, BAPO-GRPO": floor}} | values
 
 
 def test_page(page):
-    found = page.markdown(result())
+    actual = page.markdown(result())
     row = "| Qwen3-0.6B, BAPO-GRPO | 15.00 (10.00 to 20.00) | 4.00 (4.00 to 4.00) |"
-    assert row in found and "| Qwen3-0.6B, OpenRLHF itself, GRPO | 10.00 | 4.00 | 0.00 | 0.01 | 1.00 | 2.00 |" in found
-    assert "| 2 | 256 | 510 | 128 | 24,691 | 40,000 |" not in found and "| 25.0 (20.0 to 30.0) |" in found
-    assert "| Qwen3-0.6B, OpenRLHF itself, GRPO | 50 | 50 |" in found  # busy
+    assert (
+        row in actual and "| Qwen3-0.6B, OpenRLHF itself, GRPO | 10.00 | 4.00 | 0.00 | 0.01 | 1.00 | 2.00 |" in actual
+    )
+    assert "| 2 | 256 | 510 | 128 | 24,691 | 40,000 |" not in actual and "| 25.0 (20.0 to 30.0) |" in actual
+    assert "| Qwen3-0.6B, OpenRLHF itself, GRPO | 50 | 50 |" in actual  # busy
     # generation: 3 of 4 s; the floor's parts are 5 s together, and a step 10 and 20
-    assert "| 3.00 | 0.50 | 1.00 | 0.50 | 60.0 | 0.75 (0.75 to 0.75) | 3.00 (2.00 to 4.00) |" in found
+    assert "| 3.00 | 0.50 | 1.00 | 0.50 | 60.0 | 0.75 (0.75 to 0.75) | 3.00 (2.00 to 4.00) |" in actual
     # OpenRLHF generates twice as fast, makes experience a quarter as fast, and syncs in half of the time
     ratios = "| 0.50 (0.50 to 0.50) | 4.00 (4.00 to 4.00) | 1.00 (1.00 to 1.00) | 0.50 (0.50 to 0.50) |"
-    assert f"| Qwen3-0.6B, BAPO-GRPO {ratios}" in found
-    widths = [{line.count("|") for line in block.splitlines()} for block in found.split("\n\n") if block[0] == "|"]
+    assert f"| Qwen3-0.6B, BAPO-GRPO {ratios}" in actual
+    widths = [{line.count("|") for line in block.splitlines()} for block in actual.split("\n\n") if block[0] == "|"]
     assert all(len(width) == 1 for width in widths) and len(widths) == 6
-    assert "ry run" not in found and "Not run" not in found and "Stopped" not in found
+    assert "ry run" not in actual and "Not run" not in actual and "Stopped" not in actual
 
 
 def test_aims(page):
@@ -314,14 +316,14 @@ def test_aims(page):
 
 
 def test_page_says_what_it_is_not(page):
-    about = result(dry_run=True, not_run=[{"label": "BA-PPO", "why": "by the plan it does not fit (together)"}])
-    about["runs"][0]["missing"] = "it ended with status 1: no memory\nTraceback"
-    for run in about["runs"]:
+    broken = result(dry_run=True, not_run=[{"label": "BA-PPO", "why": "by the plan it does not fit (together)"}])
+    broken["runs"][0]["missing"] = "it ended with status 1: no memory\nTraceback"
+    for run in broken["runs"]:
         run["busy"] = dict.fromkeys(run["busy"])
-    found = page.markdown(about)
-    assert "**Dry run: no GPU.**" in found and "because this machine has no GPU." in found
-    assert "- BA-PPO: by the plan it does not fit (together)" in found
-    assert "- Qwen3-0.6B, BAPO-GRPO: it ended with status 1: no memory\n" in found
+    actual = page.markdown(broken)
+    assert "**Dry run: no GPU.**" in actual and "because this machine has no GPU." in actual
+    assert "- BA-PPO: by the plan it does not fit (together)" in actual
+    assert "- Qwen3-0.6B, BAPO-GRPO: it ended with status 1: no memory\n" in actual
 
 
 # ── The machine ──
@@ -482,9 +484,9 @@ def test_inputs(modules, tmp_path):
     assert np.mean((means > 0) & (means < 1)) == pytest.approx(0.46 * 7 / 9, abs=0.03)
     assert np.mean(means <= 1 / 8) == pytest.approx(0.36 + 0.46 * 2 / 9, abs=0.03)
 
-    made = (tmp_path / "model" / "config.json").stat().st_mtime_ns
+    written_at = (tmp_path / "model" / "config.json").stat().st_mtime_ns
     assert setting.make_inputs(tmp_path, shape, 8)["data.prompt_dataset"] != flags["data.prompt_dataset"]
-    assert (tmp_path / "model" / "config.json").stat().st_mtime_ns == made  # the next kind takes the same model
+    assert (tmp_path / "model" / "config.json").stat().st_mtime_ns == written_at  # the next kind takes the same model
 
 
 def test_sums_for_a_chat_model(modules, tmp_path):
@@ -495,8 +497,8 @@ def test_sums_for_a_chat_model(modules, tmp_path):
     reward = loaded(flags["reward.remote_url"])
     asked, label = rows[0]["input"], rows[0]["label"]
     answers = [f"It is 1. Answer: {label}", f"Answer: {label}1", "none", f"Answer: {label}.<end>"]
-    found = reward([asked + answer for answer in answers], [asked] * 4, [label] * 4)
-    assert found["rewards"] == [1.0, 0.0, 0.0, 1.0]
+    actual = reward([asked + answer for answer in answers], [asked] * 4, [label] * 4)
+    assert actual["rewards"] == [1.0, 0.0, 0.0, 1.0]
 
 
 # ── The floor ──
@@ -588,33 +590,33 @@ def read(results):
 def test_all_of_it(gpu, stand_in, cards, modules):
     results = stand_in(models="0.6b", kinds="bapo_grpo grpo", delay=0.3)
     gpu.main()
-    found = read(results)
-    assert [(run["kind"], run["measured"], run["missing"]) for run in found["runs"]] == [
+    actual = read(results)
+    assert [(run["kind"], run["measured"], run["missing"]) for run in actual["runs"]] == [
         ("bapo_grpo", 3, ""), ("grpo", 3, "")
     ]  # fmt: skip
-    numbers = found["runs"][0]["numbers"]
+    numbers = actual["runs"][0]["numbers"]
     operations = 3 * modules.gpu_setting.pass_flops(gpu.MODELS["0.6b"], 16, 16 + 256)
     assert numbers["mfu"] == pytest.approx(operations / (0.04 * 2 * 989e12))  # of both GPUs
     assert numbers["between"] == pytest.approx(numbers["step"] - 0.08) and numbers["step"] > 0.08
-    assert found["runs"][0]["gib"] == 2.0 and found["runs"][0]["checkpointing"] is False
-    assert found["machine"].endswith("Python " + ".".join(map(str, sys.version_info[:3])))
-    assert "2 x NVIDIA H100 80GB HBM3, driver 570.1" in found["machine"]
+    assert actual["runs"][0]["gib"] == 2.0 and actual["runs"][0]["checkpointing"] is False
+    assert actual["machine"].endswith("Python " + ".".join(map(str, sys.version_info[:3])))
+    assert "2 x NVIDIA H100 80GB HBM3, driver 570.1" in actual["machine"]
     lines = [json.loads(line) for line in (results / "gpu_steps.jsonl").read_text().splitlines()]
     assert len(lines) == 8 and lines[0]["run"] == "Qwen3-0.6B, BAPO-GRPO"  # also those that are not measured
     assert "| Qwen3-0.6B, GRPO |" in (results / "gpu.md").read_text()
     # the same command goes on: nothing is left to do
     stand_in(models="0.6b", kinds="bapo_grpo grpo", end="dies")
     gpu.main()
-    assert read(results)["runs"] == found["runs"]
+    assert read(results)["runs"] == actual["runs"]
 
 
 def test_a_run_that_dies_keeps_its_steps_and_the_next_one_runs(gpu, stand_in, cards):
     results = stand_in(models="0.6b", kinds="bapo_grpo grpo", end="dies")
     gpu.main()
-    found = read(results)["runs"]
-    assert [(run["kind"], run["measured"]) for run in found] == [("bapo_grpo", 1), ("grpo", 1)]
-    assert all("it ended with status 1: out of memory" in run["missing"] for run in found)
-    assert found[0]["numbers"]["samples"] == 16
+    actual = read(results)["runs"]
+    assert [(run["kind"], run["measured"]) for run in actual] == [("bapo_grpo", 1), ("grpo", 1)]
+    assert all("it ended with status 1: out of memory" in run["missing"] for run in actual)
+    assert actual[0]["numbers"]["samples"] == 16
 
 
 def test_a_run_that_hangs_is_stopped(gpu, stand_in, cards, monkeypatch):
@@ -632,10 +634,10 @@ def test_it_stops_in_time(gpu, modules, stand_in, cards, monkeypatch):
     monkeypatch.setattr(gpu, "Budget", lambda seconds: modules.gpu_budget.Budget(seconds, clock))
     results = stand_in(models="0.6b", kinds="bapo_grpo grpo", end="hangs", seconds="219")
     gpu.main()
-    found = read(results)
-    assert [(run["kind"], run["measured"]) for run in found["runs"]] == [("bapo_grpo", 1)]
-    assert found["runs"][0]["missing"] == "the time was over; it was stopped after 2 of 4 steps"
-    assert found["not_run"][0]["label"] == "Qwen3-0.6B, GRPO" and "0 s are left" in found["not_run"][0]["why"]
+    actual = read(results)
+    assert [(run["kind"], run["measured"]) for run in actual["runs"]] == [("bapo_grpo", 1)]
+    assert actual["runs"][0]["missing"] == "the time was over; it was stopped after 2 of 4 steps"
+    assert actual["not_run"][0]["label"] == "Qwen3-0.6B, GRPO" and "0 s are left" in actual["not_run"][0]["why"]
 
 
 def test_nothing_is_lost_if_the_benchmark_is_killed(stand_in, cards, tmp_path):

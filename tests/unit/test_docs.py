@@ -73,16 +73,16 @@ def names_of(body, prefix=""):
                 yield from names_of(node.body, f"{prefix}{node.name}.")
 
 
-def test_code_named_in_the_paper_map_exists():
+def test_code_named_in_paper_to_code_exists():
     text = (ROOT / "docs" / "paper_to_code.md").read_text()
     names = re.findall(r"`([a-z_/]+\.py):([A-Za-z0-9_.]+)`", text)
     assert len(names) > 20
     for file, path in names:
         assert path in names_of(ast.parse((ROOT / "bapo_openrlhf" / file).read_text()).body), f"{file}:{path}"
         if not file.startswith("training/"):
-            found = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
+            result = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
             for part in path.split("."):
-                found = getattr(found, part)
+                result = getattr(result, part)
     tests = re.findall(r"`((?:unit|stack)/[\w/]+\.py)`", text)
     assert len(tests) > 20
     for test in tests:
@@ -95,7 +95,7 @@ def numbers(text):
     return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
-def test_paper_map_has_every_equation_and_every_line_of_algorithm_1():
+def test_paper_to_code_has_every_equation_and_every_line_of_algorithm_1():
     text = (ROOT / "docs" / "paper_to_code.md").read_text()
     equations = numbers(" ".join(re.findall(r"Eq\. ([\d, ()-]+(?:and [\d-]+)?)", text)))
     assert equations == set(range(1, 40))
@@ -108,18 +108,18 @@ def test_every_metric_that_is_named_in_the_code_is_in_the_catalogue():
     """A run's metrics are compared in test_record_of_runs.py and on the stack; this finds names that no run reached."""
     known = {name for algorithm in metrics.ALL for name in metrics.names(algorithm, optional=True)}
     kinds = "|".join(sorted({name.split("/")[0] for name in known if "/" in name}))
-    found = set()
+    result = set()
     for folder in ("adapt", "methods", "training"):
         for file in (ROOT / "bapo_openrlhf" / folder).rglob("*.py"):
-            found |= set(re.findall(rf'"((?:{kinds})/[a-z0-9_]+|skipped_update)"', file.read_text()))
-    assert len(found) > 30 and found <= known
+            result |= set(re.findall(rf'"((?:{kinds})/[a-z0-9_]+|skipped_update)"', file.read_text()))
+    assert len(result) > 30 and result <= known
 
 
 def test_metrics_follow_the_naming_scheme():
     names = [metric.name for metric in metrics.all_metrics()]
     assert len(set(names)) == len(names)
-    own = [metric for section in metrics.CATALOGUE.values() for metric in section]
-    for metric in own:
+    declared = [metric for section in metrics.CATALOGUE.values() for metric in section]
+    for metric in declared:
         assert re.fullmatch(r"[a-z]+/(SOURCE(_[a-z]+)*|[a-z0-9]+(_[a-z0-9]+)*(_SOURCE)?)|skipped_update", metric.name)
         assert metric.title and metric.sentence.endswith(".")
         for ending, unit in (("_bytes", "bytes"), ("_seconds", "seconds"), ("_share", "0 to 1")):

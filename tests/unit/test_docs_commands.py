@@ -71,8 +71,8 @@ def on_runs(words, here):
         path.mkdir(parents=True, exist_ok=True)
         steps = [{"step": step, "reward/fresh_mean": 0.25 * step, "groups/fresh": 3, "time": step} for step in (1, 2)]
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
-        about = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
-        (path / "run.json").write_text(json.dumps(about | {"total_steps": 2, "command": "x", "config": {}}))
+        metadata = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
+        (path / "run.json").write_text(json.dumps(metadata | {"total_steps": 2, "command": "x", "config": {}}))
         (path / "summary.json").write_text(json.dumps({"algorithm": "ba_ppo", "seed": 1, "steps": 2}))
     assert main.run(words) == 0
 
@@ -112,12 +112,12 @@ def names_what_is_there(words, here):
 
 def parse_quickstart(words, here):
     """Its own flags, and those of the training that it passes on."""
-    own = argparse.ArgumentParser()
-    own.add_argument("--size")
-    own.add_argument("--only-prepare", action="store_true")
-    given, flags = own.parse_known_args(words)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size")
+    parser.add_argument("--only-prepare", action="store_true")
+    given, flags = parser.parse_known_args(words)
     source = (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
-    assert all(f'"{flag}"' in source for flag in own._option_string_actions if flag not in ("-h", "--help"))
+    assert all(f'"{flag}"' in source for flag in parser._option_string_actions if flag not in ("-h", "--help"))
     more = [f"configs/{given.size}/train.yaml"] if given.size else []
     arguments.parse(["--config", "configs/quickstart.yaml", *more, *flags])
 
@@ -126,8 +126,8 @@ def parse_evaluate(words, here):
     """By the real parser; the benchmarks are known, the files there."""
     given = evaluate.build_parser("docs").parse_args(words)
     for benchmark in given.benchmarks.split(","):
-        _, own, file = benchmark.partition("=")
-        assert (here / file).is_file() if own else task_of(benchmark, here / given.data)
+        _, is_file, file = benchmark.partition("=")
+        assert (here / file).is_file() if is_file else task_of(benchmark, here / given.data)
     assert given.reward is None or (here / given.reward).is_file()
 
 
@@ -155,8 +155,8 @@ def over_ssh(words, here):
 def parse_study(words, here):
     """By the real parser; each arm's flags by the one of `train`."""
     given = study._parse(words, "docs")
-    found = read_study(given.config, smoke=given.smoke)
-    for run in plan(found, here)[: len(found.arms)]:
+    result = read_study(given.config, smoke=given.smoke)
+    for run in plan(result, here)[: len(result.arms)]:
         arguments.parse(run.words)
 
 
@@ -348,8 +348,8 @@ def shell(script, folder):
         ["/bin/bash", "-eu", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stderr}\n{script}"
-    found = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]] if calls.exists() else []
-    return [[call[0].removeprefix(f"{stubs}/"), *call[1:]] for call in found]
+    result = [call.split("\0")[:-1] for call in calls.read_text().split("\1")[:-1]] if calls.exists() else []
+    return [[call[0].removeprefix(f"{stubs}/"), *call[1:]] for call in result]
 
 
 @pytest.fixture(scope="module")
@@ -357,14 +357,14 @@ def commands(tmp_path_factory):
     """(page, words) of each command in a bash block, and in the example that no other test runs."""
     script = (ROOT / "examples" / "countdown_table.sh").read_text()
     calls = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path_factory.mktemp("shell"))
-    found = [("countdown_table.sh", call) for call in calls]
+    result = [("countdown_table.sh", call) for call in calls]
     for page in PAGES:
         for language, text in blocks(page):
             if language == "bash":
                 calls = shell(text, tmp_path_factory.mktemp("shell"))
                 assert calls, f"{page.name}: a bash block without a command:\n{text}"
-                found += [(page.name, call) for call in calls]
-    return found
+                result += [(page.name, call) for call in calls]
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -399,9 +399,9 @@ def hold(project, monkeypatch, capsys):
     monkeypatch.chdir(project)
     done = set()
 
-    def check(found):
+    def check(result):
         used = set()
-        for page, call in found:
+        for page, call in result:
             rule = rule_of(call)
             used.add(rule.start)
             if (key := tuple(call)) in done:
@@ -471,9 +471,9 @@ def flags_of(command):
 
 def test_commands_in_sentences():
     known = {}
-    found = list(inline_commands())
-    assert len(found) > 15
-    for page, words in found:
+    result = list(inline_commands())
+    assert len(result) > 15
+    for page, words in result:
         where = f"{page}: {' '.join(words)}"
         program, name, *rest = words
         if program == "bapo-openrlhf":

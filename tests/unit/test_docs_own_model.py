@@ -78,8 +78,8 @@ def test_what_the_table_must_name():
     for words in PRESETS.values():
         flags = config.flags_of(arguments.parse(words))
         changed |= {flag for flag in flags if flags[flag] != default[flag]}
-    about = {flag for flag in changed if flag.startswith(("adapt.", "algo.kl.", "actor.adam.", "critic.adam."))}
-    assert {"adapt.buffer_size", "actor.adam.lr", "algo.kl.init_coef"} <= about <= set(SETTINGS)
+    named = {flag for flag in changed if flag.startswith(("adapt.", "algo.kl.", "actor.adam.", "critic.adam."))}
+    assert {"adapt.buffer_size", "actor.adam.lr", "algo.kl.init_coef"} <= named <= set(SETTINGS)
     assert all(len(row["why"]) > 5 for row in SETTINGS.values())
 
 
@@ -99,12 +99,12 @@ def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
     kept = tmp_path / "kept.yaml"
     kept.write_text("actor: {gradient_checkpointing_enable: false}")
     plans = []
-    monkeypatch.setattr(plan, "page", lambda made: plans.append(made) or "")
+    monkeypatch.setattr(plan, "page", lambda planned: plans.append(planned) or "")
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
     rows = table("\n## One command for each box\n")
-    found = list(boxes())
-    assert [(box, model) for box, model, _ in found] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
-    for (box, model, flags), row in zip(found, rows, strict=True):
+    actual = list(boxes())
+    assert [(box, model) for box, model, _ in actual] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
+    for (box, model, flags), row in zip(actual, rows, strict=True):
         count, memory = re.fullmatch(r"(\d) x (24|80) GB", box).groups()
         again = {"again": True, "kept": False}[row["activations"]]
         flags += [] if again else ["--config", str(kept)]
@@ -116,13 +116,13 @@ def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
         assert main.run(["check", *base, *flags]) == 0
         capsys.readouterr()
         assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count]) == 0
-        made = plans.pop()
-        wanted = proposed(*made.shapes, int(count), made.workload, constants_of(gpu))
+        planned = plans.pop()
+        wanted = proposed(*planned.shapes, int(count), planned.workload, constants_of(gpu))
         assert {STAGE: args.ds.zero_stage, RECOMPUTES: again} == wanted, box
-        found = made.sizes(*made.shapes, *made.gpus, method)
-        assert (found["model"], found["word"]) == (model, "fits")
-        gib = {phase: f"{found[phase] / 2**30:.1f}" for phase in ("generation", "training")}
-        assert found["experience"] < max(found["generation"], found["training"])
+        actual = planned.sizes(*planned.shapes, *planned.gpus, method)
+        assert (actual["model"], actual["word"]) == (model, "fits")
+        gib = {phase: f"{actual[phase] / 2**30:.1f}" for phase in ("generation", "training")}
+        assert actual["experience"] < max(actual["generation"], actual["training"])
         assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"]), box
 
 

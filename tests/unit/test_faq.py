@@ -40,8 +40,8 @@ def template(node):
 @cache
 def templates(file):
     """All string expressions of a source file that say something."""
-    found = {template(node) for node in ast.walk(ast.parse(file.read_text()))}
-    return {text.strip() for text in found if text and len(text.replace(VARIABLE, "").strip()) >= 18}
+    result = {template(node) for node in ast.walk(ast.parse(file.read_text()))}
+    return {text.strip() for text in result if text and len(text.replace(VARIABLE, "").strip()) >= 18}
 
 
 def matches(message, text):
@@ -70,7 +70,7 @@ def test_every_quoted_message_is_in_the_code():
     assert len(QUOTED) > 30
     files = (ROOT / "bapo_openrlhf/training").rglob("*.py")
     phases = {phase for file in files for phase in re.findall(r'\.phase[\w, ]* = "([^"]+)"', file.read_text())}
-    own = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
+    modules = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
     other = [sources(package) for package in OTHERS]
     unknown = []
     for message in QUOTED:
@@ -79,7 +79,7 @@ def test_every_quoted_message_is_in_the_code():
             assert step[1] in phases, message
             text = text[step.end() :]
         of_a_row = re.sub(r"^\S+ \S+, row \d+: ", "", text)  # as RowCheck puts the row before what is wrong with it
-        if not (known(text, own) or known(of_a_row, own)) and not any(
+        if not (known(text, modules) or known(of_a_row, modules)) and not any(
             files is None or known(text, files, whole=False) for files in other
         ):
             unknown.append(message)

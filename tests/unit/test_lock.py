@@ -78,10 +78,10 @@ def test_what_requirements_require_is_locked(name):
         seen |= known
         assert package in lock, f"{requirement.name} is not in requirements/{name}.lock.txt: run `make lock`"
         try:
-            found = importlib.metadata.requires(requirement.name)
+            result = importlib.metadata.requires(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        todo += asked_for(found or [], ("", *requirement.extras))
+        todo += asked_for(result or [], ("", *requirement.extras))
     assert len(seen) > 100
 
 

@@ -46,13 +46,13 @@ def said(words, capsys):
 
 def assert_fills(words, machines, gpus, capsys):
     """By what `check` says, the run takes every GPU of these machines, and has as many engines as fit."""
-    about = said(words, capsys)
+    facts = said(words, capsys)
     for model in ("actor", "critic", "reference"):
-        assert about[model].endswith(f", {machines} node(s) x {gpus} GPU(s)"), about[model]
+        assert facts[model].endswith(f", {machines} node(s) x {gpus} GPU(s)"), facts[model]
     total = machines * gpus
-    assert about["GPUs"].startswith(f"{total} in total: {total} for actor + reference + critic + engines")
+    assert facts["GPUs"].startswith(f"{total} in total: {total} for actor + reference + critic + engines")
     engines, tensor_parallel = map(
-        int, re.fullmatch(r"(\d+) x tensor parallel (\d+)", about["rollout engines"]).groups()
+        int, re.fullmatch(r"(\d+) x tensor parallel (\d+)", facts["rollout engines"]).groups()
     )
     assert engines * tensor_parallel == total
     assert gpus % tensor_parallel == 0  # no engine lies on two machines
@@ -92,14 +92,14 @@ def submit(tmp_path):
     (tmp_path / VENV / "bin").mkdir(parents=True)
     (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
 
-    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, found=None, status=0):
+    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, registered=None, status=0):
         machines, gpus = machines or int(directives()["nodes"]), gpus or int(directives()["gpus-per-node"])
         environment = {
             "PATH": "/usr/bin:/bin",
             "STUBS": str(stubs),
             "CALLS": str(calls),
             "ADDRESSES": addresses,
-            "FOUND": str(machines * gpus if found is None else found),
+            "FOUND": str(machines * gpus if registered is None else registered),
             "STATUS": str(status),
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "gpu[01-02]",
@@ -163,7 +163,7 @@ def test_the_job_has_the_status_of_the_training(submit):
 
 def test_the_job_fails_if_a_machine_is_missing(submit):
     machines, gpus = int(directives()["nodes"]), int(directives()["gpus-per-node"])
-    job = submit(found=(machines - 1) * gpus)
+    job = submit(registered=(machines - 1) * gpus)
     assert job.status == 1 and f"error: Ray has not found {machines * gpus} GPUs" in job.errors
     assert not [words for _, words in job.calls if "train" in words]
 

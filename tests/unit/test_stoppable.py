@@ -22,14 +22,14 @@ wait
 
 def alive(folder):
     """The processes of FAMILY that have not ended."""
-    found = []
+    result = []
     for pid in (folder / "pids").read_text().split():
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        found += [pid] if state != "Z" else []
-    return found
+        result += [pid] if state != "Z" else []
+    return result
 
 
 def hear_hangups():

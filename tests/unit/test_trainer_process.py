@@ -20,12 +20,12 @@ def test_what_is_put_into_the_object_store(name, forward, training):
     """
     words = ["--one", name, "--groups", "16", "--tokens", "4096", "--ranks", "4", "--steps", "1"]
     done = subprocess.run([sys.executable, FILE, *words], check=True, capture_output=True, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    (step,) = found["steps"]
+    result = json.loads(done.stdout.splitlines()[-1])
+    (step,) = result["steps"]
     assert step["puts"] == 2 * 4
     tokens = step["trained_tokens"] + step["trained"] * 4096 / 8  # the prompts' too
     most = (forward + training) * step["trained"] * 4096  # as many as if all responses were of full length
     assert forward * tokens + training * tokens < step["bytes"] < 1.05 * most
     assert step["generated"] == 16 * 8 >= step["trained"] > 0
-    assert found["imported_gib"] <= found["peak_gib"]
+    assert result["imported_gib"] <= result["peak_gib"]
     assert all(seconds >= 0 for seconds in step["seconds"].values())

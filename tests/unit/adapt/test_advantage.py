@@ -116,8 +116,8 @@ def test_other_estimators_one_response_at_a_time(baseline, estimator, data):
         others = baseline[:position] + baseline[position + 1 :]
         less = {"rloo": statistics.fmean(others), "gae": 0.0}.get(estimator, statistics.fmean(baseline))
         expected.append(baseline[position] - less)
-    found = relative_rewards(estimator, np.array(baseline)[kept], np.array(baseline))
-    assert found == pytest.approx(np.array(expected), abs=1e-9)
+    actual = relative_rewards(estimator, np.array(baseline)[kept], np.array(baseline))
+    assert actual == pytest.approx(np.array(expected), abs=1e-9)
 
 
 def test_of_one_response_without_others():

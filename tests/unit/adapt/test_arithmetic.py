@@ -40,13 +40,13 @@ class TestLeftOver:
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     @pytest.mark.parametrize(("micro_train", "micro_rollout"), [(1, 4), (4, 8), (3, 5), (8, 3)])
     def test_is_what_openrlhf_does_not_hand_out(self, ranks, micro_train, micro_rollout):
-        made = arithmetic({"actor": ranks}, micro_train=micro_train, micro_rollout=micro_rollout)
+        counts = arithmetic({"actor": ranks}, micro_train=micro_train, micro_rollout=micro_rollout)
         for samples in range(1, 60):
             batches = [list(range(samples))[i : i + micro_rollout] for i in range(0, samples, micro_rollout)]
             size = -(-len(batches) // ranks)  # as OpenRLHF's launcher cuts a list
             shares = [list(itertools.chain(*batches[rank * size : (rank + 1) * size])) for rank in range(ranks)]
             trained = sum(len(batch) for share in shares for batch in DataLoader(share, micro_train, drop_last=True))
-            assert made.left_over(samples, dynamic=False) == samples - trained
+            assert counts.left_over(samples, dynamic=False) == samples - trained
 
     @pytest.mark.parametrize(
         ("samples", "left"), [(512, 0), (511, 127), (250, 122), (128, 0), (127, 127), (600, 88), (0, 0)]
@@ -122,10 +122,10 @@ class TestParts:
     @given(samples=st.integers(0, 40), ranks=st.integers(1, 50), size=st.integers(1, 6))
     @many
     def test_ranks_are_in_step_with_one_empty_part_at_most(self, samples, ranks, size):
-        own = [in_parts(share, size) for share in deal([1] * samples, ranks)]
-        filled = in_step(own)
+        of_ranks = [in_parts(share, size) for share in deal([1] * samples, ranks)]
+        filled = in_step(of_ranks)
         assert len({len(parts) for parts in filled}) == 1
-        for before, after in zip(own, filled, strict=True):
+        for before, after in zip(of_ranks, filled, strict=True):
             assert after == before or after == [*before, []]
 
     def test_by_hand(self):
@@ -148,11 +148,11 @@ def brute_force(total: int, ranks: int, size: int, train_batch: int) -> list[lis
         taken = min(left, train_batch)
         left -= taken
         rows = []  # of each rank: sizes of its micro-batches in this step
-        for own in shares(taken, ranks):
+        for count in shares(taken, ranks):
             row = []
-            while own:
-                row.append(min(own, size))
-                own -= row[-1]
+            while count:
+                row.append(min(count, size))
+                count -= row[-1]
             rows.append(row)
         real = sum(len(row) for row in rows)
         longest = max(len(row) for row in rows)
@@ -177,7 +177,7 @@ class TestMicroBatchPlan:
     def test_all_ranks_together(self, case):
         total, ranks, size, train_batch = case
         owns = shares(total, ranks)
-        plans = [micro_batch_plan(total, own, ranks, size, train_batch) for own in owns]
+        plans = [micro_batch_plan(total, count, ranks, size, train_batch) for count in owns]
         assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == brute_force(
             *case
         )
@@ -209,7 +209,7 @@ class TestMicroBatchPlan:
         assert step_totals(0, 8) == []
 
     def test_fewer_samples_than_ranks(self):
-        assert [micro_batch_plan(2, own, 4, 1, 8) for own in (1, 1, 0, 0)] == [
+        assert [micro_batch_plan(2, count, 4, 1, 8) for count in (1, 1, 0, 0)] == [
             [MicroBatch(samples, True, 2, 2)] for samples in (1, 1, 0, 0)
         ]
 
@@ -232,7 +232,7 @@ class TestOptimizerSteps:
     def test_matches_counting_one_by_one(self, ranks, micro, accumulated, groups, group_size, critic):
         """Any number of groups: the rank with the most samples says how many micro-batches all take."""
         train_batch = ranks * micro * accumulated
-        made = arithmetic(
+        counts = arithmetic(
             {"actor": ranks, "critic": critic},
             capacity=groups,
             group_size=group_size,
@@ -241,14 +241,14 @@ class TestOptimizerSteps:
         )
         for model, count in (("actor", ranks), ("critic", critic)):
             loads = shares(groups * group_size, count)
-            assert made.micro_batches(model) == len(range(0, max(loads), micro))
-        assert made.micro_batches() == made.micro_batches("actor")
+            assert counts.micro_batches(model) == len(range(0, max(loads), micro))
+        assert counts.micro_batches() == counts.micro_batches("actor")
         steps = pending = 0
         for _ in range(groups * group_size):
             pending += 1
             if pending == train_batch:
                 steps, pending = steps + 1, 0
-        assert made.optimizer_steps == steps + (pending > 0)
+        assert counts.optimizer_steps == steps + (pending > 0)
 
     @pytest.mark.parametrize(
         ("groups", "ranks", "micro", "count"),
@@ -268,8 +268,8 @@ class TestPartsByTokens:
         parts = parts_by_tokens(lengths, most, padded=padded)
         assert sorted(itertools.chain(*parts)) == list(range(len(lengths)))
         for part in parts:
-            own = [lengths[place] for place in part]
-            assert len(part) == 1 or (max(own) * len(own) if padded else sum(own)) <= most
+            tokens = [lengths[place] for place in part]
+            assert len(part) == 1 or (max(tokens) * len(tokens) if padded else sum(tokens)) <= most
 
     @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(9, 30))
     def test_padded_parts_are_as_few_as_can_be(self, lengths, most):

@@ -91,25 +91,25 @@ class TestFill:
         assert (uids(batch.fresh), uids(batch.filtered), sorted(uids(batch.cut))) == ([1, 3], [2], [0, 4])
         assert len(batch) == 2 and not batch.reevaluated and not batch.replayed
 
-    def test_replay_gets_the_room_that_is_left(self, make_group):
+    def test_replay_gets_the_places_that_are_left(self, make_group):
         """B = 4: two fresh groups and one re-evaluated group leave room for one."""
         fresh, hard = [make_group(4, uid=1), make_group(0, uid=2), make_group(3, uid=3)], make_group(2, uid=4)
         old = [make_group(4, uid=5), make_group(4, uid=6)]
-        batch = fill(4 * 8, fresh, [True, False, True], [hard], replay=lambda room: fitting(old, room))
+        batch = fill(4 * 8, fresh, [True, False, True], [hard], replay=lambda free: fitting(old, free))
         assert (uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed)) == ([1, 3], [4], [5])
         assert uids(batch.filtered) == [2] and not batch.cut
 
     def test_replay_comes_last_whatever_its_variance(self, make_group):
         fresh, hard = [make_group(1, uid=1)], [make_group(7, uid=2)]
         rooms = []
-        batch = fill(2 * 8, fresh, [True], hard, replay=lambda room: rooms.append(room) or [])
+        batch = fill(2 * 8, fresh, [True], hard, replay=lambda free: rooms.append(free) or [])
         assert rooms == [0] and (batch.fresh, batch.reevaluated) == (fresh, hard)
 
     def test_places_that_are_reserved(self, make_group):
         """At most two fresh groups although five would fit: those with the highest variance, in their order."""
         fresh = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 3, 2))]
         hard, old = make_group(1, uid=9), make_group(1, uid=8)
-        batch = fill(5 * 8, fresh, [True] * 4, [hard], most_fresh=2 * 8, replay=lambda room: fitting([old], room))
+        batch = fill(5 * 8, fresh, [True] * 4, [hard], most_fresh=2 * 8, replay=lambda free: fitting([old], free))
         assert (uids(batch.fresh), uids(batch.cut)) == ([1, 2], [0, 3])
         assert batch.reevaluated == [hard] and batch.replayed == [old]
         assert uids(fill(5 * 8, fresh, [True] * 4, most_fresh=0).cut) == [0, 1, 2, 3]
@@ -126,10 +126,10 @@ class TestFill:
         old = [make_group(2, size=4, uid=40 + uid) for uid in range(data.draw(counts))]
         asked = []
 
-        def replay(room):
-            assert room % 4 == 0
-            asked.append(room // 4)
-            return old[: room // 4]
+        def replay(free):
+            assert free % 4 == 0
+            asked.append(free // 4)
+            return old[: free // 4]
 
         most_fresh = None if limit is None else 4 * limit
         batch = fill(4 * capacity, fresh, keep, hard, most_fresh=most_fresh, replay=replay)
@@ -156,11 +156,11 @@ class TestFill:
     def test_groups_of_several_sizes(self, make_group):
         """Variances 1/4, 2/9 and 3/16 of groups of 8, 3 and 4: what does not fit any more makes room for a smaller."""
         eight, three, four = make_group(4), make_group(1, size=3), make_group(1, size=4)
-        for room, kept in ((15, [eight, three, four]), (14, [eight, three]), (12, [eight, three]), (10, [eight]),
+        for free, kept in ((15, [eight, three, four]), (14, [eight, three]), (12, [eight, three]), (10, [eight]),
                            (7, [three, four]), (6, [three]), (2, [])):  # fmt: skip
-            assert highest_variance([eight, three, four], room) == kept
-            batch = fill(room, [eight, three, four], [True] * 3)
-            assert batch.fresh == kept and batch.responses == sum(group.size for group in kept) <= room
+            assert highest_variance([eight, three, four], free) == kept
+            batch = fill(free, [eight, three, four], [True] * 3)
+            assert batch.fresh == kept and batch.responses == sum(group.size for group in kept) <= free
 
 
 class TestDrop:

@@ -92,7 +92,7 @@ class TestHardBuffer:
         assert buffer.counts == {"added": 3, "removed": 1}
 
     @pytest.mark.parametrize("capacity", [0, -1])
-    def test_no_room_is_an_error(self, capacity):
+    def test_a_capacity_of_nothing_is_an_error(self, capacity):
         with pytest.raises(ValueError, match=rf"capacity {capacity} of the hard buffer"):
             HardBuffer(capacity)
 

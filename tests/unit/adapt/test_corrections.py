@@ -34,8 +34,8 @@ def a_sign(advantage):
 def test_mask_is_the_definition(tokens, limit):
     """No mean of these squares equals a limit, because rounding would decide then."""
     log_ratios, advantages = ([pair[i] for pair in tokens] for i in range(2))
-    found = second_moment_mask(np.array(log_ratios), np.array(advantages), limit)
-    assert found.dtype == bool and found.tolist() == by_removal(log_ratios, advantages, Fraction(str(limit)))
+    result = second_moment_mask(np.array(log_ratios), np.array(advantages), limit)
+    assert result.dtype == bool and result.tolist() == by_removal(log_ratios, advantages, Fraction(str(limit)))
 
 
 def test_only_tokens_that_the_clip_is_about_are_left_out():
@@ -67,8 +67,8 @@ def test_a_limit_that_is_reached_leaves_nothing_out():
     ],
 )
 def test_factor_is_the_root_of_kishs_sample_size_as_a_share_of_a_full_batch(weights, full, share):
-    found = learning_rate_factor(np.log(np.array(weights, dtype=float)), full)
-    assert found == pytest.approx(math.sqrt(share), rel=1e-12)
+    result = learning_rate_factor(np.log(np.array(weights, dtype=float)), full)
+    assert result == pytest.approx(math.sqrt(share), rel=1e-12)
 
 
 def test_one_response_that_outweighs_all_gives_the_least_factor():

@@ -23,8 +23,8 @@ def test_counts_are_those_of_a_dictionary(make_group, steps, decay):
             a, b = expected.get(number, (Fraction(1), Fraction(2)))
             rest = 1 - Fraction(decay)
             expected[number] = (Fraction(decay) * a + rest + right, Fraction(decay) * b + 2 * rest + 4 - right)
-        found, known = counts.of(PROMPTS)
+        actual, known = counts.of(PROMPTS)
         assert known.tolist() == [number in expected for number in range(len(PROMPTS))]
         wanted = [[float(count) for count in expected.get(number, (1, 2))] for number in range(len(PROMPTS))]
-        assert found == pytest.approx(np.array(wanted), rel=1e-6)
+        assert actual == pytest.approx(np.array(wanted), rel=1e-6)
     assert len(counts) == len(expected)

@@ -44,9 +44,9 @@ class TestClipped:
     def test_is_what_has_no_gradient(self, clip, seed):
         log_ratios, advantages = tokens(seed)
         gradient, _ = loss_of(clip, log_ratios, advantages)
-        found = clipped(log_ratios, advantages, clip)
-        assert found.tolist() == ((gradient == 0).numpy() & (advantages != 0)).tolist()
-        assert 0 < found.sum() < len(found)
+        result = clipped(log_ratios, advantages, clip)
+        assert result.tolist() == ((gradient == 0).numpy() & (advantages != 0)).tolist()
+        assert 0 < result.sum() < len(result)
 
     @pytest.mark.parametrize("seed", range(5))
     def test_share_is_openrlhfs(self, seed):
@@ -93,11 +93,11 @@ class TestFirstUpdate:
         assert first_update(given, CLIP) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
     def test_by_hand(self):
-        found = first_update(
+        result = first_update(
             {"replayed": SourceTokens(np.log([1.0, 2.0, 0.5]), np.array([3.0, 1.0, 2.0]), np.array([3.0, -1.0, 1.0]))},
             CLIP,
         )
-        assert found == pytest.approx(
+        assert result == pytest.approx(
             {
                 "clip/replayed": 1 / 3,
                 "advantage/replayed_abs": 2.0,

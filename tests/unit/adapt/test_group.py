@@ -269,9 +269,9 @@ class TestKeep:
         positions = sorted(data.draw(st.sets(st.sampled_from(range(len(rewards))), min_size=1)))
         relative_to = data.draw(st.sampled_from(["generated", "kept"]))
         part = group.keep(positions, relative_to=relative_to)
-        own = [rewards[position] for position in positions]
-        related = own if relative_to == "kept" else rewards
-        assert part.size == len(own) and [float(reward) for reward in part.rewards] == own
+        kept = [rewards[position] for position in positions]
+        related = kept if relative_to == "kept" else rewards
+        assert part.size == len(kept) and [float(reward) for reward in part.rewards] == kept
         assert part.generated == tuple(rewards) and [float(reward) for reward in part.baseline] == related
         assert float(part.mean) == pytest.approx(np.mean(related)) and float(part.variance) == pytest.approx(
             np.var(related), abs=1e-12

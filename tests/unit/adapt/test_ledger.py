@@ -258,8 +258,8 @@ def test_every_response_ends_in_one_state(make_group, data):
                 if data.draw(st.booleans()):
                     old = make_group(1, prompt=group.prompt)
                     kept = kept.exchange(0, old.standalone(old.responses[0]))
-                own = len(positions) - (kept.relative_to == "kept")
-                expected += Counter({state: own, "dropped": group.size - own})
+                count = len(positions) - (kept.relative_to == "kept")
+                expected += Counter({state: count, "dropped": group.size - count})
             else:
                 expected[state] += group.size
             getattr(batch, state).append(kept)

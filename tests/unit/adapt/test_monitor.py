@@ -27,8 +27,8 @@ class TestOffPolicy:
         """Two fresh groups of 2 and one replayed group of 2, each with one right response: advantages +1 and -1."""
         batch = Batch(fresh=[make_group(1, size=2), make_group(1, size=2)], replayed=[make_group(1, size=2)])
         ratios = [1.0, 1.0, 2.0, 0.5, 3.0, 0.25]
-        found = off_policy(batch, np.log(ratios), (1.0, 2.0, 3.0), eps=1e-12)
-        assert found == pytest.approx(
+        result = off_policy(batch, np.log(ratios), (1.0, 2.0, 3.0), eps=1e-12)
+        assert result == pytest.approx(
             {
                 "theory/k1": 1.0,
                 "theory/k2": 2.0,
@@ -86,8 +86,8 @@ class TestOffPolicy:
 
     def test_a_batch_of_nothing(self):
         constants = (1.0, 2.0, 3.0)
-        found = off_policy(Batch(), np.zeros(0), constants, eps=1e-6)
-        assert found == {"theory/k1": 1.0, "theory/k2": 2.0, "theory/k3": 3.0}
+        result = off_policy(Batch(), np.zeros(0), constants, eps=1e-6)
+        assert result == {"theory/k1": 1.0, "theory/k2": 2.0, "theory/k3": 3.0}
 
     def test_groups_that_left_the_batch_are_not_in_it(self, make_group):
         batch = Batch(reevaluated=[make_group(1, size=2)])
@@ -98,26 +98,24 @@ class TestOffPolicy:
         assert {name for name in before if "fresh" in name or "replayed" in name} == set()
 
     @pytest.mark.parametrize("log_ratio", [1000.0, 1e6])
-    def test_a_response_that_is_far_likelier_today_gives_large_numbers_and_no_infinite_ones(
-        self, make_group, log_ratio
-    ):
+    def test_a_response_that_is_far_likelier_now_gives_large_numbers_and_no_infinite_ones(self, make_group, log_ratio):
         batch = Batch(replayed=[make_group([1.0, 0.0])])
-        found = off_policy(batch, np.array([log_ratio, 0.0]), (1.0, 1.0, 1.0), eps=1e-12)
-        assert found["tv/replayed"] == 0.0
-        assert found["importance/replayed_max"] == pytest.approx(math.exp(20))
-        assert found["theory/bound_replayed"] == pytest.approx((math.exp(20) - 1) / 2)
-        assert found["importance/replayed_effective_share"] == 0.5  # one of two responses is all that counts
+        result = off_policy(batch, np.array([log_ratio, 0.0]), (1.0, 1.0, 1.0), eps=1e-12)
+        assert result["tv/replayed"] == 0.0
+        assert result["importance/replayed_max"] == pytest.approx(math.exp(20))
+        assert result["theory/bound_replayed"] == pytest.approx((math.exp(20) - 1) / 2)
+        assert result["importance/replayed_effective_share"] == 0.5  # one of two responses is all that counts
 
     @pytest.mark.parametrize("log_ratio", [-1000.0, -1e6])
-    def test_a_response_that_is_impossible_today(self, make_group, log_ratio):
+    def test_a_response_that_is_impossible_now(self, make_group, log_ratio):
         batch = Batch(replayed=[make_group([1.0, 0.0])])
-        found = off_policy(batch, np.array([log_ratio, 0.0]), (1.0, 1.0, 1.0), eps=1e-12)
-        assert (found["tv/replayed"], found["importance/replayed_mean"]) == (0.5, 0.5)
+        result = off_policy(batch, np.array([log_ratio, 0.0]), (1.0, 1.0, 1.0), eps=1e-12)
+        assert (result["tv/replayed"], result["importance/replayed_mean"]) == (0.5, 0.5)
 
     def test_the_theory_says_nothing_of_another_method(self, make_group):
-        found = off_policy(Batch(fresh=[make_group(1, size=2)]), np.zeros(2), (math.nan,) * 3, eps=1e-6)
-        assert math.isnan(found["theory/bound_fresh"]) and found["tv/fresh"] == 0.0
-        assert math.isnan(found["theory/bound"])
+        result = off_policy(Batch(fresh=[make_group(1, size=2)]), np.zeros(2), (math.nan,) * 3, eps=1e-6)
+        assert math.isnan(result["theory/bound_fresh"]) and result["tv/fresh"] == 0.0
+        assert math.isnan(result["theory/bound"])
 
 
 class TestShifts:
@@ -175,8 +173,8 @@ class TestComposition:
             unimproved=[make_group(0), make_group(0)],
             solved=[make_group(8)],
         )
-        found = composition(batch, 4, 4)
-        assert found["reevaluation/improved_share"] == 0.25 and found["length/reevaluated"] == 3.0
+        result = composition(batch, 4, 4)
+        assert result["reevaluation/improved_share"] == 0.25 and result["length/reevaluated"] == 3.0
         assert composition(Batch(unimproved=[make_group(0)]), 4, 1)["reevaluation/improved_share"] == 0.0
 
     def test_responses_of_several_turns_and_of_different_lengths(self):
@@ -185,19 +183,19 @@ class TestComposition:
             return Response(np.arange(12), spans, np.zeros(actions), 1.0)
 
         group = Group(0, Prompt("p"), (response((2, 4), (6, 11)), response((1, 2)), response()), 0, 0)
-        found = composition(Batch(fresh=[group]), 1, 0)
-        assert (found["tokens/trained"], found["length/fresh"]) == (8, pytest.approx(8 / 3))
+        result = composition(Batch(fresh=[group]), 1, 0)
+        assert (result["tokens/trained"], result["length/fresh"]) == (8, pytest.approx(8 / 3))
 
     @given(
         st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1.0, 1.5]), min_size=1, max_size=4), max_size=8),
     )
     @settings(derandomize=True, database=None)
     def test_each_filtered_group_has_one_reason(self, make_group, rewards):
-        found = composition(Batch(filtered=[make_group(group) for group in rewards]), 4, 0)
+        result = composition(Batch(filtered=[make_group(group) for group in rewards]), 4, 0)
         equal = [group[0] for group in rewards if len(set(group)) == 1]
-        assert found["filtered/all_right"] == len([reward for reward in equal if reward >= 1])
-        assert found["filtered/none_right"] == len([reward for reward in equal if reward < 1])
-        assert found["filtered/by_draw"] == len(rewards) - len(equal)
+        assert result["filtered/all_right"] == len([reward for reward in equal if reward >= 1])
+        assert result["filtered/none_right"] == len([reward for reward in equal if reward < 1])
+        assert result["filtered/by_draw"] == len(rewards) - len(equal)
 
 
 class TestStaleness:
@@ -219,10 +217,10 @@ class TestStaleness:
 
     def test_the_mean_and_the_maximum_are_not_the_same(self, make_group):
         replayed = [make_group(4, step=step, weights_version=step) for step in (4, 7, 7, 7)]
-        found = replay_ages(Batch(replayed=replayed), 8, 2)
-        assert (found["staleness/replayed_steps_mean"], found["staleness/replayed_steps_max"]) == (1.75, 4)
+        result = replay_ages(Batch(replayed=replayed), 8, 2)
+        assert (result["staleness/replayed_steps_mean"], result["staleness/replayed_steps_max"]) == (1.75, 4)
         # syncs at 8 and 6 since step 4, at 8 since step 7
-        assert (found["staleness/replayed_syncs_mean"], found["staleness/replayed_syncs_max"]) == (1.25, 2)
+        assert (result["staleness/replayed_syncs_mean"], result["staleness/replayed_syncs_max"]) == (1.25, 2)
 
     def test_is_of_replayed_groups_alone(self, make_group):
         old = [make_group(4, step=0, weights_version=0)]

@@ -48,7 +48,7 @@ class TestReview:
         limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 9)
         limits = {"max_shift_fresh": data.draw(limit), "max_shift_replayed": data.draw(limit)}
         before = batch.with_sources()
-        found = reviewed(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
+        result = reviewed(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
 
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
         sound = [(source, group) for source, group in before if group.uid not in broken]
@@ -58,19 +58,19 @@ class TestReview:
         with np.errstate(over="ignore"):
             lost = [max(0.0, 1.0 - np.exp(ratio)) for ratio in of_today]
         if of_today:
-            assert (found.gap.square, found.gap.step) == (pytest.approx(square), STEP)
-            assert found.gap.tv == pytest.approx(np.mean(lost))
+            assert (result.gap.square, result.gap.step) == (pytest.approx(square), STEP)
+            assert result.gap.tv == pytest.approx(np.mean(lost))
         else:
-            assert found.gap is BEFORE
+            assert result.gap is BEFORE
         # the shift of each group that older weights generated, with what it borrows from its source
         shifts = {group: 0.0 for _, group in sound}
         for name in SOURCES:
             older = [group for source, group in sound if source == name and group.weights_version != STEP]
             mean = np.mean([r**2 - square for group in older for r in ratios[group.uid]]) if older else 0.0
             for group in older:
-                own = sum(r**2 - square for r in ratios[group.uid])
-                shifts[group] = max(0.0, (own + BORROWED * mean) / (size + BORROWED))
-        assert found.shifts == pytest.approx(shifts, rel=1e-9, abs=1e-9)
+                moved = sum(r**2 - square for r in ratios[group.uid])
+                shifts[group] = max(0.0, (moved + BORROWED * mean) / (size + BORROWED))
+        assert result.shifts == pytest.approx(shifts, rel=1e-9, abs=1e-9)
         far = set()
         for source, group in sound:
             of_source = limits.get(f"max_shift_{source}")  # none for re-evaluated groups
@@ -78,27 +78,27 @@ class TestReview:
                 if abs(shifts[group] - of_source) < 1e-9:
                     return  # rounding decides; equality is tested below
                 far |= {group.uid} if shifts[group] > of_source else set()
-        after = found.batch
+        after = result.batch
         unfit = broken | far
         fit = [group for _, group in before if group.uid not in unfit]
         staying = [group for _, group in after.with_sources()]
         assert uids(staying) == uids(fit)  # whatever their number is
         # positions of the samples that stay, in the order of the batch before
         order = uids([group for _, group in before])
-        assert found.kept == [position * size + row for position, uid in enumerate(order) if uid in uids(staying)
+        assert result.kept == [position * size + row for position, uid in enumerate(order) if uid in uids(staying)
                          for row in range(size)]  # fmt: skip
-        assert [order[position // size] for position in found.kept[::size]] == uids(staying)
+        assert [order[position // size] for position in result.kept[::size]] == uids(staying)
         # and where the others went
-        own = uids(batch.fresh + batch.reevaluated)
-        assert set(uids(after.nonfinite)) == broken & set(own)
-        assert set(uids(after.too_far)) == (far - broken) & set(own)
+        uids_before = uids(batch.fresh + batch.reevaluated)
+        assert set(uids(after.nonfinite)) == broken & set(uids_before)
+        assert set(uids(after.too_far)) == (far - broken) & set(uids_before)
         assert set(uids(after.unused)) == set(uids(batch.replayed)) - set(uids(staying))
         assert after.cut == []
-        assert found.nonfinite == len(broken)
+        assert result.nonfinite == len(broken)
         # the mean over all tokens of the fresh groups
         excess = [r**2 - square if group.weights_version != STEP else 0.0
                   for source, group in sound if source == "fresh" for r in ratios[group.uid]]  # fmt: skip
-        assert found.rollout_shift == pytest.approx(max(0.0, np.mean(excess)) if excess else 0.0, rel=1e-9, abs=1e-9)
+        assert result.rollout_shift == pytest.approx(max(0.0, np.mean(excess)) if excess else 0.0, rel=1e-9, abs=1e-9)
 
     @pytest.mark.parametrize("source", SOURCES)
     @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ class TestReview:
         )
         name = "max_shift_replayed" if source == "replayed" else "max_shift_fresh"
         log_ratios, gap = [1.0, -math.sqrt(0.5)], Gap(0.25)
-        found = reviewed(Batch(**{source: [group]}), log_ratios, gap, **{name: limit})
+        actual = reviewed(Batch(**{source: [group]}), log_ratios, gap, **{name: limit})
         wanted = stays or source == "reevaluated"
-        assert found.kept == ([0, 1] if wanted else [])
-        assert len(found.batch) == wanted
-        assert found.rollout_shift == pytest.approx(0.5 if source == "fresh" else 0.0, abs=1e-15)
+        assert actual.kept == ([0, 1] if wanted else [])
+        assert len(actual.batch) == wanted
+        assert actual.rollout_shift == pytest.approx(0.5 if source == "fresh" else 0.0, abs=1e-15)
 
     def test_each_source_has_its_own_limit(self, make_group):
         def batch():
@@ -129,16 +129,16 @@ class TestReview:
         assert reviewed(batch(), log_ratios, max_shift_replayed=0.3).kept == [0, 1]
         assert reviewed(batch(), log_ratios, max_shift_fresh=0.3, max_shift_replayed=0.3).kept == []
 
-    def test_today_and_the_engines_differ_only_by_rounding(self, make_group):
+    def test_the_actor_and_the_engines_differ_only_by_rounding(self, make_group):
         # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ; what it
         # differs by is the gap, which the other group is beyond
         batch = Batch(
             fresh=[make_group(1, size=2, step=9, weights_version=9), make_group(1, size=2, step=9, weights_version=8)]
         )
-        found = reviewed(batch, [-0.01, 0.01, -0.02, 0.02], max_shift_fresh=1e-4)
-        assert found.kept == [0, 1]
-        assert (found.gap.square, found.gap.tv) == pytest.approx((1e-4, -math.expm1(-0.01) / 2))
-        assert list(found.shifts.values()) == pytest.approx([0.0, 3e-4])
+        result = reviewed(batch, [-0.01, 0.01, -0.02, 0.02], max_shift_fresh=1e-4)
+        assert result.kept == [0, 1]
+        assert (result.gap.square, result.gap.tv) == pytest.approx((1e-4, -math.expm1(-0.01) / 2))
+        assert list(result.shifts.values()) == pytest.approx([0.0, 3e-4])
         assert reviewed(batch, [-0.02, 0.02, -0.02, 0.02], max_shift_fresh=0.0).kept == [0, 1, 2, 3]
 
     def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
@@ -150,10 +150,10 @@ class TestReview:
             ("fresh", 0.47, False),
             ("reevaluated", 0.0, True),  # no limit is of X2
         ):
-            found = reviewed(Batch(**{source: [mixed]}), [-1.0, -0.2], max_shift_fresh=limit)
-            assert found.kept == ([0, 1] if stays else [])
-            assert found.shifts[mixed] == pytest.approx((1 - 0.04) / 2) and found.gap.square == pytest.approx(0.04)
-            assert found.distances[mixed] == pytest.approx(-math.expm1(-1) / 2)
+            result = reviewed(Batch(**{source: [mixed]}), [-1.0, -0.2], max_shift_fresh=limit)
+            assert result.kept == ([0, 1] if stays else [])
+            assert result.shifts[mixed] == pytest.approx((1 - 0.04) / 2) and result.gap.square == pytest.approx(0.04)
+            assert result.distances[mixed] == pytest.approx(-math.expm1(-1) / 2)
         # and the other way round: with an old policy behind the group, that one counts
         delayed = replace(mixed, weights_version=6)
         assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
@@ -168,16 +168,16 @@ class TestReview:
         batch = Batch(fresh=[make_group(n, size=4, step=9, weights_version=9) for n in (1, 2, 3, 2)])
         log_ratios = [0.0] * 16
         log_ratios[5] = math.nan  # in the second group
-        found = reviewed(batch, log_ratios)
-        assert found.kept == [0, 1, 2, 3, *range(8, 16)] and found.nonfinite == 1
-        assert found.batch.nonfinite == [batch.fresh[1]] and found.batch.cut == []
-        assert found.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
+        result = reviewed(batch, log_ratios)
+        assert result.kept == [0, 1, 2, 3, *range(8, 16)] and result.nonfinite == 1
+        assert result.batch.nonfinite == [batch.fresh[1]] and result.batch.cut == []
+        assert result.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
     def test_a_broken_group_does_not_count(self, make_group):
         fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 6, 9)]
-        found = reviewed(Batch(fresh=fresh), [-1.0, 0.0, math.nan, -9.0, math.inf, 1.0])
-        assert [found.rollout_shift, found.shifts[fresh[0]]] == pytest.approx([0.49, 0.49])
-        assert found.gap is BEFORE and list(found.distances) == list(found.shifts) == fresh[:1]
+        result = reviewed(Batch(fresh=fresh), [-1.0, 0.0, math.nan, -9.0, math.inf, 1.0])
+        assert [result.rollout_shift, result.shifts[fresh[0]]] == pytest.approx([0.49, 0.49])
+        assert result.gap is BEFORE and list(result.distances) == list(result.shifts) == fresh[:1]
 
     def test_of_an_empty_batch(self):
         batch = Batch()
@@ -187,11 +187,13 @@ class TestReview:
         fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 9, 6)]
         replayed = [make_group(1, size=2, step=8, weights_version=6)]
         log_ratios = [-1000.0, 0.0, -0.1, -0.1, math.nan, 0.0, math.log(0.5), 1.0]
-        found = reviewed(Batch(fresh=fresh, replayed=replayed), log_ratios, max_shift_fresh=0.1, max_shift_replayed=0.1)
-        assert found.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
-        assert found.batch.too_far == [fresh[0]] and found.batch.unused == replayed
+        result = reviewed(
+            Batch(fresh=fresh, replayed=replayed), log_ratios, max_shift_fresh=0.1, max_shift_replayed=0.1
+        )
+        assert result.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
+        assert result.batch.too_far == [fresh[0]] and result.batch.unused == replayed
 
     def test_groups_that_are_too_far_are_no_fault(self, make_group):
         batch = Batch(fresh=[make_group(1, size=2, step=9, weights_version=6) for _ in range(4)])
-        found = reviewed(batch, [-5.0] * 8, max_shift_fresh=0.1)
-        assert (found.kept, found.nonfinite) == ([], 0) and found.batch.too_far == batch.fresh
+        result = reviewed(batch, [-5.0] * 8, max_shift_fresh=0.1)
+        assert (result.kept, result.nonfinite) == ([], 0) and result.batch.too_far == batch.fresh

@@ -74,10 +74,10 @@ def test_a_range_is_two_numbers_in_order(given):
 
 def moved(reward: float, steps: int) -> float:
     """The float32 so many representable numbers away."""
-    found = np.float32(reward)
+    result = np.float32(reward)
     for _ in range(abs(steps)):
-        found = np.nextafter(found, np.float32(math.inf if steps > 0 else -math.inf))
-    return float(found)
+        result = np.nextafter(result, np.float32(math.inf if steps > 0 else -math.inf))
+    return float(result)
 
 
 def step_at(reward: float) -> F:
@@ -102,12 +102,12 @@ def test_rewards_are_the_same_if_they_are_four_steps_apart_at_most(reward, steps
 @given(start=REWARDS, steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), data=st.data())
 def test_all_are_equal_if_and_only_if_the_greatest_is_the_same_as_the_least(start, steps, data):
     rewards = [moved(start, step) for step in steps]
-    found = without_rounding(rewards)
-    assert (len(set(found)) == 1) is same_reward(min(rewards), max(rewards))
-    assert set(found) <= set(rewards)
-    assert all(same_reward(old, new) for old, new in zip(rewards, found, strict=True))
+    result = without_rounding(rewards)
+    assert (len(set(result)) == 1) is same_reward(min(rewards), max(rewards))
+    assert set(result) <= set(rewards)
+    assert all(same_reward(old, new) for old, new in zip(rewards, result, strict=True))
     order = data.draw(st.permutations(range(len(rewards))))  # the order of the responses does not matter
-    assert without_rounding([rewards[place] for place in order]) == tuple(found[place] for place in order)
+    assert without_rounding([rewards[place] for place in order]) == tuple(result[place] for place in order)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_end_is_taken_by_one_set_only():
 
 
 @pytest.mark.parametrize("high", ["1/3", "0.7", "100", "3/7"])
-def test_full_marks_are_exactly_1_also_after_a_trip_through_float32(high):
+def test_full_marks_are_exactly_1_also_after_a_conversion_to_float32(high):
     full = float(F(high))
     for reward in (full, float(np.float32(full)), moved(full, -1), moved(full, 2)):
         assert exact_rewards([reward, 0.0], (F(0), F(high))) == (1, 0)

@@ -42,16 +42,16 @@ class TestOfAnyLength:
     @pytest.mark.parametrize("length", LENGTHS)
     def test_a_drift_with_noise_has_the_shift_of_the_drift(self, length):
         drift, noise, other = self.drawn(length)
-        found = shift(sums_of(drift + noise), OLD, measured(other))
-        assert found == pytest.approx(np.mean(drift**2), rel=0.1)
-        assert found == pytest.approx(DRIFT**2, rel=0.1)  # the same for all lengths
+        result = shift(sums_of(drift + noise), OLD, measured(other))
+        assert result == pytest.approx(np.mean(drift**2), rel=0.1)
+        assert result == pytest.approx(DRIFT**2, rel=0.1)  # the same for all lengths
 
     @pytest.mark.parametrize("length", LENGTHS)
     def test_so_has_each_group_on_average(self, length):
         drift, noise, other = self.drawn(length)
-        found = group_shifts(sums_of(drift + noise), OLD, [SIZE] * GROUPS, measured(other))
-        assert np.mean(found) == pytest.approx(DRIFT**2, rel=0.1)
-        assert np.std(found) < 0.25 * DRIFT**2  # and none is far off, at 512 tokens a group or more
+        result = group_shifts(sums_of(drift + noise), OLD, [SIZE] * GROUPS, measured(other))
+        assert np.mean(result) == pytest.approx(DRIFT**2, rel=0.1)
+        assert np.std(result) < 0.25 * DRIFT**2  # and none is far off, at 512 tokens a group or more
 
     def test_the_tv_distance_of_noise_alone_grows_with_the_length(self):
         short, long = (group_tv(self.drawn(n)[1].sum(-1), [SIZE] * GROUPS).mean() for n in (64, 8192))
@@ -80,7 +80,7 @@ class TestTokenSums:
         log_ratios = np.log([[0.499, 0.501, 1.0, 4.99], [5.01, 1e9, 1e-9, 2.0]])
         assert sums_of(log_ratios).outside.tolist() == [1, 3]
 
-    def test_k3_is_the_kl_divergence_of_alpha_from_today(self):
+    def test_k3_is_the_kl_divergence_of_alpha_from_pi(self):
         alpha, pi = np.array([4, 2, 1, 1]) / 8, np.array([0.1, 0.2, 0.3, 0.4])
         sums = sums_of(np.repeat(np.log(pi / alpha), [4, 2, 1, 1])[None])  # tokens in exact proportion
         assert sums.k3.sum() / sums.tokens.sum() == pytest.approx(np.sum(alpha * np.log(alpha / pi)))
@@ -121,18 +121,18 @@ class TestGap:
         assert Gap().metrics(3) == {}
 
 
-def one_by_one(log_ratios: list[list[float]], today: list[bool], sizes: list[int], square: float) -> list[float]:
+def one_by_one(log_ratios: list[list[float]], current: list[bool], sizes: list[int], square: float) -> list[float]:
     """The shift of each group by its definition, token by token."""
-    excess = [[0.0 if now else r * r - square for r in row] for row, now in zip(log_ratios, today, strict=True)]
-    old = [value for row, now in zip(excess, today, strict=True) if not now for value in row]
-    found, start = [], 0
+    excess = [[0.0 if now else r * r - square for r in row] for row, now in zip(log_ratios, current, strict=True)]
+    old = [value for row, now in zip(excess, current, strict=True) if not now for value in row]
+    result, start = [], 0
     for size in sizes:
-        rows, flags = excess[start : start + size], today[start : start + size]
+        rows, flags = excess[start : start + size], current[start : start + size]
         start += size
-        own = [value for row, now in zip(rows, flags, strict=True) if not now for value in row]
-        mean = (math.fsum(own) + BORROWED * math.fsum(old) / len(old)) / (len(own) + BORROWED) if own else 0.0
-        found.append(max(0.0, mean * len(own) / sum(map(len, rows))))
-    return found
+        values = [value for row, now in zip(rows, flags, strict=True) if not now for value in row]
+        mean = (math.fsum(values) + BORROWED * math.fsum(old) / len(old)) / (len(values) + BORROWED) if values else 0.0
+        result.append(max(0.0, mean * len(values) / sum(map(len, rows))))
+    return result
 
 
 class TestShift:
@@ -142,17 +142,17 @@ class TestShift:
         sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
         log_ratio = st.floats(-3, 3)
         rows = [data.draw(st.lists(log_ratio, min_size=1, max_size=5)) for _ in range(sum(sizes))]
-        today = [data.draw(st.booleans()) for _ in rows]
+        current = [data.draw(st.booleans()) for _ in rows]
         square = data.draw(st.floats(0, 2))
         width = max(map(len, rows))
         mask = np.array([[place < len(row) for place in range(width)] for row in rows])
         padded = np.array([row + [0.0] * (width - len(row)) for row in rows])
         sums, gap = TokenSums.of(padded, mask), Gap(square)
-        found = group_shifts(sums, np.array(today), sizes, gap)
-        assert found == pytest.approx(one_by_one(rows, today, sizes, square), rel=1e-9, abs=1e-12)
-        excess = [r * r - square for row, now in zip(rows, today, strict=True) if not now for r in row]
+        result = group_shifts(sums, np.array(current), sizes, gap)
+        assert result == pytest.approx(one_by_one(rows, current, sizes, square), rel=1e-9, abs=1e-12)
+        excess = [r * r - square for row, now in zip(rows, current, strict=True) if not now for r in row]
         whole = max(0.0, math.fsum(excess) / sum(map(len, rows)))
-        assert shift(sums, np.array(today), gap) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+        assert shift(sums, np.array(current), gap) == pytest.approx(whole, rel=1e-9, abs=1e-12)
 
     def test_of_one_group_borrows_nothing_from_others(self):
         sums = sums_of(np.array([[0.5, -0.5]]))
@@ -164,10 +164,10 @@ class TestShift:
         mask[:63], mask[63, :4] = True, True
         ratios = np.where(mask, 0.01, 0.0)
         ratios[63, 0] = 0.4
-        found = group_shifts(TokenSums.of(ratios, mask), np.zeros(64, dtype=bool), [1] * 64, Gap())
+        result = group_shifts(TokenSums.of(ratios, mask), np.zeros(64, dtype=bool), [1] * 64, Gap())
         by_itself = np.mean(ratios[63, :4] ** 2)
-        assert by_itself == pytest.approx(0.04, rel=0.01) and found[63] < by_itself / 15
-        assert found[0] == pytest.approx(1e-4, rel=0.02)
+        assert by_itself == pytest.approx(0.04, rel=0.01) and result[63] < by_itself / 15
+        assert result[0] == pytest.approx(1e-4, rel=0.02)
 
     def test_nothing_is_below_0(self):
         sums, old = sums_of(np.full((2, 3), 0.1)), np.zeros(2, dtype=bool)

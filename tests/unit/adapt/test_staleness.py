@@ -55,8 +55,8 @@ def share(ratios: list[Fraction]) -> Fraction:
 
 class TestImportanceSummary:
     def test_by_hand(self):
-        found = importance_summary(np.log([1.0, 1.0, 2.0]))
-        assert found == pytest.approx({"mean": 4 / 3, "max": 2.0, "effective_share": 16 / 18})
+        result = importance_summary(np.log([1.0, 1.0, 2.0]))
+        assert result == pytest.approx({"mean": 4 / 3, "max": 2.0, "effective_share": 16 / 18})
 
     @given(
         st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12),
@@ -66,19 +66,19 @@ class TestImportanceSummary:
     def test_matches_exact_arithmetic_at_any_scale(self, terms, scale):
         ratios = [Fraction(*term) for term in terms]
         logs = np.array([math.log(ratio) for ratio in ratios])
-        found = importance_summary(logs)
-        assert found["mean"] == pytest.approx(float(sum(ratios) / len(ratios)), rel=1e-12)
-        assert found["max"] == pytest.approx(float(max(ratios)), rel=1e-12)
-        assert found["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-12)
+        result = importance_summary(logs)
+        assert result["mean"] == pytest.approx(float(sum(ratios) / len(ratios)), rel=1e-12)
+        assert result["max"] == pytest.approx(float(max(ratios)), rel=1e-12)
+        assert result["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-12)
         assert importance_summary(logs + scale)["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-9)
 
     @given(st.lists(st.floats(-1000, 1000), min_size=1, max_size=30))
     @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
     def test_no_log_ratio_is_too_large(self, logs):
         with np.errstate(all="raise", under="ignore"):
-            found = importance_summary(np.array(logs))
-        assert 0 <= found["mean"] <= found["max"] * (1 + 1e-12) and found["max"] <= math.exp(20)
-        assert 1 / len(logs) - 1e-12 <= found["effective_share"] <= 1 + 1e-12
+            result = importance_summary(np.array(logs))
+        assert 0 <= result["mean"] <= result["max"] * (1 + 1e-12) and result["max"] <= math.exp(20)
+        assert 1 / len(logs) - 1e-12 <= result["effective_share"] <= 1 + 1e-12
 
     def test_at_both_ends(self):
         assert importance_summary(np.array([-1000.0, -1000.0])) == {"mean": 0.0, "max": 0.0, "effective_share": 1.0}
@@ -101,17 +101,17 @@ class TestImportanceSummary:
     def test_of_responses_in_exact_proportion(self):
         # E[w] = 1 and E[w^2] = sum of pi^2 / alpha, so the share is 1 / sum of pi^2 / alpha
         alpha, pi = np.array([4, 2, 1, 1]) / 8, np.array([0.1, 0.2, 0.3, 0.4])
-        found = importance_summary(np.log(np.repeat(pi / alpha, [4, 2, 1, 1])))
-        assert found == pytest.approx({"mean": 1.0, "max": 3.2, "effective_share": 1 / np.sum(pi**2 / alpha)})
+        result = importance_summary(np.log(np.repeat(pi / alpha, [4, 2, 1, 1])))
+        assert result == pytest.approx({"mean": 1.0, "max": 3.2, "effective_share": 1 / np.sum(pi**2 / alpha)})
 
     def test_float32_is_summed_as_float64(self):
         logs = np.full(3, -1e-3, dtype=np.float32)
         assert importance_summary(logs)["mean"] == pytest.approx(math.exp(float(logs[0])), rel=1e-12)
 
     def test_of_no_responses(self):
-        found = importance_summary(np.array([]))
-        assert sorted(found) == ["effective_share", "max", "mean"]
-        assert all(math.isnan(value) for value in found.values())
+        result = importance_summary(np.array([]))
+        assert sorted(result) == ["effective_share", "max", "mean"]
+        assert all(math.isnan(value) for value in result.values())
 
 
 ALPHA, PI = np.array([0.5, 0.25, 0.15, 0.1]), np.array([0.1, 0.3, 0.0, 0.6])
@@ -186,8 +186,8 @@ class TestNonfinite:
     def test_one_response_is_enough(self, bad, position):
         log_ratios = np.linspace(-1000, 1000, 6)
         log_ratios[position] = bad
-        found = nonfinite(log_ratios, [2, 4])
-        assert found.dtype == bool and found.tolist() == [position < 2, position >= 2]
+        result = nonfinite(log_ratios, [2, 4])
+        assert result.dtype == bool and result.tolist() == [position < 2, position >= 2]
 
     def test_finite_ones(self):
         assert nonfinite(np.array([-1e300, 1e300, 0.0, 1.0]), [2, 2]).tolist() == [False, False]

@@ -64,13 +64,13 @@ class TestOnPolicyIsGAE:
     @pytest.mark.parametrize(("rho_max", "c_max"), [(1.0, 1.0), (4.0, 2.0)])
     def test_is_openrlhfs_to_the_last_bit(self, gamma, lambd, rho_max, c_max):
         values, rewards, _ = numbers(1)
-        made = vtrace(
+        result = vtrace(
             values, rewards, np.zeros(MASK.shape), MASK, gamma=gamma, lambd=lambd, rho_max=rho_max, c_max=c_max
         )
         theirs = RemoteExperienceMaker.get_advantages_and_returns(
             SimpleNamespace(), torch.tensor(values), torch.tensor(rewards), torch.tensor(MASK), gamma, lambd
         )
-        for ours, other in zip(made, theirs, strict=True):
+        for ours, other in zip(result, theirs, strict=True):
             assert ours.dtype == np.float64
             assert np.array_equal(ours, other.numpy())
 
@@ -171,20 +171,20 @@ class Chain:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 class TestExpectation:
-    def test_untruncated_targets_are_the_values_of_todays_policy_whatever_the_critic_says(self, seed, gamma):
+    def test_untruncated_targets_are_the_values_of_the_current_policy_whatever_the_critic_says(self, seed, gamma):
         chain = Chain(seed)
-        today = chain.values(chain.pi, gamma)
-        assert today != pytest.approx(chain.values(chain.mu, gamma), abs=1e-2)
-        for critic in (chain.random_values, dict.fromkeys(chain.prefixes, 0.0), today):
-            found, _ = chain.expected(critic, gamma=gamma, lambd=1.0, **UNTRUNCATED)
-            assert found == pytest.approx(today, abs=1e-12)
+        current = chain.values(chain.pi, gamma)
+        assert current != pytest.approx(chain.values(chain.mu, gamma), abs=1e-2)
+        for critic in (chain.random_values, dict.fromkeys(chain.prefixes, 0.0), current):
+            result, _ = chain.expected(critic, gamma=gamma, lambd=1.0, **UNTRUNCATED)
+            assert result == pytest.approx(current, abs=1e-12)
 
-    def test_untruncated_advantages_are_those_of_todays_policy(self, seed, gamma):
+    def test_untruncated_advantages_are_those_of_the_current_policy(self, seed, gamma):
         # Each token's advantage, not weighted by that token's own ratio.
         chain = Chain(seed)
-        _, found = chain.expected(chain.random_values, gamma=gamma, lambd=1.0, **UNTRUNCATED)
+        _, result = chain.expected(chain.random_values, gamma=gamma, lambd=1.0, **UNTRUNCATED)
         for prefix, q in chain.action_values(chain.pi, gamma).items():
-            assert found[prefix] == pytest.approx(q - chain.random_values[prefix], abs=1e-12)
+            assert result[prefix] == pytest.approx(q - chain.random_values[prefix], abs=1e-12)
 
     @pytest.mark.parametrize("lambd", [1.0, 0.6])
     @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ class TestExpectation:
         chain, options = Chain(seed), {"gamma": gamma, "lambd": lambd, "rho_max": rho_max, "c_max": c_max}
         between = chain.truncated(rho_max)
         values = chain.values(between, gamma)
-        found, advantages = chain.expected(values, **options)
-        assert found == pytest.approx(values, abs=1e-12)
+        result, advantages = chain.expected(values, **options)
+        assert result == pytest.approx(values, abs=1e-12)
         if lambd == 1.0:
             for prefix, q in chain.action_values(between, gamma).items():
                 assert advantages[prefix] == pytest.approx(q - values[prefix], abs=1e-12)
@@ -211,7 +211,7 @@ class TestExpectation:
         assert apart[1] > 1e-3 and apart[-1] < 1e-9
 
 
-def test_behaviour_and_today_between_which_the_truncation_moves():
+def test_behaviour_and_current_policy_between_which_the_truncation_moves():
     # pi_rho of `Chain` goes from mu (rho_max near 0) to pi (rho_max from the largest ratio on)
     chain = Chain(0)
     for prefix in chain.prefixes:
@@ -257,10 +257,10 @@ def test_gap_between_turns_can_be_left_out(limit):
     values, rewards, log_ratios = numbers(7, (1, 7))
     gap = np.array([[1, 1, 0, 0, 1, 0, 1]])
     options = {"gamma": 1.0, "lambd": 1.0, "rho_max": limit, "c_max": limit}
-    found = vtrace(values, rewards, log_ratios, gap, **options)
+    result = vtrace(values, rewards, log_ratios, gap, **options)
     kept = gap[0].astype(bool)
     without = vtrace(values[:, kept], rewards[:, kept], log_ratios[:, kept], np.ones((1, 4)), **options)
-    for ours, other in zip(found, without, strict=True):
+    for ours, other in zip(result, without, strict=True):
         assert ours[:, kept] == pytest.approx(other, abs=1e-12)
 
 
@@ -269,8 +269,8 @@ def test_large_ratios_are_truncated_before_they_overflow():
     extreme = np.array([[1e5, -1e5, math.inf, -math.inf]])
     limits = np.array([[math.log(1.5), -math.inf, math.log(1.5), -math.inf]])
     with np.errstate(all="raise", under="ignore"):
-        found = vtrace(values, rewards, extreme, np.ones((1, 4)), **OPTIONS)
-    for ours, other in zip(found, vtrace(values, rewards, limits, np.ones((1, 4)), **OPTIONS), strict=True):
+        result = vtrace(values, rewards, extreme, np.ones((1, 4)), **OPTIONS)
+    for ours, other in zip(result, vtrace(values, rewards, limits, np.ones((1, 4)), **OPTIONS), strict=True):
         assert np.isfinite(ours).all() and np.array_equal(ours, other)
 
 
@@ -278,9 +278,9 @@ def test_any_number_type_comes_out_as_float64_and_the_input_stays():
     given = tuple(array.astype(np.float32) for array in numbers(9))
     before = [array.copy() for array in given]
     for mask in (MASK.astype(bool), MASK.astype(np.float32)):
-        found = vtrace(*given, mask, **OPTIONS)
+        actual = vtrace(*given, mask, **OPTIONS)
         wanted = vtrace(*(array.astype(np.float64) for array in given), MASK, **OPTIONS)
-        for ours, other in zip(found, wanted, strict=True):
+        for ours, other in zip(actual, wanted, strict=True):
             assert ours.dtype == np.float64 and np.array_equal(ours, other)
     assert all(np.array_equal(array, old) for array, old in zip(given, before, strict=True))
 

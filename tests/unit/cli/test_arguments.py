@@ -643,13 +643,13 @@ class TestMakeMethod:
     @pytest.mark.parametrize(("prompts", "most"), [(256, 128), (9, 4), (1, 1)])
     def test_a_reevaluation_has_half_of_a_rollout_batch_unless_said_otherwise(self, prompts, most):
         arithmetic = replace(self.ARITHMETIC, rollout_groups=prompts)
-        made = AdaptConfig(method="bapo").make_method(arithmetic, seed=0)
+        method = AdaptConfig(method="bapo").make_method(arithmetic, seed=0)
         said = AdaptConfig(method="bapo", max_reevaluated_prompts=7).make_method(arithmetic, seed=0)
-        assert (made.max_reevaluated_prompts, said.max_reevaluated_prompts) == (most, 7)
+        assert (method.max_reevaluated_prompts, said.max_reevaluated_prompts) == (most, 7)
 
     def test_mini_test(self):
-        made = AdaptConfig(method="bapo_mini_test").make_method(self.ARITHMETIC, seed=0)
-        assert (made.c1, made.c2, made.c3) == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
+        method = AdaptConfig(method="bapo_mini_test").make_method(self.ARITHMETIC, seed=0)
+        assert (method.c1, method.c2, method.c3) == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
 
 def test_defaults_are_table_3():
@@ -715,8 +715,8 @@ class TestHelp:
         assert set(MARKS) == names - UNMARKED["adapt"]
         for name, mark in MARKS.items():
             action = parser._option_string_actions[f"--adapt.{name}"]
-            words, _, about = (action.help % vars(action)).partition(" [")
-            assert len(words) > 10 and mark in about, name
+            words, _, text = (action.help % vars(action)).partition(" [")
+            assert len(words) > 10 and mark in text, name
 
     @pytest.mark.parametrize("group", list(UNMARKED))
     def test_other_flags_claim_none_and_say_what_they_do(self, group):
@@ -744,9 +744,9 @@ class TestHelp:
         shown = " ".join(capsys.readouterr().out.split())
         assert shown.startswith("usage: bapo-openrlhf train")
         assert "uniform (a random 0.6 of them)" in shown and "60 %" not in shown
-        own = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
-        assert len(own) > 30
-        for name in [*own, "--algorithm", "--config"]:
+        flags = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
+        assert len(flags) > 30
+        for name in [*flags, "--algorithm", "--config"]:
             assert name in shown
         theirs = {name for name in openrlhf_cli.build_parser()._option_string_actions if name.startswith("--")}
         assert len([name for name in theirs if re.search(rf"{name}\b", shown)]) < 20  # in words about ours
@@ -952,8 +952,8 @@ class TestSwitches:
         assert len(switches) > 30
         for action in switches:
             for word in ("true", "false"):
-                found = parse_words(parser, [action.option_strings[0], word])
-                assert getattr(found, action.dest) is ((word == "true") == action.const)
+                result = parse_words(parser, [action.option_strings[0], word])
+                assert getattr(result, action.dest) is ((word == "true") == action.const)
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ damages = st.tuples(st.sampled_from(["cut", "byte", "drop", "copy", "value", "fo
 
 def write_record(folder: Path) -> None:
     """A run of six steps that was resumed once and has ended."""
-    about = {
+    metadata = {
         "name": "mine", "algorithm": "bapo_grpo", "seed": 1, "started": "2026-01-01", "total_steps": 6, "commit": None,
         "command": "train", "versions": {"python": "3.11"}, "bf16_products": {"1": "direct"},
         "config": {"adapt.method": "bapo", "adapt.c1": "1/8", "train.max_epochs": 1, "actor.adam.lr": 1e-6},
         "inputs": {"data.prompt_dataset": "8 rows, blake2b 01"},
     }  # fmt: skip
-    record.begin_run(folder, about)
+    record.begin_run(folder, metadata)
     lines = record.RunRecord(folder)
     for step in range(1, 7):
         lines.append(step, {
@@ -58,15 +58,15 @@ def write_record(folder: Path) -> None:
     lines.append_rows(record.PROBES, 3, [{"uid": 1, "source": "fresh", "age": 0, "tv": 0.1, "cosine": 0.5}])
     lines.append_rows(record.WARNINGS, 5, [{"kind": "k", "text": "a warning"}])
     changed = [{"at": "2026-01-02", "step": 4, "flag": "train.num_episodes", "before": 1, "now": 2}]
-    record.begin_run(folder, about | {"started": "2026-01-02", "changed": changed}, resumes=True)
+    record.begin_run(folder, metadata | {"started": "2026-01-02", "changed": changed}, resumes=True)
     record.write_summary(folder, record.summarise(record.read_metrics(folder)) | {"started": "2026-01-02"})
 
 
 def write_evaluation(folder: Path) -> None:
-    about = {"name": folder.name, "model": {"path": "m", "fingerprint": "f"}, "chat_template": True, "limit": None}
+    header = {"name": folder.name, "model": {"path": "m", "fingerprint": "f"}, "chat_template": True, "limit": None}
     sampling = {"runs": 4, "temperature": 1.0, "seed": 42}
     benchmarks = {"own": {"file": "f", "sha256": "a", "reward_sha256": "b", "reward_range": [0, 1]}}
-    store.write_settings(folder, {**about, "sampling": sampling, "benchmarks": benchmarks})
+    store.write_settings(folder, {**header, "sampling": sampling, "benchmarks": benchmarks})
     for n in range(5):
         scores = [float(k < n) for k in range(4)]
         row = {"id": f"q{n}", "input": f"about {n}", "prompt": "x", "label": "7", "scores": scores}
@@ -90,8 +90,8 @@ def damage(path: Path, kind: str, seed: int) -> None:
     elif kind == "copy":
         data = data[:at] + data[rng.randrange(len(data)) :][:length] + data[at:]
     elif kind == "value":
-        found = rng.choice(list(VALUE.finditer(data)))
-        data = data[: found.start(1)] + rng.choice(OTHERS) + data[found.end(1) :]
+        result = rng.choice(list(VALUE.finditer(data)))
+        data = data[: result.start(1)] + rng.choice(OTHERS) + data[result.end(1) :]
     elif kind == "empty":
         data = b""
     path.write_bytes(data)

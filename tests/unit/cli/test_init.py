@@ -43,8 +43,8 @@ def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, cap
 
 
 def test_it_is_the_one_gpu_preset_on_other_data(folder):
-    own, preset = (config.flags_of(arguments.parse(["--config", str(p)])) for p in (folder / "config.yaml", PRESET))
-    assert {name for name in own if own[name] != preset[name]} <= OWN
+    written, preset = (config.flags_of(arguments.parse(["--config", str(p)])) for p in (folder / "config.yaml", PRESET))
+    assert {name for name in written if written[name] != preset[name]} <= OWN
 
 
 def test_its_own_tests_pass(folder):

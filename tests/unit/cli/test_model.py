@@ -105,10 +105,10 @@ def rounded(weights):
 
 
 def test_weights_are_those_of_the_file(folder, small):
-    found = load_file(folder / "model.safetensors")
-    assert found.keys() == small[1].keys() and {one.dtype for one in found.values()} == {torch.bfloat16}
+    result = load_file(folder / "model.safetensors")
+    assert result.keys() == small[1].keys() and {one.dtype for one in result.values()} == {torch.bfloat16}
     for name, weights in small[1].items():
-        np.testing.assert_array_equal(found[name].float().numpy(), rounded(weights), err_msg=name)
+        np.testing.assert_array_equal(result[name].float().numpy(), rounded(weights), err_msg=name)
     config = json.loads((folder / "config.json").read_text())
     shape = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
     assert shape.items() <= config.items() and config["architectures"] == ["LlamaForCausalLM"]

@@ -48,8 +48,8 @@ def test_from_every_preset(capsys, preset, algorithm):
         assert main.run(["check", *words]) == 2
         assert f"gae (algorithm {algorithm}) needs a critic; OpenRLHF has no critic" in capsys.readouterr().err
         return
-    found = facts(capsys, *words)
-    assert found["algorithm"].endswith(f" {algorithm}") and ("critic" in found) == (algorithm in CRITIC)
+    result = facts(capsys, *words)
+    assert result["algorithm"].endswith(f" {algorithm}") and ("critic" in result) == (algorithm in CRITIC)
     args = arguments.parse(words)
     assert (args.adapt.method != "none") == (algorithm in ("ba_ppo", "bapo_grpo"))
     assert args.critic.num_gpus_per_node == args.actor.num_gpus_per_node or algorithm not in CRITIC
@@ -60,13 +60,13 @@ def test_from_every_folder_that_init_writes(capsys, first, gpus):
     assert main.run(["init", "mine", "--algorithm", first, "--gpus", str(gpus), "--model", "org/model"]) == 0
     capsys.readouterr()
     for algorithm in (None, *ALGORITHMS):
-        found = facts(capsys, "--config", "mine/config.yaml", *(["--algorithm", algorithm] if algorithm else []))
+        result = facts(capsys, "--config", "mine/config.yaml", *(["--algorithm", algorithm] if algorithm else []))
         algorithm = algorithm or first
-        assert found["algorithm"].endswith(f" {algorithm}")
-        assert found["actor"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
-        assert found["GPUs"].split()[1:4] == [str(gpus), "in", "total:"]  # all models share them
+        assert result["algorithm"].endswith(f" {algorithm}")
+        assert result["actor"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
+        assert result["GPUs"].split()[1:4] == [str(gpus), "in", "total:"]  # all models share them
         if algorithm in CRITIC:
-            assert found["critic"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
+            assert result["critic"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
 
 
 def test_a_critic_with_gpus_of_its_own_keeps_them():

@@ -192,11 +192,11 @@ def test_with_a_gpu_or_on_request_no_process_is_forked(monkeypatch, switches):
 
 def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):
     monkeypatch.setenv(cpu.SWITCH, "1")
-    own = cpu.ray_init_kwargs(2)
+    alone = cpu.ray_init_kwargs(2)
     monkeypatch.setenv(cpu.SHARED_RAY, "127.0.0.1:6379")
     shared = cpu.ray_init_kwargs(2)
     # Ray refuses a number of devices for a running cluster.
-    assert shared == {"address": "127.0.0.1:6379", **{name: own[name] for name in ("logging_level", "runtime_env")}}
+    assert shared == {"address": "127.0.0.1:6379", **{name: alone[name] for name in ("logging_level", "runtime_env")}}
 
 
 def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):

@@ -72,10 +72,10 @@ def test_workers_of_the_job_do_the_same(monkeypatch):
 
 def test_what_runs_in_an_engine_needs_no_flash_attn():
     """A function that is sent to an engine's process is imported there, and nobody puts stand-ins there."""
-    own = [
+    modules = [
         f"bapo_openrlhf.training.{name}" for name in ("generate.engines", "faster.weight_receipt", "generate.adapters")
     ]
-    names = [*own, "openrlhf.trainer.ray.utils", "weight_digests"]
+    names = [*modules, "openrlhf.trainer.ray.utils", "weight_digests"]
     script = f"import sys; sys.modules['flash_attn'] = None; import {', '.join(names)}"
     path = os.pathsep.join([str(BENCHMARKS), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "0"}
@@ -83,10 +83,10 @@ def test_what_runs_in_an_engine_needs_no_flash_attn():
     assert not done.returncode, done.stderr
 
 
-@pytest.mark.parametrize(("found", "missing"), [("flash_attn_2_cuda", False), ("flash_attn", True)])
-def test_with_flash_attn_nothing_changes(monkeypatch, found, missing):
+@pytest.mark.parametrize(("package", "missing"), [("flash_attn_2_cuda", False), ("flash_attn", True)])
+def test_with_flash_attn_nothing_changes(monkeypatch, package, missing):
     """FLASH_ATTENTION_SKIP_CUDA_BUILD installs only `flash_attn`, which then fails to import."""
-    monkeypatch.setattr(flash_attention, "find_spec", lambda name: name if name == found else None)
+    monkeypatch.setattr(flash_attention, "find_spec", lambda name: name if name == package else None)
     assert flash_attention.missing() is missing
     if not missing:
         flash_attention.do_without()

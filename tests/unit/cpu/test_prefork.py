@@ -82,10 +82,10 @@ sys.exit(7)
     ],
 )
 def test_program_ends_as_in_python_itself(server, program):
-    found = python("-c", program)
+    actual = python("-c", program)
     wanted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    last = [done.stderr.splitlines()[-1:] for done in (found, wanted)]  # a traceback also has frames of the server
-    assert (found.returncode, found.stdout, last[0]) == (wanted.returncode, wanted.stdout, last[1])
+    last = [done.stderr.splitlines()[-1:] for done in (actual, wanted)]  # a traceback also has frames of the server
+    assert (actual.returncode, actual.stdout, last[0]) == (wanted.returncode, wanted.stdout, last[1])
 
 
 def test_program_is_not_taken_apart_at_its_end(server):

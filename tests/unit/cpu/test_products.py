@@ -142,13 +142,13 @@ def test_a_row_does_not_depend_on_the_number_of_rows_and_its_place(inner, column
 
 def test_a_row_does_not_depend_on_the_number_of_threads():
     rows, weight = random(300, 384), random(384, 128)
-    before, found = torch.get_num_threads(), []
+    before, result = torch.get_num_threads(), []
     with through_float32():
         for count in (1, 2, 3):
             torch._C.set_num_threads(count)
-            found.append(rows @ weight)
+            result.append(rows @ weight)
     torch._C.set_num_threads(before)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(result[0], result[1]) and torch.equal(result[0], result[2])
 
 
 def test_without_blocks_it_is_one_product():
@@ -193,8 +193,13 @@ def test_other_numbers_keep_torch_s_kernels(dtype):
     a, b = (10 * torch.randn(6, 5)).to(dtype), (10 * torch.randn(5, 4)).to(dtype)
     expected = a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
     with through_float32():
-        found = a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
-    assert all(map(torch.equal, found, expected))
+        actual = (
+            a @ b,
+            torch.stack([a, a]) @ b,
+            torch.addmm(b[0], a, b),
+            torch.mm(a, b, out=torch.empty(0, dtype=dtype)),
+        )
+    assert all(map(torch.equal, actual, expected))
 
 
 def test_errors_are_torch_s():
@@ -202,9 +207,9 @@ def test_errors_are_torch_s():
     for one, two in [(a, b), (a, wide), (wide.T, a)]:
         with pytest.raises(RuntimeError) as direct:
             torch.mm(one, two)
-        with through_float32(), pytest.raises(RuntimeError) as found:
+        with through_float32(), pytest.raises(RuntimeError) as result:
             torch.mm(one, two)
-        assert str(found.value) == str(direct.value)
+        assert str(result.value) == str(direct.value)
     with through_float32(), pytest.raises(RuntimeError, match="dtype"):
         torch.mm(a, random(3, 5), out=torch.zeros(2, 5))
 

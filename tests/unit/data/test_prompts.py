@@ -148,10 +148,12 @@ class TestLengths:
     )
     def test_those_that_would_be_cut_are_counted(self, with_tokenizer, flags, most):
         (warning,) = with_tokenizer(self.ROWS, **flags).warnings
-        room = flags["data__max_len"] - (flags["rollout__max_new_tokens"] or 1)
+        limit = flags["data__max_len"] - (flags["rollout__max_new_tokens"] or 1)
         cut = [row["q"] for row in self.ROWS if 2 * len(row["q"]) > most]
-        first, tokens = 8 - len(cut) + 1, 2 * len(cut[0]) + (room - most)
-        assert f", row {first}: the prompt has {tokens} tokens, and a run cuts it from the left to {room} = " in warning
+        first, tokens = 8 - len(cut) + 1, 2 * len(cut[0]) + (limit - most)
+        assert (
+            f", row {first}: the prompt has {tokens} tokens, and a run cuts it from the left to {limit} = " in warning
+        )
         assert f"with {len(cut)} of 8 prompts ({len(cut) / 8:.0%})" in warning
 
     def test_the_chat_templates_own_tokens_count(self, with_tokenizer):
@@ -200,8 +202,8 @@ class TestTokenizer:
     def test_it_is_not_loaded_if_it_is_not_here(self, check):
         assert prompts.local_tokenizer("no-such-owner/no-such-model") is None
         name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
-        found = check(name, actor__model_name_or_path="no-such-owner/no-such-model", data__apply_chat_template=True)
-        assert found.prompts == 1
+        result = check(name, actor__model_name_or_path="no-such-owner/no-such-model", data__apply_chat_template=True)
+        assert result.prompts == 1
 
 
 TEMPLATES = {  # each with the prompt of "1+1", or None if it is refused

@@ -20,8 +20,8 @@ ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_read(check, kind):
-    found = check(check.write(kind, ROWS))
-    assert (found.prompts, *found.problem, found.warnings) == (6, "0?", "<0>", [])
+    result = check(check.write(kind, ROWS))
+    assert (result.prompts, *result.problem, result.warnings) == (6, "0?", "<0>", [])
 
 
 def test_the_endings_are_openrlhfs():
@@ -156,8 +156,8 @@ class TestSeveral:
         expected = datasets.interleave_datasets(
             [as_dataset(ROWS), as_dataset(ROWS[:2])], [0.25, 0.75], seed=7, stopping_strategy="all_exhausted"
         )
-        found = check(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
-        assert found.prompts == len(expected) > 8
+        actual = check(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
+        assert actual.prompts == len(expected) > 8
 
     @pytest.mark.parametrize("probabilities", ["0.5", "0.5,x", "0.5,0.6", "-1,2", "0.5,0.25,0.25"])
     def test_with_probabilities_that_are_none(self, check, probabilities):
@@ -175,9 +175,9 @@ class TestElsewhere:
     @pytest.mark.parametrize("name", ["org/data", "data", "org/data@train"])
     def test_nothing_is_downloaded_ahead(self, check, name, monkeypatch):
         monkeypatch.chdir(check.folder)
-        found = check(name)
-        assert (found.prompts, found.problem) == (None, None)
-        assert found.warnings == [
+        result = check(name)
+        assert (result.prompts, result.problem) == (None, None)
+        assert result.warnings == [
             f"data.prompt_dataset is {name}; it is not on this machine and nothing is downloaded here, so no row of it "
             "was looked at"
         ]

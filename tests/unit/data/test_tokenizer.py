@@ -46,8 +46,8 @@ def test_its_process_ends_with_it(tokenizer_folder):
 
 def test_one_with_code_of_its_own_may_need_torch(tokenizer_folder):
     file = tokenizer_folder / "tokenizer_config.json"
-    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
-    file.write_text(json.dumps(json.loads(file.read_text()) | own))
+    fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     (tokenizer_folder / "tokenization_own.py").write_text(CODE)
     assert apart(str(tokenizer_folder), True).lengths(["1+1"]) == [3]
 

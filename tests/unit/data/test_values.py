@@ -29,8 +29,8 @@ class TestDates:
     @pytest.mark.parametrize("kind", TEXT_KINDS)
     @pytest.mark.parametrize("column", ["q", "a"])
     def test_a_reader_that_guesses_makes_dates_of_them(self, check, kind, column):
-        made = [{"q": "x", "a": "y"} | {column: f"2024-01-0{number}"} for number in range(1, 5)]
-        text = check.refusal(check.write(kind, made))
+        rows_of_dates = [{"q": "x", "a": "y"} | {column: f"2024-01-0{number}"} for number in range(1, 5)]
+        text = check.refusal(check.write(kind, rows_of_dates))
         assert text.startswith(f"row 1: {column} is '2024-01-01', and OpenRLHF's reader makes datetime.datetime(2024,")
         assert ".parquet" in text and text.endswith("(4 rows are so)")
 
@@ -51,7 +51,7 @@ class TestMixedTypes:
         assert text.startswith("row 2: a is '0', and OpenRLHF's reader makes 0 of it") and "(2 rows are so)" in text
 
     @pytest.mark.parametrize(
-        ("labels", "row", "was", "made"),
+        ("labels", "row", "was", "read"),
         [
             ((1, 2.5), 1, "1", "1.0"),
             ((2**70, 1), 1, str(2**70), "1.18"),
@@ -59,9 +59,9 @@ class TestMixedTypes:
             (({"x": 1}, {"x": "0"}), 2, "{'x': '0'}", "{'x': 0}"),
         ],
     )
-    def test_other_columns_that_change(self, check, labels, row, was, made):
+    def test_other_columns_that_change(self, check, labels, row, was, read):
         text = check.refusal(check.write(".jsonl", rows(*labels)))
-        assert text.startswith(f"row {row}: a is {was}, and OpenRLHF's reader makes {made}")
+        assert text.startswith(f"row {row}: a is {was}, and OpenRLHF's reader makes {read}")
 
     @pytest.mark.parametrize("labels", [(True, 1), ("a", 1), ([1], []), ([1], ["a"]), ({"x": 1}, {"y": "a"})])
     def test_what_does_not_change_passes(self, check, labels):
@@ -95,8 +95,8 @@ def test_a_label_is_that_of_the_file_or_refused(run_args, tmp_path_factory, labe
     from data_sets import Checks
 
     check = Checks(run_args, tmp_path_factory.mktemp("labels"))
-    made = rows(*labels)
-    name = check.file("a.json", json.dumps(made) if as_list else dump(made))
+    labelled = rows(*labels)
+    name = check.file("a.json", json.dumps(labelled) if as_list else dump(labelled))
     try:
         read = loaded(name)
     except Exception:
@@ -119,9 +119,9 @@ class TestCsv:
         text = check.refusal(name) if row["a"] is None or str(row["a"]) != cell else check(name).problem[1]
         assert text == cell or text.startswith(f"row 1: a is {cell!r}, and OpenRLHF's reader makes {row['a']!r} of it")
 
-    @pytest.mark.parametrize(("cells", "made"), [(["1", "2"], 1), (["True", "False"], True), (["1/2", "a,b"], "1/2")])
-    def test_a_cell_that_stays(self, check, cells, made):
-        assert check(check.write(".csv", rows(*cells))).problem[1] == made
+    @pytest.mark.parametrize(("cells", "label"), [(["1", "2"], 1), (["True", "False"], True), (["1/2", "a,b"], "1/2")])
+    def test_a_cell_that_stays(self, check, cells, label):
+        assert check(check.write(".csv", rows(*cells))).problem[1] == label
 
     def test_numbers_and_an_empty_cell(self, check):
         assert "reader makes 1.0 of it" in check.refusal(check.file("a.csv", "q,a\nx,1\ny,\n"))
@@ -161,8 +161,8 @@ class TestLabels:
 class TestColumns:
     @pytest.mark.parametrize("kind", TEXT_KINDS)
     def test_missing_in_one_row(self, check, kind):
-        made = [{"q": "1", "a": "1"}, {"q": "2", "b": "2"}]
-        assert check.refusal(check.write(kind, made)) == "row 2: no column 'a' (data.label_key); it has q, b"
+        uneven = [{"q": "1", "a": "1"}, {"q": "2", "b": "2"}]
+        assert check.refusal(check.write(kind, uneven)) == "row 2: no column 'a' (data.label_key); it has q, b"
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_missing_in_all_rows(self, check, kind):

@@ -44,8 +44,8 @@ def test_second_try(answers, reward, text):
     executor = user_file.load("agent", EXAMPLES / "agent" / "second_try.py").AgentExecutor()
     request = {"prompt": "3 5 7:22=", "label": "3 5 7:22", "sampling_params": SamplingParams(logprobs=1)}
     engine = Engine(*answers)
-    found = asyncio.run(executor.execute(**request, max_length=64, hf_tokenizer=TOKENIZER, llm_engine=engine))
-    assert (found["reward"], TOKENIZER.decode(found["observation_tokens"])) == (reward, text)
-    said = [TOKENIZER.decode(found["observation_tokens"][start:end]) for start, end in found["action_ranges"]]
+    result = asyncio.run(executor.execute(**request, max_length=64, hf_tokenizer=TOKENIZER, llm_engine=engine))
+    assert (result["reward"], TOKENIZER.decode(result["observation_tokens"])) == (reward, text)
+    said = [TOKENIZER.decode(result["observation_tokens"][start:end]) for start, end in result["action_ranges"]]
     assert said == [f"{one}<eos>" for one in answers] and not engine.answers
-    assert found["extra_logs"]["tries"] == len(answers)
+    assert result["extra_logs"]["tries"] == len(answers)

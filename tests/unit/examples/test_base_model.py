@@ -259,8 +259,8 @@ base_model.build("model")
 
 
 def test_saves_what_the_stack_loads(tmp_path):
-    folder, made = build(tmp_path / "model", TINY)
-    assert (folder, made) == (tmp_path / "model", True)
+    folder, is_new = build(tmp_path / "model", TINY)
+    assert (folder, is_new) == (tmp_path / "model", True)
     assert names(tmp_path) == ["model"]
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert model.dtype == torch.bfloat16

@@ -28,10 +28,10 @@ def test_it_is_short_and_needs_only_the_pure_layer():
     source = EXAMPLE.read_text()
     assert source.count("\n") <= 200
     names = [node.module for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-    own = [name for name in names if name.split(".")[0] == "bapo_openrlhf"]
-    assert len(own) >= 5
+    modules = [name for name in names if name.split(".")[0] == "bapo_openrlhf"]
+    assert len(modules) >= 5
     hosts = {"torch", "openrlhf", "ray", "vllm", "deepspeed", "transformers"}
-    code = f"import sys, {', '.join(own)}; assert not {hosts} & set(sys.modules), {hosts} & set(sys.modules)"
+    code = f"import sys, {', '.join(modules)}; assert not {hosts} & set(sys.modules), {hosts} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -61,9 +61,9 @@ def recomputed(trainer, step):
     for source, group in trainer.batches[step].with_sources():
         rewards = [response.reward for response in group.responses]
         for response in group.responses:
-            today, then = (log_probs(trainer.model, trainer.weights[at], response) for at in (step, group.step))
+            current, then = (log_probs(trainer.model, trainer.weights[at], response) for at in (step, group.step))
             advantage = (response.reward - statistics.mean(rewards)) / (statistics.stdev(rewards) + 1e-4)
-            ratios = (today - then).exp()
+            ratios = (current - then).exp()
             terms.append(torch.minimum(ratios * advantage, ratios.clamp(LOW, HIGH) * advantage))
             ratios_of[source].append(ratios.prod().item())
     return {"ratios": ratios_of, "loss": -torch.cat(terms).mean().item()}

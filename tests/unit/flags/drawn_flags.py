@@ -87,13 +87,13 @@ def kept_out() -> set[str]:
 
 def ranges() -> dict[str, str]:
     """The range of each number, in the words of `errors.ALLOWED`."""
-    own = {
+    allowed = {
         f"{prefix}.{name}": item.metadata["allowed"]
         for prefix, kind in config.GROUPS.items()
         for name, item in kind.__dataclass_fields__.items()
         if item.metadata["allowed"]
     }
-    return own | {flag: rule.split(": ")[0] for flag, rule in VALUES.items() if isinstance(rule, str)}
+    return allowed | {flag: rule.split(": ")[0] for flag, rule in VALUES.items() if isinstance(rule, str)}
 
 
 def values_of(action: argparse.Action) -> list[Value]:
@@ -122,10 +122,10 @@ def drawn(seed: int, choices: Mapping[str, list[Value]], changes: int = CHANGES)
     """A configuration: an algorithm, and flags with values."""
     rng = random.Random(seed)
     flags = sorted(rng.sample(sorted(set(choices) - {"algorithm", "adapt.method"}), changes))
-    found = {"algorithm": rng.choice(choices["algorithm"]), **{flag: rng.choice(choices[flag]) for flag in flags}}
-    if found["algorithm"] in ("ba_ppo", "bapo_grpo") and rng.random() < 0.3:
-        found["adapt.method"] = rng.choice(choices["adapt.method"])
-    return found
+    result = {"algorithm": rng.choice(choices["algorithm"]), **{flag: rng.choice(choices[flag]) for flag in flags}}
+    if result["algorithm"] in ("ba_ppo", "bapo_grpo") and rng.random() < 0.3:
+        result["adapt.method"] = rng.choice(choices["adapt.method"])
+    return result
 
 
 def words_of(flags: Mapping[str, Value]) -> list[str]:

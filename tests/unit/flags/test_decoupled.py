@@ -116,9 +116,9 @@ def objective(policies: SimpleNamespace, log_ratios: np.ndarray, weights: np.nda
     return total, gradient
 
 
-def same(found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> None:
-    assert found[0] == pytest.approx(wanted[0], rel=1e-12)
-    assert found[1] == pytest.approx(wanted[1], rel=1e-12, abs=1e-15)
+def same(actual: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> None:
+    assert actual[0] == pytest.approx(wanted[0], rel=1e-12)
+    assert actual[1] == pytest.approx(wanted[1], rel=1e-12, abs=1e-15)
 
 
 def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies):
@@ -176,22 +176,24 @@ def test_masked_tokens_have_no_part(trained, policies):
     wanted = trained(arguments_of("decoupled"), policies)
     for name in ("pi", "prox", "alpha", "advantages"):
         setattr(policies, name, np.where(MASK, getattr(policies, name), -3.0))
-    found = trained(arguments_of("decoupled"), policies)
-    assert found[0] == wanted[0] and np.array_equal(found[1], wanted[1])
-    assert not found[1][MASK == 0].any()
+    actual = trained(arguments_of("decoupled"), policies)
+    assert actual[0] == wanted[0] and np.array_equal(actual[1], wanted[1])
+    assert not actual[1][MASK == 0].any()
 
 
-def test_decoupled_is_a_clip_around_the_centre(trained, policies):
+def test_decoupled_is_a_clip_around_the_proximal_ratio(trained, policies):
     """Below the cap, it is pi/alpha clipped around prox/alpha, in a window proportional to prox/alpha."""
     args = arguments_of("decoupled", "--algo.advantage.is_correction_threshold", "1e9")
     loss, gradient = trained(args, policies)
-    ratio, centre = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)
-    clipped = np.clip(ratio, centre * (1 - LOW), centre * (1 + HIGH))
+    ratio, proximal = np.exp(policies.pi - policies.alpha), np.exp(policies.prox - policies.alpha)
+    clipped = np.clip(ratio, proximal * (1 - LOW), proximal * (1 + HIGH))
     objective = np.minimum(ratio * policies.advantages, clipped * policies.advantages)
     assert loss == pytest.approx(-(objective * MASK).sum() / MASK.sum(), rel=1e-6)
     free = ratio * policies.advantages <= clipped * policies.advantages
     wanted = -np.where(free, ratio * policies.advantages, 0) * MASK / MASK.sum()
     assert gradient == pytest.approx(wanted, rel=1e-5, abs=1e-9)
-    # A window of fixed width around the centre, as in the authors' code, is another objective.
-    fixed = np.minimum(ratio * policies.advantages, np.clip(ratio, centre - LOW, centre + HIGH) * policies.advantages)
+    # A window of fixed width around prox/alpha, as in the authors' code, is another objective.
+    fixed = np.minimum(
+        ratio * policies.advantages, np.clip(ratio, proximal - LOW, proximal + HIGH) * policies.advantages
+    )
     assert abs(loss + (fixed * MASK).sum() / MASK.sum()) > 0.01

@@ -48,14 +48,14 @@ class TestTable:
 
 def named(line: str, flags: dict) -> list[str]:
     """The flags that a message names together with their values, as the message writes them."""
-    found = []
+    result = []
     for flag, value in flags.items():
         values = [value] if isinstance(value, str) else [*value]
         numbers = [str(float(word)) for word in values if re.fullmatch(r"-?[\d.]+(e-?\d+)?|nan|inf", word)]
         written = [*values, *numbers, *(f"{float(word):g}" for word in numbers), *(word.title() for word in values)]
         if re.search(rf"(?<![\w.]){re.escape(flag)}(?![\w.])", line) and any(word in line for word in written):
-            found.append(flag)
-    return found
+            result.append(flag)
+    return result
 
 
 @pytest.mark.parametrize("wild", [False, True], ids=["within the ranges", "one beyond"])
@@ -70,11 +70,11 @@ def test_any_flags_are_valid_or_refused_by_name(capsys, part, wild):
             flags[number] = rng.choice(WRONG) if isinstance(TABLE[number][0], str) else (rng.choice(WRONG),) * 2
         status = main.run(["check", *words_of(flags)])
         out, err = capsys.readouterr()
-        about = f"seed {seed}: {words_of(flags)}\n{err}"
-        assert status in (0, 2) and (status == 0) == out.endswith("configuration is valid\n"), about
+        text = f"seed {seed}: {words_of(flags)}\n{err}"
+        assert status in (0, 2) and (status == 0) == out.endswith("configuration is valid\n"), text
         lines = err.splitlines()
-        assert all(line.startswith(("warning: ", "error: ")) for line in lines), about
-        assert sum(line.startswith("error: ") for line in lines) == (status == 2), about
-        assert all(named(line, flags) or "invalid int value" in line for line in lines if line[0] == "e"), about
+        assert all(line.startswith(("warning: ", "error: ")) for line in lines), text
+        assert sum(line.startswith("error: ") for line in lines) == (status == 2), text
+        assert all(named(line, flags) or "invalid int value" in line for line in lines if line[0] == "e"), text
         valid += status == 0
     assert valid >= (1 if wild else 5)  # or nothing of the run itself is tried

@@ -48,15 +48,15 @@ class TestArithmetic:
 
 
 @pytest.mark.parametrize(
-    ("own", "dynamic", "found"), [(None, False, [None, None]), (None, True, [70, 60]), (50, False, [500, 500])]
+    ("limit", "dynamic", "tokens"), [(None, False, [None, None]), (None, True, [70, 60]), (50, False, [500, 500])]
 )
-def test_tokens_of_a_rank(own, dynamic, found):
+def test_tokens_of_a_rank(limit, dynamic, tokens):
     """The processes of a ring or of a tensor-parallel group share a micro-batch."""
-    copies = 1 if own is None else 5
+    copies = 1 if limit is None else 5
     args = SimpleNamespace(
-        adapt=SimpleNamespace(micro_batch_tokens=own),
+        adapt=SimpleNamespace(micro_batch_tokens=limit),
         train=SimpleNamespace(dynamic_batch_enable=dynamic, max_tokens_per_gpu=70),
         rollout=SimpleNamespace(max_tokens_per_gpu=60),
-        ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if own is None else 2),
+        ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if limit is None else 2),
     )
-    assert [most_tokens(args, phase) for phase in ("train", "rollout")] == found
+    assert [most_tokens(args, phase) for phase in ("train", "rollout")] == tokens

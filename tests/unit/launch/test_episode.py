@@ -107,15 +107,15 @@ def test_a_step_that_returns_something_else(refusal, text, request):
 @pytest.mark.parametrize("name", KEYS)
 def test_a_step_with_a_wrong_value(refusal, name):
     values, says = KEYS[name]
-    found = refusal(source(**values))
-    assert "AgentInstance.step " in found and says in found and f"(FILE:{STEP_LINE})" in found
+    result = refusal(source(**values))
+    assert "AgentInstance.step " in result and says in result and f"(FILE:{STEP_LINE})" in result
 
 
 @pytest.mark.parametrize("name", RESETS)
 def test_a_reset_with_a_wrong_value(refusal, name):
     reset, says = RESETS[name]
-    found = refusal(source(reset=reset))
-    assert f"AgentInstance.reset {says}" in found and f"(FILE:{STEP_LINE - 3})" in found
+    result = refusal(source(reset=reset))
+    assert f"AgentInstance.reset {says}" in result and f"(FILE:{STEP_LINE - 3})" in result
 
 
 # A whole file, and what the error says of it.
@@ -174,8 +174,8 @@ def test_an_agent_that_waits_for_ever(refusal):
 
 @pytest.mark.parametrize(("text", "loads"), [(returning("None"), True), ("def broken(:\n", False)])
 def test_without_a_problem_it_is_only_loaded(refusal, text, loads):
-    found = refusal(text, problem=None)
-    assert found == [] if loads else "cannot be imported" in found
+    result = refusal(text, problem=None)
+    assert result == [] if loads else "cannot be imported" in result
 
 
 OWN = """

@@ -23,7 +23,7 @@ except ConfigError as error:
 REQUIRED = ["--rollout.n_samples_per_prompt=8", "--reward.remote_url=r.py"]
 
 
-def found(tmp_path, *words: str) -> str:
+def checked(tmp_path, *words: str) -> str:
     """What is said, by a process whose hub is a folder without a network."""
     environment = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[3])
@@ -48,7 +48,7 @@ def test_a_name_that_is_nowhere(tmp_path):
         ("critic", ["--algorithm=ba_ppo", "--actor.model_name_or_path=there", "--critic.model_name_or_path=nope"]),
     ):
         (tmp_path / "there").mkdir(exist_ok=True)
-        says = found(tmp_path, *words)
+        says = checked(tmp_path, *words)
         assert says.startswith(
             f"{flag}.model_name_or_path is nope; it is not a folder in the working directory {tmp_path}, it was not "
             "downloaded before, and the model hub does not give it: "
@@ -58,7 +58,7 @@ def test_a_name_that_is_nowhere(tmp_path):
 
 def test_one_that_was_downloaded_and_a_folder(tmp_path):
     downloaded(tmp_path, "org/model")
-    assert found(tmp_path, "--algorithm=ba_ppo", "--actor.model_name_or_path=org/model") == ""
+    assert checked(tmp_path, "--algorithm=ba_ppo", "--actor.model_name_or_path=org/model") == ""
 
 
 def test_only_models_that_are_loaded(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class Processor:
 def samples(tmp_path):
     """Of 3 prompts with the same words and label, each with images of its own, the second with two; as OpenRLHF makes
     them of what the engine returns."""
-    made = []
+    result = []
     for number, images in enumerate((1, 2, 1)):
         paths = []
         for place in range(images):
@@ -72,8 +72,8 @@ def samples(tmp_path):
                 "scores": float(member % 2),
                 "extra_logs": {},
             }
-            made.append(SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=64))
-    return made
+            result.append(SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=64))
+    return result
 
 
 def images_of(sample: Experience) -> tuple:
@@ -89,8 +89,8 @@ def grouped(samples):
 def test_a_group_keeps_the_images_of_its_prompt(samples):
     groups = grouped(samples)
     assert [group.prompt.images for group in groups] == [samples[i].images[0] for i in (0, SIZE, 2 * SIZE)]
-    for found, wanted in zip(samples_of(groups), samples, strict=True):
-        assert images_of(found) == images_of(wanted)
+    for actual, wanted in zip(samples_of(groups), samples, strict=True):
+        assert images_of(actual) == images_of(wanted)
     assert len({repr(images_of(sample)) for sample in samples}) == 3
 
 
@@ -121,8 +121,8 @@ def test_through_the_buffers_and_a_checkpoint(samples, tmp_path):
     assert [entry.prompt for entry in resumed_hard.oldest(8)] == [group.prompt for group in groups]
     assert [group.prompt.id for group in resumed_replay] == [group.prompt.id for group in groups]
     drawn = resumed_replay.sample(3, np.random.default_rng(0), lambda group: True)
-    for found, wanted in zip(samples_of(drawn), samples, strict=True):
-        assert images_of(found) == images_of(wanted)
+    for actual, wanted in zip(samples_of(drawn), samples, strict=True):
+        assert images_of(actual) == images_of(wanted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])

@@ -25,7 +25,7 @@ from bapo_openrlhf.record.state_file import save_state
 def start(tmp_path, monkeypatch):
     """start(flag=value...) launches a run that trains nothing, and returns the record that the training would find."""
     monkeypatch.setattr(launch.cpu, "active", lambda: False)
-    found = []
+    result = []
 
     def run(
         *, prompts: int | None = None, candidates: int = 1, fails: bool = False, metrics: dict | None = None, **flags
@@ -47,7 +47,7 @@ def start(tmp_path, monkeypatch):
         def train(args) -> None:
             run.checked = args.checked
             folder = Path(args.run.dir) / args.run.name
-            found.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
+            result.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
             record.RunRecord(folder).append_rows(record.GROUPS, 1, [{"uid": 0}])
             if fails:
@@ -56,9 +56,9 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setattr(launch, "_train", train)
         args = arguments.parse(argv)
         launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates))
-        return found[-1][0], record.read_summary(tmp_path / "runs" / "mine")
+        return result[-1][0], record.read_summary(tmp_path / "runs" / "mine")
 
-    run.found = found
+    run.begun = result
     return run
 
 
@@ -74,22 +74,27 @@ def test_a_run_that_trained_has_no_last_line(start, capsys):
 
 
 def test_run_json_is_there_before_training(start):
-    about, summary = start(prompts=10, train__num_episodes=3, train__seed=7)
-    assert (about["name"], about["algorithm"], about["seed"], about["total_steps"]) == ("mine", "bapo_grpo", 7, 9)
-    begun = datetime.fromisoformat(about["started"])
+    metadata, summary = start(prompts=10, train__num_episodes=3, train__seed=7)
+    assert (metadata["name"], metadata["algorithm"], metadata["seed"], metadata["total_steps"]) == (
+        "mine",
+        "bapo_grpo",
+        7,
+        9,
+    )
+    begun = datetime.fromisoformat(metadata["started"])
     assert begun.utcoffset().total_seconds() == 0 and abs((datetime.now(UTC) - begun).total_seconds()) < 600
-    assert about["versions"]["python"].startswith("3.") and "command" in about and "commit" in about
-    assert "resumed" not in about
-    assert (summary["seed"], summary["rollouts"], summary["started"]) == (7, 16, about["started"])
-    assert start.found[0][1] == ["run.json"]
+    assert metadata["versions"]["python"].startswith("3.") and "command" in metadata and "commit" in metadata
+    assert "resumed" not in metadata
+    assert (summary["seed"], summary["rollouts"], summary["started"]) == (7, 16, metadata["started"])
+    assert start.begun[0][1] == ["run.json"]
 
 
 def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
     """The checkpoint is chosen last, because that may delete what a crash left unfinished."""
-    about, _ = start(prompts=10, candidates=3)
-    assert about["total_steps"] == 1  # a step takes 4 x 3 prompts from the data
+    metadata, _ = start(prompts=10, candidates=3)
+    assert metadata["total_steps"] == 1  # a step takes 4 x 3 prompts from the data
     assert (start.checked.candidates, start.checked.resume_tag) == (3, None)
-    assert "checked" not in " ".join(about["config"])
+    assert "checked" not in " ".join(metadata["config"])
     store, model = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor/global_step2"
     save_state(store.begin("global_step2"), {})
     model.mkdir(parents=True)
@@ -104,10 +109,10 @@ def test_steps_that_nobody_knows(start):
 
 
 def test_every_flag_is_in_it_as_it_was_given(start):
-    about, _ = start(
+    metadata, _ = start(
         adapt__ratio="decoupled", algo__kl__init_coef=0.02, data__prompt_dataset="data.jsonl", adapt__c1="0.1"
     )
-    flags = about["config"]
+    flags = metadata["config"]
     assert flags["algo.advantage.is_correction_level"] == "off"  # OpenRLHF is given "token"
     assert flags["algo.kl.init_coef"] == 0.02
     assert flags["data.prompt_dataset"] == "data.jsonl" and flags["adapt.c1"] == "0.1" and flags["adapt.c2"] is None
@@ -120,8 +125,8 @@ def test_every_flag_is_in_it_as_it_was_given(start):
 
 def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
     monkeypatch.setattr(record.sys, "orig_argv", ["python", "--logger.wandb.key", "s3cret"])
-    about, _ = start(logger__wandb__key="s3cret")
-    assert about["config"]["logger.wandb.key"] == "***" and about["command"].endswith("--logger.wandb.key '***'")
+    metadata, _ = start(logger__wandb__key="s3cret")
+    assert metadata["config"]["logger.wandb.key"] == "***" and metadata["command"].endswith("--logger.wandb.key '***'")
     for path in (tmp_path / "runs" / "mine").iterdir():
         assert "s3cret" not in path.read_text(), path.name
     assert start(run__overwrite=True)[0]["config"]["logger.wandb.key"] is None
@@ -131,7 +136,7 @@ def test_a_run_that_starts_anew_begins_with_an_empty_record(start, tmp_path):
     start()
     with pytest.raises(KeyboardInterrupt):
         start(fails=True, run__overwrite=True)
-    assert start.found[-1][1] == ["run.json"]
+    assert start.begun[-1][1] == ["run.json"]
     assert [row["step"] for row in record.read_metrics(tmp_path / "runs" / "mine")] == [1]
     assert record.read_summary(tmp_path / "runs" / "mine") == {}  # it did not end
 
@@ -141,11 +146,11 @@ def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, 
     for _ in range(2):  # a run that did not end, and has no checkpoint, starts again
         with pytest.raises(KeyboardInterrupt):
             start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
-        assert "resumed" not in start.found[-1][0] and start.found[-1][1] == ["run.json"]
+        assert "resumed" not in start.begun[-1][0] and start.begun[-1][1] == ["run.json"]
     (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
-    about, _ = start(algorithm=algorithm, ckpt__load_enable=True)
-    assert len(about["resumed"]) == 1
-    assert start.found[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
+    metadata, _ = start(algorithm=algorithm, ckpt__load_enable=True)
+    assert len(metadata["resumed"]) == 1
+    assert start.begun[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
     # asked for nothing, it goes on from nothing
     assert "resumed" not in start(algorithm=algorithm, run__overwrite=True)[0]
 
@@ -160,7 +165,7 @@ class TestResume:
         (tmp_path / "reward.py").write_text("one")
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text("{}")
-        own = {
+        defaults = {
             "data__prompt_dataset": tmp_path / "rows.jsonl", "reward__remote_url": tmp_path / "reward.py",
             "actor__model_name_or_path": tmp_path / "model", "ckpt__save_steps": 2, "prompts": 20, "fails": True,
         }  # fmt: skip
@@ -182,7 +187,7 @@ class TestResume:
             if not adapted:
                 flags = {"algorithm": "grpo", "train__batch_size": 16} | flags
             with pytest.raises(KeyboardInterrupt):
-                start(**own | flags)
+                start(**defaults | flags)
             return record.read_run(tmp_path / "runs" / "mine")
 
         return run
@@ -201,13 +206,13 @@ class TestResume:
     @pytest.mark.parametrize(("flags", "says"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
     def test_a_change_is_refused_by_name(self, go, tmp_path, adapted, flags, says):
         go(adapted=adapted)
-        about = (tmp_path / "runs/mine/run.json").read_text()
+        metadata = (tmp_path / "runs/mine/run.json").read_text()
         says = (
             f"^ckpt.load_enable continues a run as it was begun, but {says}; give the old values, or start a new run "
         )
         with pytest.raises(ConfigError, match=says):
             go(2, adapted=adapted, **flags)
-        assert (tmp_path / "runs/mine/run.json").read_text() == about
+        assert (tmp_path / "runs/mine/run.json").read_text() == metadata
 
     @pytest.mark.parametrize(
         ("place", "flag"), [("rows.jsonl", "data.prompt_dataset"), ("model/config.json", "actor.model_name_or_path")]
@@ -230,7 +235,7 @@ class TestResume:
         second = go(2, adapted=adapted, train__num_episodes=3, vllm__gpu_memory_utilization=0.5, run__logs="progress")
         said = capsys.readouterr().err
         third = go(4, adapted=adapted, train__num_episodes=4, vllm__gpu_memory_utilization=0.5)
-        digests = [about["inputs"]["reward.remote_url"] for about in (first, second)]
+        digests = [metadata["inputs"]["reward.remote_url"] for metadata in (first, second)]
         changes = [
             (3, "train.num_episodes", 1, 3), (3, "vllm.gpu_memory_utilization", 0.95, 0.5),
             (3, "reward.remote_url", *digests), (5, "train.num_episodes", 3, 4),
@@ -343,7 +348,7 @@ class TestEarlierRun:
 
     def test_is_replaced(self, start, folder, tmp_path):
         start(run__overwrite=True, ckpt__path=folder / "checkpoints")
-        assert start.found[-1][1] == ["notes.txt", "run.json"]
+        assert start.begun[-1][1] == ["notes.txt", "run.json"]
 
     def test_one_that_did_not_end_is_one_too(self, start, folder):
         (folder / "summary.json").unlink()

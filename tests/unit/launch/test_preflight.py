@@ -80,10 +80,10 @@ def run(tmp_path) -> Run:
 
 
 def test_a_good_run_passes(run):
-    found = run.check()
-    assert found.prompts == 8
-    assert found.arithmetic.ranks == {"actor": 2, "critic": 1, "reference": 1}
-    assert (found.arithmetic.capacity, found.arithmetic.group_size) == (8, 4)
+    result = run.check()
+    assert result.prompts == 8
+    assert result.arithmetic.ranks == {"actor": 2, "critic": 1, "reference": 1}
+    assert (result.arithmetic.capacity, result.arithmetic.group_size) == (8, 4)
 
 
 def test_max_samples_caps_the_prompts(run):
@@ -400,8 +400,8 @@ class TestReward:
     )
     def test_not_importable(self, run, text, error):
         path = self.reward(run, text)
-        found = run.refusal(reward__remote_url=path)
-        assert found.startswith(f"reward.remote_url {path} cannot be imported: {error}")
+        result = run.refusal(reward__remote_url=path)
+        assert result.startswith(f"reward.remote_url {path} cannot be imported: {error}")
 
     @pytest.mark.parametrize("text", ["", "def reward(queries, prompts, labels): ...", "reward_func = 3"])
     def test_no_function(self, run, text):
@@ -502,8 +502,8 @@ class TestBatch:
     @pytest.mark.parametrize("groups", [1, 2, 3, 5])
     def test_a_batch_may_hold_any_number_of_groups(self, run, groups):
         # 2 ranks x 6 = 12 samples = 3 groups of 4
-        found = run.check(adapt__batch_size=groups, train__micro_batch_size=6, train__batch_size=12)
-        assert found.arithmetic.capacity == groups
+        result = run.check(adapt__batch_size=groups, train__micro_batch_size=6, train__batch_size=12)
+        assert result.arithmetic.capacity == groups
 
     def test_optimizer_batch_is_a_multiple_of_what_the_ranks_take(self, run):
         text = run.refusal(train__batch_size=6)
@@ -530,8 +530,8 @@ class TestBatch:
         assert "rollout.batch_size is" in text or "number of sample batches" in text
 
     def test_no_reference_ranks_where_no_reference_model_is_built(self, run):
-        found = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
-        assert found.arithmetic.ranks == {"actor": 2, "critic": 1}
+        result = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
+        assert result.arithmetic.ranks == {"actor": 2, "critic": 1}
 
     @pytest.mark.parametrize("value", [None, 0])
     def test_no_engines(self, run, value):

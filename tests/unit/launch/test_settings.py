@@ -65,18 +65,18 @@ def test_each_flag_is_compared(flag):
     assert changes(before, json.loads(json.dumps(before))) == {}
     value = another(FLAGS[flag])
     put(args, flag, value)
-    found = changes(before, settings_of(args, 8))
+    actual = changes(before, settings_of(args, 8))
     if flag.startswith(("run.", "ckpt.", "logger.")) or flag in ("config", "local_rank"):
-        assert found == {}
+        assert actual == {}
     elif flag in NAMED:
-        assert list(found) == [flag]
+        assert list(actual) == [flag]
     elif flag in NUMBERS:
         model, nodes = flag.split(".")[0], value if flag.endswith("nodes") else 1
         gpus = value if flag.endswith("gpus_per_node") else 8
-        assert found == {f"{model}.num_nodes x {model}.num_gpus_per_node": ("8", str(nodes * gpus))}
+        assert actual == {f"{model}.num_nodes x {model}.num_gpus_per_node": ("8", str(nodes * gpus))}
     else:
         wanted = json.loads(json.dumps([FLAGS[flag], value]))
-        assert list(found) == [flag] and [json.loads(json.dumps(one)) for one in found[flag]] == wanted
+        assert list(actual) == [flag] and [json.loads(json.dumps(one)) for one in actual[flag]] == wanted
 
 
 def test_the_same_ranks_on_other_machines():
@@ -125,12 +125,12 @@ class Files:
     def settings(self, **flags):
         args = parsed()
         data = ",".join(str(self.folder / name) for name in ("rows.jsonl", "rows.csv", "rows@split"))
-        own = {
+        paths = {
             "actor.model_name_or_path": self.folder / "actor", "critic.model_name_or_path": self.folder / "critic",
             "data.prompt_dataset": data, "train.agent_func_path": self.folder / "agent.py",
             "adapt.method": f"{self.folder}/m.py:Mine",
         }  # fmt: skip
-        for flag, value in own.items():
+        for flag, value in paths.items():
             put(args, flag, str(value))
         args.reward.remote_url = [str(self.folder / "reward.py")]
         for flag, value in flags.items():
@@ -162,9 +162,9 @@ def test_any_change_of_a_file_is_one_of_its_flag(tmp_path_factory, place, data):
         path.write_bytes(content[:at] if kind == "shorter" else content + content[: at + 1])
     else:
         path.rename(files.folder / f"{place}.x" if kind == "renamed" else files.folder / "elsewhere")
-    found = changes(before, files.settings())
-    assert list(found) == [OF_FILE[place]]
-    assert [re.sub("[0-9a-f]{16}", "D", text) for text in found[OF_FILE[place]]] == [
+    result = changes(before, files.settings())
+    assert list(result) == [OF_FILE[place]]
+    assert [re.sub("[0-9a-f]{16}", "D", text) for text in result[OF_FILE[place]]] == [
         {"data.prompt_dataset": "20 rows, blake2b D, blake2b D, blake2b D@split", "adapt.method": "blake2b D:Mine"}.get(
             OF_FILE[place], "blake2b D"
         )
@@ -201,8 +201,8 @@ def test_the_size_and_the_ends_of_a_models_large_file(tmp_path, monkeypatch):
 
 
 def test_the_number_of_rows_is_said():
-    found = changes(settings_of(parsed(), 20), settings_of(parsed(), 8))
-    assert found == {"data.prompt_dataset": ("20 rows, hub/data", "8 rows, hub/data")}
+    result = changes(settings_of(parsed(), 20), settings_of(parsed(), 8))
+    assert result == {"data.prompt_dataset": ("20 rows, hub/data", "8 rows, hub/data")}
 
 
 def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):

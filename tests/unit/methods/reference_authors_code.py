@@ -111,13 +111,13 @@ class AuthorsCode:
         passed = self.passing(fresh)
         x1 = passed[: self.capacity]
         promoted = self.reevaluate(step, reevaluated)
-        room = (self.capacity - len(x1)) * self.group_size  # Room is counted in responses (fit 398).
-        x2 = min(room, len(promoted) * self.group_size)
-        room -= x2
-        if room > 0:
+        free = (self.capacity - len(x1)) * self.group_size  # Room is counted in responses (fit 398).
+        x2 = min(free, len(promoted) * self.group_size)
+        free -= x2
+        if free > 0:
             self.move_range()  # The range stands still in a step that X1 and X2 fill (fit 433-434).
         replayable = [entry.uid for entry in self.entries if inside(entry.latest, self.good)]
-        x3 = min(room // self.group_size, len(replayable))
+        x3 = min(free // self.group_size, len(replayable))
         for uid, rewards in fresh:
             self.store(step, uid, rewards)
         return {

@@ -97,14 +97,14 @@ def draws_without_replacement(probabilities: Sequence[float], k: int) -> dict[fr
 
     Every order of drawing is enumerated.
     """
-    found: dict[frozenset[int], float] = {}
+    result: dict[frozenset[int], float] = {}
     for order in itertools.permutations(range(len(probabilities)), k):
         chance, left = 1.0, sum(probabilities)
         for item in order:
             chance *= probabilities[item] / left if left > 0 else 0.0
             left -= probabilities[item]
-        found[frozenset(order)] = found.get(frozenset(order), 0.0) + chance
-    return found
+        result[frozenset(order)] = result.get(frozenset(order), 0.0) + chance
+    return result
 
 
 @dataclass
@@ -158,12 +158,12 @@ def ar3po_stages(outcomes: Mapping[Hashable, Sequence[float]], k: int, stages: i
     the pool gets k responses in a stage, and leaves the pool as soon as one of its responses is right. Source: arXiv
     2509.25808, by a summary of its method; the values of k and of the number of stages are not known.
     """
-    pool, made = set(outcomes), {prompt: [] for prompt in outcomes}
+    pool, result = set(outcomes), {prompt: [] for prompt in outcomes}
     for stage in range(stages):
         for prompt in sorted(pool, key=list(outcomes).index):
-            made[prompt] += list(outcomes[prompt][stage * k : (stage + 1) * k])
-        pool = {prompt for prompt in pool if max(made[prompt]) < success}
-    return made
+            result[prompt] += list(outcomes[prompt][stage * k : (stage + 1) * k])
+        pool = {prompt for prompt in pool if max(result[prompt]) < success}
+    return result
 
 
 @dataclass
@@ -203,14 +203,14 @@ class ResponseReuse:
     ) -> dict[Hashable, ReusedGroup]:
         """Groups by prompt. The i-th response of a prompt is named (prompt, step, i) in the store."""
         groups = {}
-        made = ar3po_stages(outcomes, self.k, self.stages, success=self.success)
-        for prompt, rewards in made.items():
+        generated = ar3po_stages(outcomes, self.k, self.stages, success=self.success)
+        for prompt, rewards in generated.items():
             groups[prompt] = ReusedGroup(list(rewards))
             if max(rewards) < self.success and self.stored.get(prompt):
                 at = place(list(range(len(rewards))))
                 groups[prompt] = ReusedGroup(list(rewards), at, pick(self.stored[prompt]))
                 groups[prompt].rewards[at] = self.success
-        for prompt, rewards in made.items():
+        for prompt, rewards in generated.items():
             right = [(prompt, step, i) for i, reward in enumerate(rewards) if reward >= self.success]
             self.stored.setdefault(prompt, []).extend(right)
         return groups

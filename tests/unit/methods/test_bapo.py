@@ -82,14 +82,14 @@ class TestDefaults:
             "print(sorted({'torch', 'ray', 'vllm', 'openrlhf', 'transformers', 'deepspeed'} & set(sys.modules)))"
         )
         root = Path(bapo_openrlhf.__file__).parents[1]
-        found = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": str(root)},
             capture_output=True,
             text=True,
             check=True,
         )
-        assert found.stdout.strip() == "[]"
+        assert result.stdout.strip() == "[]"
 
 
 class TestX1:
@@ -336,7 +336,7 @@ class TestX3:
             assert run(method, step, [make_group(4, step=step)]).replayed == []
         assert len(method.replay) == 0
 
-    def test_todays_thresholds_decide_and_not_those_of_the_day_it_was_stored(self, make_group):
+    def test_the_current_thresholds_decide_and_not_those_of_the_step_it_was_stored_in(self, make_group):
         """c2 = 1/8 + 3/8 r, c3 = 2/8 + 3/8 r, by hand."""
         method = bapo()
         # r = 16/56 = 2/7: [13/56, 20/56], so 2/8 = 14/56 is stored and 3/8 = 21/56 is not
@@ -466,8 +466,8 @@ class TestFit:
         method = bapo(capacity=1, reevaluate_every=1)
         run(method, 0, [make_group(0, prompt="x")])
         delayed = make_group(4, step=1, weights_version=0, uid=10**6)
-        today = make_group(4, step=1, weights_version=1, prompt="x")
-        assert run(method, 1, [delayed], [today]).reevaluated == [today]
+        recent = make_group(4, step=1, weights_version=1, prompt="x")
+        assert run(method, 1, [delayed], [recent]).reevaluated == [recent]
 
     def test_a_cut_improved_prompt_still_leaves_the_hard_buffer(self, make_group):
         method = bapo(capacity=1, reevaluate_every=1)
@@ -730,9 +730,9 @@ class Plain:
         """What the batch must be, given which fresh groups the filter drew and which stored ones were replayed."""
         if fresh:
             total = sum((F(reward) for group in fresh for reward in group["rewards"]), F(0))
-            today = total / sum(len(group["rewards"]) for group in fresh)
-            today = F(0) if today < 0 else F(1) if today > 1 else today
-            self.r = today
+            mean = total / sum(len(group["rewards"]) for group in fresh)
+            mean = F(0) if mean < 0 else F(1) if mean > 1 else mean
+            self.r = mean
         c2, c3 = self.range_today()
 
         x1 = [group for group in fresh if group["uid"] in drawn_x1]
@@ -859,11 +859,11 @@ class SideBySide:
         self.t, self.uid = 0, 0
 
     def groups(self, outcomes: list[tuple[str, list[float]]], policy: int) -> list[dict]:
-        made = []
+        result = []
         for key, rewards in outcomes:
-            made.append({"uid": self.uid, "key": key, "rewards": rewards, "step": self.t, "policy": policy})
+            result.append({"uid": self.uid, "key": key, "rewards": rewards, "step": self.t, "policy": policy})
             self.uid += 1
-        return made
+        return result
 
     def real(self, groups: list[dict]):
         return [

@@ -58,7 +58,7 @@ class Layer(RuleBasedStateMachine):
     met: Counter  # what the runs have come across, all together
 
     def begin(self, new_method, *, capacity: int, size: int, delay: int) -> None:
-        self.new_method, self.size, self.room, self.delay = new_method, size, capacity * size, delay
+        self.new_method, self.size, self.max_responses, self.delay = new_method, size, capacity * size, delay
         self.outcomes = rewards(size)
         self.method, self.ledger = new_method(), Ledger()
         self.t = 0
@@ -82,9 +82,9 @@ class Layer(RuleBasedStateMachine):
 
     def generate(self, data, prompts: list[Prompt], policy: int) -> list[Group]:
         """Groups of the prompts, some of which fail. Those have a number too, as in the trainer."""
-        made = [(prompt, data.draw(self.outcomes | st.none())) for prompt in prompts]
+        outcomes_of = [(prompt, data.draw(self.outcomes | st.none())) for prompt in prompts]
         groups = []
-        for prompt, outcome in sorted(made, key=lambda pair: pair[1] is None):
+        for prompt, outcome in sorted(outcomes_of, key=lambda pair: pair[1] is None):
             uid = len(self.state)
             self.state[uid] = None if outcome else "failed"
             if outcome:
@@ -119,7 +119,7 @@ class Layer(RuleBasedStateMachine):
             nonfinite |= {group.uid for _, group in batch.with_sources()}
         batch = drop(batch, too_far=too_far, nonfinite=nonfinite)
         self.check_trained(batch)
-        free = self.room - selected.responses  # nothing is cut that fits
+        free = self.max_responses - selected.responses  # nothing is cut that fits
         assert not selected.cut or free < max(group.size for group in selected.cut)
         assert not {group.uid for _, group in batch.with_sources()} & (too_far | nonfinite)
         assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
@@ -130,16 +130,16 @@ class Layer(RuleBasedStateMachine):
         ends = list(self.state.values())[before:]
         assert +Counter(counts) == Counter(ends) + Counter(generated=len(ends))
         parts = {group.uid: group.size for group in batch.fresh + batch.reevaluated}
-        own = Counter(failed=failed * self.size, generated=len(ends) * self.size)
+        expected = Counter(failed=failed * self.size, generated=len(ends) * self.size)
         for group in fresh + again:
             held = parts.get(group.uid, self.size)
-            own.update({self.state[group.uid]: held, "dropped": self.size - held})
-        assert +Counter(responses) == +own
-        self.responses += own
+            expected.update({self.state[group.uid]: held, "dropped": self.size - held})
+        assert +Counter(responses) == +expected
+        self.responses += expected
         self.check_counts()
         self.check_storage()
         self.met.update({"replayed": len(batch.replayed), "unused": len(batch.unused), "skipped": not len(batch)})
-        self.met.update({"dropped": own["dropped"], "alone": sum(group.size == 1 for group in batch.replayed)})
+        self.met.update({"dropped": expected["dropped"], "alone": sum(group.size == 1 for group in batch.replayed)})
         self.t += 1
 
     @rule()
@@ -155,7 +155,7 @@ class Layer(RuleBasedStateMachine):
     def check_trained(self, batch: Batch) -> None:
         """A batch fits; its groups are distinct and as generated, and those replayed are old but not too old."""
         trained = [group for _, group in batch.with_sources()]
-        assert sum(len(group.responses) for group in trained) == batch.responses <= self.room
+        assert sum(len(group.responses) for group in trained) == batch.responses <= self.max_responses
         assert len(trained) == len({group.uid for group in trained})
         for group in batch.replayed + batch.unused:
             first = self.groups[group.uid]
@@ -351,8 +351,12 @@ class Parts(Method):
 
     STATE = ("rng", "stored")
 
-    def __init__(self, room: int, memory: int, seed: int) -> None:
-        self.room, self.stored, self.rng = room, ReplayBuffer(memory), np.random.Generator(np.random.PCG64(seed))
+    def __init__(self, max_responses: int, memory: int, seed: int) -> None:
+        self.max_responses, self.stored, self.rng = (
+            max_responses,
+            ReplayBuffer(memory),
+            np.random.Generator(np.random.PCG64(seed)),
+        )
 
     def part(self, group: Group) -> Group:
         size = self.rng.integers(1, group.size + 1)
@@ -367,11 +371,11 @@ class Parts(Method):
         parts = [self.part(group) if kept else group for group, kept in zip(fresh, keep, strict=True)]
         again = [group for group in reevaluated if group.mean > 0]
         batch = fill(
-            self.room,
+            self.max_responses,
             parts,
             keep,
             [self.part(group) for group in again if has_signal(group)],
-            replay=lambda room: fitting(map(self.part, list(self.stored)), room),
+            replay=lambda free: fitting(map(self.part, list(self.stored)), free),
         )
         batch.unimproved = [group for group in reevaluated if group.mean <= 0]
         batch.solved = [group for group in again if not has_signal(group)]

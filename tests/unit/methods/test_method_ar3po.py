@@ -60,13 +60,13 @@ def advantages(group) -> np.ndarray:
 
 def generate(method: AR3PO, outcomes: dict[str, list]) -> tuple[dict[str, list], int]:
     """What the trainer generates: the first responses, then more for as long as the method asks. And the stages."""
-    made, stages = {prompt: list(all_of_it[: method.first_responses]) for prompt, all_of_it in outcomes.items()}, 1
-    while any(more := method.more_responses([[as_reward(r) for r in own] for own in made.values()])):
+    responses, stages = {prompt: list(all_of_it[: method.first_responses]) for prompt, all_of_it in outcomes.items()}, 1
+    while any(more := method.more_responses([[as_reward(r) for r in rewards] for rewards in responses.values()])):
         stages += 1
-        for (prompt, own), count in zip(made.items(), more, strict=True):
-            assert len(own) + count <= method.group_size  # the trainer refuses more
-            own += outcomes[prompt][len(own) : len(own) + count]
-    return made, stages
+        for (prompt, rewards), count in zip(responses.items(), more, strict=True):
+            assert len(rewards) + count <= method.group_size  # the trainer refuses more
+            rewards += outcomes[prompt][len(rewards) : len(rewards) + count]
+    return responses, stages
 
 
 def as_reward(reward) -> F | None:
@@ -82,15 +82,20 @@ class TestStages:
         rewards = st.lists(st.sampled_from([0, 0, 0, 0, 1]), min_size=size, max_size=size)
         outcomes = data.draw(st.dictionaries(st.sampled_from("abcdef"), rewards, min_size=1))
         method = ar3po(group_size=size, stages=stages)
-        made, used = generate(method, outcomes)
-        assert made == rules.ar3po_stages(outcomes, each, stages)
+        responses, used = generate(method, outcomes)
+        assert responses == rules.ar3po_stages(outcomes, each, stages)
         assert used <= stages
 
     def test_by_hand(self):
         """8 in 4 stages of 2: a leaves after the first, b after the third, c gets all; d is as b, one place later."""
         outcomes = {"a": [0, 1] + 6 * [0], "b": 4 * [0] + [1] + 3 * [0], "c": 8 * [0], "d": 5 * [0] + [1, 1, 1]}
-        made, used = generate(ar3po(group_size=8, stages=4), outcomes)
-        assert {prompt: len(own) for prompt, own in made.items()} == {"a": 2, "b": 6, "c": 8, "d": 6} and used == 4
+        responses, used = generate(ar3po(group_size=8, stages=4), outcomes)
+        assert {prompt: len(rewards) for prompt, rewards in responses.items()} == {
+            "a": 2,
+            "b": 6,
+            "c": 8,
+            "d": 6,
+        } and used == 4
 
     def test_one_stage_generates_all_at_once(self):
         method = ar3po(stages=1)
@@ -143,16 +148,16 @@ class TestReuse:
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), min_size=4, max_size=4), st.sampled_from([0.75, 1.0, 2.0]))
     def test_both_variants_give_the_others_the_same_advantages(self, make, rewards, success):
         """Those of the group after the reuse; rewards need not be 0 and 1."""
-        found = []
+        actual = []
         for train_reused in (False, True):
             method = ar3po(train_reused=train_reused)
             run(method, 0, [make([success, 0, 0, 0], "a")])
             (group,) = run(method, 1, [make(rewards, "a", step=1)]).fresh
             assert group.size == 3 + train_reused
-            found.append(advantages(group)[-3:])
+            actual.append(advantages(group)[-3:])
         after = [success, *rewards[1:]]
         expected = rules.group_relative(after, eps=0, ddof=0)[1:]
-        assert found[0].tolist() == found[1].tolist() and found[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        assert actual[0].tolist() == actual[1].tolist() and actual[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
     @pytest.mark.parametrize("train_reused", [False, True])
     def test_ledger_by_hand(self, make, train_reused):
@@ -335,28 +340,28 @@ def test_side_by_side_with_the_rules(make):
                 method.load_state_dict(state)
             rewards = st.lists(st.sampled_from([0, 0, 0, 0, 0, 1]), min_size=size, max_size=size)
             outcomes = data.draw(st.dictionaries(st.sampled_from("abcd"), rewards))
-            made, _ = generate(method, outcomes)
-            fresh = [make(own, prompt, step=step) for prompt, own in made.items()]
+            responses, _ = generate(method, outcomes)
+            fresh = [make(names_of_rule, prompt, step=step) for prompt, names_of_rule in responses.items()]
             uid_of |= {(group.prompt.text, step): group.uid for group in fresh}
             batch = method.build_batch(step, fresh, [])
             _, counts = ledger.settle(fresh, batch)
 
             known = {prompt: set(entries) for prompt, entries in theirs.stored.items()}
             expected = theirs.step(step, outcomes, pick=lambda stored: stored[0], place=min)
-            found = {group.prompt.text: group for group in batch.fresh + batch.filtered}  # all fit
-            assert found.keys() == expected.keys()
-            for prompt, group in found.items():
+            actual = {group.prompt.text: group for group in batch.fresh + batch.filtered}  # all fit
+            assert actual.keys() == expected.keys()
+            for prompt, group in actual.items():
                 rule = expected[prompt]
                 assert list(group.baseline) == rule.rewards
                 trained = rule.trained(stop_gradient=not train_reused)
                 assert list(group.rewards) == [r for r, has in zip(rule.rewards, trained, strict=True) if has]
-                own = [(uid_of[prompt, step], place) for place in range(len(rule.rewards))]
+                names_of_rule = [(uid_of[prompt, step], place) for place in range(len(rule.rewards))]
                 if rule.place is not None:
                     origins = {(uid_of[prompt, born], i) for _, born, i in known[prompt]}
-                    assert rule.place == 0 and set(names(group)) - set(own) <= origins
-                    assert names(group)[-len(own) + 1 :] == own[1:]
+                    assert rule.place == 0 and set(names(group)) - set(names_of_rule) <= origins
+                    assert names(group)[-len(names_of_rule) + 1 :] == names_of_rule[1:]
                 else:
-                    assert names(group) == own
+                    assert names(group) == names_of_rule
                 assert (group in batch.filtered) == (len(set(rule.rewards)) == 1)
                 if len(set(rule.rewards)) > 1:
                     shares = rules.group_relative(rule.rewards, eps=0, ddof=0)
@@ -366,8 +371,10 @@ def test_side_by_side_with_the_rules(make):
             assert {name for group in method.cache for name in names(group)} == stored
             reused = sum(rule.place is not None for rule in expected.values())
             assert counts["dropped"] == method.metrics()["exchange/groups"] == reused
-            assert counts["generated"] == sum(map(len, made.values()))
-            met.update(reused=reused, staged=sum(each < len(own) < size for own in made.values()))
+            assert counts["generated"] == sum(map(len, responses.values()))
+            met.update(
+                reused=reused, staged=sum(each < len(names_of_rule) < size for names_of_rule in responses.values())
+            )
             met["failed"] += method.metrics()["exchange/failed"] - reused
         ledger.check()
 

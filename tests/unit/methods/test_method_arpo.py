@@ -274,19 +274,19 @@ def test_side_by_side_with_a_plain_implementation(make):
                 mean = sum(numbers) / size
                 failed = mean < F("0.2") and sum((n - mean) ** 2 for n in numbers) / size < F("0.0025")
                 failures += failed
-                found = after[group.uid]
-                assert names(found)[1:] == names(group)[1:]
-                assert [found.weights_version_of(r) for r in found.responses[1:]] == [policy] * (size - 1)
-                first = (*names(found)[0], found.weights_version_of(found.responses[0]))
+                result = after[group.uid]
+                assert names(result)[1:] == names(group)[1:]
+                assert [result.weights_version_of(r) for r in result.responses[1:]] == [policy] * (size - 1)
+                first = (*names(result)[0], result.weights_version_of(result.responses[0]))
                 if failed and stored.get(text):
                     assert first in stored[text]
                     exchanged += 1
                 else:
-                    assert found is group
-                rewards = {response.reward for response in found.responses}
+                    assert result is group
+                rewards = {response.reward for response in result.responses}
                 signal = len(rewards) > 1
                 kept += signal
-                assert (found in batch.filtered) == (not signal)
+                assert (result in batch.filtered) == (not signal)
             assert len(batch.fresh) == min(kept, capacity) and not batch.replayed + batch.reevaluated
             spreads = [sorted((g.variance for g in part), reverse=True) for part in (batch.fresh, batch.cut)]
             assert not spreads[0] or not spreads[1] or spreads[0][-1] >= spreads[1][0]

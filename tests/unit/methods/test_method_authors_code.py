@@ -19,7 +19,7 @@ from bapo_openrlhf.methods.authors_code import AuthorsCode
 C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
 
 
-def made(seed: int = 0, **changes) -> AuthorsCode:
+def authors_code(seed: int = 0, **changes) -> AuthorsCode:
     flags = {"capacity": 6, "group_size": 8, "buffer_size": 12, "reevaluate_every": 2, "c2": Interval(*C2),
              "c3": Interval(*C3)}  # fmt: skip
     return AuthorsCode(seed=seed, **flags | changes)
@@ -33,8 +33,8 @@ class Run:
     """A method and the reference on the same groups, until they differ."""
 
     def __init__(self, make_group, *, capacity, size, buffer, moving, every, most):
-        self.make_group, self.size, self.room, self.every = make_group, size, capacity * size, every
-        self.method = made(capacity=capacity, group_size=size, buffer_size=buffer, moving=moving,
+        self.make_group, self.size, self.max_responses, self.every = make_group, size, capacity * size, every
+        self.method = authors_code(capacity=capacity, group_size=size, buffer_size=buffer, moving=moving,
                            reevaluate_every=every, max_reevaluated_prompts=most)  # fmt: skip
         self.reference = Reference(capacity=capacity, group_size=size, total_uids=buffer, c1=F(1, 8), c2=C2, c3=C3,
                                    moving=moving, stale_steps=3, reeval_freq=every, max_reeval=most)  # fmt: skip
@@ -78,7 +78,7 @@ class Run:
         assert wanted["x3_count"] - len(in_x2) <= len(drawn) <= wanted["x3_count"]
         assert (self.method.thresholds.c2, self.method.thresholds.c3) == tuple(wanted["range"])
         assert uids(self.method.replay) == self.reference.stored()
-        assert batch.responses <= self.room
+        assert batch.responses <= self.max_responses
 
         self.seen["promoted"] += len(better)
         self.seen["cut"] += len(left_out)
@@ -114,7 +114,7 @@ def test_long_runs_meet_every_case(make_group, size):
 
 
 def test_a_stored_group_is_replayed_with_its_own_responses(make_group):
-    method = made(reevaluate_every=1)
+    method = authors_code(reevaluate_every=1)
     failed = make_group(0, prompt="p")
     method.build_batch(0, [failed], [])
     assert method.begin_step(1) == [failed.prompt]
@@ -129,7 +129,7 @@ def test_nothing_takes_the_place_of_a_drawn_group_whose_prompt_is_in_x2(make_gro
     """As in their code: X3 is drawn first, then such groups are left out. So the batch has room that stays empty."""
     sizes = set()
     for seed in range(20):
-        method = made(seed, capacity=2, reevaluate_every=1)
+        method = authors_code(seed, capacity=2, reevaluate_every=1)
         failed, good = make_group(0, prompt="p"), make_group(3, prompt="q")
         method.build_batch(0, [failed, good], [])
         batch = method.build_batch(1, [], [make_group(2, prompt="p", step=1)])
@@ -139,7 +139,7 @@ def test_nothing_takes_the_place_of_a_drawn_group_whose_prompt_is_in_x2(make_gro
 
 
 def test_the_newer_group_of_a_prompt_is_generated_again(make_group):
-    method = made(reevaluate_every=1)
+    method = authors_code(reevaluate_every=1)
     older, newer = make_group(1, prompt="p"), make_group(0, prompt="p", step=1)
     method.build_batch(0, [older], [])
     method.build_batch(1, [newer], [])
@@ -149,7 +149,7 @@ def test_the_newer_group_of_a_prompt_is_generated_again(make_group):
 
 
 def test_every_hard_prompt_and_every_response_of_x2_is_as_likely(make_group):
-    method = made(3, reevaluate_every=1, max_reevaluated_prompts=2, capacity=1)
+    method = authors_code(3, reevaluate_every=1, max_reevaluated_prompts=2, capacity=1)
     method.build_batch(0, [make_group(0, prompt=f"p{n}") for n in range(5)], [])
     named = [prompt.text for _ in range(1000) for prompt in method.begin_step(1)]
     assert all(abs(named.count(f"p{n}") - 400) < 5 * np.sqrt(1000 * 0.4 * 0.6) for n in range(5))
@@ -162,7 +162,7 @@ def test_every_hard_prompt_and_every_response_of_x2_is_as_likely(make_group):
 
 
 def test_a_part_of_x2_is_relative_to_what_is_kept(make_group):
-    method = made(reevaluate_every=1, capacity=1)
+    method = authors_code(reevaluate_every=1, capacity=1)
     method.build_batch(0, [make_group(0, prompt=f"p{n}") for n in range(3)], [])
     method.begin_step(1)
     batch = method.build_batch(1, [], [make_group(4, prompt=f"p{n}", step=1) for n in range(3)])
@@ -186,20 +186,20 @@ def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group):
         return batches
 
     flags = {"moving": True, "buffer_size": 12, "max_reevaluated_prompts": 2}
-    whole = made(3, **flags)
+    whole = authors_code(3, **flags)
     drive(whole, 0, 9)
-    resumed = made(99, **flags)
+    resumed = authors_code(99, **flags)
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert whole.again and drive(resumed, 9, 12) == drive(whole, 9, 12)
     assert resumed.again == whole.again
 
 
 def test_without_replay_x3_is_empty(make_group):
-    method = made(replay_steps=0)
+    method = authors_code(replay_steps=0)
     method.build_batch(0, [make_group(3)], [])
     assert method.build_batch(1, [], []).replayed == []
 
 
 def test_a_store_without_room_for_hard_groups_is_refused():
     with pytest.raises(ValueError, match="buffer_size is 8; it must be above 8"):
-        made(buffer_size=8)
+        authors_code(buffer_size=8)

@@ -19,7 +19,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 EPS = 1e-6
 
 
-def made(seed: int = 0, **changes) -> BoundBAPO:
+def bound_bapo(seed: int = 0, **changes) -> BoundBAPO:
     return BoundBAPO(**{"capacity": 6, "group_size": 4, "seed": seed, "reevaluate_every": 0, **changes})
 
 
@@ -37,7 +37,7 @@ def term(group, tv: float) -> float:
 
 def stored(make_group, tv, *, rights=(1, 2, 3, 2, 1, 2), **changes):
     """A method that has stored groups of step 0 and has measured these distances in step 1; today is step 1."""
-    method = made(**changes)
+    method = bound_bapo(**changes)
     groups = [make_group(right, size=4, prompt=f"p{n}") for n, right in zip(range(len(tv)), rights, strict=False)]
     for group in groups:
         method.replay.add(group)
@@ -69,7 +69,7 @@ class TestReplay:
         assert uids(method.draw_replay(4, lambda group: True)) == uids(groups[n] for n in (1, 2, 0, 3))
 
     def test_of_equal_terms_the_variance_decides_then_the_policy(self, make_group):
-        method = made()  # nothing is measured, so all terms are 0
+        method = bound_bapo()  # nothing is measured, so all terms are 0
         groups = [make_group(right, size=4, prompt=f"{right} {policy}", step=2, weights_version=policy)
                   for right, policy in ((1, 2), (2, 0), (3, 1), (2, 1))]  # fmt: skip
         for group in groups:
@@ -79,7 +79,7 @@ class TestReplay:
         assert method.metrics() == {"bound/below_least": 0, "bound/tv_predicted": 0.0}
 
     @pytest.mark.parametrize(("least", "stays"), [(-1.0, [0, 1]), (-math.inf, [0, 1, 2]), (-0.5, [0]), (0.0, [])])
-    def test_room_stays_empty_below_the_floor(self, make_group, least, stays):
+    def test_the_batch_is_not_filled_with_groups_below_the_least_bound(self, make_group, least, stays):
         """The terms are -0.4, -1 + 4e-7 and -2.4."""
         method, groups = stored(make_group, [0.1, 0.25, 0.6], rights=(2, 2, 2), least=least)
         batch = method.build_batch(1, [], [])
@@ -96,14 +96,14 @@ class TestReplay:
 
 class TestPrediction:
     def test_mean_of_an_age_and_lines_through_zero(self, make_group):
-        method = made()
+        method = bound_bapo()
         assert [method.mean_distance(age) for age in (0, 1, 7)] == [0, 0, 0]
         old, older = (make_group(2, size=4, step=step) for step in (6, 2))  # 2 and 6 updates old in step 8
         method.observe_distances(8, {old: 0.1, older: 0.24, make_group(2, size=4, step=8): 0.5})
         method.observe_distances(8, {make_group(2, size=4, step=6): 0.3})
-        found = {age: method.mean_distance(age) for age in range(9)}
+        result = {age: method.mean_distance(age) for age in range(9)}
         # 2: (0.1 + 0.3) / 2; 4 is as near to 2 as to 6, and takes the lower one
-        assert found == pytest.approx(
+        assert result == pytest.approx(
             {0: 0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.24 * 5 / 6, 6: 0.24, 7: 0.24 * 7 / 6, 8: 0.24 * 8 / 6}
         )
 
@@ -113,7 +113,7 @@ class TestPrediction:
         return method.metrics().get("bound/tv_predicted")
 
     def test_a_measured_group_grows_as_the_mean_does_and_never_shrinks(self, make_group):
-        method = made(least=-math.inf, replay_steps=9)
+        method = bound_bapo(least=-math.inf, replay_steps=9)
         group, other, late = (make_group(2, size=4, step=0, prompt=name) for name in "abc")
         for one in (group, late):
             method.replay.add(one)
@@ -139,13 +139,13 @@ class TestPrediction:
 
 class TestRules:
     def test_any_fresh_group_with_signal_is_stored(self, make_group):
-        method = made()
+        method = bound_bapo()
         groups = [make_group(right, size=4, prompt=f"p{right}") for right in range(5)] + [make_group([0.2, 0.7])]
         method.build_batch(0, groups, [])
         assert uids(method.replay) == uids([*groups[1:4], groups[5]])
 
     def test_any_signal_is_an_improvement_but_c1_says_what_is_hard(self, make_group):
-        method = made(c1=F(1, 4), reevaluate_every=1)
+        method = bound_bapo(c1=F(1, 4), reevaluate_every=1)
         failed = [make_group(0, size=4, prompt=f"p{n}") for n in range(4)]
         method.build_batch(0, failed, [])
         assert method.begin_step(1) == [group.prompt for group in failed]
@@ -157,7 +157,7 @@ class TestRules:
         assert [group.prompt in method.hard for group in again] == [True, True, False, False]
 
     def test_theory_and_metrics_know_no_thresholds(self, make_group):
-        method = made(group_size=8, c1=F(0))
+        method = bound_bapo(group_size=8, c1=F(0))
         sigma = math.sqrt(7 / 64 + EPS)
         assert method.constants() == pytest.approx(((1 - sigma) / sigma,) * 3)
         method.build_batch(0, [make_group(2)], [])
@@ -196,7 +196,7 @@ def drive(method, steps: int, make_group, start: int = 0):
 def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
     """With the state as a checkpoint has it."""
     flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9}
-    whole, resumed = made(3, **flags), made(99, **flags)
+    whole, resumed = bound_bapo(3, **flags), bound_bapo(99, **flags)
     drive(whole, 9, make_group)
     save_state(tmp_path, whole.state_dict())
     assert whole.last and whole.sums
@@ -207,7 +207,7 @@ def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
 
 
 def test_a_step_does_not_change_a_state_that_was_taken_before(make_group):
-    method = made()
+    method = bound_bapo()
     drive(method, 5, make_group)
     state = method.state_dict()
     plain = repr((state["last"], state["sums"]))
@@ -218,4 +218,4 @@ def test_a_step_does_not_change_a_state_that_was_taken_before(make_group):
 @pytest.mark.parametrize("least", [0.1, math.nan, math.inf])
 def test_an_option_out_of_range(least):
     with pytest.raises(ValueError, match=f"least is {least}; it must be at most 0"):
-        made(least=least)
+        bound_bapo(least=least)

@@ -142,10 +142,10 @@ class TestChoice:
         }[count]
         method, times = dots(temperature=0.25 / np.log(2), seed=3), 6000
         run(method, [make_group(right, prompt=text) for right, text in ((4, "A"), (2, "B"), (8, "C"))])
-        found = Counter(tuple(method.choose_prompts(1, [A, B, C], count)) for _ in range(times))
-        assert set(found) == set(expected)
+        actual = Counter(tuple(method.choose_prompts(1, [A, B, C], count)) for _ in range(times))
+        assert set(actual) == set(expected)
         for chosen, share in expected.items():
-            assert abs(found[chosen] / times - share) < 4.5 * (share * (1 - share) / times) ** 0.5
+            assert abs(actual[chosen] / times - share) < 4.5 * (share * (1 - share) / times) ** 0.5
 
     def test_far_from_one_half_is_still_drawn_where_nothing_else_is_left(self, make_group):
         """e^-500 of a softmax in float32 would be 0."""
@@ -221,11 +221,11 @@ class TestBatch:
 
     def test_replay_is_uniform(self, make_group):
         method, old = filled(make_group, 6, capacity=4, seed=1)
-        times, found = 3000, Counter()
+        times, result = 3000, Counter()
         for step in range(1, times + 1):
-            found.update(uids(run(method, [], step).replayed))
-        assert set(found) == set(uids(old))
-        for count in found.values():
+            result.update(uids(run(method, [], step).replayed))
+        assert set(result) == set(uids(old))
+        for count in result.values():
             assert abs(count / times - 2 / 6) < 4.5 * (2 / 9 / times) ** 0.5
 
     def test_an_empty_step(self):
@@ -368,19 +368,19 @@ class TestState:
 class Reference:
     """DOTS once more, from lists: every group of the run is kept, and all is derived from them anew."""
 
-    def __init__(self, capacity: int, share: F, room: int, decay: F) -> None:
-        self.capacity, self.share, self.room, self.decay = capacity, share, room, decay
+    def __init__(self, capacity: int, share: F, buffer: int, decay: F) -> None:
+        self.capacity, self.share, self.buffer, self.decay = capacity, share, buffer, decay
         self.past: list[Group] = []
 
     def p(self, prompt: Prompt) -> float:
         """Sum over the prompt's groups of lam^(k-1) s, by that of lam^(k-1) n."""
-        own = [group for group in self.past if group.prompt == prompt]
-        if own or not self.past:
-            weights = [self.decay ** (len(own) - 1 - at) for at in range(len(own))]
+        groups = [group for group in self.past if group.prompt == prompt]
+        if groups or not self.past:
+            weights = [self.decay ** (len(groups) - 1 - at) for at in range(len(groups))]
         else:
-            own, weights = self.past, [F(1)] * len(self.past)
-        right = sum(w * sum(F(r.reward) for r in group.responses) for w, group in zip(weights, own, strict=True))
-        responses = sum(w * group.size for w, group in zip(weights, own, strict=True))
+            groups, weights = self.past, [F(1)] * len(self.past)
+        right = sum(w * sum(F(r.reward) for r in group.responses) for w, group in zip(weights, groups, strict=True))
+        responses = sum(w * group.size for w, group in zip(weights, groups, strict=True))
         return float(F(right) / responses) if responses else 0.5
 
     def store(self) -> list[Group]:
@@ -389,7 +389,7 @@ class Reference:
         for group in self.past:
             held = [other for other in held if other.prompt != group.prompt]
             if 0 < sum(r.reward for r in group.responses) < group.size:
-                held = [*held, group][-self.room :]
+                held = [*held, group][-self.buffer :]
         return held
 
     def sizes(self, informative: int) -> tuple[int, int]:
@@ -408,11 +408,11 @@ class TestSideBySide:
     def test_equals_the_reference(self, make_group, data):
         capacity = data.draw(st.integers(1, 9))
         share = data.draw(st.sampled_from([F(1, 2), F(1, 4), F(2, 3), F(1)]))
-        room, decay = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([F(0), F(1, 2), F(1)]))
+        buffer, decay = data.draw(st.integers(1, 8)), data.draw(st.sampled_from([F(0), F(1, 2), F(1)]))
         method = dots(
-            capacity=capacity, group_size=4, fresh_share=share, buffer_groups=room, decay=float(decay), seed=7
+            capacity=capacity, group_size=4, fresh_share=share, buffer_groups=buffer, decay=float(decay), seed=7
         )
-        reference, ledger, pool = Reference(capacity, share, room, decay), Ledger(), list("abcdefgh")
+        reference, ledger, pool = Reference(capacity, share, buffer, decay), Ledger(), list("abcdefgh")
         for step in range(data.draw(st.integers(1, 6))):
             candidates = [Prompt(text) for text in data.draw(st.permutations(pool))]
             count = data.draw(st.integers(1, len(candidates)))

@@ -198,13 +198,13 @@ class TestDraw:
     )
     def test_how_many_and_when(self, make, options, drawn):
         method = started(**options)
-        found = []
+        result = []
         for step in range(4):
             prompts = method.begin_step(step)
             assert len({prompt.id for prompt in prompts}) == len(prompts)
-            found.append(len(prompts))
+            result.append(len(prompts))
             method.build_batch(step, [make([1, 1, 0, 0], f"{n}") for n in range(6)], [])
-        assert found == drawn
+        assert result == drawn
 
 
 class TestExchange:
@@ -398,12 +398,13 @@ def test_side_by_side_with_a_plain_implementation(make):
             mixed = []
             for group in hard:
                 best = min(successes[group.prompt.text])[2:]
-                found = after[group.uid]
+                actual = after[group.uid]
                 origin = [
-                    (*name, found.weights_version_of(r)) for name, r in zip(names(found), found.responses, strict=True)
+                    (*name, actual.weights_version_of(r))
+                    for name, r in zip(names(actual), actual.responses, strict=True)
                 ]
                 assert origin == [best, *((group.uid, place, step) for place in range(1, size))]
-                mixed.append(found)
+                mixed.append(actual)
             signal = [g for g in mixed if len({r.reward for r in g.responses}) > 1]
             informative = [g for g in fresh if len({r.reward for r in g.responses}) > 1]
             assert [g.uid for g in batch.solved] == [g.uid for g in mixed if g not in signal]

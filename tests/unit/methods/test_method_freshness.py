@@ -74,8 +74,8 @@ class TestPriority:
         group = make_group(rewards, step=born, weights_version=max(born - 3, 0))
         size = math.fsum(abs(reward) for reward in rewards) / len(rewards)
         [expected] = rules.freshness_priorities([size], [age], tau, epsilon)
-        found = freshness(tau=tau, epsilon=epsilon).priority(group, born + age)
-        assert found == pytest.approx(max(expected, 1e-8), rel=1e-9)
+        actual = freshness(tau=tau, epsilon=epsilon).priority(group, born + age)
+        assert actual == pytest.approx(max(expected, 1e-8), rel=1e-9)
 
     def test_by_hand(self, make_group):
         """3 of 4 right, 500 steps old with tau = 500: (0.75 + 1e-6) / e. Rewards of -1 count as those of 1."""
@@ -257,8 +257,8 @@ def test_every_group_is_counted_over_random_runs(make_group, data):
         informative = [group for group in fresh if len(set(group.rewards)) > 1]
         held = uids(known[-most:])
         assert len(batch.fresh) == min(len(informative), capacity)
-        room = min(capacity - len(batch.fresh), math.floor(share * capacity))
-        assert len(set(uids(batch.replayed))) == len(batch.replayed) == min(room, len(held))
+        free = min(capacity - len(batch.fresh), math.floor(share * capacity))
+        assert len(set(uids(batch.replayed))) == len(batch.replayed) == min(free, len(held))
         assert set(uids(batch.replayed)) <= set(held)
         known += informative
         total += len(fresh)

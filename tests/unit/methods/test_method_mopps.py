@@ -141,8 +141,8 @@ class TestPosterior:
         state = counts.state_dict()
         assert sum(array.nbytes for array in state.values()) == 16 * 10_000
         assert (state["rows"].dtype, state["rows"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
-        found, known = counts.of([prompts[0], prompts[7_777], prompts[9_999], A])
-        assert found.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
+        result, known = counts.of([prompts[0], prompts[7_777], prompts[9_999], A])
+        assert result.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
         assert known.tolist() == [True, True, True, False]
 
 
@@ -363,7 +363,7 @@ class TestSideBySide:
             fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
             batch = method.build_batch(step, fresh, [])
             ledger.settle(fresh, batch)
-            found = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
-            assert found == reference.step(fresh)
+            result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
+            assert result == reference.step(fresh)
             for prompt in pool:
                 assert posterior(method, prompt) == [float(x) for x in reference.beta.get(prompt.text, reference.prior)]

@@ -78,9 +78,9 @@ class TestRule:
     )
     def test_by_hand(self, rewards, size, kept):
         exact = [F(str(reward)) for reward in rewards]
-        found = most_varied(exact, size)
-        assert found == sorted(set(found)) and len(found) == size
-        assert sorted(exact[place] for place in found) == sorted(F(str(reward)) for reward in kept)
+        result = most_varied(exact, size)
+        assert result == sorted(set(result)) and len(result) == size
+        assert sorted(exact[place] for place in result) == sorted(F(str(reward)) for reward in kept)
 
     def test_equal_variances_are_compared_without_rounding(self):
         """High, high, low and high, low, low have the same variance. As floats, the second has a larger one."""

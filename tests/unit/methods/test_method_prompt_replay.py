@@ -32,10 +32,10 @@ def run(method: PromptReplay, step: int, fresh=(), again=lambda prompt: None) ->
     """One step; each of its groups ends in exactly one list of the batch."""
     named = method.begin_step(step)
     groups = [(prompt, again(prompt)) for prompt in named]
-    made = [group for _, group in groups if group]
+    hard = [group for _, group in groups if group]
     method.unanswered([prompt for prompt, group in groups if not group])
-    batch = method.build_batch(step, list(fresh), made)
-    Ledger().settle([*fresh, *made], batch)
+    batch = method.build_batch(step, list(fresh), hard)
+    Ledger().settle([*fresh, *hard], batch)
     assert batch.replayed == []
     return named, batch
 
@@ -120,8 +120,8 @@ class TestNamed:
     def test_cooldown_from_a_fresh_group_and_from_a_repeated_one(self, make_group, cooldown):
         method = prompt_replay(cooldown=cooldown, most_uses=0)
         run(method, 3, [make_group(4, prompt=A, step=3)])
-        found = [step for step in range(4, 20) if run(method, step, (), lambda p: make_group(3, prompt=p))[0]]
-        assert found == list(range(3 + max(cooldown, 1), 20, max(cooldown, 1)))
+        result = [step for step in range(4, 20) if run(method, step, (), lambda p: make_group(3, prompt=p))[0]]
+        assert result == list(range(3 + max(cooldown, 1), 20, max(cooldown, 1)))
 
     @pytest.mark.parametrize("most", [1, 2, 3, 0])
     def test_uses(self, make_group, most):

@@ -96,7 +96,7 @@ class TestStrategies:
         step = filled(method, make, [0, 4], [1, 2])
         batch = run(method, step, [make([0, 1], "a", step=step)])
         rewards = [rewards_of(group) for _, group in batch.with_sources()]
-        assert [group_relative_advantages(own, own, 0.0).tolist() for own in rewards] == [[-1, 1], [1, -1]]
+        assert [group_relative_advantages(half, half, 0.0).tolist() for half in rewards] == [[-1, 1], [1, -1]]
 
     def test_equal_rewards_the_newer_are_taken(self, make):
         method = repo(strategy="highest", cache_responses=6, warm_up=2)
@@ -155,15 +155,15 @@ class TestWarmUp:
     def test_from_the_third_time_on_with_the_defaults(self, make):
         """The authors cache 16 responses with G = 8 and want 16: two groups, before this step's own."""
         method = repo()
-        found = [len(run(method, step, [make([step, -step - 1], "a", step=step)]).replayed) for step in range(4)]
-        assert found == [0, 0, 1, 1]
+        result = [len(run(method, step, [make([step, -step - 1], "a", step=step)]).replayed) for step in range(4)]
+        assert result == [0, 0, 1, 1]
         assert repo(group_size=8).cache.capacity == repo(group_size=8).warm_up == 16
 
     def test_as_many_responses_as_are_asked_for(self, make):
         for warm_up, expected in ((2, [0, 1, 1, 1]), (3, [0, 0, 1, 1]), (6, [0, 0, 0, 1])):
             method = repo(cache_responses=6, warm_up=warm_up, strategy="recent")
-            found = [len(run(method, step, [make([0, 1], "a", step=step)]).replayed) for step in range(4)]
-            assert found == expected
+            actual = [len(run(method, step, [make([0, 1], "a", step=step)]).replayed) for step in range(4)]
+            assert actual == expected
 
     def test_each_prompt_has_its_own_cache(self, make):
         method = repo(warm_up=2)
@@ -190,8 +190,8 @@ class TestReplayedGroup:
         assert names(group) == [(10, 0), (20, 0)]
         assert (group.uid, group.step, group.weights_version) == (20, 3, 2)
         assert group.prompt == early.prompt and group.weights_version != 8
-        own = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
-        for response, stored, weights_version in own:
+        triples = zip(group.responses, (early.responses[0], late.responses[0]), (2, 6), strict=True)
+        for response, stored, weights_version in triples:
             assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
             assert response.weights_version == group.weights_version_of(response) == weights_version
 
@@ -486,7 +486,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
 
             # X3
             allowed = [(text, frozenset(items)) for text, items in with_signal]
-            found = []
+            result = []
             for group in batch.replayed:
                 assert group.size == size and len(set(group.rewards)) > 1
                 text = group.prompt.text
@@ -497,8 +497,8 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 assert group.uid == max(item[0] for item in items)
                 assert (group.step, group.weights_version) == (min(i[3] for i in items), min(i[4] for i in items))
                 assert group.step < step and group.weights_version != step
-                found.append((text, frozenset(items)))
-            assert not Counter(found) - Counter(allowed)
+                result.append((text, frozenset(items)))
+            assert not Counter(result) - Counter(allowed)
             assert len({g.uid for g in batch.replayed}) == len(batch.replayed)
             if strategy != "random":
 
@@ -507,7 +507,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                     return sum((F(i[2]) - mean) ** 2 for i in items)
 
                 spreads = sorted((variance(items) for _, items in allowed), reverse=True)
-                assert sorted((variance(items) for _, items in found), reverse=True) == spreads[: len(found)]
+                assert sorted((variance(items) for _, items in result), reverse=True) == spreads[: len(result)]
             ledger.settle(fresh, batch)
 
             for group in fresh:
@@ -521,8 +521,8 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
             for group in method.cache:
                 cache.setdefault(group.prompt.text, []).extend(names(group))
             assert cache == held
-            met.update({"replayed": len(found), "cut": len(batch.cut), "partly": len(found) < available})
-            met["several steps"] += sum(len({item[3] for item in items}) > 1 for _, items in found)
+            met.update({"replayed": len(result), "cut": len(batch.cut), "partly": len(result) < available})
+            met["several steps"] += sum(len({item[3] for item in items}) > 1 for _, items in result)
 
     check()
     ends = {"replayed", "cut", "partly"} | ({"several steps"} if strategy not in ("all", "recent") else set())

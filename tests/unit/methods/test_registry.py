@@ -124,7 +124,7 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
     """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any."""
     arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
-    rng, sizes, room = random.Random(2), set(), 7 * 4
+    rng, sizes, most = random.Random(2), set(), 7 * 4
     for step in range(60):
         again = method.begin_step(step)
         count = rng.randrange(20)
@@ -135,12 +135,12 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
             make_group(rng.randrange(5), size=4, prompt=prompt, step=step, weights_version=step) for prompt in again
         ]
         batch = method.build_batch(step, fresh, hard)
-        assert not batch.cut or batch.responses > room - batch.cut[0].size
+        assert not batch.cut or batch.responses > most - batch.cut[0].size
         kept = {group.uid for group in batch.fresh + batch.cut}
         assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
-    assert len(sizes) >= 4 and max(sizes) == room
+    assert len(sizes) >= 4 and max(sizes) == most
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):

@@ -191,12 +191,12 @@ def test_newest_step_first_and_regular_before_best(tmp_path):
     expected = ["best_global_step100", "global_step10", "global_step9", "best_global_step9", "global_step2"]
     assert store.tags() == expected
     for count, tag in enumerate(expected):
-        found, reports = newest(store)
-        assert found == tag and len(reports) == count
+        actual, reports = newest(store)
+        assert actual == tag and len(reports) == count
         assert all(f"checkpoint {other} is skipped" in text for other, text in zip(expected, reports, strict=False))
         (tmp_path / "_actor" / tag / "metric.json").unlink()
-    found, reports = newest(store)
-    assert found is None and len(reports) == len(expected)
+    actual, reports = newest(store)
+    assert actual is None and len(reports) == len(expected)
     assert reports[0].endswith(f"{tmp_path}/_actor/best_global_step100/metric.json is missing")
 
 
@@ -605,22 +605,22 @@ def test_killed_at_any_operation_of_a_save(tmp_path, older, tag, rotate):
     seen = set()
     for _ in each_crash(base, work, lambda path: save(path, tag, 2, rotate=rotate)):
         store = CheckpointStore(work, critic=True)
-        found, _ = newest(store)
-        assert found in allowed
-        if found is not None:
-            store.check(found)
-            attempt = attempt_of(work, found)
-            assert attempt == 2 if found == tag and tag not in dict(older) else attempt in (1, 2)
-            seen.add((found, attempt))
+        actual, _ = newest(store)
+        assert actual in allowed
+        if actual is not None:
+            store.check(actual)
+            attempt = attempt_of(work, actual)
+            assert attempt == 2 if actual == tag and tag not in dict(older) else attempt in (1, 2)
+            seen.add((actual, attempt))
         assert not store.has_foreign()
         # A run that continues from this checkpoint:
         removed = store.remove_unfinished()
-        assert set(removed) <= {tag, *rotate} and found not in removed
-        assert newest(store)[0] == found
+        assert set(removed) <= {tag, *rotate} and actual not in removed
+        assert newest(store)[0] == actual
         assert set(os.listdir(work / "_actor") if (work / "_actor").exists() else []) - {"latest"} <= set(store.tags())
-        if found is not None:
-            store.point_to(found)
-            assert (work / "_actor" / "latest").read_text() == (work / "_critic" / "latest").read_text() == found
+        if actual is not None:
+            store.point_to(actual)
+            assert (work / "_actor" / "latest").read_text() == (work / "_critic" / "latest").read_text() == actual
         save(work, tag, 3)
         assert newest(store) == (tag, []) and attempt_of(work, tag) == 3
         assert not any("UNFINISHED" in entry or ".unfinished" in entry for entry in tree(work))

@@ -9,12 +9,12 @@ SKIPPED = NOTHING | {"skipped_update": 1, "groups/filtered": 4}
 TAIL = "Look at the reward function, or take prompts of another difficulty"
 
 
-def rows(*found):
-    return [{"step": step} | row for step, row in enumerate(found, 1)]
+def rows(*metrics):
+    return [{"step": step} | row for step, row in enumerate(metrics, 1)]
 
 
 @pytest.mark.parametrize(
-    ("found", "estimator", "says"),
+    ("metrics", "estimator", "says"),
     [
         (
             [SKIPPED] * 3,
@@ -42,12 +42,12 @@ def rows(*found):
         ),
     ],
 )
-def test_the_last_line(found, estimator, says):
-    assert nothing_trained(rows(*found), estimator) == says
+def test_the_last_line(metrics, estimator, says):
+    assert nothing_trained(rows(*metrics), estimator) == says
 
 
 @pytest.mark.parametrize(
-    ("found", "estimator"),
+    ("metrics", "estimator"),
     [
         ([], "gae"),
         ([SKIPPED, NOTHING | {"groups/with_signal": 1}], "group_norm"),
@@ -56,5 +56,5 @@ def test_the_last_line(found, estimator, says):
         ([{"reward/fresh_mean": 1.0}], "group_norm"),  # a reward model judges
     ],
 )
-def test_a_run_that_trained_says_nothing(found, estimator):
-    assert nothing_trained(rows(*found), estimator) is None
+def test_a_run_that_trained_says_nothing(metrics, estimator):
+    assert nothing_trained(rows(*metrics), estimator) is None

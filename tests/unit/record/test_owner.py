@@ -205,16 +205,16 @@ class TestSignsOfLife:
         monkeypatch.setattr(fcntl, "flock", flock)
         monkeypatch.setattr(owner, "SETTLE", 0)
 
-    def other(self, folder: Path, silent: float, **about) -> None:
+    def other(self, folder: Path, silent: float, **changed) -> None:
         me = {"host": "elsewhere", "process": os.getpid(), "since": "then", "at": "another boot", "id": "1"}
-        (folder / LOCK).write_text(json.dumps(me | about))
+        (folder / LOCK).write_text(json.dumps(me | changed))
         now = os.stat(folder / LOCK).st_mtime
         os.utime(folder / LOCK, (now, now - silent))
 
     @pytest.mark.parametrize("silent", [0, owner.SILENT - 2])
-    @pytest.mark.parametrize("about", [{}, {"process": "?"}, {"process": 2**70}])
-    def test_one_that_lives(self, tmp_path, silent, about):
-        self.other(tmp_path, silent, **about)
+    @pytest.mark.parametrize("changed", [{}, {"process": "?"}, {"process": 2**70}])
+    def test_one_that_lives(self, tmp_path, silent, changed):
+        self.other(tmp_path, silent, **changed)
         with pytest.raises(ConfigError, match="already has a run that is going on: process"), mine(tmp_path):
             pass
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]

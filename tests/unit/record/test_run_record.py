@@ -145,8 +145,8 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
     assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
     assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
-    found = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
-    assert read_evaluations(tmp_path) == found
+    result = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
+    assert read_evaluations(tmp_path) == result
     assert [json.loads(row)["uid"] for row in (tmp_path / record.PROBES).read_text().splitlines()] == [1, 2]
     RunRecord(tmp_path, resume_from=1)
     assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
@@ -181,9 +181,9 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
     write_summary(tmp_path, {"steps": 1})
     for number in (1, 2):
         begin_run(tmp_path, START | {"started": f"later {number}", "total_steps": 10 * number}, resumes=True)
-    found = read_run(tmp_path)
-    assert (found["started"], found["resumed"]) == (START["started"], ["later 1", "later 2"])
-    assert found["total_steps"] == 20
+    result = read_run(tmp_path)
+    assert (result["started"], result["resumed"]) == (START["started"], ["later 1", "later 2"])
+    assert result["total_steps"] == 20
     assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
 
 
@@ -231,14 +231,14 @@ def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at)
 @given(st.text(max_size=40), st.integers(0, 40))
 @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
 def test_shortened_keeps_beginning_and_end(text, chars):
-    found = shortened(text, chars)
+    result = shortened(text, chars)
     if len(text) <= chars:
-        assert found == text
+        assert result == text
         return
-    assert len(found) == chars
+    assert len(result) == chars
     if chars >= len(GAP):
-        start, end = found[: (chars - len(GAP) + 1) // 2], found[len(found) - (chars - len(GAP)) // 2 :]
-        assert found == start + GAP + end and text.startswith(start) and text.endswith(end)
+        start, end = result[: (chars - len(GAP) + 1) // 2], result[len(result) - (chars - len(GAP)) // 2 :]
+        assert result == start + GAP + end and text.startswith(start) and text.endswith(end)
 
 
 # ── summary.json ──
@@ -332,11 +332,11 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
 def test_provenance_without_git_and_with_versions(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli", "train", "--run.name", "a b"])
-    found = record.provenance()
-    assert found["commit"] is None
-    assert found["command"] == "python -m bapo_openrlhf.cli train --run.name 'a b'"
-    assert found["versions"]["numpy"] == np.__version__
-    assert found["versions"]["python"].startswith("3.")
+    result = record.provenance()
+    assert result["commit"] is None
+    assert result["command"] == "python -m bapo_openrlhf.cli train --run.name 'a b'"
+    assert result["versions"]["numpy"] == np.__version__
+    assert result["versions"]["python"].startswith("3.")
 
 
 @pytest.mark.parametrize("words", [["--logger.wandb.key", "s3cret", "x"], ["--logger.wandb.key=s3cret", "x"]])

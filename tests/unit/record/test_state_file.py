@@ -388,8 +388,8 @@ def test_unreadable_files(tmp_path):
 def write_signed(path, document):
     """Write a document with the digest of its own text, in which the digest is zeros."""
     text = json.dumps(document | {"blake2b": "0" * 64})
-    found = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
-    path.write_text(text.replace("0" * 64, found, 1))
+    result = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+    path.write_text(text.replace("0" * 64, result, 1))
 
 
 def write_by_hand(folder, state, tensors, changes=None):
@@ -582,8 +582,8 @@ def test_killed_while_writing_over_an_older_save(tmp_path, monkeypatch, function
             killed = True
     assert killed == (count <= {"fsync": 4, "replace": 2}[function])
     try:
-        found = canonical(load_state(tmp_path))
-        assert found in (canonical(old), canonical(new))
+        result = canonical(load_state(tmp_path))
+        assert result in (canonical(old), canonical(new))
     except CheckpointError as error:  # new tensors with the old JSON
         assert "belongs to another save" in str(error)
     assert canonical(roundtrip(new, tmp_path)) == canonical(new)

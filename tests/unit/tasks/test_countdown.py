@@ -91,10 +91,10 @@ def test_agrees_with_another_parser_on_any_text(text):
     except ValueError:
         expected = None
     try:
-        found = countdown.evaluate(text)
+        actual = countdown.evaluate(text)
     except countdown.ExpressionError:
-        found = None
-    assert found == expected
+        actual = None
+    assert actual == expected
 
 
 trees = st.recursive(
@@ -402,8 +402,8 @@ def test_partial_values_of_solutions_are_positive_integers():
 def test_small_sets_are_found_whole():
     """Exactly the positive integers that two numbers make with exact division occur."""
     rng = random.Random(1)
-    found = {countdown.random_expression(rng, [3, 6])[1] for _ in range(500)}
-    assert found == {9, 3, 18, 2}
+    result = {countdown.random_expression(rng, [3, 6])[1] for _ in range(500)}
+    assert result == {9, 3, 18, 2}
 
 
 def test_expressions_have_only_the_parentheses_they_need():
@@ -506,9 +506,9 @@ def test_training_and_test_problems_differ_whatever_the_seed(generator):
     keys = {part: [] for part in countdown.TASK.parts}
     for seed in range(3):
         for part, n in (("train", 400), ("cd34", 80), ("cd4", 80)):
-            found = [problem.key for problem in generate(generator, part, n, seed)]
-            assert len(found) == len(set(found)) == n
-            keys[part] += found
+            result = [problem.key for problem in generate(generator, part, n, seed)]
+            assert len(result) == len(set(result)) == n
+            keys[part] += result
     assert not set(keys["train"]) & {*keys["cd34"], *keys["cd4"]}
     assert len(set(keys["train"])) > 800 and len(set(keys["cd34"])) > 160 and len(set(keys["cd4"])) > 160
 

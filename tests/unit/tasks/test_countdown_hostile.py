@@ -312,7 +312,7 @@ pieces = [
 @given(st.lists(st.sampled_from(pieces), max_size=30).map("".join))
 @settings(max_examples=8 * settings.default.max_examples)
 def test_any_mixture(text):
-    found = reward(text)
+    result = reward(text)
     if "</answer>" in text:
         # The last closing tag, and the nearest opening one before it.
         inner = re.fullmatch(r"(?s).*<answer>(.*)</answer>.*?", text)
@@ -320,10 +320,10 @@ def test_any_mixture(text):
     else:
         expression = bare(text)
     if expression in RIGHT:
-        assert found == 1.0
+        assert result == 1.0
     written = re.sub(r"[][()$]|\\(?=[][()])", "", expression).replace("\\times", "*")
     if not RIGHT.intersection(written.split("=")):
-        assert found == 0.0
+        assert result == 0.0
 
 
 @given(st.sampled_from(sorted(RIGHT)), st.integers(0, 5), st.characters(exclude_categories=()))

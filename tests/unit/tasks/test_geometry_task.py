@@ -261,8 +261,8 @@ def test_the_prompt_keeps_the_image_in_front_and_asks_for_a_box():
 
 
 def test_openrlhf_makes_one_image_and_one_text_of_the_prompt():
-    found = importlib.util.find_spec("openrlhf")
-    path = Path(found.origin).parent / "datasets" / "prompts_dataset.py"  # the package would import DeepSpeed
+    result = importlib.util.find_spec("openrlhf")
+    path = Path(result.origin).parent / "datasets" / "prompts_dataset.py"  # the package would import DeepSpeed
     spec = importlib.util.spec_from_file_location("_prompts_dataset", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -403,11 +403,11 @@ def test_parts_share_no_problem_whatever_their_seeds(monkeypatch, seeds):
 
 
 def test_a_seed_makes_the_same_problems_again():
-    def made(seed):
+    def problems_of(seed):
         return list(task.generate("drawn", "geo3k_val", 20, seed))
 
-    assert made(3) == made(3)
-    assert [problem.key for problem in made(3)] != [problem.key for problem in made(4)]
+    assert problems_of(3) == problems_of(3)
+    assert [problem.key for problem in problems_of(3)] != [problem.key for problem in problems_of(4)]
 
 
 def test_every_kind_is_in_every_part():
@@ -470,8 +470,8 @@ def test_a_prompt_that_is_not_in_the_query():
 @pytest.mark.parametrize("before", ["", "<bos>"])
 def test_reward(response, right, before):
     prompt = HEAD + PAD + TAIL
-    found = task.reward_func([query(response, before=before)], [prompt], ["13"])
-    assert [float(value) for value in found["rewards"]] == [float(value) for value in found["scores"]] == [right]
+    result = task.reward_func([query(response, before=before)], [prompt], ["13"])
+    assert [float(value) for value in result["rewards"]] == [float(value) for value in result["scores"]] == [right]
 
 
 def test_a_box_in_the_prompt_is_no_answer():
@@ -483,9 +483,9 @@ def test_a_box_in_the_prompt_is_no_answer():
 def test_several_at_once():
     prompt = HEAD + PAD + TAIL
     answers = [r"\boxed{13}", r"\boxed{12}", "none"]
-    found = task.reward_func([query(answer) for answer in answers], [prompt] * 3, ["13"] * 3, other="kept out")
-    assert [float(value) for value in found["rewards"]] == [1.0, 0.0, 0.0]
-    assert [float(value) for value in found["extra_logs"]["boxed"]] == [1.0, 1.0, 0.0]
+    result = task.reward_func([query(answer) for answer in answers], [prompt] * 3, ["13"] * 3, other="kept out")
+    assert [float(value) for value in result["rewards"]] == [1.0, 0.0, 0.0]
+    assert [float(value) for value in result["extra_logs"]["boxed"]] == [1.0, 1.0, 0.0]
 
 
 def test_answers_for_votes_are_those_of_mathematics():

@@ -67,9 +67,9 @@ def data(request, tmp_path):
 
 @pytest.mark.parametrize("part", ["train", "gsm8k"])
 def test_made_rows_are_prepared(data, part):
-    found = lines(data / "gsm8k" / f"{part}.jsonl")
-    assert [(row["label"], row["solution"]) for row in found] == [(label, text) for _, label, text in GOOD.values()]
-    assert found[0]["input"] == (
+    result = lines(data / "gsm8k" / f"{part}.jsonl")
+    assert [(row["label"], row["solution"]) for row in result] == [(label, text) for _, label, text in GOOD.values()]
+    assert result[0]["input"] == (
         "Made question thousands? Let's think step by step and output the final answer within \\boxed{}."
     )
     rejected = lines(data / "gsm8k" / f"{part}.rejected.jsonl")
@@ -134,12 +134,12 @@ def test_responses_to_made_rows_are_judged(data):
     reward = user_file.load("reward.remote_url", benchmark.reward)
     rows = dict(zip(GOOD, benchmark.problems, strict=True))
     asked = [(rows[name], response) for name, response, _, _ in RESPONSES]
-    found = reward.reward_func(
+    result = reward.reward_func(
         [f"<s>{row.input}{response}" for row, response in asked],
         [row.input for row, _ in asked],
         [row.label for row, _ in asked],
     )
-    judged = zip(map(float, found["rewards"]), map(float, found["extra_logs"]["boxed"]), strict=True)
+    judged = zip(map(float, result["rewards"]), map(float, result["extra_logs"]["boxed"]), strict=True)
     assert [(*case[:2], *pair) for case, pair in zip(RESPONSES, judged, strict=True)] == RESPONSES
     assert reward.answer(r"\boxed{5,000 \text{ sacks}}") == reward.answer(r"\boxed{5000}") == "5000"  # majority votes
 

@@ -81,8 +81,8 @@ def judged_apart(cases, seconds=300):
 @pytest.mark.slow
 def test_huge_numbers_do_not_hang():
     cases = [case for case in CASES if case["category"] == "huge"]
-    found = judged_apart([(case["response"], case["label"]) for case in cases])
-    assert [score for score, _ in found] == [float(case["correct"]) for case in cases]
+    result = judged_apart([(case["response"], case["label"]) for case in cases])
+    assert [score for score, _ in result] == [float(case["correct"]) for case in cases]
     assert not [miss for miss in MISSES if miss["category"] == "huge"]
 
 
@@ -217,9 +217,9 @@ def test_answer_is_the_answer_without_layout_and_unit(response, answer):
 
 @given(st.sampled_from(CASES))
 def test_answer_does_not_change_its_own_writing(case):
-    found = task.answer(case["response"])
-    assume(found is not None)
-    assert task.answer(rf"\boxed{{{found}}}") == found
+    result = task.answer(case["response"])
+    assume(result is not None)
+    assert task.answer(rf"\boxed{{{result}}}") == result
 
 
 # ------------------------------------------------------------------------------------------- answers against labels
@@ -339,11 +339,11 @@ def test_math_verify_leaves_no_alarm_behind():
 
 
 def test_other_threads_can_judge_too():
-    found = []
-    thread = threading.Thread(target=lambda: found.extend([right("(x+1)^2", "x^2+2x+1"), right("2x", "3x")]))
+    result = []
+    thread = threading.Thread(target=lambda: result.extend([right("(x+1)^2", "x^2+2x+1"), right("2x", "3x")]))
     thread.start()
     thread.join()
-    assert found == [True, False]
+    assert result == [True, False]
 
 
 def test_the_file_is_light_until_something_has_to_be_compared():
@@ -361,8 +361,8 @@ def test_it_serves_as_a_reward_file():
     with closing(RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4)) as pool:
         prompt = r"What is 1+1, within \boxed{}?"
         for response, reward, boxed in ((r"\boxed{4/2}", 1.0, 1.0), (r"\boxed{3}", 0.0, 1.0), ("2", 0.0, 0.0)):
-            found = pool([prompt + response], [prompt], ["2"])
-            assert found == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
+            result = pool([prompt + response], [prompt], ["2"])
+            assert result == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
 
 
 # ------------------------------------------------------------------------------------------------------- the reward
@@ -376,17 +376,17 @@ def test_reward_func_reads_the_response_and_not_the_prompt():
         "<s>" + prompt + r"\boxed{41}",
         "<s>" + prompt + r"\boxed{42}",
     ]
-    found = task.reward_func(queries, [prompt] * 4, ["42"] * 4)
-    numbers = {name: list(map(float, found[name])) for name in ("rewards", "scores")}
+    result = task.reward_func(queries, [prompt] * 4, ["42"] * 4)
+    numbers = {name: list(map(float, result[name])) for name in ("rewards", "scores")}
     assert numbers == {"rewards": [1.0, 0.0, 0.0, 1.0], "scores": [1.0, 0.0, 0.0, 1.0]}
-    assert list(map(float, found["extra_logs"]["boxed"])) == [1.0, 0.0, 1.0, 1.0]
+    assert list(map(float, result["extra_logs"]["boxed"])) == [1.0, 0.0, 1.0, 1.0]
 
 
 def test_a_prompt_that_the_tokenizer_writes_differently_does_no_harm():
     prompt = "Say \\boxed{}, cafe\u0301. "
     query = "Say \\boxed{}, café. "
-    found = task.reward_func([query + r"\boxed{42}", query + "42"], [prompt, prompt], ["42", "42"])
-    assert list(map(float, found["rewards"])) == [1.0, 0.0]
+    result = task.reward_func([query + r"\boxed{42}", query + "42"], [prompt, prompt], ["42", "42"])
+    assert list(map(float, result["rewards"])) == [1.0, 0.0]
     assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
 
 
@@ -421,8 +421,12 @@ def test_each_source_is_read(part):
     row, label = ROWS[part]
     source = task.TASK.parts[part].source
     assert set(source.columns) <= set(row)
-    found = task.problem(row)
-    assert (found.text, found.label, found.images) == ("Find $x$.", row.get("answer") if label is None else label, ())
+    result = task.problem(row)
+    assert (result.text, result.label, result.images) == (
+        "Find $x$.",
+        row.get("answer") if label is None else label,
+        (),
+    )
 
 
 def test_the_parts_are_those_of_the_paper():
@@ -460,9 +464,9 @@ def test_the_prompt_is_the_papers():
 )
 def test_labels_become_texts(answer, multiple, label):
     row = {"question": "Find $x$.", "final_answer": answer, "is_multiple_answer": multiple}
-    found = task.problem(row).label
-    assert found == label
-    assert right(found, found)
+    result = task.problem(row).label
+    assert result == label
+    assert right(result, result)
 
 
 @pytest.mark.parametrize(

@@ -105,13 +105,13 @@ LOOKED_AT = {  # Calls on text that the library itself has made, so no response 
 @pytest.mark.slow  # it parses all of the library
 def test_each_module_that_evaluates_text_has_been_looked_at():
     """If another version calls `eval` in another place, this test names it."""
-    found = set()
+    result = set()
     for file in LIBRARY.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in DANGEROUS:
-                found.add(".".join(file.relative_to(LIBRARY).with_suffix("").parts))
+                result.add(".".join(file.relative_to(LIBRARY).with_suffix("").parts))
     modules = {task.library().DATASETS[name][0].__module__.partition(".")[2] for name in (*task.FENCES, "codeio")}
-    assert found == modules | set(task.LITERALS) | set(LOOKED_AT)
+    assert result == modules | set(task.LITERALS) | set(LOOKED_AT)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_harmless_formulas(formula, numbers, names):
 
 
 @pytest.mark.parametrize(
-    ("response", "found"),
+    ("response", "answer"),
     [
         ("<answer> 12 </answer>", "12"),
         ("<answer>1</answer> no: <answer>2</answer>", "2"),
@@ -153,8 +153,8 @@ def test_harmless_formulas(formula, numbers, names):
         ("</answer>12<answer>", None),
     ],
 )
-def test_the_last_answer_counts(response, found):
-    assert task.answer(response) == found
+def test_the_last_answer_counts(response, answer):
+    assert task.answer(response) == answer
 
 
 def test_rewards_are_the_librarys_scores_and_say_what_was_answered():
@@ -254,8 +254,8 @@ def test_another_version_or_none_names_the_command(monkeypatch, installed):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
-    found = installed or r"none \(ImportError: No module named 'reasoning_gym'\)"
-    with pytest.raises(ConfigError, match=rf"has version {found}; .*`pip install reasoning-gym==0\.1\.25`"):
+    result = installed or r"none \(ImportError: No module named 'reasoning_gym'\)"
+    with pytest.raises(ConfigError, match=rf"has version {result}; .*`pip install reasoning-gym==0\.1\.25`"):
         task.library.__wrapped__()
 
 
@@ -272,17 +272,17 @@ def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
 
 
 def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
-    made = task.configured("three:1,six:3,letter_counting:2,graph_color:2", SUMS)
+    configured = task.configured("three:1,six:3,letter_counting:2,graph_color:2", SUMS)
     for part, shares in {"train": (5, 15, 10, 10), "warmup": (7, 20, 13, 0)}.items():  # no answer has a graph's colours
         tasks = Counter()
-        for problem in made.generate("", part, 40, 0):
+        for problem in configured.generate("", part, 40, 0):
             label = ast.literal_eval(problem.label)
             tasks[label["task"], label["parameters"].get("max_terms")] += 1
             assert (problem.solution is not None) is (part == "warmup")
-        found = [
+        result = [
             tasks[key] for key in (("chain_sum", 3), ("chain_sum", 6), ("letter_counting", None), ("graph_color", None))
         ]
-        assert tuple(found) == shares
+        assert tuple(result) == shares
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -326,8 +326,8 @@ def test_labels_are_literals_even_if_an_entry_has_a_fraction():
     [kind] = task.asked("gsm_symbolic", None)
     data = task.library().create_dataset("gsm_symbolic", seed=0, size=8)
     assert "Fraction(" in repr(data[7]) and task._plain(data[7])["metadata"]["variables"]["serving_fraction"] == "2"
-    made = task.problems(kind, "train", 40, 0)
-    assert all(ast.literal_eval(problem.label)["entry"] for problem in made)
+    problems = task.problems(kind, "train", 40, 0)
+    assert all(ast.literal_eval(problem.label)["entry"] for problem in problems)
 
 
 def test_a_generator_that_gives_up_says_so(monkeypatch):
@@ -353,9 +353,9 @@ def test_parameters_of_every_level_are_literals(level):
         assert ast.literal_eval(repr(kind.parameters)) == kind.parameters
         curriculum = factory.create_curriculum(name)
         curriculum.set_global_level(level)
-        made, usual = curriculum.generate_configuration(), factory.DATASETS[name][1]()
+        parameters, usual = curriculum.generate_configuration(), factory.DATASETS[name][1]()
         vars(usual).update(kind.parameters)
-        assert {**vars(made), "seed": None, "size": None} == {**vars(usual), "seed": None, "size": None}, name
+        assert {**vars(parameters), "seed": None, "size": None} == {**vars(usual), "seed": None, "size": None}, name
 
 
 # ── worked solutions ──

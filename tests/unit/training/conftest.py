@@ -40,10 +40,10 @@ def world(tmp_path: Path, no_ray: None) -> Callable[..., Any]:
         kind: type = AdaptedPPOTrainer,
         **words: Any,
     ) -> World:
-        made = World(
+        run = World(
             folder or tmp_path / str(next(numbers)), words, prompts=prompts, evaluation=evaluation, engines=engines
         )
-        made.make_trainer(kind)
-        return made
+        run.make_trainer(kind)
+        return run
 
     return make

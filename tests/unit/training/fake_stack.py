@@ -113,8 +113,8 @@ class Engine:
     def live(self) -> Ref:
         return self.alive
 
-    def set_up(self, *about: Any) -> None:
-        self.world.note("set_up", about)
+    def set_up(self, *settings: Any) -> None:
+        self.world.note("set_up", settings)
 
     def reward_failures(self) -> Failures:
         return self.world.reward_failures[self.number]
@@ -292,8 +292,8 @@ class Group:
     def forward(self, sequences: torch.Tensor) -> torch.Tensor:
         if self.model == "critic":
             return torch.sin(sequences[:, 1:].float() + self.world.updates["critic"])
-        found = torch.tensor([self.world.log_probs(row, self.world.updates["actor"]) for row in sequences.tolist()])
-        return found.masked_fill(torch.isin(sequences[:, 1:], torch.tensor(sorted(self.world.spoilt))), math.nan)
+        result = torch.tensor([self.world.log_probs(row, self.world.updates["actor"]) for row in sequences.tolist()])
+        return result.masked_fill(torch.isin(sequences[:, 1:], torch.tensor(sorted(self.world.spoilt))), math.nan)
 
 
 DYNAMIC = {"algo.dynamic_filtering_enable": True}
@@ -442,8 +442,8 @@ class World:
 
     def of_step(self, step: int) -> tuple[list, list]:
         """The requests of a step: those of its fresh prompts, and those of hard prompts."""
-        made = [request for request in self.requests if request.step == step and request.prompt.startswith("prompt")]
-        return made[: self.args.rollout.batch_size], made[self.args.rollout.batch_size :]
+        result = [request for request in self.requests if request.step == step and request.prompt.startswith("prompt")]
+        return result[: self.args.rollout.batch_size], result[self.args.rollout.batch_size :]
 
 
 def decode(tokens: torch.Tensor, **_: Any) -> Any:
@@ -478,12 +478,12 @@ def numbers(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("timing/")} for row in rows]
 
 
-def trained(made: World, first: int) -> list[tuple]:
+def trained(run: World, first: int) -> list[tuple]:
     """What each update from step `first` on was made with."""
     names = ("sequences", "action_mask", "action_log_probs", "rollout_log_probs", "advantages", "returns", "rewards")
     return [
         (step, [[getattr(experience, name).tolist() for name in names] for experience in experiences])
-        for step, experiences in made.trained
+        for step, experiences in run.trained
         if step >= first
     ]
 
@@ -512,5 +512,5 @@ def generated_sample(
 
 def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
     """These samples as groups."""
-    about = {"source": "fresh", "first_uid": 0, "usable": is_usable, "reward_range": UNIT}
-    return generated_groups(in_groups(samples, size), **about | changed)
+    options = {"source": "fresh", "first_uid": 0, "usable": is_usable, "reward_range": UNIT}
+    return generated_groups(in_groups(samples, size), **options | changed)

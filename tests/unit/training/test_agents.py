@@ -72,11 +72,11 @@ def ask(limited, engine, *labels, later=()):
     async def all_of_them():
         params = SamplingParams(max_tokens=4, logprobs=1)
         request = {"prompt": "p", "sampling_params": params, "max_length": 32, "hf_tokenizer": tokenizer}
-        found = []
+        result = []
         for batch in (labels, later):
             asked = (limited.execute(**request, label=label, images=None, llm_engine=engine) for label in batch)
-            found += await asyncio.gather(*asked)
-        return found
+            result += await asyncio.gather(*asked)
+        return result
 
     return asyncio.run(asyncio.wait_for(all_of_them(), 60))  # a limit that does not work fails, it does not hang
 
@@ -91,8 +91,8 @@ def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
     plain = Engine()
     wanted = ask(agent(lambda label: None), plain, "l")
     threads = []
-    found, limited, engine = run(lambda label: threads.append(threading.current_thread()), "l")
-    assert found == wanted and found[0]["reward"] == 0.5 and found[0]["action_ranges"] == [(1, 3), (4, 6)]
+    actual, limited, engine = run(lambda label: threads.append(threading.current_thread()), "l")
+    assert actual == wanted and actual[0]["reward"] == 0.5 and actual[0]["action_ranges"] == [(1, 3), (4, 6)]
     assert [tokens for tokens, _ in engine.asked] == [tokens for tokens, _ in plain.asked]
     assert not limited.failures.kinds
     assert set(engine.threads) == {threading.main_thread()}
@@ -101,8 +101,8 @@ def test_an_agent_that_answers_gives_what_it_gives_openrlhf():
 
 def test_a_generation_does_not_count():
     """Two of them take twice the limit each."""
-    (found,), limited, _ = run(lambda label: None, "l", seconds=2 * LIMIT)
-    assert found["reward"] == 0.5 and not limited.failures.kinds
+    (result,), limited, _ = run(lambda label: None, "l", seconds=2 * LIMIT)
+    assert result["reward"] == 0.5 and not limited.failures.kinds
 
 
 def test_an_agent_that_hangs_is_given_up_alone(caplog):
@@ -129,10 +129,10 @@ def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(monkeypatch, 
     release, engine = threading.Event(), Engine()
     limited = LimitedAgent(agent(lambda label: release.wait() and None if label == "bad" else None), engine, LIMIT)
     try:
-        found = ask(limited, engine, "bad", later=["good", "good"])
+        result = ask(limited, engine, "bad", later=["good", "good"])
     finally:
         release.set()
-    assert [one["reward"] for one in found] == [None, 0.5, 0.5]
+    assert [one["reward"] for one in result] == [None, 0.5, 0.5]
     assert limited.failures.kinds == {"timeout": 1} and "blocks its thread" in caplog.text
 
 
@@ -142,8 +142,8 @@ def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, cap
         if label == "bad":
             raise error
 
-    found, limited, _ = run(fail, "bad", "good", "bad")
-    assert [one["reward"] for one in found] == [None, 0.5, None]
+    result, limited, _ = run(fail, "bad", "good", "bad")
+    assert [one["reward"] for one in result] == [None, 0.5, None]
     assert limited.failures.kinds == {"raised": 2}
     assert f"{type(error).__name__}: {error}" in caplog.text and "in fail" in caplog.text
 

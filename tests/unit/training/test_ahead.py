@@ -30,21 +30,21 @@ def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
     return words | {"adapt.reevaluate_every": again, "train.num_episodes": 3}
 
 
-def watched(made: World) -> list[tuple]:
+def watched(run: World) -> list[tuple]:
     """What `build_batch` gets in each step, and how many updates the actor has made by then."""
-    seen, build = [], made.trainer.method.build_batch
+    seen, build = [], run.trainer.method.build_batch
 
     def build_batch(step, fresh, reevaluated):
-        seen.append((step, list(fresh), list(reevaluated), made.updates["actor"]))
+        seen.append((step, list(fresh), list(reevaluated), run.updates["actor"]))
         return build(step, fresh, reevaluated)
 
-    made.trainer.method.build_batch = build_batch
+    run.trainer.method.build_batch = build_batch
     return seen
 
 
-def without_times(made: World) -> list[dict]:
+def without_times(run: World) -> list[dict]:
     """The record without times, and without what depends on how far the engines are when a step ends."""
-    return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(made.metrics())]
+    return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(run.metrics())]
 
 
 def periods():
@@ -57,9 +57,9 @@ def periods():
 @pytest.mark.parametrize(("queue", "delay", "again"), periods())
 def test_every_response_is_of_the_weights_that_the_definition_says(world, queue, delay, again):
     """Rollout t: those that the engines hold in step max(0, t - q). Hard prompts: those of the step that names them."""
-    made = world(**ahead(queue, delay, again, **{"adapt.max_failed_share": 1}))
-    seen = watched(made)
-    made.trainer.fit()
+    run = world(**ahead(queue, delay, again, **{"adapt.max_failed_share": 1}))
+    seen = watched(run)
+    run.trainer.fit()
     updates = {step: count for step, *_, count in seen}
     assert sorted(updates) == list(range(12))
     named = Counter()
@@ -77,7 +77,7 @@ def test_every_response_is_of_the_weights_that_the_definition_says(world, queue,
             named[group.weights_version] += 1
         for group in (*fresh, *hard):
             for response in group.responses:
-                wanted = made.log_probs(response.token_ids.tolist(), updates[group.weights_version])
+                wanted = run.log_probs(response.token_ids.tolist(), updates[group.weights_version])
                 assert response.log_probs.tolist() == pytest.approx(wanted[1:])
     due = range(again, 12 - queue, again)
     assert {step % delay == 0 for step in named} == {step % delay == 0 for step in due}
@@ -86,25 +86,25 @@ def test_every_response_is_of_the_weights_that_the_definition_says(world, queue,
 @pytest.mark.parametrize("prompts", [16, 18])  # the last batch of an epoch is a full one; it is not
 @pytest.mark.parametrize(("queue", "delay"), [(1, 1), (2, 1), (3, 2)])
 def test_every_prompt_that_was_generated_for_is_settled_or_in_flight(world, queue, delay, prompts):
-    made = world(prompts=prompts, **ahead(queue, delay))
-    asked, save = [], made.trainer.save_logs_and_checkpoints
+    run = world(prompts=prompts, **ahead(queue, delay))
+    asked, save = [], run.trainer.save_logs_and_checkpoints
 
     def save_logs_and_checkpoints(step, status, states):
-        made.trainer.samples_generator.wait()
-        asked.append((len(made.requests), made.trainer.samples_generator.in_flight))
+        run.trainer.samples_generator.wait()
+        asked.append((len(run.requests), run.trainer.samples_generator.in_flight))
         save(step, status, states)
 
-    made.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
-    made.trainer.fit()
-    rows = made.metrics()
+    run.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
+    run.trainer.fit()
+    rows = run.metrics()
     assert len(rows) == 3 * -(-prompts // 4)
     settled = 0
     for row, (generated, in_flight) in zip(rows, asked, strict=True):
         settled += sum(row[f"groups/{state}"] for state in STATES)
         assert generated == settled + in_flight
         assert delay > 1 or row["groups/in_flight"] == in_flight
-    assert in_flight == 0 and settled == len(made.requests) and max(flying for _, flying in asked) >= 4 * queue
-    fresh = Counter(request.prompt for request in made.requests)
+    assert in_flight == 0 and settled == len(run.requests) and max(flying for _, flying in asked) >= 4 * queue
+    fresh = Counter(request.prompt for request in run.requests)
     assert len(fresh) == prompts and min(fresh.values()) == 3  # each one once in each epoch
 
 
@@ -119,12 +119,12 @@ def test_without_staleness_it_is_the_synchronous_run(world, algorithm, delay, qu
     words = {"algorithm": algorithm, "adapt.rollout_delay": delay, "train.num_episodes": 3} | REPEATABLE
     runs = []
     for mode in ({}, {"train.async_enable": True, "train.async_queue_size": queue, "adapt.max_staleness": 0}):
-        made = world(prompts=8, **words, **mode)
-        plain, calls = made.reward, itertools.count()
+        run = world(prompts=8, **words, **mode)
+        plain, calls = run.reward, itertools.count()
         # All responses of step 0 are wrong, so its batch is empty.
-        made.reward = lambda *what, plain=plain, calls=calls: float(next(calls) >= 16 and plain(*what))
-        made.trainer.fit()
-        runs.append(made)
+        run.reward = lambda *what, plain=plain, calls=calls: float(next(calls) >= 16 and plain(*what))
+        run.trainer.fit()
+        runs.append(run)
     ours, theirs = runs
     assert numbers(ours.metrics()) == numbers(theirs.metrics()) and trained(ours, 0) == trained(theirs, 0)
     assert ours.requests == theirs.requests and ours.events[1:] == theirs.events[1:]  # the first has objects
@@ -136,19 +136,19 @@ def test_without_staleness_it_is_the_synchronous_run(world, algorithm, delay, qu
 @pytest.mark.parametrize(("queue", "delay", "again"), [(1, 2, 1), (3, 2, 1), (2, 3, 1), (1, 1, 2)])
 def test_no_two_prompts_of_a_run_have_the_same_seed(world, queue, delay, again):
     """A step may generate hard prompts again for which its rollout, asked for earlier, took others along."""
-    made = world(**ahead(queue, delay, again) | REPEATABLE)
-    seen = watched(made)
-    made.trainer.fit()
+    run = world(**ahead(queue, delay, again) | REPEATABLE)
+    seen = watched(run)
+    run.trainer.fit()
     ages = [{step - group.weights_version for group in hard} for step, _, hard, _ in seen]
     assert {0, queue} in ages or delay == 1  # both kinds in one step
-    seeds = [request.seed for request in made.requests]
+    seeds = [request.seed for request in run.requests]
     assert None not in seeds and len(set(seeds)) == len(seeds) > 48
 
 
 def test_staleness_is_bounded_below_the_queue(world):
-    made = world(**ahead(3, 2, **{"adapt.max_staleness": 1}))
-    made.trainer.fit()
-    lags = [row["staleness/rollout_policy"] for row in made.metrics()]
+    run = world(**ahead(3, 2, **{"adapt.max_staleness": 1}))
+    run.trainer.fit()
+    lags = [row["staleness/rollout_policy"] for row in run.metrics()]
     assert lags == [0, 1, 2, 1] + [2, 1] * 4
 
 
@@ -166,25 +166,25 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
     """From each checkpoint but the last, or from every fourth."""
     words = ahead(case["queue"], case["delay"]) | REPEATABLE
     words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
-    made = world(prompts=case["prompts"], **words)
-    made.trainer.fit()
-    tags = sorted(made.trainer.checkpoints.store.tags())
-    assert len(tags) == made.trainer.state.step
+    run = world(prompts=case["prompts"], **words)
+    run.trainer.fit()
+    tags = sorted(run.trainer.checkpoints.store.tags())
+    assert len(tags) == run.trainer.state.step
     for tag in tags[:-1][::every]:
         step = int(tag.rpartition("step")[2])
-        again = resumed(made, tmp_path / f"from {tag}", tag, **words)
+        again = resumed(run, tmp_path / f"from {tag}", tag, **words)
         again.trainer.fit()
-        assert trained(again, 0) == trained(made, step), tag
-        assert without_times(again) == without_times(made)
-        assert (again.record / "groups.jsonl").read_text() == (made.record / "groups.jsonl").read_text()
-        assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
-        assert repr(again.trainer.method.state_dict()) == repr(made.trainer.method.state_dict())
+        assert trained(again, 0) == trained(run, step), tag
+        assert without_times(again) == without_times(run)
+        assert (again.record / "groups.jsonl").read_text() == (run.record / "groups.jsonl").read_text()
+        assert again.updates == run.updates and again.engines[0].weights == run.engines[0].weights
+        assert repr(again.trainer.method.state_dict()) == repr(run.trainer.method.state_dict())
         # Nothing is generated again that the checkpoint has.
         asked = {(request.prompt, request.seed) for request in again.requests}
-        assert asked <= {(request.prompt, request.seed) for request in made.requests}
-        assert len(again.requests) == len(made.requests) - sum(
-            row["groups/generated"] for row in made.metrics()[:step]
-        ) - in_flight_of(made, tag)
+        assert asked <= {(request.prompt, request.seed) for request in run.requests}
+        assert len(again.requests) == len(run.requests) - sum(
+            row["groups/generated"] for row in run.metrics()[:step]
+        ) - in_flight_of(run, tag)
 
 
 EVENTS = ("generate", "forward", "fit", "broadcast", "save_checkpoint", "keep_weights")
@@ -210,37 +210,37 @@ def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
         folder = Path(name)
         whole = World(folder / "whole", words, prompts=prompts, evaluation=0, engines=1)
         whole.make_trainer().fit()
-        made = World(folder / "run", words, prompts=prompts, evaluation=0, engines=1)
-        made.make_trainer()
+        run = World(folder / "run", words, prompts=prompts, evaluation=0, engines=1)
+        run.make_trainer()
         for event, step in crashes:
-            made.faults[event] = step, ValueError("crash")
+            run.faults[event] = step, ValueError("crash")
             try:
-                made.trainer.fit()
+                run.trainer.fit()
             except RuntimeError as error:
                 assert "crash" in str(error)
-            made = World(folder / "run", words | {"ckpt.load_enable": True}, prompts=prompts, evaluation=0, engines=1)
-            tag = choose_checkpoint(made.args)
-            made.args.checked = replace(made.args.checked, resume_tag=tag)
+            run = World(folder / "run", words | {"ckpt.load_enable": True}, prompts=prompts, evaluation=0, engines=1)
+            tag = choose_checkpoint(run.args)
+            run.args.checked = replace(run.args.checked, resume_tag=tag)
             if tag is None:  # from the beginning
-                shutil.rmtree(made.args.run.dir, ignore_errors=True)
-            made.make_trainer()
-        made.trainer.fit()
-        assert without_times(made) == without_times(whole)
-        assert made.updates == whole.updates
-        assert (made.record / "groups.jsonl").read_text() == (whole.record / "groups.jsonl").read_text()
-        for row, wanted in zip(made.metrics(), itertools.count(0)):
+                shutil.rmtree(run.args.run.dir, ignore_errors=True)
+            run.make_trainer()
+        run.trainer.fit()
+        assert without_times(run) == without_times(whole)
+        assert run.updates == whole.updates
+        assert (run.record / "groups.jsonl").read_text() == (whole.record / "groups.jsonl").read_text()
+        for row, wanted in zip(run.metrics(), itertools.count(0)):
             lag = row["staleness/rollout_policy"]
             assert lag <= min(wanted, queue, queue if staleness is None else staleness) + delay - 1
 
 
-def assert_each_in_flight_is_somewhere(made: World) -> None:
+def assert_each_in_flight_is_somewhere(run: World) -> None:
     """The hard prompts in flight are those of the rollouts that exist, and those that the next rollout takes along."""
-    hard, generator = made.trainer.method.hard, made.trainer.samples_generator
+    hard, generator = run.trainer.method.hard, run.trainer.samples_generator
     results = [rollout.result() for rollout in generator._rollouts]
-    found = [prompt.text for prompt in generator._left]
-    found += [prompt.text for *_, left in results for prompt in left]
-    found += [sample.prompts[0] for _, rollout, _ in results for sample in rollout.hard_samples]
-    assert sorted(set(found)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
+    result = [prompt.text for prompt in generator._left]
+    result += [prompt.text for *_, left in results for prompt in left]
+    result += [sample.prompts[0] for _, rollout, _ in results for sample in rollout.hard_samples]
+    assert sorted(set(result)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
 
 
 def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
@@ -257,22 +257,22 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
         steps = words.pop("steps", None)
         words = ahead(words.pop("queue"), words.pop("delay", 1), words.pop("again", 1)) | REPEATABLE | words
         words |= {"adapt.buffer_size": 64} | ({"ckpt.load_enable": True} if tag else {})
-        made = World(folder, words, prompts=prompts, evaluation=0, engines=1)
-        made.reward = lambda *_: 0.0
+        run = World(folder, words, prompts=prompts, evaluation=0, engines=1)
+        run.reward = lambda *_: 0.0
         if tag:
-            made.args.checked = replace(made.args.checked, resume_tag=choose_checkpoint(made.args))
-        made.make_trainer()
+            run.args.checked = replace(run.args.checked, resume_tag=choose_checkpoint(run.args))
+        run.make_trainer()
         if steps is not None:
-            made.faults["broadcast"] = done + steps, ValueError("stopped")
+            run.faults["broadcast"] = done + steps, ValueError("stopped")
         try:
-            made.trainer.fit()
+            run.trainer.fit()
         except RuntimeError as error:
             assert "stopped" in str(error)
-        made.trainer.samples_generator.wait()
-        assert_each_in_flight_is_somewhere(made)
-        tag = (made.trainer.checkpoints.store.tags() or [None])[0]
+        run.trainer.samples_generator.wait()
+        assert_each_in_flight_is_somewhere(run)
+        tag = (run.trainer.checkpoints.store.tags() or [None])[0]
         done = int(tag.removeprefix("global_step")) if tag else 0
-    assert made.trainer.state.step == words["train.num_episodes"] * -(-prompts // 4)
+    assert run.trainer.state.step == words["train.num_episodes"] * -(-prompts // 4)
 
 
 def one(queue, **words):
@@ -321,23 +321,23 @@ def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prom
         segments_of(segments, prompts, Path(name))
 
 
-def in_flight_of(made: World, tag: str) -> int:
-    saved = load_state(made.trainer.checkpoints.store.folder(tag))["ahead"]["rollouts"]
+def in_flight_of(run: World, tag: str) -> int:
+    saved = load_state(run.trainer.checkpoints.store.folder(tag))["ahead"]["rollouts"]
     return sum(rollout["rollout"]["asked"] for rollout in saved)
 
 
 def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
-    made = world(prompts=8, **ahead(3, 1, 1, **{"adapt.buffer_size": 64, "adapt.c1": "3/4"}))
-    named, begin = [], made.trainer.method.begin_step
+    run = world(prompts=8, **ahead(3, 1, 1, **{"adapt.buffer_size": 64, "adapt.c1": "3/4"}))
+    named, begin = [], run.trainer.method.begin_step
 
     def begin_step(step):
         prompts = begin(step)
         named.append([prompt.text for prompt in prompts])
-        assert all(prompt in made.trainer.method.hard for prompt in prompts)
+        assert all(prompt in run.trainer.method.hard for prompt in prompts)
         return prompts
 
-    made.trainer.method.begin_step = begin_step
-    made.trainer.fit()
+    run.trainer.method.begin_step = begin_step
+    run.trainer.fit()
     assert sum(map(bool, named)) > 1
     for step in range(len(named)):
         flying = [text for texts in named[max(0, step - 3) : step] for text in texts]
@@ -346,20 +346,20 @@ def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
 
 def test_a_checkpoint_with_rollouts_is_not_for_a_synchronous_run(world, tmp_path):
     words = ahead(2, 1) | REPEATABLE
-    made = world(**words)
-    made.trainer.fit()
+    run = world(**words)
+    run.trainer.fit()
     words.pop("train.async_enable")
-    again = resumed(made, tmp_path / "again", "global_step3", **words)
+    again = resumed(run, tmp_path / "again", "global_step3", **words)
     with pytest.raises(RuntimeError, match="global_step3 has 2 rollouts that were not trained on yet; resume it with"):
         again.trainer.fit()
 
 
 def test_a_synchronous_run_goes_on_ahead(world, tmp_path):
     words = {"adapt.rollout_delay": 1, "train.num_episodes": 3} | REPEATABLE
-    made = world(**words)
-    made.trainer.fit()
+    run = world(**words)
+    run.trainer.fit()
     more = {"train.async_enable": True, "train.async_queue_size": 2}
-    again = resumed(made, tmp_path / "again", "global_step4", **words, **more)
+    again = resumed(run, tmp_path / "again", "global_step4", **words, **more)
     again.trainer.fit()
     assert [row["staleness/rollout_policy"] for row in again.metrics()] == [0] * 4 + [0, 1] + [2] * 6
 
@@ -367,30 +367,30 @@ def test_a_synchronous_run_goes_on_ahead(world, tmp_path):
 @pytest.mark.parametrize("queue", [1, 2])
 def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue):
     """The weights say which rollout fails. The trainer's step does not, because it changes while a rollout goes on."""
-    made = world(**ahead(queue, 1))
-    rewards = made.reward
+    run = world(**ahead(queue, 1))
+    rewards = run.reward
 
     def reward(prompt, weights, sample):
         if weights == 3:
             raise ValueError("the engine is gone")
         return rewards(prompt, weights, sample)
 
-    made.reward = reward
+    run.reward = reward
     text = "^step 4, syncing weights: ValueError: the engine is gone$"
     with pytest.raises(RuntimeError, match=text):
-        made.trainer.fit()
+        run.trainer.fit()
 
 
 def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp_path):
     """Of 14 prompts in one epoch, those named in the last steps are for rollouts that do not exist."""
     words = ahead(2, 1, 1) | REPEATABLE | {"train.num_episodes": 1, "adapt.buffer_size": 64}
-    made = world(prompts=14, **words)
-    made.reward = lambda *_: 0.0
-    made.trainer.fit()
-    (tag, *_), hard = made.trainer.checkpoints.store.tags(), made.trainer.method.hard
+    run = world(prompts=14, **words)
+    run.reward = lambda *_: 0.0
+    run.trainer.fit()
+    (tag, *_), hard = run.trainer.checkpoints.store.tags(), run.trainer.method.hard
     flying = {hard._entries[name].prompt.text for name in hard._in_flight}
     assert flying
     words.pop("train.async_enable")
-    again = resumed(made, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
+    again = resumed(run, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
     again.trainer.fit()
     assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight

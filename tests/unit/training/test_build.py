@@ -69,7 +69,7 @@ class Calls:
         self.events.append(event)
         return event
 
-    def made(self):
+    def requested(self):
         return [event for event in self.events if event[0] not in ("call", "wait")]
 
     def called(self):
@@ -189,15 +189,15 @@ def of_run(calls, train, variant):
     """What a run asks for, once it is over."""
     calls.events = []
     train(arguments_of(variant))
-    return calls.made(), calls.called()
+    return calls.requested(), calls.called()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_plain_run_asks_for_what_openrlhf_asks_for(calls, variant):
     """The same processes with the same arguments in the same order, and the same calls; but see the next tests."""
-    made, called = of_run(calls, train_ppo_ray.train, variant)
+    processes, called = of_run(calls, train_ppo_ray.train, variant)
     ours, of_ours = of_run(calls, build.train, variant)
-    assert ours == made
+    assert ours == processes
     if "train.colocate_all" in variant and "sleep" not in variant and "async" not in variant:
         of_ours = Counter({call: n for call, n in of_ours.items() if "get_num_unfinished" not in call})
     assert of_ours == called
@@ -256,17 +256,17 @@ def test_a_critic_waits_for_the_models_that_share_its_gpus(calls, variant, waits
     ],
 )
 def test_a_kl_penalty_to_the_behaviour_policy_has_no_reference_model(calls, variant, wanted):
-    made, _ = of_run(calls, build.train, f"algorithm=bapo_grpo {variant}")
-    (asked,) = [event for event in made if event[0] == "trainer"]
-    assert any(event[0] == "reference" for event in made) is wanted
+    processes, _ = of_run(calls, build.train, f"algorithm=bapo_grpo {variant}")
+    (asked,) = [event for event in processes if event[0] == "trainer"]
+    assert any(event[0] == "reference" for event in processes) is wanted
     assert str(asked[1][5]) == ("reference" if wanted else "None")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
 def test_engines_return_log_probs_of_the_sampling_distribution_if_batches_are_adapted(algorithm):
-    found = build.settings_of_engines(arguments_of(f"algorithm={algorithm}"))
+    actual = build.settings_of_engines(arguments_of(f"algorithm={algorithm}"))
     wanted = {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
-    assert {name: found[name] for name in wanted if name in found} == (wanted if algorithm == "bapo_grpo" else {})
+    assert {name: actual[name] for name in wanted if name in actual} == (wanted if algorithm == "bapo_grpo" else {})
 
 
 @pytest.mark.parametrize("initialized", [False, True])
@@ -303,10 +303,10 @@ def test_engines_are_told_what_to_do_faster(variant, faster):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_classes_of_a_plain_run(ahead):
-    found = build.parts_of(arguments_of("train.async_enable" * ahead))
+    result = build.parts_of(arguments_of("train.async_enable" * ahead))
     plain = ppo_trainer_async.PPOTrainerAsync if ahead else plain_trainer.RecordedPPOTrainerActor
-    assert found[:4] == (workers.PlainPolicyActor, workers.PlainCriticActor, plain, launcher.RayActorGroup)
-    assert found[4:] == (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
+    assert result[:4] == (workers.PlainPolicyActor, workers.PlainCriticActor, plain, launcher.RayActorGroup)
+    assert result[4:] == (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
 
 
 def test_another_version_of_openrlhf(calls, monkeypatch):

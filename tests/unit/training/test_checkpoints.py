@@ -24,14 +24,14 @@ from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
 from bapo_openrlhf.training.run import checkpoints  # noqa: E402
 
 
-def watch_store(made: World) -> None:
+def watch_store(run: World) -> None:
     """Note what is asked of the store of checkpoints and when the state is written, among the other events."""
-    store = made.trainer.checkpoints.store
+    store = run.trainer.checkpoints.store
     for name in ("begin", "complete", "abandon", "forget_rotated"):
         method = getattr(store, name)
 
         def noted(*args: Any, name: str = name, method: Any = method) -> Any:
-            made.note(name, args[0] if args else None)
+            run.note(name, args[0] if args else None)
             return method(*args)
 
         setattr(store, name, noted)
@@ -55,19 +55,19 @@ def watched_state(monkeypatch):
 
 
 class TestSaving:
-    def saving(self, made: World, watched_state: list) -> list[tuple[str, Any]]:
-        watched_state.append(made)
-        watch_store(made)
-        made.trainer.fit()
-        return [event for event in made.events if event[0] in SAVING]
+    def saving(self, run: World, watched_state: list) -> list[tuple[str, Any]]:
+        watched_state.append(run)
+        watch_store(run)
+        run.trainer.fit()
+        return [event for event in run.events if event[0] in SAVING]
 
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
     def test_in_this_order(self, world, watched_state, algorithm):
         words = {"ckpt.save_steps": 2, "train.num_episodes": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0}
-        made = world(algorithm=algorithm, engines=2, **words)
+        run = world(algorithm=algorithm, engines=2, **words)
         critic = [("save critic", "global_step2")] if algorithm == "ba_ppo" else []
         again = [("save critic", "global_step4")] if algorithm == "ba_ppo" else []
-        assert self.saving(made, watched_state) == [
+        assert self.saving(run, watched_state) == [
             ("begin", "global_step2"),
             ("save actor", "global_step2"),
             *critic,
@@ -82,34 +82,34 @@ class TestSaving:
             ("complete", "global_step4"),
             ("forget_rotated", None),
         ]
-        store = CheckpointStore(made.checkpoints, critic=algorithm == "ba_ppo")
+        store = CheckpointStore(run.checkpoints, critic=algorithm == "ba_ppo")
         assert store.newest_whole(pytest.fail) == "global_step4" and store.tags() == ["global_step4", "global_step2"]
 
     def test_not_in_between(self, world, watched_state):
-        made = world(prompts=12, **{"ckpt.save_steps": 2, "train.num_episodes": 1})
-        assert {argument for name, argument in self.saving(made, watched_state) if name == "begin"} == {"global_step2"}
-        assert [row["step"] for row in made.metrics()] == [1, 2, 3]
+        run = world(prompts=12, **{"ckpt.save_steps": 2, "train.num_episodes": 1})
+        assert {argument for name, argument in self.saving(run, watched_state) if name == "begin"} == {"global_step2"}
+        assert [row["step"] for row in run.metrics()] == [1, 2, 3]
 
     def test_never(self, world, watched_state):
-        made = world(**{"ckpt.save_steps": -1})
-        assert self.saving(made, watched_state) == [] and not made.checkpoints.exists()
+        run = world(**{"ckpt.save_steps": -1})
+        assert self.saving(run, watched_state) == [] and not run.checkpoints.exists()
 
     def test_what_openrlhf_saves_without_deepspeeds_is_no_checkpoint(self, world, watched_state):
-        made = world(prompts=8, **{"ckpt.save_steps": 1, "ckpt.disable_ds": True, "train.num_episodes": 1})
-        assert self.saving(made, watched_state) == [("save actor", "global_step1"), ("save actor", "global_step2")]
-        assert not made.checkpoints.exists()
+        run = world(prompts=8, **{"ckpt.save_steps": 1, "ckpt.disable_ds": True, "train.num_episodes": 1})
+        assert self.saving(run, watched_state) == [("save actor", "global_step1"), ("save actor", "global_step2")]
+        assert not run.checkpoints.exists()
 
     def test_best_evaluations(self, world, watched_state):
         # the second of three evaluations is worse
         right = {1: 1, 2: 0, 3: 4}
         words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "adapt.rollout_delay": 1, "train.num_episodes": 1}
-        made = world(prompts=12, evaluation=1, **words, **{"ckpt.save_steps": -1})
-        plain = made.reward
-        made.reward = lambda prompt, weights, sample: (
+        run = world(prompts=12, evaluation=1, **words, **{"ckpt.save_steps": -1})
+        plain = run.reward
+        run.reward = lambda prompt, weights, sample: (
             float(sample < right[weights]) if prompt == "eval 0" else plain(prompt, weights, sample)
         )
         first, third = "best_global_step1", "best_global_step3"
-        assert self.saving(made, watched_state) == [
+        assert self.saving(run, watched_state) == [
             ("begin", first),
             ("save actor", first),
             ("save_state", 1),
@@ -121,80 +121,80 @@ class TestSaving:
             ("complete", third),
             ("forget_rotated", None),
         ]
-        assert made.trainer.checkpoints.store.tags() == [third, first]
-        assert not list(made.checkpoints.glob("*/best_global_step2"))
+        assert run.trainer.checkpoints.store.tags() == [third, first]
+        assert not list(run.checkpoints.glob("*/best_global_step2"))
 
     def test_the_best_evaluations_checkpoint_has_the_weights_that_the_engines_got_back(self, world, watched_state):
         words = {"eval.steps": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "train.num_episodes": 1}
-        made = world(prompts=4, evaluation=1, **words, **{"ckpt.save_steps": -1})
-        made.reward = lambda prompt, weights, sample: float(sample % 2)
-        assert ("save_weights", 0) in self.saving(made, watched_state)
-        folder = made.checkpoints / "_adapt" / "best_global_step1"
+        run = world(prompts=4, evaluation=1, **words, **{"ckpt.save_steps": -1})
+        run.reward = lambda prompt, weights, sample: float(sample % 2)
+        assert ("save_weights", 0) in self.saving(run, watched_state)
+        folder = run.checkpoints / "_adapt" / "best_global_step1"
         assert (folder / "rollout_weights_rank0.safetensors").read_text() == "0"
-        assert made.noted("sync") == [1] and made.noted("restore") == [0]
+        assert run.noted("sync") == [1] and run.noted("restore") == [0]
 
     def test_an_evaluation_without_rewards_is_not_the_best(self, world, watched_state):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
-        made = world(prompts=4, evaluation=2, **words)
-        made.reward = lambda prompt, weights, sample: None if prompt.startswith("eval") else float(sample % 2)
-        assert self.saving(made, watched_state) == [] and not made.checkpoints.exists()
+        run = world(prompts=4, evaluation=2, **words)
+        run.reward = lambda prompt, weights, sample: None if prompt.startswith("eval") else float(sample % 2)
+        assert self.saving(run, watched_state) == [] and not run.checkpoints.exists()
 
     def test_an_evaluation_as_good_as_the_best_is_not_better(self, world, watched_state):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
-        made = world(prompts=12, evaluation=2, **words)
-        made.reward = lambda prompt, weights, sample: float(sample % 2)
-        begun = [argument for name, argument in self.saving(made, watched_state) if name == "begin"]
+        run = world(prompts=12, evaluation=2, **words)
+        run.reward = lambda prompt, weights, sample: float(sample % 2)
+        begun = [argument for name, argument in self.saving(run, watched_state) if name == "begin"]
         assert begun == ["best_global_step1"]
 
     @pytest.mark.parametrize("key", ["none", "eval_data_pass1", "eval_other_pass1"])
     def test_what_the_best_evaluation_is_measured_by(self, world, watched_state, key):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1, "ckpt.best_metric_key": key}
-        made = world(prompts=4, evaluation=1, **words)
-        made.reward = lambda prompt, weights, sample: float(sample % 2)
-        assert bool(self.saving(made, watched_state)) is (key == "eval_data_pass1")
+        run = world(prompts=4, evaluation=1, **words)
+        run.reward = lambda prompt, weights, sample: float(sample % 2)
+        assert bool(self.saving(run, watched_state)) is (key == "eval_data_pass1")
 
     def test_models_that_were_not_saved_after_all_leave_nothing(self, world, watched_state):
-        made = world(**{"ckpt.save_steps": -1})
-        watched_state.append(made)
-        watch_store(made)
-        with made.trainer.checkpoints.whole("global_step3", {}):
+        run = world(**{"ckpt.save_steps": -1})
+        watched_state.append(run)
+        watch_store(run)
+        with run.trainer.checkpoints.whole("global_step3", {}):
             pass
-        assert made.events == [("begin", "global_step3"), ("abandon", "global_step3")]
-        assert not list(made.checkpoints.glob("*/global_step3"))
+        assert run.events == [("begin", "global_step3"), ("abandon", "global_step3")]
+        assert not list(run.checkpoints.glob("*/global_step3"))
 
     @pytest.mark.parametrize("name", ["begin", "complete", "forget_rotated"])
     def test_an_error_names_the_checkpoint(self, world, name):
-        made = world(**{"ckpt.save_steps": 3})
+        run = world(**{"ckpt.save_steps": 3})
 
         def fails(*_: Any) -> None:
             raise OSError(28, "No space left on device", "file")
 
-        setattr(made.trainer.checkpoints.store, name, fails)
+        setattr(run.trainer.checkpoints.store, name, fails)
         with pytest.raises(RuntimeError) as error:
-            made.trainer.fit()
+            run.trainer.fit()
         text = "step 3, saving checkpoint global_step3: OSError: [Errno 28] No space left on device: 'file'"
         assert str(error.value) == text
-        store = CheckpointStore(made.checkpoints, critic=False)
+        store = CheckpointStore(run.checkpoints, critic=False)
         assert (store.newest_whole(lambda _: None) == "global_step3") is (name == "forget_rotated")
 
     @pytest.mark.parametrize(("prompts", "ends"), [(8, [0, 0, 1, 1]), (7, [0, 1, 1, 2]), (3, [1, 2])])
     def test_the_episode_to_go_on_in(self, world, prompts, ends):
         # OpenRLHF sees the end of the data when it asks for more than is left: with 8 prompts, in the next step
-        made = world(prompts=prompts, **{"ckpt.save_steps": 1})
-        made.trainer.fit()
-        found = []
+        run = world(prompts=prompts, **{"ckpt.save_steps": 1})
+        run.trainer.fit()
+        result = []
         for step in range(1, len(ends) + 1):
-            path = made.checkpoints / "_actor" / f"global_step{step}" / "model.pt"
+            path = run.checkpoints / "_actor" / f"global_step{step}" / "model.pt"
             states = pickle.loads(path.read_bytes())["client_states"]
             assert states["global_step"] == step and states["total_consumed_prompts"]
-            found.append(states["episode"])
-        assert found == ends and made.trainer.state.step == len(ends)
+            result.append(states["episode"])
+        assert result == ends and run.trainer.state.step == len(ends)
 
 
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
 
 
-def copied(made: World, folder: Path, tag: str) -> None:
+def copied(run: World, folder: Path, tag: str) -> None:
     """What a crash right after the checkpoint `tag` leaves behind: newer ones were never written.
 
     Of one step the regular checkpoint is preferred to the best one, which then has to be the only one.
@@ -203,22 +203,22 @@ def copied(made: World, folder: Path, tag: str) -> None:
     def written(name: str) -> tuple[int, bool]:
         return int(name.removeprefix("best_").removeprefix("global_step")), name.startswith("best_")
 
-    shutil.copytree(made.checkpoints, folder / "checkpoints")
-    shutil.copytree(made.args.run.dir, folder / "runs")
+    shutil.copytree(run.checkpoints, folder / "checkpoints")
+    shutil.copytree(run.args.run.dir, folder / "runs")
     for part in (folder / "checkpoints").iterdir():
-        for found in part.iterdir():
-            if found.is_dir() and (
-                written(found.name) > written(tag) or found.name == tag.removeprefix("best_") != tag
+        for actual in part.iterdir():
+            if actual.is_dir() and (
+                written(actual.name) > written(tag) or actual.name == tag.removeprefix("best_") != tag
             ):
-                shutil.rmtree(found)
+                shutil.rmtree(actual)
 
 
-def resumed(made: World, folder: Path, tag: str, **words: Any) -> World:
+def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
     """The world of a run that goes on from `tag`, up to its trainer."""
-    copied(made, folder, tag)
-    sizes = {"prompts": len(made.data().dataset), "evaluation": len(made.evaluation or []), "engines": 1}
+    copied(run, folder, tag)
+    sizes = {"prompts": len(run.data().dataset), "evaluation": len(run.evaluation or []), "engines": 1}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
-    again.reward = made.reward
+    again.reward = run.reward
     again.args.checked = replace(again.args.checked, resume_tag=choose_checkpoint(again.args))
     assert again.args.checked.resume_tag == tag
     again.make_trainer()
@@ -251,57 +251,57 @@ class TestResume:
     @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
     def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case, every):
         """From each checkpoint, or from every fourth: one case from the first, fifth, ..., the next from the second."""
-        made = world(**REPEATABLE, **case)
-        made.trainer.fit()
+        run = world(**REPEATABLE, **case)
+        run.trainer.fit()
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
-        tags = sorted(made.trainer.checkpoints.store.tags())
+        tags = sorted(run.trainer.checkpoints.store.tags())
         assert len(tags) >= 6
-        if made.evaluation:
+        if run.evaluation:
             assert any(tag.startswith("best") for tag in tags)
         for tag in tags[self.CASES.index(case) % every :: every]:
-            again = resumed(made, tmp_path / f"from {tag}", tag, **words)
+            again = resumed(run, tmp_path / f"from {tag}", tag, **words)
             again.trainer.fit()
             step = int(tag.rpartition("step")[2])
-            wanted = [request for request in made.requests if request.step >= step]
-            if made.evaluation:  # the one of that step was before the checkpoint, or is not made up for
+            wanted = [request for request in run.requests if request.step >= step]
+            if run.evaluation:  # the one of that step was before the checkpoint, or is not made up for
                 wanted = [r for r in wanted if r.step > step or not r.prompt.startswith("eval")]
             assert again.requests == wanted, tag
-            assert trained(again, 0) == trained(made, step)
-            assert numbers(again.metrics()) == numbers(made.metrics())
+            assert trained(again, 0) == trained(run, step)
+            assert numbers(again.metrics()) == numbers(run.metrics())
             for name in ("groups.jsonl", "answers.jsonl"):
-                assert (again.record / name).read_text() == (made.record / name).read_text()
-            assert again.updates == made.updates and again.engines[0].weights == made.engines[0].weights
-            if step < made.trainer.state.step:
-                assert repr(again.trainer.checkpoints.state_dict()) == repr(made.trainer.checkpoints.state_dict())
+                assert (again.record / name).read_text() == (run.record / name).read_text()
+            assert again.updates == run.updates and again.engines[0].weights == run.engines[0].weights
+            if step < run.trainer.state.step:
+                assert repr(again.trainer.checkpoints.state_dict()) == repr(run.trainer.checkpoints.state_dict())
 
     def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
-        made = world(prompts=6, **REPEATABLE)
-        made.trainer.fit()
-        again = resumed(made, tmp_path / "again", "global_step4", **REPEATABLE)
+        run = world(prompts=6, **REPEATABLE)
+        run.trainer.fit()
+        again = resumed(run, tmp_path / "again", "global_step4", **REPEATABLE)
         again.trainer.fit()
-        assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(made.metrics())
+        assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(run.metrics())
         (said,) = [row["text"] for row in read_warnings(again.record) if row["kind"] == "nothing left"]
         assert said == (
             "step 4: global_step4 is the end of all 2 episodes (train.num_episodes): nothing is left to train"
         )
         # more episodes are
-        more = resumed(made, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
+        more = resumed(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
         more.trainer.fit()
         assert [row["step"] for row in more.metrics()] == [1, 2, 3, 4, 5, 6]
 
     def test_the_first_start_is_not_told_to_load(self, world):
-        made = world(**REPEATABLE)
-        made.trainer.fit()
-        assert made.noted("load") == [] and made.trainer.checkpoints.resumed_weights_version is None
+        run = world(**REPEATABLE)
+        run.trainer.fit()
+        assert run.noted("load") == [] and run.trainer.checkpoints.resumed_weights_version is None
 
     def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
         words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
-        made = world(prompts=32, **words)
-        made.trainer.fit()
-        again = resumed(made, tmp_path / "again", "global_step5", **words)
+        run = world(prompts=32, **words)
+        run.trainer.fit()
+        again = resumed(run, tmp_path / "again", "global_step5", **words)
         again.trainer.fit()
-        found = [event for event in again.events if event[0] in ("sync", "load", "keep", "restore")]
-        assert found == [("load", 4), ("keep", 4), ("sync", 6), ("restore", 4), ("sync", 8), ("keep", 8)]
+        result = [event for event in again.events if event[0] in ("sync", "load", "keep", "restore")]
+        assert result == [("load", 4), ("keep", 4), ("sync", 6), ("restore", 4), ("sync", 8), ("keep", 8)]
 
     @pytest.mark.parametrize(
         "changed",
@@ -315,14 +315,14 @@ class TestResume:
         ],
     )
     def test_what_may_change(self, world, tmp_path, changed):
-        made = world(**REPEATABLE)
-        made.trainer.fit()
+        run = world(**REPEATABLE)
+        run.trainer.fit()
         for step in (1, 5):
-            again = resumed(made, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
+            again = resumed(run, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
             again.trainer.fit()
             rows = again.metrics()
             assert [row["step"] for row in rows] == list(range(1, 9))
-            assert numbers(rows[:step]) == numbers(made.metrics()[:step])
+            assert numbers(rows[:step]) == numbers(run.metrics()[:step])
             assert all(row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) for row in rows)
             assert again.trainer.state.generated == again.trainer.ledger.counts["generated"]
             delay = again.args.adapt.rollout_delay
@@ -330,19 +330,19 @@ class TestResume:
                 assert {request.weights for request in again.of_step(at)[0]} == {at - at % delay}
 
     def test_another_group_size_is_refused(self, world, tmp_path):
-        made = world(**REPEATABLE)
-        made.trainer.fit()
+        run = world(**REPEATABLE)
+        run.trainer.fit()
         other = {"rollout.n_samples_per_prompt": 2}
-        again = resumed(made, tmp_path / "again", "global_step3", **REPEATABLE | other)
+        again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE | other)
         text = r"^step 0, resuming: ValueError: rollout.n_samples_per_prompt is 2, and was 4; it must not change$"
         with pytest.raises(RuntimeError, match=text):
             again.trainer.fit()
         assert again.requests == []
 
     def test_an_actor_of_another_step_is_refused(self, world, tmp_path):
-        made = world(**REPEATABLE)
-        made.trainer.fit()
-        again = resumed(made, tmp_path / "again", "global_step3", **REPEATABLE)
+        run = world(**REPEATABLE)
+        run.trainer.fit()
+        again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
         again.groups["actor"].workers[0].client_states["global_step"] = 2
         with pytest.raises(RuntimeError, match="global_step3 has the layer of step 3 and the actor of step 2"):
             again.trainer.fit()
@@ -351,9 +351,9 @@ class TestResume:
 class TestState:
     @pytest.fixture
     def run(self, world):
-        made = world(algorithm="ba_ppo", **{"adapt.rollout_delay": 3})
-        made.trainer.fit()
-        return made
+        run = world(algorithm="ba_ppo", **{"adapt.rollout_delay": 3})
+        run.trainer.fit()
+        return run
 
     def test_says_all_that_the_next_step_depends_on(self, run):
         state = run.trainer.checkpoints.state_dict()
@@ -413,22 +413,22 @@ class TestState:
             assert torch.equal(torch.get_rng_state(), before) and torch.equal(waiting, state["torch_rng"])
 
     def test_each_ranks_generator_goes_on_where_it_was(self, world):
-        made = world()
-        ranks = Group(made, "actor", ranks=3)
-        made.trainer.checkpoints.workers["actor"] = ranks
+        run = world()
+        ranks = Group(run, "actor", ranks=3)
+        run.trainer.checkpoints.workers["actor"] = ranks
         for number, worker in enumerate(ranks.workers):
             worker.rng = torch.tensor([number, 7])
-        state = made.trainer.checkpoints.state_dict()
+        state = run.trainer.checkpoints.state_dict()
         for worker in ranks.workers:
             worker.rng = torch.zeros(2)
-        made.trainer.checkpoints.load_state_dict(state)
+        run.trainer.checkpoints.load_state_dict(state)
         assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
 
     @pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
     def test_another_number_of_ranks_shuffles_otherwise(self, world, saved, now):
-        made = world()
-        made.trainer.checkpoints.workers["actor"] = Group(made, "actor", ranks=saved)
-        state = made.trainer.checkpoints.state_dict()
+        run = world()
+        run.trainer.checkpoints.workers["actor"] = Group(run, "actor", ranks=saved)
+        state = run.trainer.checkpoints.state_dict()
         other = world()
         other.trainer.checkpoints.workers["actor"] = ranks = Group(other, "actor", ranks=now)
         before = [worker.rng.tolist() for worker in ranks.workers]

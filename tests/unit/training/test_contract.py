@@ -63,16 +63,16 @@ def test_the_record_has_all_that_this_project_depends_on(installed):
 def test_each_override_carries_the_mark(overrides):
     """Without `@extends`, an override whose base method is renamed would become dead code that nobody notices."""
     missing = []
-    for (own, base), names in overrides.items():
+    for (subclass, base), names in overrides.items():
         for name in names - {"__init__"}:  # a constructor is called under this name in every version
-            method = inspect.unwrap(vars(own)[name])  # Ray wraps the methods of its actors
+            method = inspect.unwrap(vars(subclass)[name])  # Ray wraps the methods of its actors
             if not any(other is method and issubclass(extended, base) for extended, other in EXTENDED):
-                missing.append(f"@extends({base.__name__}) on {own.__module__}.{own.__name__}.{name}")
+                missing.append(f"@extends({base.__name__}) on {subclass.__module__}.{subclass.__name__}.{name}")
     assert not missing
 
 
 def test_each_mark_is_on_an_override(overrides):
-    overriding = {inspect.unwrap(vars(own)[name]) for (own, _), names in overrides.items() for name in names}
+    overriding = {inspect.unwrap(vars(subclass)[name]) for (subclass, _), names in overrides.items() for name in names}
     package = [method for _, method in EXTENDED if method.__module__.startswith("bapo_openrlhf.")]
     assert package and not [method.__qualname__ for method in package if method not in overriding]
 
@@ -111,12 +111,15 @@ def test_each_rebound_name_is_in_the_tables():
 
 def test_each_private_name_of_openrlhf_is_in_recorded_source(installed):
     """Private names that this project uses and does not define, as far as OpenRLHF has them."""
-    used, own = set(), set()
+    used, defined = set(), set()
     for source in SOURCES:
         used |= {*re.findall(r"\.(_[a-z]\w*)", source), *re.findall(r"attr\(\w+, \"(_[a-z]\w*)\"", source)}
-        own |= {*re.findall(r"def (_\w+)", source), *re.findall(r"^ *(?:self\.)?(_[a-z]\w*)(?:: .*)? = ", source, re.M)}
+        defined |= {
+            *re.findall(r"def (_\w+)", source),
+            *re.findall(r"^ *(?:self\.)?(_[a-z]\w*)(?:: .*)? = ", source, re.M),
+        }
     openrlhf = "".join(path.read_text(encoding="utf-8") for path in installed["openrlhf"].rglob("*.py"))
-    theirs = {name for name in used - own if re.search(rf"self\.{name}\b", openrlhf)}
+    theirs = {name for name in used - defined if re.search(rf"self\.{name}\b", openrlhf)}
     recorded = ""
     for name in RECORD:
         module, function = name.split(":")
@@ -223,11 +226,11 @@ def test_the_command(tmp_path, installed):
 
 
 class TestRebound:
-    @pytest.mark.parametrize("found", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
-    def test_another_version(self, monkeypatch, found):
+    @pytest.mark.parametrize("installed", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
+    def test_another_version(self, monkeypatch, installed):
         require_version()
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: found)
-        with pytest.raises(RuntimeError, match=f"openrlhf {found} is installed; .* extends openrlhf 0.11.2"):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+        with pytest.raises(RuntimeError, match=f"openrlhf {installed} is installed; .* extends openrlhf 0.11.2"):
             require_version()
 
     def test_no_openrlhf(self, monkeypatch):

@@ -131,22 +131,22 @@ class TestFiller:
     )
     @SLOW
     def test_is_like_the_sample_and_counts_for_nothing(self, number, single, absent, broken, kind):
-        made = sample(number)
-        made.action_mask = made.action_mask.to(kind)
+        one = sample(number)
+        one.action_mask = one.action_mask.to(kind)
         for name in absent:
-            setattr(made, name, None)
+            setattr(one, name, None)
         if broken is not None:
-            for tensor in (*(getattr(made, name) for name in (*STEP, "rewards")), *made.info.values()):
+            for tensor in (*(getattr(one, name) for name in (*STEP, "rewards")), *one.info.values()):
                 if tensor is not None and tensor.is_floating_point():
                     tensor.view(-1)[-1] = broken
         if single:
-            (made,) = split_experience_batch(made)  # without a batch dimension
-        before = everything(made)
-        found = filler_of(made)
-        assert everything(made) == before  # the sample stays as it was
-        assert all(item.is_floating_point() is False or not item.any() for item in tensors(found))
+            (one,) = split_experience_batch(one)  # without a batch dimension
+        before = everything(one)
+        result = filler_of(one)
+        assert everything(one) == before  # the sample stays as it was
+        assert all(item.is_floating_point() is False or not item.any() for item in tensors(result))
         for item in fields(Experience):
-            name, ours, theirs = item.name, getattr(found, item.name), getattr(made, item.name)
+            name, ours, theirs = item.name, getattr(result, item.name), getattr(one, item.name)
             if isinstance(theirs, torch.Tensor):
                 assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), name
             elif name == "info":
@@ -156,12 +156,12 @@ class TestFiller:
                 assert plain(ours) == plain(theirs), name
             if name in NUMBER and theirs is not None:
                 assert torch.equal(ours, theirs), name
-        assert found.index == [] and found.attention_mask.any() and not found.action_mask.any()
+        assert result.index == [] and result.attention_mask.any() and not result.action_mask.any()
 
     def test_keeps_its_images(self):
-        found = filler_of(sample(3))
-        assert found.images == [["3.png"]]
-        assert found.mm_train_inputs[0]["pixel_values"].tolist() == [[3.0] * 3] * 2
+        result = filler_of(sample(3))
+        assert result.images == [["3.png"]]
+        assert result.mm_train_inputs[0]["pixel_values"].tolist() == [[3.0] * 3] * 2
 
     @pytest.mark.parametrize(
         "kind",
@@ -176,29 +176,29 @@ class TestFiller:
     )
     def test_has_no_loss_and_no_gradient(self, kind):
         """By OpenRLHF's losses, also if the sample's own numbers are spoilt."""
-        made = sample(4)
+        one = sample(4)
         for name in STEP:
-            getattr(made, name)[:] = math.nan
-        filler = filler_of(made)
+            getattr(one, name)[:] = math.nan
+        filler = filler_of(one)
         step = {"dp_size": 2, "batch_num_tokens": torch.tensor(7.0), "global_batch_size": torch.tensor(3.0)}
-        today = torch.randn(filler.action_mask.shape, requires_grad=True)
+        log_probs = torch.randn(filler.action_mask.shape, requires_grad=True)
         loss, *_ = PolicyLoss(0.2, 0.2, **kind)(
-            today,
+            log_probs,
             filler.action_log_probs,
             filler.advantages,
             action_mask=filler.action_mask,
             rollout_log_probs=filler.rollout_log_probs,
             **step,
         )
-        loss = loss + aggregate_loss((today - filler.base_action_log_probs) ** 2, filler.action_mask, **step)
-        loss = loss + ValueLoss(0.5)(today, filler.values, filler.returns, action_mask=filler.action_mask, **step)
+        loss = loss + aggregate_loss((log_probs - filler.base_action_log_probs) ** 2, filler.action_mask, **step)
+        loss = loss + ValueLoss(0.5)(log_probs, filler.values, filler.returns, action_mask=filler.action_mask, **step)
         loss.backward()
-        assert loss.item() == 0 and today.grad.tolist() == torch.zeros_like(today).tolist()
+        assert loss.item() == 0 and log_probs.grad.tolist() == torch.zeros_like(log_probs).tolist()
 
 
 def tensors(experience: Experience) -> list[torch.Tensor]:
-    own = [getattr(experience, item.name) for item in fields(Experience)]
-    return [item for item in (*own, *experience.info.values()) if isinstance(item, torch.Tensor)]
+    values = [getattr(experience, item.name) for item in fields(Experience)]
+    return [item for item in (*values, *experience.info.values()) if isinstance(item, torch.Tensor)]
 
 
 # --- a batch to train on ----------------------------------------------------------------------------------------------
@@ -308,11 +308,11 @@ class TestAppend:
         order = list(lengths)
         other.shuffle(order)
         size = other.randint(1, len(order))
-        found = [
+        result = [
             [[number_of(item) for item in taken(call).items] for call in appended(batched(each, lengths), ranks)]
             for each in (parts, [order[at : at + size] for at in range(0, len(order), size)])
         ]
-        assert found[0] == found[1]
+        assert result[0] == result[1]
 
     def test_the_critic_is_dealt_the_same_as_the_actor(self):
         """OpenRLHF's trainer gives both the same list of batches, first the actor."""
@@ -329,9 +329,9 @@ class TestAppend:
             getattr(experiences[0], name)[0] = math.nan
         experiences[0].info["kl"][0] = math.inf
         for call in appended(experiences, ranks):
-            found = tensors(taken(call).filler)
-            assert number_of(taken(call).filler) == 0 and found
-            assert not any(item.any() for item in found if item.is_floating_point())
+            result = tensors(taken(call).filler)
+            assert number_of(taken(call).filler) == 0 and result
+            assert not any(item.any() for item in result if item.is_floating_point())
 
     def test_a_filler_can_be_collated_with_samples(self):
         """With dynamic batching OpenRLHF plans it together with the rank's samples."""
@@ -370,7 +370,7 @@ class TestAppend:
 
     @pytest.mark.parametrize(("ranks", "copies"), [(1, 1), (2, 1), (3, 2)])
     def test_other_methods_are_handed_out_by_openrlhf(self, ranks, copies):
-        found = []
+        result = []
         for kind in (DealtActorGroup, launcher.RayActorGroup):
             group, calls = group_of(kind, ranks, copies)
             refs = group.async_run_method_batch(
@@ -379,8 +379,8 @@ class TestAppend:
             refs += group.async_run_method_batch("fit", demonstrations=[[1]] * ranks)
             with pytest.raises(ValueError, match="must have the same length"):
                 group.async_run_method_batch("forward", sequences=[1] * 9, action_mask=[1] * 8)
-            found.append((refs, list(calls)))
-        assert found[0] == found[1] and len(found[0][1]) == 2 * ranks * copies
+            result.append((refs, list(calls)))
+        assert result[0] == result[1] and len(result[0][1]) == 2 * ranks * copies
 
 
 # --- what is in Ray's object store ------------------------------------------------------------------------------------
@@ -399,32 +399,36 @@ class TestPacked:
         sent = packed({"experience": [narrow], "samples": [7]})
         arrived = unpacked(pickle.loads(pickle.dumps(sent)))
         assert arrived["samples"] == [7]
-        found, wanted = split_experience_batch(arrived["experience"][0]), split_experience_batch(share)
-        assert list(map(everything, found)) == list(map(everything, wanted))
+        actual, wanted = split_experience_batch(arrived["experience"][0]), split_experience_batch(share)
+        assert list(map(everything, actual)) == list(map(everything, wanted))
         held = tensors(sent["experience"][0])
         assert len(held) == 1 and held[0] is narrow.values  # all the others are arrays
-        found[0].sequences += 1  # can be written to
+        actual[0].sequences += 1  # can be written to
 
     @pytest.fixture
     def puts(self, monkeypatch):
-        made: list[Any] = []
-        monkeypatch.setattr(ray, "put", lambda value: made.append(value) or value)
-        return made
+        result: list[Any] = []
+        monkeypatch.setattr(ray, "put", lambda value: result.append(value) or value)
+        return result
 
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
     def test_models_with_equally_many_ranks_share_a_batch_to_train_on(self, puts, ranks, wanted):
         experiences, calls = batched([[0, 1, 2], [3, 4]], dict.fromkeys(range(5), 5)), []
         for count in ranks:
-            group, own = group_of(DealtActorGroup, count)
+            group, workers = group_of(DealtActorGroup, count)
             group.async_run_method_batch(method_name="append", experience=experiences)
-            calls.append([(method, plain([list(map(everything, c["experience"])), c["samples"]])) for method, c in own])
+            calls.append(
+                [(method, plain([list(map(everything, c["experience"])), c["samples"]])) for method, c in workers]
+            )
         assert len(puts) == wanted and (calls[0] == calls[1]) is (ranks[0] == ranks[1])
 
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
     def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
-        made = maker(ranks, micro=1, kind=DealtActorGroup)
-        dealt = made._deal([sample(number, 4) for number in range(6)])
-        for of, answers in enumerate(asked(dealt, made.actor_model_group, made.critic_model_group)):
+        experience_maker = maker(ranks, micro=1, kind=DealtActorGroup)
+        dealt = experience_maker._deal([sample(number, 4) for number in range(6)])
+        for of, answers in enumerate(
+            asked(dealt, experience_maker.actor_model_group, experience_maker.critic_model_group)
+        ):
             assert_answered(answers, dealt.batches, of, dict.fromkeys(range(6), 4))
         assert len(puts) == wanted
 
@@ -472,12 +476,12 @@ class TestDealtBatches:
 
         samples = [sample(number, length) for number, length in lengths.items()]
         before = [everything(one) for one in samples]
-        found = dealt_batches(samples, ranks, cut, PAD)
+        actual = dealt_batches(samples, ranks, cut, PAD)
         assert [everything(one) for one in samples] == before
-        assert len(found) == ranks and {len(own) for own in found} == {max(map(len, cuts))}
+        assert len(actual) == ranks and {len(rank_batches) for rank_batches in actual} == {max(map(len, cuts))}
         shortest = min(lengths.values())
-        for own, parts in zip(found, cuts, strict=True):
-            for place, batch in enumerate(own):
+        for rank_batches, parts in zip(actual, cuts, strict=True):
+            for place, batch in enumerate(rank_batches):
                 if place < len(parts):
                     together = Experience.concat_experiences([samples[number] for number in parts[place]], PAD)
                     assert everything(batch) == everything(together)
@@ -486,11 +490,16 @@ class TestDealtBatches:
                 assert batch.sequences.shape == (1, shortest)
 
     def test_with_fewer_samples_than_ranks(self):
-        found = dealt_batches(
+        result = dealt_batches(
             [sample(0, 4), sample(1, 3)], 4, lambda lengths, shares: [[s] if s else [] for s in shares], PAD
         )
-        assert [[numbers_of(batch) for batch in own] for own in found] == [[[1]], [[0]], [[1]], [[1]]]
-        assert [bool(own[0].action_mask.any()) for own in found] == [True, True, False, False]
+        assert [[numbers_of(batch) for batch in rank_batches] for rank_batches in result] == [
+            [[1]],
+            [[0]],
+            [[1]],
+            [[1]],
+        ]
+        assert [bool(rank_batches[0].action_mask.any()) for rank_batches in result] == [True, True, False, False]
 
 
 class Rank:
@@ -573,9 +582,9 @@ def calls_of(group: launcher.RayActorGroup) -> list[list[dict[str, Any]]]:
 
 def assert_answered(answers: list[torch.Tensor], batches: list[Experience], of: int, lengths: dict[int, int]) -> None:
     """Each answer is that to the sample on its own, and 0 behind its end."""
-    for found, batch in zip(answers, batches, strict=True):
-        assert found.shape == batch.action_mask.shape
-        for row, number in zip(found, numbers_of(batch), strict=True):
+    for actual, batch in zip(answers, batches, strict=True):
+        assert actual.shape == batch.action_mask.shape
+        for row, number in zip(actual, numbers_of(batch), strict=True):
             width = lengths[number] - 1
             assert torch.equal(row[:width], answered(sample(number, lengths[number]).sequences, of)[0])
             assert not row[width:].any()
@@ -597,22 +606,22 @@ class TestExperienceMaker:
     @SLOW
     def test_by_tokens(self, drawn, tokens):
         lengths, ranks, ring, tensor = drawn
-        made = maker(ranks, tokens=tokens, ring=ring, tensor=tensor)
-        passed = made._deal([sample(number, length) for number, length in lengths.items()])
+        experience_maker = maker(ranks, tokens=tokens, ring=ring, tensor=tensor)
+        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
         batches = passed.batches
         assert sorted(number for batch in batches for number in numbers_of(batch)) == sorted(lengths)
-        groups = (made.actor_model_group, made.critic_model_group)
+        groups = (experience_maker.actor_model_group, experience_maker.critic_model_group)
         for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares, limit = dealt(lengths, ranks[of]), tokens * ring * tensor
             needed = [first_fit(sorted((lengths[number] for number in share), reverse=True), limit) for share in shares]
-            for share, own, calls in zip(shares, needed, calls_of(group), strict=True):
+            for share, rank_share, calls in zip(shares, needed, calls_of(group), strict=True):
                 loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
                 filled = [bool(call["action_mask"].any()) for call in calls]
                 # a rank that needs fewer passes than another one gets fillers for the rest
-                assert filled == [True] * own + [False] * (max(needed) - own)
-                assert sorted(number for load in loads[:own] for number in load) == sorted(share)
-                assert all(sum(lengths[number] for number in load) <= limit for load in loads[:own])
+                assert filled == [True] * rank_share + [False] * (max(needed) - rank_share)
+                assert sorted(number for load in loads[:rank_share] for number in load) == sorted(share)
+                assert all(sum(lengths[number] for number in load) <= limit for load in loads[:rank_share])
 
     def test_different_info_keys_are_refused_before_a_model_is_asked(self):
         """OpenRLHF checks this only within a forward-pass batch, and its error does not name the keys."""
@@ -625,13 +634,13 @@ class TestExperienceMaker:
     @SLOW
     def test_by_samples(self, drawn, micro):
         lengths, ranks, ring, tensor = drawn
-        made = maker(ranks, micro=micro, ring=ring, tensor=tensor)
-        passed = made._deal([sample(number, length) for number, length in lengths.items()])
+        experience_maker = maker(ranks, micro=micro, ring=ring, tensor=tensor)
+        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
         batches = passed.batches
         # those of the actor's ranks, one after the other, without fillers; `index` says which samples they are
         parts = [share[at : at + micro] for share in dealt(lengths, ranks[0]) for at in range(0, len(share), micro)]
         assert [numbers_of(batch) for batch in batches] == parts == [batch.index for batch in batches]
-        groups = (made.actor_model_group, made.critic_model_group)
+        groups = (experience_maker.actor_model_group, experience_maker.critic_model_group)
         for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares = dealt(lengths, ranks[of])
@@ -652,14 +661,17 @@ class TestExperienceMaker:
 
     def test_a_model_may_be_asked_for_some_of_the_samples(self):
         lengths = dict.fromkeys(range(6), 5) | {4: 3}
-        made = maker((2, 2))
-        passed = made._deal([sample(number, length) for number, length in lengths.items()])
-        heard = passed.ask(made.actor_model_group), passed.ask(made.critic_model_group, [1, 4, 5])
+        experience_maker = maker((2, 2))
+        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
+        heard = (
+            passed.ask(experience_maker.actor_model_group),
+            passed.ask(experience_maker.critic_model_group, [1, 4, 5]),
+        )
         answers, rows = passed.in_batches(heard[0]()), heard[1]()
         assert_answered(answers, passed.batches, 0, lengths)
         # by length: 4, 1, 5. `index` is the position among all samples
         loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]]
-                 for calls in calls_of(made.critic_model_group)]  # fmt: skip
+                 for calls in calls_of(experience_maker.critic_model_group)]  # fmt: skip
         assert loads == [[4, 5], [1]]
         for number in (1, 4, 5):
             wanted = answered(sample(number, lengths[number]).sequences, 1)[0]
@@ -667,27 +679,29 @@ class TestExperienceMaker:
         assert sorted(rows) == [1, 4, 5]
 
     def test_no_samples_or_no_model_no_call(self):
-        made = maker((1, 1))
-        passed = made._deal([sample(0, 4), sample(1, 5)])
-        assert passed.ask(made.critic_model_group, [])() == passed.ask(None)() == {}
-        assert calls_of(made.critic_model_group) == [[]]
+        experience_maker = maker((1, 1))
+        passed = experience_maker._deal([sample(0, 4), sample(1, 5)])
+        assert passed.ask(experience_maker.critic_model_group, [])() == passed.ask(None)() == {}
+        assert calls_of(experience_maker.critic_model_group) == [[]]
         assert passed.in_batches({}) == [None] * len(passed.batches)
 
     def test_nothing_of_the_batch_before_is_used(self):
-        made, lengths = maker((2, 2)), dict.fromkeys(range(20), 4)
+        experience_maker, lengths = maker((2, 2)), dict.fromkeys(range(20), 4)
         for first in (0, 10):
-            passed = made._deal([sample(number, 4) for number in range(first, first + 10)])
+            passed = experience_maker._deal([sample(number, 4) for number in range(first, first + 10)])
             batches = passed.batches
-            for of, answers in enumerate(asked(passed, made.actor_model_group, made.critic_model_group)):
+            for of, answers in enumerate(
+                asked(passed, experience_maker.actor_model_group, experience_maker.critic_model_group)
+            ):
                 assert_answered(answers, batches, of, lengths)
             assert sorted(number for batch in batches for number in numbers_of(batch)) == list(range(first, first + 10))
 
     def test_nothing_of_a_batch_is_held_afterwards(self, monkeypatch):
         monkeypatch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: dealt.batches)
-        made, gone = maker((2, 1)), []
+        experience_maker, gone = maker((2, 1)), []
         responses = [SimpleNamespace(extras={}) for _ in range(3)]
         origins = [SampleOrigin("fresh", True, None)] * 3
-        passed = made.forward(BatchToTrain([sample(0), sample(1), sample(2)], responses, origins))
+        passed = experience_maker.forward(BatchToTrain([sample(0), sample(1), sample(2)], responses, origins))
         for batch in passed.experiences:
             weakref.finalize(batch, gone.append, True)
         count = len(passed.experiences)
@@ -713,7 +727,7 @@ def test_stacked_numbers_stand_at_their_place(lengths, padding, further):
         action_mask=torch.zeros((len(lengths), width - 1), dtype=torch.bool),
     )
     numbers = [[10.0 * row + place for place in range(1, length)] for row, length in enumerate(lengths)]
-    rows = [torch.tensor([*own, *[math.nan] * more]) for own, more in zip(numbers, padding, strict=False)]
-    found = stacked(rows, batch)
-    assert found.tolist() == [own + [0.0] * (width - 1 - len(own)) for own in numbers]
-    assert found.dtype == torch.float32 and stacked([row.bfloat16() for row in rows], batch).dtype == torch.bfloat16
+    rows = [torch.tensor([*values, *[math.nan] * more]) for values, more in zip(numbers, padding, strict=False)]
+    result = stacked(rows, batch)
+    assert result.tolist() == [values + [0.0] * (width - 1 - len(values)) for values in numbers]
+    assert result.dtype == torch.float32 and stacked([row.bfloat16() for row in rows], batch).dtype == torch.bfloat16

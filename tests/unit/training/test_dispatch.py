@@ -64,11 +64,11 @@ def no_ray(monkeypatch):
 
 
 class Numbered(DispatchingGenerator):
-    made = 0
+    count = 0
 
     def _next_number(self):
-        self.made += 1
-        return {"number": self.made - 1, "seed": None}
+        self.count += 1
+        return {"number": self.count - 1, "seed": None}
 
 
 @pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])
@@ -99,9 +99,9 @@ def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch, faster, ev
     asked = []
 
     def generate(self, dataloader_iter, num_prompts, **kwargs):
-        found = list(itertools.islice(dataloader_iter, num_prompts))
-        asked.append((found[0], len(found)))
-        return [], num_prompts, found[0] == "trained" or sum(count for _, count in asked[1:]) % 5 == 0
+        result = list(itertools.islice(dataloader_iter, num_prompts))
+        asked.append((result[0], len(result)))
+        return [], num_prompts, result[0] == "trained" or sum(count for _, count in asked[1:]) % 5 == 0
 
     monkeypatch.setattr(SamplesGenerator, "_generate_vllm", generate)
     args = SimpleNamespace(

@@ -60,5 +60,5 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
 def test_it_is_registered_for_vllms_processes():
     from importlib.metadata import entry_points
 
-    found = {point.value for point in entry_points(group="vllm.general_plugins")}
-    assert "bapo_openrlhf.training.generate.engine_core:vllm_plugin" in found
+    result = {point.value for point in entry_points(group="vllm.general_plugins")}
+    assert "bapo_openrlhf.training.generate.engine_core:vllm_plugin" in result

@@ -84,7 +84,7 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     """But for the class of the executor, and for statistics that nobody reads."""
     ours = made_by(RolloutEngine, monkeypatch, given | {"faster": faster})
     theirs = made_by(engines.Engine, monkeypatch, given)
-    executors = [found.pop("executor") for found, _ in (ours, theirs)]
+    executors = [actual.pop("executor") for actual, _ in (ours, theirs)]
     assert type(executors[0]) is SingleTurn and executors[0].reward_endpoints == executors[1].reward_endpoints
     for settings in (ours[0]["kwargs"], ours[0]["llm"]):
         assert settings.pop("disable_log_stats", False) is faster
@@ -112,8 +112,10 @@ def made_by(kind, monkeypatch, given):
 def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch):
     monkeypatch.setattr(engines, "load_agent", lambda path: f"agent of {path}")
     monkeypatch.setattr(engines, "SingleTurn", None)
-    found, _ = made_by(RolloutEngine, monkeypatch, {"num_gpus": 1, "agent_func_path": "agent.py", "remote_rm_url": "x"})
-    assert found["executor"] == "agent of agent.py"
+    result, _ = made_by(
+        RolloutEngine, monkeypatch, {"num_gpus": 1, "agent_func_path": "agent.py", "remote_rm_url": "x"}
+    )
+    assert result["executor"] == "agent of agent.py"
 
 
 def test_only_tokens_and_their_log_probs_are_made_for_openrlhfs_executor():

@@ -88,8 +88,8 @@ class WholeGroups(AdaptedExperienceMaker):
         count = sum(len(experience.index) for experience in experiences)
         size = self.args.rollout.n_samples_per_prompt
         groups = self.groups or [whole_group(n // size) for n in range(count)]
-        about = {"kl_coefficient": self.kl_ctl.value, "critic_lambd": self.args.adapt.critic_lambd}
-        set_advantages(experiences, groups, self.args, **about, log_ratios=self.log_ratios)
+        options = {"kl_coefficient": self.kl_ctl.value, "critic_lambd": self.args.adapt.critic_lambd}
+        set_advantages(experiences, groups, self.args, **options, log_ratios=self.log_ratios)
         return experiences
 
 
@@ -169,20 +169,20 @@ def by_sample(experiences: list[Experience], name: str) -> dict[int, list[float]
 
 class TestOldLogProbs:
     def test_by_hand(self):
-        today = torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
+        recomputed = torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]])
         stored = torch.tensor([[-0.1, -0.2], [-0.3, -0.4], [-0.5, -0.6]])
-        found = old_log_probs(today, stored, torch.tensor([True, False, True]))
-        assert torch.equal(found, torch.tensor([[-1.0, -2.0], [-0.3, -0.4], [-5.0, -6.0]]).float())
+        result = old_log_probs(recomputed, stored, torch.tensor([True, False, True]))
+        assert torch.equal(result, torch.tensor([[-1.0, -2.0], [-0.3, -0.4], [-5.0, -6.0]]).float())
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     def test_has_the_actors_type(self, dtype):
-        found = old_log_probs(torch.zeros(1, 2, dtype=dtype), -torch.ones(1, 2), torch.tensor([False]))
-        assert found.dtype == dtype and (found == -1).all()
+        result = old_log_probs(torch.zeros(1, 2, dtype=dtype), -torch.ones(1, 2), torch.tensor([False]))
+        assert result.dtype == dtype and (result == -1).all()
 
-    def test_ratio_of_what_today_generated_is_one(self):
-        today = torch.randn(5, 7)
-        found = old_log_probs(today, torch.randn(5, 7), torch.ones(5, dtype=torch.bool))
-        assert torch.equal((today - found).exp(), torch.ones(5, 7))
+    def test_ratio_of_what_the_current_policy_generated_is_one(self):
+        recomputed = torch.randn(5, 7)
+        result = old_log_probs(recomputed, torch.randn(5, 7), torch.ones(5, dtype=torch.bool))
+        assert torch.equal((recomputed - result).exp(), torch.ones(5, 7))
 
 
 class TestGroupAdvantages:
@@ -193,13 +193,13 @@ class TestGroupAdvantages:
         order = np.random.default_rng(0).permutation(len(rewards)).tolist()
         parts = [order[start : start + 3] for start in range(0, len(order), 3)]
         experiences = maker(case=Case(size)).with_advantages(split(rewards, parts))
-        found = by_sample(experiences, "advantages")
+        actual = by_sample(experiences, "advantages")
         for sample, reward in enumerate(rewards):
             p = (sample // size) / size
             wanted = (reward - p) / math.sqrt(p * (1 - p) + EPS)
-            assert found[sample] == pytest.approx([wanted] * len(found[sample]), rel=1e-6, abs=0)
+            assert actual[sample] == pytest.approx([wanted] * len(actual[sample]), rel=1e-6, abs=0)
             if 0 < p < 1 and reward:
-                assert found[sample][0] == pytest.approx(math.sqrt((1 - p) / p), rel=1e-4)  # sqrt((G - k) / k)
+                assert actual[sample][0] == pytest.approx(math.sqrt((1 - p) / p), rel=1e-4)  # sqrt((G - k) / k)
 
     @pytest.mark.parametrize(
         "parts", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[5, 0], [3], [7, 1, 6], [2, 4]], [[n] for n in range(7, -1, -1)]]
@@ -283,24 +283,24 @@ class TestGroupsOfAnySize:
     def test_advantages_one_by_one(self, drawn, estimator):
         """A response by itself has its advantage still, unless it is compared only with itself."""
         groups, rewards, parts = drawn
-        made = maker(estimator)
-        made.groups = groups
-        experiences = made.with_advantages(split(rewards, parts))
-        found = by_sample(experiences, "advantages")
+        experience_maker = maker(estimator)
+        experience_maker.groups = groups
+        experiences = experience_maker.with_advantages(split(rewards, parts))
+        actual = by_sample(experiences, "advantages")
         spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
         kept = [float(reward) for experience in experiences for reward in experience.rewards]
         assert kept == [rewards[index] for part in parts for index in part]  # the record reads them
-        for sample, (group, own) in enumerate(zip(groups, rewards, strict=True)):
+        for sample, (group, group_rewards) in enumerate(zip(groups, rewards, strict=True)):
             of_group = [reward for other, reward in zip(groups, rewards, strict=True) if other is group]
             others = list(group.generated if group.relative_to == "generated" else of_group)
             mean, deviation = statistics.fmean(others), statistics.pstdev(others)
-            others.remove(own)
+            others.remove(group_rewards)
             wanted = {
-                "group_norm": (own - mean) / math.sqrt(deviation**2 + EPS),
-                "rloo": own - statistics.fmean(others) if others else 0.0,
-                "dr_grpo": own - mean,
+                "group_norm": (group_rewards - mean) / math.sqrt(deviation**2 + EPS),
+                "rloo": group_rewards - statistics.fmean(others) if others else 0.0,
+                "dr_grpo": group_rewards - mean,
             }[estimator]
-            assert found[sample] == pytest.approx([wanted] * len(found[sample]), rel=1e-5, abs=1e-6)
+            assert actual[sample] == pytest.approx([wanted] * len(actual[sample]), rel=1e-5, abs=1e-6)
             assert spread[sample] == pytest.approx(deviation, abs=1e-6)
 
     @given(drawn=groups_of_any_size(), returns=st.sampled_from(["gae", "vtrace"]))
@@ -309,29 +309,29 @@ class TestGroupsOfAnySize:
         """GAE is OpenRLHF's own of single responses. With today's policy, V-trace is the same."""
         groups, rewards, parts = drawn
         changed = {"algo__advantage__lambd": 0.9, "kl": 0.1, "adapt__returns": returns}
-        made = maker("gae", **changed)
-        made.groups = groups
-        made.log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
-        ours = made.with_advantages(split(rewards, parts, kl=0.5))
+        experience_maker = maker("gae", **changed)
+        experience_maker.groups = groups
+        experience_maker.log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
+        ours = experience_maker.with_advantages(split(rewards, parts, kl=0.5))
         theirs = maker("gae", case=Case(1), **changed)
         theirs = RemoteExperienceMaker.compute_advantages_and_returns(theirs, split(rewards, parts, kl=0.5))
         for name in ("advantages", "returns"):
-            found, wanted = by_sample(ours, name), by_sample(theirs, name)
-            assert all(found[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-6) for sample in found)
+            actual, wanted = by_sample(ours, name), by_sample(theirs, name)
+            assert all(actual[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-6) for sample in actual)
 
     def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
         (experience,) = split([1.0], [[0]])
         experience.truncated = torch.tensor([True])
         group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to="generated")
         for estimator, fails in (("group_norm", True), ("gae", False)):
-            made = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
-            made.groups = [group]
-            made.log_ratios = [np.zeros((1, MASKS.shape[1]))]
+            experience_maker = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
+            experience_maker.groups = [group]
+            experience_maker.log_ratios = [np.zeros((1, MASKS.shape[1]))]
             with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
-                made.with_advantages([copy.deepcopy(experience)])
-        made = maker(reward__stop_properly_penalty_coef=-1.0)
-        made.groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
-        made.with_advantages([experience])
+                experience_maker.with_advantages([copy.deepcopy(experience)])
+        experience_maker = maker(reward__stop_properly_penalty_coef=-1.0)
+        experience_maker.groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
+        experience_maker.with_advantages([experience])
         assert experience.rewards.tolist() == [-1.0] and experience.advantages.count_nonzero() == 0
 
 
@@ -340,9 +340,9 @@ class TestCritic:
         rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
         given = split(rewards, parts, seed=5)
         values = by_sample(given, "values")
-        made = maker("gae")
-        made.log_ratios = off_policy(parts)
-        experiences = made.with_advantages(given)
+        experience_maker = maker("gae")
+        experience_maker.log_ratios = off_policy(parts)
+        experiences = experience_maker.with_advantages(given)
         returns, advantages = by_sample(experiences, "returns"), by_sample(experiences, "advantages")
         raw = {sample: [rewards[sample] - value for value in values[sample]] for sample in values}
         tokens = [value for sample in raw for value in raw[sample]]
@@ -358,10 +358,12 @@ class TestCritic:
     def test_is_openrlhfs(self):
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
         changed = {"algo__advantage__lambd": 0.9, "algo__advantage__gamma": 0.97, "kl": 0.1}
-        made = maker("gae", **changed)
-        made.log_ratios = off_policy(parts)
-        ours = made.with_advantages(split(rewards, parts, kl=1.0))
-        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        experience_maker = maker("gae", **changed)
+        experience_maker.log_ratios = off_policy(parts)
+        ours = experience_maker.with_advantages(split(rewards, parts, kl=1.0))
+        plain = RemoteExperienceMaker(
+            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
+        )
         theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
             assert by_sample(ours, name) == by_sample(theirs, name)
@@ -377,11 +379,13 @@ class TestCritic:
 def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
     rng = torch.Generator().manual_seed(seed)
     values, rewards = torch.randn(2, *shape, generator=rng)
-    mask, made = torch.rand(shape, generator=rng) < 0.7, maker("gae")
-    theirs = RemoteExperienceMaker.get_advantages_and_returns(made, values, rewards, mask.long(), gamma, lambd)
+    mask, experience_maker = torch.rand(shape, generator=rng) < 0.7, maker("gae")
+    theirs = RemoteExperienceMaker.get_advantages_and_returns(
+        experience_maker, values, rewards, mask.long(), gamma, lambd
+    )
     for ours, wanted in zip(gae(values, rewards, mask, Discounts(gamma, lambd, lambd)), theirs, strict=True):
         assert torch.equal(ours, wanted)
-    wanted = RemoteExperienceMaker.get_cumulative_returns(made, rewards, mask.long(), gamma)
+    wanted = RemoteExperienceMaker.get_cumulative_returns(experience_maker, rewards, mask.long(), gamma)
     assert torch.equal(discounted_sums(mask * rewards, gamma), wanted)
 
 
@@ -408,7 +412,7 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
     values, rewards = rng.normal(size=(2, *shape)) * mask
     actor, critic = lambdas
     given = [torch.from_numpy(numbers + 7.0 * ~mask).float() for numbers in (values, rewards)]  # masked ones count not
-    found = by_kind(kind)(*given, torch.from_numpy(mask), np.zeros(shape), Discounts(gamma, *lambdas))
+    result = by_kind(kind)(*given, torch.from_numpy(mask), np.zeros(shape), Discounts(gamma, *lambdas))
     for row in range(shape[0]):
         v, r = [*values[row], 0.0], rewards[row]
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(shape[1])]
@@ -416,8 +420,8 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
             ahead = range(t, shape[1])
             advantage = sum((gamma * actor) ** (i - t) * delta[i] for i in ahead)
             target = v[t] + sum((gamma * critic) ** (i - t) * delta[i] for i in ahead)
-            assert found[0][row, t] == pytest.approx(advantage, abs=1e-4)
-            assert found[1][row, t] == pytest.approx(target, abs=1e-4)
+            assert result[0][row, t] == pytest.approx(advantage, abs=1e-4)
+            assert result[1][row, t] == pytest.approx(target, abs=1e-4)
 
 
 def test_targets_of_vc_ppo_are_the_rewards():
@@ -443,15 +447,15 @@ ON_POLICY = [True, False, False, True]
 def made_by_openrlhf(monkeypatch):
     """OpenRLHF's `make_experience` gives these experiences: log-probs of today and of alpha, KL to the reference."""
     rng = torch.Generator().manual_seed(1)
-    today, behaviour, reference = -torch.rand((3, 4, 6), generator=rng)
+    current, behaviour, reference = -torch.rand((3, 4, 6), generator=rng)
     experiences = [
         Experience(
             index=part,
             action_mask=MASKS[part],
-            action_log_probs=today[part].clone(),
+            action_log_probs=current[part].clone(),
             rollout_log_probs=behaviour[part] * MASKS[part],
             base_action_log_probs=reference[part].clone(),
-            kl=(today - reference)[part],
+            kl=(current - reference)[part],
             info={"kl": torch.full((2,), 77.0)},
         )
         for part in PARTS
@@ -460,21 +464,23 @@ def made_by_openrlhf(monkeypatch):
     monkeypatch.setattr(
         AdaptedExperienceMaker, "_pass", lambda self, dealt, known: asked.append(dealt.batches) or experiences
     )
-    return SimpleNamespace(today=today, behaviour=behaviour * MASKS, reference=reference, asked=asked)
+    return SimpleNamespace(current=current, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
 
-def whole(made: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> BatchExperience:
+def whole(
+    experience_maker: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None
+) -> BatchExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
 
     def note(experiences, groups, args, *, log_ratios, **_):
         """The advantages may be asked for afterwards."""
-        made.groups, made.log_ratios = groups, log_ratios
+        experience_maker.groups, experience_maker.log_ratios = groups, log_ratios
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experience_module, "set_advantages", note)
         patch.setattr(experience_module, "source_tokens", lambda *_: None)
-        passed = made.forward(to_train(samples, origins))
-        return made.finish(passed, range(len(origins)) if kept is None else kept)
+        passed = experience_maker.forward(to_train(samples, origins))
+        return experience_maker.finish(passed, range(len(origins)) if kept is None else kept)
 
 
 def to_train(samples: list[Experience], origins: list[SampleOrigin]) -> BatchToTrain:
@@ -483,13 +489,15 @@ def to_train(samples: list[Experience], origins: list[SampleOrigin]) -> BatchToT
 
 def make(made_by_openrlhf, **changed) -> tuple[BatchExperience, dict[int, SimpleNamespace]]:
     """The experience, and the rows of each sample."""
-    made = maker(**changed)
-    made._deal = lambda samples: SimpleNamespace(batches=["the batches"])
-    made = whole(made, [SampleOrigin("fresh" if on else "replayed", on, whole_group(0)) for on in ON_POLICY])
+    experience_maker = maker(**changed)
+    experience_maker._deal = lambda samples: SimpleNamespace(batches=["the batches"])
+    experience_maker = whole(
+        experience_maker, [SampleOrigin("fresh" if on else "replayed", on, whole_group(0)) for on in ON_POLICY]
+    )
     assert made_by_openrlhf.asked == [["the batches"]]
-    experiences = made.experiences
+    experiences = experience_maker.experiences
     names = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "kl")
-    return made, {
+    return experience_maker, {
         index: SimpleNamespace(**{name: getattr(e, name)[row] for name in names}, info_kl=float(e.info["kl"][row]))
         for e in experiences
         for row, index in enumerate(e.index)
@@ -500,33 +508,33 @@ class TestMakeExperience:
     def test_behaviour_mode_replaces_the_off_policy_rows_alone(self, made_by_openrlhf):
         _, rows = make(made_by_openrlhf)
         for sample, on_policy in enumerate(ON_POLICY):
-            wanted = made_by_openrlhf.today if on_policy else made_by_openrlhf.behaviour
+            wanted = made_by_openrlhf.current if on_policy else made_by_openrlhf.behaviour
             assert torch.equal(rows[sample].action_log_probs, wanted[sample])
 
     def test_decoupled_mode_replaces_none(self, made_by_openrlhf):
         _, rows = make(made_by_openrlhf, adapt__ratio="decoupled")
         for sample in range(4):
-            assert torch.equal(rows[sample].action_log_probs, made_by_openrlhf.today[sample])
+            assert torch.equal(rows[sample].action_log_probs, made_by_openrlhf.current[sample])
             assert torch.equal(rows[sample].rollout_log_probs, made_by_openrlhf.behaviour[sample])
 
     @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
     def test_log_ratios_by_sample(self, made_by_openrlhf, ratio):
-        made, _ = make(made_by_openrlhf, adapt__ratio=ratio)
+        batch, _ = make(made_by_openrlhf, adapt__ratio=ratio)
         wanted = [
             sum(
-                float(made_by_openrlhf.today[sample][position] - made_by_openrlhf.behaviour[sample][position])
+                float(made_by_openrlhf.current[sample][position] - made_by_openrlhf.behaviour[sample][position])
                 for position in range(6)
                 if MASKS[sample][position]
             )
             for sample in range(4)
         ]
-        assert made.log_ratios.tolist() == pytest.approx(wanted, abs=1e-5)
+        assert batch.log_ratios.tolist() == pytest.approx(wanted, abs=1e-5)
 
     def test_kl_to_the_reference_is_left_alone(self, made_by_openrlhf):
         _, rows = make(made_by_openrlhf)
         for sample in range(4):
             assert torch.equal(rows[sample].base_action_log_probs, made_by_openrlhf.reference[sample])
-            assert torch.equal(rows[sample].kl, (made_by_openrlhf.today - made_by_openrlhf.reference)[sample])
+            assert torch.equal(rows[sample].kl, (made_by_openrlhf.current - made_by_openrlhf.reference)[sample])
             assert rows[sample].info_kl == 77.0
 
     @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
@@ -534,7 +542,7 @@ class TestMakeExperience:
         _, rows = make(made_by_openrlhf, adapt__kl_target="behaviour", algo__kl__use_loss=True, adapt__ratio=ratio)
         for sample in range(4):
             assert torch.equal(rows[sample].base_action_log_probs, made_by_openrlhf.behaviour[sample])
-            assert torch.equal(rows[sample].kl, (made_by_openrlhf.today - made_by_openrlhf.reference)[sample])
+            assert torch.equal(rows[sample].kl, (made_by_openrlhf.current - made_by_openrlhf.reference)[sample])
 
     @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
     @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -544,7 +552,7 @@ class TestMakeExperience:
         _, rows = make(made_by_openrlhf, **changed)
         for sample in range(4):
             # against today's log-probs, also where they are replaced as the old ones
-            log_ratio = (made_by_openrlhf.today - made_by_openrlhf.behaviour)[sample].tolist()
+            log_ratio = (made_by_openrlhf.current - made_by_openrlhf.behaviour)[sample].tolist()
             wanted = [formula(d) if on else 0.0 for d, on in zip(log_ratio, MASKS[sample].tolist(), strict=True)]
             assert rows[sample].kl.tolist() == pytest.approx(wanted, abs=1e-6)
             assert rows[sample].info_kl == pytest.approx(sum(wanted) / int(MASKS[sample].sum()), abs=1e-6)
@@ -578,11 +586,13 @@ class TestSplit:
     @pytest.mark.parametrize("micro", [1, 4, 5, 100])
     @pytest.mark.parametrize("count", [1, 2, 7, 23, 24])
     def test_the_ranks_of_each_model_get_shares_that_differ_by_one(self, ranks, micro, count):
-        made = maker(case=Case(ranks=ranks, micro=micro))
-        dealt = made._deal(self.samples(count))
+        experience_maker = maker(case=Case(ranks=ranks, micro=micro))
+        dealt = experience_maker._deal(self.samples(count))
         batches = dealt.batches
         assert sorted(index for batch in batches for index in batch.index) == list(range(count))
-        for group, number in zip((made.actor_model_group, made.critic_model_group), ranks, strict=True):
+        for group, number in zip(
+            (experience_maker.actor_model_group, experience_maker.critic_model_group), ranks, strict=True
+        ):
             loads: list[list[torch.Tensor]] = []
 
             def execute(method, chunk, start, end, loads=loads):
@@ -619,15 +629,15 @@ class TestPass:
             def call(method, *_, **__):
                 calls.append((name, method))
 
-            made = object.__new__(launcher.RayActorGroup)
-            made._actor_handlers = [
+            subject = object.__new__(launcher.RayActorGroup)
+            subject._actor_handlers = [
                 SimpleNamespace(
                     execute_batch=SimpleNamespace(remote=execute),
                     empty_cache=SimpleNamespace(remote=lambda: call("empty_cache")),
                 )
             ]
-            made.duplicate_actors = 1
-            return made
+            subject.duplicate_actors = 1
+            return subject
 
         return (
             group("actor", "action_log_probs"),
@@ -646,20 +656,22 @@ class TestPass:
         samples = [generated(n) for n in range(5)]
         ours, theirs = [], []
         with without_ray():
-            made = maker(**changed)
-            about = made.kl_ctl, made.strategy, made.tokenizer
-            made = AdaptedExperienceMaker(*self.models(ours, reference=reference, critic=critic), *about, reference="r")
-            dealt = made._deal(copy.deepcopy(samples))
-            plain = RemoteExperienceMaker(*self.models(theirs, reference=reference, critic=critic), *about)
+            experience_maker = maker(**changed)
+            parts = experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
+            experience_maker = AdaptedExperienceMaker(
+                *self.models(ours, reference=reference, critic=critic), *parts, reference="r"
+            )
+            dealt = experience_maker._deal(copy.deepcopy(samples))
+            plain = RemoteExperienceMaker(*self.models(theirs, reference=reference, critic=critic), *parts)
             wanted = plain.make_experience(copy.deepcopy(dealt.batches))
             known = ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples])
-            found = made._pass(dealt, known)
+            actual = experience_maker._pass(dealt, known)
         assert ours == theirs
         flag = dict.fromkeys(self.MODELS, "colocate_actor_ref") | {"critic": "colocate_critic_reward"}
-        there = [name for name, found in zip(self.MODELS, (True, critic, reference), strict=True) if found]
+        there = [name for name, present in zip(self.MODELS, (True, critic, reference), strict=True) if present]
         emptied = [name for name in there if colocated in ("colocate_all", flag[name])]
         assert [call for call in ours if call[1] == "empty_cache"] == [(name, "empty_cache") for name in emptied]
-        for one, other in zip(found, wanted, strict=True):
+        for one, other in zip(actual, wanted, strict=True):
             mask = one.action_mask.bool()
             for name in ("action_log_probs", "base_action_log_probs", "values", "kl"):
                 mine, openrlhfs = getattr(one, name), getattr(other, name)
@@ -722,8 +734,8 @@ def by_the_models(self: AdaptedExperienceMaker, dealt: DealtBatch, known: object
     """The same, and actor and critic are asked."""
     batches = forward(dealt.batches)
     for name, model in {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}.items():
-        for batch, found in zip(batches, dealt.in_batches(dealt.ask(model)()), strict=True):
-            setattr(batch, name, found)
+        for batch, actual in zip(batches, dealt.in_batches(dealt.ask(model)()), strict=True):
+            setattr(batch, name, actual)
     return batches
 
 
@@ -735,10 +747,10 @@ def without_ray():
         yield patch
 
 
-def assert_same_rows(found: list[Experience], wanted: list[Experience]) -> None:
-    """Equal in every field; `found` may be padded further."""
-    assert [len(batch.sequences) for batch in found] == [len(batch.sequences) for batch in wanted]
-    for one, other in zip(found, wanted, strict=True):
+def assert_same_rows(actual: list[Experience], wanted: list[Experience]) -> None:
+    """Equal in every field; `actual` may be padded further."""
+    assert [len(batch.sequences) for batch in actual] == [len(batch.sequences) for batch in wanted]
+    for one, other in zip(actual, wanted, strict=True):
         for item in fields(Experience):
             ours, theirs, name = getattr(one, item.name), getattr(other, item.name), item.name
             if name in ("sequences", "attention_mask", "action_mask"):
@@ -774,33 +786,33 @@ class TestRowOf:
     @pytest.mark.parametrize("row", range(5))
     def test_has_every_field_of_its_sample(self, row):
         batch, sample = whole_batch(), generated(row)
-        found = row_of(batch, row)
+        result = row_of(batch, row)
         width = sample.sequences.shape[1]
-        assert found.index == [10 + row] and found.prompts == sample.prompts and found.labels == sample.labels
-        assert torch.equal(found.sequences[:, :width], sample.sequences)
-        assert found.sequences.shape == (1, batch.sequences.shape[1])
+        assert result.index == [10 + row] and result.prompts == sample.prompts and result.labels == sample.labels
+        assert torch.equal(result.sequences[:, :width], sample.sequences)
+        assert result.sequences.shape == (1, batch.sequences.shape[1])
         for name in ("rewards", "scores", "response_length", "truncated", "total_length"):
-            assert torch.equal(getattr(found, name), getattr(sample, name)), name
-        assert torch.equal(found.info["reward"], sample.info["reward"])
-        assert torch.equal(found.info["extra"], sample.info["extra"]) and found.info["kl"].shape == (1,)
-        assert found.images == sample.images and repr(found.mm_train_inputs) == repr(sample.mm_train_inputs)
+            assert torch.equal(getattr(result, name), getattr(sample, name)), name
+        assert torch.equal(result.info["reward"], sample.info["reward"])
+        assert torch.equal(result.info["extra"], sample.info["extra"]) and result.info["kl"].shape == (1,)
+        assert result.images == sample.images and repr(result.mm_train_inputs) == repr(sample.mm_train_inputs)
         for name in (*STEP, "returns", "advantages"):
-            assert torch.equal(getattr(found, name), getattr(batch, name)[row : row + 1]), name
+            assert torch.equal(getattr(result, name), getattr(batch, name)[row : row + 1]), name
 
     def test_what_is_not_there_stays_so(self):
         batch = whole_batch(2)
         batch.base_action_log_probs = batch.scores = batch.values = None
         batch.images, batch.mm_train_inputs = [], []
-        found = row_of(batch, 1)
-        assert found.base_action_log_probs is found.scores is found.values is None
-        assert found.images == [] and found.mm_train_inputs == [] and found.labels == [1]
+        result = row_of(batch, 1)
+        assert result.base_action_log_probs is result.scores is result.values is None
+        assert result.images == [] and result.mm_train_inputs == [] and result.labels == [1]
 
     def test_leaves_the_batch_alone(self):
         batch = whole_batch()
         before = repr(batch)
-        found = row_of(batch, 2)
-        found.prompts.append("x")
-        found.info["new"] = 1
+        result = row_of(batch, 2)
+        result.prompts.append("x")
+        result.info["new"] = 1
         assert repr(batch) == before
 
 
@@ -811,8 +823,8 @@ class TestTokenLogRatios:
             action_log_probs=torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, math.nan]]),
             rollout_log_probs=torch.tensor([[-1.5, 0.0, -1.0], [0.0, -5.0, 0.0]]),
         )
-        found = token_log_ratios(batch)
-        assert found.tolist() == [[0.5, 0.0, -2.0], [0.0, 0.0, 0.0]] and found.dtype == torch.float64
+        result = token_log_ratios(batch)
+        assert result.tolist() == [[0.5, 0.0, -2.0], [0.0, 0.0, 0.0]] and result.dtype == torch.float64
 
     def test_what_is_no_number_is_seen(self):
         batch = Experience(
@@ -849,11 +861,11 @@ def made_of(
 
     The maker can compute the advantages afterwards.
     """
-    made = maker(case=case, **changed)
+    experience_maker = maker(case=case, **changed)
     with without_ray() as patch:
         patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
-        experience = whole(made, origins, copy.deepcopy(samples), kept)
-    return made, experience
+        experience = whole(experience_maker, origins, copy.deepcopy(samples), kept)
+    return experience_maker, experience
 
 
 def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
@@ -874,12 +886,12 @@ class TestReview:
         samples = [generated(n, seed) for n in range(groups * size)]
         origins, kept = origins_of(len(samples), size), positions(groups_kept, size)
         changed = {"estimator": "gae", "adapt__returns": "vtrace", "kl": 0.1}
-        made, reviewed = made_of(case, samples, origins, kept, **changed)
+        created, reviewed = made_of(case, samples, origins, kept, **changed)
         maker_of_kept, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
-        found, wanted = reviewed.experiences, without.experiences
-        assert [batch.index for batch in found] == [batch.index for batch in wanted]
-        assert sorted(index for batch in found for index in batch.index) == list(range(len(kept)))
-        assert_same_rows(found, wanted)
+        actual, wanted = reviewed.experiences, without.experiences
+        assert [batch.index for batch in actual] == [batch.index for batch in wanted]
+        assert sorted(index for batch in actual for index in batch.index) == list(range(len(kept)))
+        assert_same_rows(actual, wanted)
         assert list(reviewed.origins) == [origins[n] for n in kept]
         assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
         # they are the log ratios of the samples, in order
@@ -890,10 +902,10 @@ class TestReview:
             assert reviewed.sums.tokens[place] == one.action_mask.sum()
             assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
         # and what follows is the same
-        made.with_advantages(found)
+        created.with_advantages(actual)
         maker_of_kept.with_advantages(wanted)
         for name in ("advantages", "returns"):
-            ours, theirs = by_sample(found, name), by_sample(wanted, name)
+            ours, theirs = by_sample(actual, name), by_sample(wanted, name)
             assert list(ours) == list(theirs)
             assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in ours)
 
@@ -902,35 +914,35 @@ class TestReview:
         case = Case(4, (2, 1), 3)
         samples = [generated(n) for n in range(24)]
         kept = positions([1, 2, 5], 4)
-        made, found = made_of(case, samples, origins_of(24), kept, estimator=estimator)
-        found = found.experiences
-        assert [len(batch.index) for batch in found] == [3, 3, 3, 3]
+        created, actual = made_of(case, samples, origins_of(24), kept, estimator=estimator)
+        actual = actual.experiences
+        assert [len(batch.index) for batch in actual] == [3, 3, 3, 3]
         maker_of_kept, wanted = made_of(
             case, [samples[n] for n in kept], [origins_of(24)[n] for n in kept], estimator=estimator
         )
-        made.with_advantages(found)
+        created.with_advantages(actual)
         maker_of_kept.with_advantages(wanted.experiences)
-        ours, theirs = by_sample(found, "advantages"), by_sample(wanted.experiences, "advantages")
+        ours, theirs = by_sample(actual, "advantages"), by_sample(wanted.experiences, "advantages")
         assert sorted(ours) == sorted(theirs) == list(range(12))
         assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in theirs)
 
     def test_where_all_stay_the_batches_are_those_of_the_models(self):
         case = Case(4, (1, 1), 3)
-        made = maker(case=case)
+        experience_maker = maker(case=case)
         with without_ray() as patch:
             patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
-            passed = made.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
+            passed = experience_maker.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
         assert sorted(index for batch in passed.experiences for index in batch.index) == list(range(8))
-        found = made.finish(passed, range(8))
-        assert all(one is other for one, other in zip(found.experiences, passed.experiences, strict=True))
-        assert list(found.origins) == origins_of(8) and found.log_ratios.shape == (8,)
+        result = experience_maker.finish(passed, range(8))
+        assert all(one is other for one, other in zip(result.experiences, passed.experiences, strict=True))
+        assert list(result.origins) == origins_of(8) and result.log_ratios.shape == (8,)
 
     def test_old_log_probs_are_those_of_the_samples_own_origin(self):
         case = Case(2, (1, 1), 4)
         samples = [generated(n) for n in range(8)]
         origins = [SampleOrigin("fresh", n in (2, 7), whole_group(n // 2)) for n in range(8)]
-        _, found = made_of(case, samples, origins, positions([1, 3], 2))  # samples 2, 3, 6 and 7
-        (batch,) = found.experiences
+        _, actual = made_of(case, samples, origins, positions([1, 3], 2))  # samples 2, 3, 6 and 7
+        (batch,) = actual.experiences
         for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
             row = batch.index.index(place)
             (one,) = forward([copy.deepcopy(samples[n])])
@@ -959,13 +971,15 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
 
     results = []
     for bound in (None, limit):
-        made = maker(case=case, adapt__max_second_moment=bound)
+        experience_maker = maker(case=case, adapt__max_second_moment=bound)
         with without_ray() as patch:
             patch.setattr(experience_module, "set_advantages", from_values)
             patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
-            results.append(made.finish(made.forward(to_train(copy.deepcopy(samples), origins)), kept))
+            results.append(
+                experience_maker.finish(experience_maker.forward(to_train(copy.deepcopy(samples), origins)), kept)
+            )
     plain, masked = results
-    wanted, found = (by_sample(result.experiences, "advantages") for result in results)
+    wanted, actual = (by_sample(result.experiences, "advantages") for result in results)
     counted, tokens = [], 0
     for place, n in enumerate(kept):
         (one,) = forward([copy.deepcopy(samples[n])])
@@ -977,7 +991,7 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     while counted and sum(ratio**2 for ratio, *_ in counted) > limit * len(counted):
         _, place, at = counted.pop()
         wanted[place][at] = 0.0
-    assert found == wanted
+    assert actual == wanted
     zeros = sum(value == 0 for values in wanted.values() for value in values)
     assert plain.masked is None and masked.masked == pytest.approx(zeros / tokens, abs=1e-12)
     assert by_sample(masked.experiences, "returns") == by_sample(plain.experiences, "returns")
@@ -1025,9 +1039,9 @@ class TestVtrace:
         changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
-        made, found = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
-        found = found.experiences
-        made.with_advantages(found)
+        created, actual = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
+        actual = actual.experiences
+        created.with_advantages(actual)
         advantages, targets = {}, {}
         for place, n in enumerate(kept):
             (one,) = forward([copy.deepcopy(samples[n])])
@@ -1039,15 +1053,13 @@ class TestVtrace:
             log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].tolist()
             if origins[n].on_policy:  # it is the same one
                 log_ratios = [0.0] * len(mask)
-            about = one.values[0].tolist(), rewards, log_ratios, mask, gamma
-            (a, _), (_, v) = (
-                by_definition(*about, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd)
-            )
+            text = one.values[0].tolist(), rewards, log_ratios, mask, gamma
+            (a, _), (_, v) = (by_definition(*text, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd))
             advantages[place] = [value for value, on in zip(a, mask, strict=True) if on]
             targets[place] = [value for value, on in zip(v, mask, strict=True) if on]
         tokens = np.concatenate([advantages[place] for place in advantages])
         deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
-        whitened, returns = by_sample(found, "advantages"), by_sample(found, "returns")
+        whitened, returns = by_sample(actual, "advantages"), by_sample(actual, "returns")
         assert sorted(whitened) == sorted(returns) == sorted(advantages)
         for place in advantages:
             assert returns[place] == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
@@ -1058,49 +1070,53 @@ class TestVtrace:
     def test_on_policy_is_openrlhfs(self, gamma, lambd):
         rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
         changed = {"kl": 0.1, "algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
-        made = maker(**VTRACE, **changed)
-        made.log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
-        ours = made.with_advantages(split(rewards, parts, kl=1.0))
-        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        experience_maker = maker(**VTRACE, **changed)
+        experience_maker.log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
+        ours = experience_maker.with_advantages(split(rewards, parts, kl=1.0))
+        plain = RemoteExperienceMaker(
+            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
+        )
         theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
-            found, wanted = by_sample(ours, name), by_sample(theirs, name)
-            assert list(found) == list(wanted)
+            actual, wanted = by_sample(ours, name), by_sample(theirs, name)
+            assert list(actual) == list(wanted)
             for sample in wanted:
-                assert found[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-5)
+                assert actual[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-5)
         assert all(e.advantages.dtype == e.returns.dtype == torch.float32 for e in ours)
 
     def test_off_policy_it_is_not(self):
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[0, 1], [2, 3]]
-        made = maker(**VTRACE)
-        made.log_ratios = off_policy(parts)
-        ours = by_sample(made.with_advantages(split(rewards, parts)), "returns")
-        plain = RemoteExperienceMaker(None, None, None, None, made.kl_ctl, made.strategy, made.tokenizer)
+        experience_maker = maker(**VTRACE)
+        experience_maker.log_ratios = off_policy(parts)
+        ours = by_sample(experience_maker.with_advantages(split(rewards, parts)), "returns")
+        plain = RemoteExperienceMaker(
+            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
+        )
         theirs = by_sample(plain.compute_advantages_and_returns(split(rewards, parts)), "returns")
         assert all(ours[sample] != pytest.approx(theirs[sample], abs=1e-3) for sample in theirs)
 
     def test_gae_does_not_look_at_the_ratios(self):
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
-        found = []
+        result = []
         for seed in (1, 2):
-            made = maker("gae", kl=0.1, algo__advantage__lambd=0.9)
-            made.log_ratios = off_policy(parts, seed)
-            found.append(by_sample(made.with_advantages(split(rewards, parts, kl=1.0)), "advantages"))
-        assert found[0] == found[1]
+            experience_maker = maker("gae", kl=0.1, algo__advantage__lambd=0.9)
+            experience_maker.log_ratios = off_policy(parts, seed)
+            result.append(by_sample(experience_maker.with_advantages(split(rewards, parts, kl=1.0)), "advantages"))
+        assert result[0] == result[1]
 
     def test_another_batch_has_other_ratios(self):
         # nothing of the step before is left
         case = Case(2, (1, 1), 3)
-        made = maker(case=case, **VTRACE)
+        experience_maker = maker(case=case, **VTRACE)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: forward(dealt.batches))
             for seed, count in ((1, 8), (2, 4)):
                 samples = [generated(n, seed) for n in range(count)]
-                passed = made.forward(to_train(copy.deepcopy(samples), origins_of(count)))
-                found = made.finish(passed, range(count))
+                passed = experience_maker.forward(to_train(copy.deepcopy(samples), origins_of(count)))
+                actual = experience_maker.finish(passed, range(count))
         maker_of_kept, wanted = made_of(case, samples, origins_of(4), **VTRACE)
         maker_of_kept.with_advantages(wanted.experiences)
-        assert by_sample(found.experiences, "returns") == by_sample(wanted.experiences, "returns")
+        assert by_sample(actual.experiences, "returns") == by_sample(wanted.experiences, "returns")
 
 
 # --- what is noted of the loss ----------------------------------------------------------------------------------------
@@ -1115,7 +1131,7 @@ class TestTokensOfTheLoss:
         """Three groups of four, of all sources within each group, made into experience."""
         case = Case(4, (1, 1), 5)
         samples = [generated(n) for n in range(12)]
-        made = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
+        experience_maker = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
 
         def models(self, dealt, known):
             for batch in forward(dealt.batches):
@@ -1125,10 +1141,12 @@ class TestTokensOfTheLoss:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(AdaptedExperienceMaker, "_pass", models)
-            experience = made.finish(made.forward(to_train(samples, origins or origins_of(12))), kept)
+            experience = experience_maker.finish(
+                experience_maker.forward(to_train(samples, origins or origins_of(12))), kept
+            )
             return experience, experience.experiences
 
-    def today(self, experience: Experience) -> torch.Tensor:
+    def current(self, experience: Experience) -> torch.Tensor:
         """The actor's log-probs, as `forward` makes them."""
         (fresh,) = forward([copy.deepcopy(experience)])
         return fresh.action_log_probs
@@ -1148,54 +1166,54 @@ class TestTokensOfTheLoss:
         ids=["ppo", "decoupled", "gspo", "gspo corrected"],
     )
     def test_clip_is_openrlhfs(self, critic, changed, loss):
-        made, experiences = self.experience(critic=critic, **changed)
-        metrics = first_update(made.tokens, Clip(0.2, 0.2))
+        created, experiences = self.experience(critic=critic, **changed)
+        metrics = first_update(created.tokens, Clip(0.2, 0.2))
         shares = []
         for source in ("fresh", "reevaluated", "replayed"):
             clipped = count = 0.0
             for experience in experiences:
                 mask = experience.action_mask.clone()
                 for row, index in enumerate(experience.index):
-                    mask[row] *= int(made.origins[index].source == source)
+                    mask[row] *= int(created.origins[index].source == source)
                 if not mask.any():
                     continue
                 _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(
-                    self.today(experience),
+                    self.current(experience),
                     experience.action_log_probs,
                     experience.advantages,
                     mask,
                     rollout_log_probs=experience.rollout_log_probs,
                 )
                 clipped, count = clipped + float(share * mask.sum()), count + float(mask.sum())
-            assert made.tokens[source].advantages.shape == (count,)
+            assert created.tokens[source].advantages.shape == (count,)
             assert metrics[f"clip/{source}"] == pytest.approx(clipped / count, abs=1e-6)
             shares.append(clipped / count)
         assert (max(shares) == 0) == ("adapt__ratio" in changed)  # decoupled: old log-probs are today's
 
     def test_advantages_and_value_errors_are_the_losss(self):
-        made, experiences = self.experience()
+        created, experiences = self.experience()
         for source in ("fresh", "reevaluated", "replayed"):
             advantages, errors = [], []
             for experience in experiences:
                 for row, index in enumerate(experience.index):
                     for place in range(experience.action_mask.shape[1]):
-                        if made.origins[index].source == source and experience.action_mask[row, place]:
+                        if created.origins[index].source == source and experience.action_mask[row, place]:
                             advantages.append(float(experience.advantages[row, place]))
                             errors.append(float(experience.values[row, place] - experience.returns[row, place]))
-            assert made.tokens[source].advantages.tolist() == advantages
-            assert made.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
+            assert created.tokens[source].advantages.tolist() == advantages
+            assert created.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
 
     def test_without_a_critic_there_are_no_value_errors(self):
-        made, _ = self.experience(critic=False)
-        assert all(tokens.value_errors is None for tokens in made.tokens.values())
+        created, _ = self.experience(critic=False)
+        assert all(tokens.value_errors is None for tokens in created.tokens.values())
 
     def test_samples_that_left_the_batch_are_not_in_it(self):
-        made, experiences = self.experience(kept=[4, 5, 6, 7])
-        assert sum(len(tokens.advantages) for tokens in made.tokens.values()) == sum(
+        created, experiences = self.experience(kept=[4, 5, 6, 7])
+        assert sum(len(tokens.advantages) for tokens in created.tokens.values()) == sum(
             int(experience.action_mask.sum()) for experience in experiences
         )
-        assert len(made.origins) == 4
+        assert len(created.origins) == 4
 
     def test_a_source_without_samples_has_no_numbers(self):
-        made, _ = self.experience(origins=[SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)])
-        assert {name.split("/")[1][:5] for name in first_update(made.tokens, Clip(0.2, 0.2))} == {"fresh"}
+        created, _ = self.experience(origins=[SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)])
+        assert {name.split("/")[1][:5] for name in first_update(created.tokens, Clip(0.2, 0.2))} == {"fresh"}

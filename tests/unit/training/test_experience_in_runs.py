@@ -25,18 +25,18 @@ from bapo_openrlhf.training.learn import experience as experience_module  # noqa
 class TestObserve:
     @pytest.mark.parametrize("limit", [1, 0.0035])
     def test_the_method_hears_how_far_each_group_is_before_it_is_trained_on(self, world, limit):
-        made = world(prompts=40, **{"adapt.max_shift_fresh": limit, "adapt.max_shift_replayed": limit})
-        heard, forward, method = [], made.trainer.experience_maker.forward, made.trainer.method
+        run = world(prompts=40, **{"adapt.max_shift_fresh": limit, "adapt.max_shift_replayed": limit})
+        heard, forward, method = [], run.trainer.experience_maker.forward, run.trainer.method
         passes, dropped = [], 0
 
         def spy(batch):
             passes.append((batch, forward(batch)))
             return passes[-1][1]
 
-        made.trainer.experience_maker.forward = spy
-        method.observe_distances = lambda step, distances: heard.append((step, distances, made.updates["actor"]))
-        made.trainer.fit()
-        rows = made.metrics()
+        run.trainer.experience_maker.forward = spy
+        method.observe_distances = lambda step, distances: heard.append((step, distances, run.updates["actor"]))
+        run.trainer.fit()
+        rows = run.metrics()
         assert len(heard) == len(passes) and any(row["groups/replayed"] for row in rows)
         for number, ((step, distances, updates), (batch, passed)) in enumerate(zip(heard, passes, strict=True)):
             assert updates == sum("skipped_update" not in row for row in rows[:step]) >= number - 1
@@ -45,17 +45,17 @@ class TestObserve:
             for group in groups:
                 places = [n for n, origin in enumerate(batch.origins) if origin.group is group]
                 lost = np.maximum(0, 1 - np.exp(passed.log_ratios[places]))
-                today = group.weights_version == step
-                assert distances[group] == pytest.approx(0 if today else lost.mean(), abs=1e-12)
+                current = group.weights_version == step
+                assert distances[group] == pytest.approx(0 if current else lost.mean(), abs=1e-12)
             dropped += len(groups) - int(sum(rows[step][f"groups/{s}"] for s in ("fresh", "reevaluated", "replayed")))
         assert any(tv > 0 for _, distances, _ in heard for tv in distances.values())
         assert (dropped > 0) is (limit < 1)
 
     def test_a_run_replays_by_measured_distances(self, world):
         words = {"adapt.method": "bapo_bound", "adapt.replay_steps": 4}
-        made = world(prompts=40, **words)
-        made.trainer.fit()
-        method, rows = made.trainer.method, made.metrics()
+        run = world(prompts=40, **words)
+        run.trainer.fit()
+        method, rows = run.trainer.method, run.metrics()
         assert {row[0] for row in method.last} <= {group.uid for group in method.replay}
         assert [age for age, *_ in sorted(method.sums)][:2] == [1, 2]
         replayed = [row for row in rows if row["groups/replayed"]]
@@ -94,10 +94,10 @@ class TestReference:
 
         maker.forward = forgetful
         asked = []
-        for made in (sent, every):
-            made.reward = TestMixedGroups.reward if again else made.reward
-            made.trainer.fit()
-            asked.append(Counter(tuple(tokens) for _, tokens in made.referred))
+        for created in (sent, every):
+            created.reward = TestMixedGroups.reward if again else created.reward
+            created.trainer.fit()
+            asked.append(Counter(tuple(tokens) for _, tokens in created.referred))
         differ = {"tokens/reference_kept", "buffer/replay_bytes", "cache/bytes", "experience/bytes"}
         for ours, theirs in zip(numbers(sent.metrics()), numbers(every.metrics()), strict=True):
             assert {k: v for k, v in ours.items() if k not in differ} == {
@@ -119,8 +119,8 @@ class TestReference:
         assert set(asked[0]) == set(asked[1]) and saved > 0
 
     def test_says_which_model_it_is(self, world):
-        made = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
-        assert made.trainer.experience_maker.reference == "model at temperature 0.7"
+        run = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
+        assert run.trainer.experience_maker.reference == "model at temperature 0.7"
 
 
 class TestMixedGroups:
@@ -171,14 +171,14 @@ class TestMixedGroups:
             return answers
 
         monkeypatch.setattr(Engine, "generate_responses", rounded)
-        made = world(algorithm=algorithm, prompts=8, **words)
-        made.reward = self.reward
-        maker, seen, corrections = made.trainer.experience_maker, [], []
+        run = world(algorithm=algorithm, prompts=8, **words)
+        run.reward = self.reward
+        maker, seen, corrections = run.trainer.experience_maker, [], []
         finish, set_advantages = maker.finish, experience_module.set_advantages
 
         def spy(passed, kept):
             experience = finish(passed, kept)
-            seen.append((made.trainer.state.step, experience.origins, experience.experiences, corrections[-1]))
+            seen.append((run.trainer.state.step, experience.origins, experience.experiences, corrections[-1]))
             return experience
 
         def correct(*args, log_ratios, **kwargs):
@@ -187,7 +187,7 @@ class TestMixedGroups:
 
         monkeypatch.setattr(maker, "finish", spy)
         monkeypatch.setattr(experience_module, "set_advantages", correct)
-        made.trainer.fit()
+        run.trainer.fit()
         mixed: Counter = Counter()
         for step, origins, experiences, token_log_ratios in seen:
             weights_of = {}
@@ -196,15 +196,15 @@ class TestMixedGroups:
                     mask = experience.action_mask[row].bool()
                     tokens = experience.sequences[row].tolist()
                     stored = experience.rollout_log_probs[row][mask]
-                    by_weights = {w: torch.tensor(made.log_probs(tokens, w))[mask] for w in range(step + 1)}
+                    by_weights = {w: torch.tensor(run.log_probs(tokens, w))[mask] for w in range(step + 1)}
                     weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
                     assert len(weights) == 1  # which the test finds out only from the numbers
-                    today = weights == [step]
-                    assert origins[index].on_policy == today
-                    old = by_weights[step] if today else stored
+                    current = weights == [step]
+                    assert origins[index].on_policy == current
+                    old = by_weights[step] if current else stored
                     assert torch.equal(experience.action_log_probs[row][mask], old)
                     if algorithm == "ba_ppo":
-                        wanted = (by_weights[step].double() - stored.double()) * (not today)
+                        wanted = (by_weights[step].double() - stored.double()) * (not current)
                         assert np.array_equal(token_log_ratios[number][row][mask.numpy()], wanted.numpy())
                     weights_of[index] = weights[0]
             for group in range(len(weights_of) // 4):
@@ -214,13 +214,13 @@ class TestMixedGroups:
         assert mixed["fresh" if method == "arpo" else "reevaluated"] >= 4 and len(+mixed) == 1
 
     def test_the_record_has_what_was_generated_and_the_log_what_was_trained_on(self, world):
-        made = world(prompts=8, **{"adapt.method": "arpo", "adapt.rollout_delay": 1, "train.num_episodes": 6})
-        made.reward = self.reward
-        made.trainer.fit()
-        rows, metrics = read_groups(made.record), made.metrics()
+        run = world(prompts=8, **{"adapt.method": "arpo", "adapt.rollout_delay": 1, "train.num_episodes": 6})
+        run.reward = self.reward
+        run.trainer.fit()
+        rows, metrics = read_groups(run.record), run.metrics()
         helped = 0
-        for row, request in zip(rows, made.requests, strict=True):
-            rewards = [made.reward(request.prompt, request.weights, n) for n in range(4)]
+        for row, request in zip(rows, run.requests, strict=True):
+            rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
             assert row["mean"] == sum(rewards) / 4
             helped += row["state"] == "fresh" and row["mean"] == 0
         assert helped == sum(metric["exchange/groups"] for metric in metrics) >= 4
@@ -228,42 +228,42 @@ class TestMixedGroups:
             of_step = [row for row in rows if row["step"] == step + 1]
             assert metric["groups/generated"] == len(of_step) == sum(metric[f"groups/{state}"] for state in STATES)
             assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
-            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            trained = [experience for at, batch in run.trained if at == step for experience in batch]
             assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
 
 
 class TestReview:
     def test_in_a_run_what_is_dropped_is_counted_and_not_trained_on(self, world):
         limits = {"adapt.max_shift_replayed": 0.0025, "adapt.max_shift_fresh": 0.003}
-        made = world(prompts=40, **limits, **{"adapt.batch_size": 6})
-        reviews, review = [], made.trainer.reviewer.review
+        run = world(prompts=40, **limits, **{"adapt.batch_size": 6})
+        reviews, review = [], run.trainer.reviewer.review
 
         def spy(batch, passed):
             reviews.append(review(batch, passed))
             return reviews[-1]
 
-        made.trainer.reviewer.review = spy
-        made.trainer.fit()
-        rows = made.metrics()
+        run.trainer.reviewer.review = spy
+        run.trainer.fit()
+        rows = run.metrics()
         assert sum(row["groups/too_far"] for row in rows) > 2 and sum(row["groups/unused"] for row in rows) > 2
         for step, row in enumerate(rows):
             assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
-            stays, found = reviews[step].batch, reviews[step].shifts
-            assert all(found[group] <= 0.003 for group in stays.fresh)
-            assert all(found[group] <= 0.0025 for group in stays.replayed)
-            assert all(found[group] > 0.003 for group in stays.too_far)
-            assert all(found[group] > 0.0025 for group in stays.unused)
-            trained = sum(len(e.index) for at, experiences in made.trained if at == step for e in experiences)
+            stays, result = reviews[step].batch, reviews[step].shifts
+            assert all(result[group] <= 0.003 for group in stays.fresh)
+            assert all(result[group] <= 0.0025 for group in stays.replayed)
+            assert all(result[group] > 0.003 for group in stays.too_far)
+            assert all(result[group] > 0.0025 for group in stays.unused)
+            trained = sum(len(e.index) for at, experiences in run.trained if at == step for e in experiences)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
 
     def test_in_a_run_the_gap_stays_until_it_is_measured_again(self, world):
-        made = world(prompts=40, **{"adapt.rollout_delay": 3})
-        actor = made.groups["actor"]
+        run = world(prompts=40, **{"adapt.rollout_delay": 3})
+        actor = run.groups["actor"]
         exact = actor.forward
         actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])  # it rounds otherwise
-        made.trainer.fit()
+        run.trainer.fit()
         last, ages = None, []
-        for step, row in enumerate(made.metrics()):
+        for step, row in enumerate(run.metrics()):
             if row["groups/fresh"]:  # what the engines' weights of today generated has no shift at all
                 assert (row["shift/fresh"] == 0) is (row["staleness/rollout_policy"] == 0)
             synced = row["staleness/rollout_policy"] == 0
@@ -274,28 +274,28 @@ class TestReview:
         assert {0, 1, 2} <= set(ages)
 
     def test_in_a_run_groups_with_broken_log_probs_leave_the_batch(self, world):
-        made = world(prompts=24, **{"adapt.max_failed_share": 1})
-        made.spoilt = {5, 6}
-        made.trainer.fit()
-        rows = made.metrics()
+        run = world(prompts=24, **{"adapt.max_failed_share": 1})
+        run.spoilt = {5, 6}
+        run.trainer.fit()
+        rows = run.metrics()
         assert sum(row["groups/nonfinite"] for row in rows) > 3 and sum(row["groups/unused"] for row in rows) > 0
         assert all(row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) for row in rows)
-        assert len(made.trained) > 3
-        for _, experiences in made.trained:
+        assert len(run.trained) > 3
+        for _, experiences in run.trained:
             for experience in experiences:
                 tokens = experience.sequences[:, 1:][experience.action_mask.bool()]
-                assert len(tokens) and not set(tokens.tolist()) & made.spoilt
+                assert len(tokens) and not set(tokens.tolist()) & run.spoilt
                 assert experience.advantages.isfinite().all()
 
     @pytest.mark.parametrize(
         ("share", "bad", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 1, True), (1, 4, False)]
     )
     def test_too_many_broken_groups_stop_the_run(self, world, make_group, share, bad, stops):
-        made = world(**{"adapt.max_failed_share": share})
+        run = world(**{"adapt.max_failed_share": share})
         groups = [make_group(1, size=4, extras=EXTRAS | {"info": {"reward": 0.5}}) for _ in range(4)]
-        made.trainer.method.build_batch = lambda *_: Batch(fresh=groups)
-        made.trainer.ledger.settle = lambda *_, **__: (made.trainer.ledger.counts, {"dropped": 0})
-        forward = made.trainer.experience_maker.forward
+        run.trainer.method.build_batch = lambda *_: Batch(fresh=groups)
+        run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
+        forward = run.trainer.experience_maker.forward
 
         def broken(to_train):
             """The last log ratio of the first groups is not finite."""
@@ -303,12 +303,12 @@ class TestReview:
             passed.log_ratios[3 : 4 * bad : 4] = math.nan
             return passed
 
-        made.trainer.experience_maker.forward = broken
+        run.trainer.experience_maker.forward = broken
         if not stops:
-            made.trainer.train_step([], 0)
-            assert sum(len(e.index) for _, experiences in made.trained for e in experiences) == 4 * (4 - bad)
+            run.trainer.train_step([], 0)
+            assert sum(len(e.index) for _, experiences in run.trained for e in experiences) == 4 * (4 - bad)
             return
         with pytest.raises(RuntimeError) as error:
-            made.trainer.train_step([], 0)
+            run.trainer.train_step([], 0)
         text = f"{bad} of 4 groups have log-probs under today's policy that are not finite; adapt.max_failed_share is "
-        assert f"{text}{float(share)}" in str(error.value) and made.trained == []
+        assert f"{text}{float(share)}" in str(error.value) and run.trained == []

@@ -43,15 +43,15 @@ def test_numbers_are_those_of_the_layers_groups(groups, first, reward_range):
         for n, rewards in enumerate(groups)
         for reward in rewards
     ]
-    found = rows(samples, 2, first_uid=first, reward_range=reward_range)
-    about = {"first_uid": first, "step": 0, "weights_version": 0, "reward_range": reward_range}
-    layer = groups_of(usable_groups(in_groups(samples, 2)), **about)
-    assert [(group.uid, group.prompt.id, group.mean) for group in found[: len(layer)]] == [
+    result = rows(samples, 2, first_uid=first, reward_range=reward_range)
+    text = {"first_uid": first, "step": 0, "weights_version": 0, "reward_range": reward_range}
+    layer = groups_of(usable_groups(in_groups(samples, 2)), **text)
+    assert [(group.uid, group.prompt.id, group.mean) for group in result[: len(layer)]] == [
         (group.uid, group.prompt.id, group.mean) for group in layer
     ]
-    assert [group.uid for group in found] == list(range(first, first + len(groups)))
-    assert all(group.mean is None for group in found[len(layer) :])
-    assert {group.prompt.text for group in found} == {f"prompt {n}" for n in range(len(groups))}
+    assert [group.uid for group in result] == list(range(first, first + len(groups)))
+    assert all(group.mean is None for group in result[len(layer) :])
+    assert {group.prompt.text for group in result} == {f"prompt {n}" for n in range(len(groups))}
 
 
 def test_row_by_hand():
@@ -84,31 +84,31 @@ class TestGeneratedStep:
     def test_groups_know_their_number_step_and_policy(self, make_group):
         fresh, hard = self.samples(make_group, 3), self.samples(make_group, 2)
         fresh[2].rewards = None  # the second group fails
-        made = GeneratedStep.of(
+        created = GeneratedStep.of(
             [("fresh", in_groups(fresh, 2), 5), ("reevaluated", in_groups(hard, 2), 7)], first_uid=30, step=7
         )
-        assert [(group.uid, group.step, group.weights_version) for group in made.fresh] == [(30, 7, 5), (31, 7, 5)]
-        assert [(group.uid, group.step, group.weights_version) for group in made.reevaluated] == [
+        assert [(group.uid, group.step, group.weights_version) for group in created.fresh] == [(30, 7, 5), (31, 7, 5)]
+        assert [(group.uid, group.step, group.weights_version) for group in created.reevaluated] == [
             (33, 7, 7),
             (34, 7, 7),
         ]
-        recorded = [(group.uid, group.source, group.mean) for group in made.recorded]
+        recorded = [(group.uid, group.source, group.mean) for group in created.recorded]
         assert recorded == [
             *[(uid, "fresh", Fraction(1, 2)) for uid in (30, 31)],
             (32, "fresh", None),
             *[(uid, "reevaluated", Fraction(1, 2)) for uid in (33, 34)],
         ]
-        assert [group.uid for group in made.failed] == [32]
+        assert [group.uid for group in created.failed] == [32]
 
     def test_samples_keep_only_what_the_record_reads(self, make_group):
         """Their tokens lie in the memory of the layer's responses. A group that cannot be used keeps everything."""
         fresh = self.samples(make_group, 2)
         fresh[0].rewards = None
         before = [group.row("used") for group in rows(fresh, 2)]
-        made = GeneratedStep.of([("fresh", in_groups(fresh, 2), 0)], first_uid=0, step=0)
-        assert [group.row("used") for group in made.recorded] == before
-        usable, failed = made.recorded
-        for kept, response in zip(usable.samples, made.fresh[0].responses, strict=True):
+        created = GeneratedStep.of([("fresh", in_groups(fresh, 2), 0)], first_uid=0, step=0)
+        assert [group.row("used") for group in created.recorded] == before
+        usable, failed = created.recorded
+        for kept, response in zip(usable.samples, created.fresh[0].responses, strict=True):
             assert kept.sequences.data_ptr() == response.token_ids.ctypes.data
             assert kept.sequences.tolist() == [response.token_ids.tolist()]
             assert kept.attention_mask is None and kept.rollout_log_probs is None
@@ -118,8 +118,8 @@ class TestGeneratedStep:
         samples = self.samples(make_group, 2)
         for one in samples:
             one.info |= {"version_min": torch.tensor([5]), "version_max": torch.tensor([5])}
-        made = GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)
-        assert all(response.extras["info"] == {} for group in made.fresh for response in group.responses)
+        created = GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)
+        assert all(response.extras["info"] == {} for group in created.fresh for response in group.responses)
         samples = self.samples(make_group, 2)
         samples[3].info |= {"version_min": torch.tensor([4]), "version_max": torch.tensor([5])}
         with pytest.raises(RuntimeError, match=r"weights of steps \[4, 5\] generated .* held those of step 5"):

@@ -62,15 +62,15 @@ class Actor(torch.nn.Module):
 @pytest.fixture
 def trainer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    made = SimpleNamespace(actor=Actor(), args=SimpleNamespace(train=SimpleNamespace(micro_batch_size=2)))
-    made.actor_loss_fn = PolicyLoss(0.2, 0.28)
-    return made
+    created = SimpleNamespace(actor=Actor(), args=SimpleNamespace(train=SimpleNamespace(micro_batch_size=2)))
+    created.actor_loss_fn = PolicyLoss(0.2, 0.28)
+    return created
 
 
 def samples(trainer, count: int, *, seed: int, moved: float = 0.0) -> list[Experience]:
     """Samples of several lengths. `moved` is the log of the ratio between today's policy and the old one."""
     rng = np.random.default_rng(seed)
-    made = []
+    result = []
     for _ in range(count):
         length = int(rng.integers(4, 8))
         sequences = torch.from_numpy(rng.integers(1, WORDS, size=(1, length)))
@@ -78,13 +78,13 @@ def samples(trainer, count: int, *, seed: int, moved: float = 0.0) -> list[Exper
         mask[:, :2] = 0  # the prompt
         model = trainer.actor.model.module.eval()
         with torch.no_grad():
-            today = model(sequences).gather(-1, sequences[:, 1:, None]).squeeze(-1)
+            current = model(sequences).gather(-1, sequences[:, 1:, None]).squeeze(-1)
         model.train()
-        old = today - moved
-        made.append(Experience(sequences=sequences, attention_mask=torch.ones(1, length), action_mask=mask,
+        old = current - moved
+        result.append(Experience(sequences=sequences, attention_mask=torch.ones(1, length), action_mask=mask,
                                action_log_probs=old, rollout_log_probs=old,
-                               advantages=torch.full_like(today, float(rng.normal())) * mask))  # fmt: skip
-    return made
+                               advantages=torch.full_like(current, float(rng.normal())) * mask))  # fmt: skip
+    return result
 
 
 def by_hand(actor, rows, ratio: float = 1.0) -> np.ndarray:
@@ -111,8 +111,8 @@ def by_hand(actor, rows, ratio: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_it_is_the_sum_over_tokens(trainer, count):
     rows = samples(trainer, count, seed=count)
-    found = policy_gradient(trainer, rows, 0)
-    np.testing.assert_allclose(found.numpy(), by_hand(trainer.actor, rows), atol=1e-5)
+    result = policy_gradient(trainer, rows, 0)
+    np.testing.assert_allclose(result.numpy(), by_hand(trainer.actor, rows), atol=1e-5)
     assert all(parameter.grad is None for parameter in trainer.actor.parameters()) and trainer.actor.training
 
 
@@ -131,7 +131,7 @@ def test_cosines_and_norms_of_groups_sources_and_halves(trainer):
     for row in groups[8]:
         row.advantages = row.advantages * 0
     sources = {7: "fresh", 9: "fresh", 8: "replayed"}
-    found = probe_gradients(trainer, 0, reference, groups, sources)
+    actual = probe_gradients(trainer, 0, reference, groups, sources)
     halves = [by_hand(trainer.actor, reference[half]) for half in (0, 1)]
     gradients = {uid: by_hand(trainer.actor, rows) for uid, rows in groups.items()}
 
@@ -146,10 +146,10 @@ def test_cosines_and_norms_of_groups_sources_and_halves(trainer):
         "fresh": (angle(fresh, whole), np.linalg.norm(fresh)),
     }
     for key, numbers in wanted.items():
-        assert found[key] == pytest.approx(numbers, rel=1e-3), key
+        assert actual[key] == pytest.approx(numbers, rel=1e-3), key
     for key in (8, "replayed"):
-        assert math.isnan(found[key][0]) and found[key][1] == 0
-    assert found.keys() == wanted.keys() | {8, "replayed"}
+        assert math.isnan(actual[key][0]) and actual[key][1] == 0
+    assert actual.keys() == wanted.keys() | {8, "replayed"}
 
 
 def test_cosine():

@@ -20,12 +20,12 @@ AR3PO = {"adapt.method": "ar3po", "adapt.options": "stages=4", "adapt.rollout_de
 class Outcomes:
     """The n-th response to a prompt in a step is right from n = `hardness` on."""
 
-    def __init__(self, made) -> None:
-        self.made, self.asked = made, Counter()
+    def __init__(self, run) -> None:
+        self.run, self.asked = run, Counter()
 
     def __call__(self, prompt: str, weights: int, sample: int) -> float:
-        self.asked[self.made.trainer.state.step, prompt] += 1
-        return float(self.asked[self.made.trainer.state.step, prompt] >= self.hardness(prompt))
+        self.asked[self.run.trainer.state.step, prompt] += 1
+        return float(self.asked[self.run.trainer.state.step, prompt] >= self.hardness(prompt))
 
     @staticmethod
     def hardness(prompt: str) -> int:
@@ -41,49 +41,49 @@ def sizes_of(experiences) -> Counter:
 @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
 class TestStages:
     def test_each_prompt_gets_responses_until_one_is_right(self, world, algorithm):
-        made = world(algorithm=algorithm, prompts=12, **AR3PO)
-        made.reward = Outcomes(made)
-        made.trainer.fit()
+        run = world(algorithm=algorithm, prompts=12, **AR3PO)
+        run.reward = Outcomes(run)
+        run.trainer.fit()
         wanted = {prompt: min(Outcomes.hardness(prompt), 4) for prompt in (f"prompt {n}" for n in range(12))}
         assert set(wanted.values()) == {1, 2, 3, 4}
-        assert {prompt: count for (_, prompt), count in made.reward.asked.items()} == wanted
-        assert {(step, prompt): wanted[prompt] for step, prompt in made.reward.asked} == made.reward.asked
-        for step, experiences in made.trained:
+        assert {prompt: count for (_, prompt), count in run.reward.asked.items()} == wanted
+        assert {(step, prompt): wanted[prompt] for step, prompt in run.reward.asked} == run.reward.asked
+        for step, experiences in run.trained:
             trained = sizes_of(experiences)
             assert trained == {prompt: wanted[prompt] for prompt in trained} and len(trained) == 4, step
-        rows = read_groups(made.record)
+        rows = read_groups(run.record)
         assert Counter(row["responses"] for row in rows) == Counter(2 * list(wanted.values()))
-        metrics = made.metrics()
+        metrics = run.metrics()
         assert sum(row["rollouts/step"] for row in metrics) == 2 * sum(wanted.values())
         assert all(row["responses/trained"] == row["rollouts/step"] and not row["responses/dropped"] for row in metrics)
 
     def test_a_reward_that_fails_ends_the_prompts_stages(self, world, algorithm):
-        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.num_episodes": 1})
-        made.reward = lambda prompt, *_: None if prompt == "prompt 2" else 0.0
-        made.trainer.fit()
-        assert Counter(row["responses"] for row in read_groups(made.record)) == {4: 3, 1: 1}
-        assert made.trainer.ledger.responses["failed"] == 1 and made.trainer.ledger.responses["generated"] == 13
+        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.num_episodes": 1})
+        run.reward = lambda prompt, *_: None if prompt == "prompt 2" else 0.0
+        run.trainer.fit()
+        assert Counter(row["responses"] for row in read_groups(run.record)) == {4: 3, 1: 1}
+        assert run.trainer.ledger.responses["failed"] == 1 and run.trainer.ledger.responses["generated"] == 13
 
     def test_seeds_of_all_stages_differ(self, world, algorithm):
-        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.full_determinism_enable": True})
-        made.reward = lambda *_: 0.0
-        made.trainer.fit()
-        seeds = [request.seed for request in made.requests]
+        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.full_determinism_enable": True})
+        run.reward = lambda *_: 0.0
+        run.trainer.fit()
+        seeds = [request.seed for request in run.requests]
         assert len(seeds) == 2 * 4 * 4 == len(set(seeds))
 
     @pytest.mark.parametrize(("counts", "message"), [([4, 0, 0, 0], "5, 1, 1, 1"), ([-1, 0, 0, 0], "0, 1, 1, 1")])
     def test_a_method_may_not_ask_for_more_than_g(self, world, algorithm, counts, message):
-        made = world(algorithm=algorithm, prompts=4, **AR3PO)
-        made.trainer.method.more_responses = lambda rewards: counts
+        run = world(algorithm=algorithm, prompts=4, **AR3PO)
+        run.trainer.method.more_responses = lambda rewards: counts
         with pytest.raises(RuntimeError, match=rf"groups of \[{message}\] responses were asked for; each may have at"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     def test_the_range_of_rewards_is_that_of_the_task(self, world, algorithm):
         """From -1 to 1: a reward of -1 is 0 for the method, so that it gets more responses, and 1 is a success."""
-        made = world(algorithm=algorithm, prompts=4, **AR3PO | {"adapt.reward_range": ["-1", "1"]})
-        made.reward = lambda prompt, *_: 1.0 if prompt == "prompt 0" else -1.0
-        made.trainer.fit()
-        assert Counter(row["responses"] for row in read_groups(made.record)) == {4: 6, 1: 2}
+        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"adapt.reward_range": ["-1", "1"]})
+        run.reward = lambda prompt, *_: 1.0 if prompt == "prompt 0" else -1.0
+        run.trainer.fit()
+        assert Counter(row["responses"] for row in read_groups(run.record)) == {4: 6, 1: 2}
 
 
 class Parts(Method):
@@ -106,20 +106,20 @@ class Parts(Method):
 @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
 def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, ranks):
     """Every response is trained on once or dropped, and single ones of the step before come along."""
-    made = world(algorithm=algorithm, prompts=8, **{"adapt.batch_size": 6, "actor.num_gpus_per_node": ranks})
-    made.trainer.method = made.trainer.accounts.method = Parts(6)
+    run = world(algorithm=algorithm, prompts=8, **{"adapt.batch_size": 6, "actor.num_gpus_per_node": ranks})
+    run.trainer.method = run.trainer.accounts.method = Parts(6)
     told = []
-    made.trainer.method.observe_distances = lambda step, distances: told.append((step, len(distances)))
+    run.trainer.method.observe_distances = lambda step, distances: told.append((step, len(distances)))
     if ranks == 3:
-        made.args.train.batch_size = 12
-    made.trainer.fit()
-    metrics = made.metrics()
-    for number, (row, (_, experiences)) in enumerate(zip(metrics, made.trained, strict=True)):
+        run.args.train.batch_size = 12
+    run.trainer.fit()
+    metrics = run.metrics()
+    for number, (row, (_, experiences)) in enumerate(zip(metrics, run.trained, strict=True)):
         uids = range(4 * number, 4 * number + 4)
-        own = sum(1 + uid % 3 for uid in uids)
+        expected = sum(1 + uid % 3 for uid in uids)
         replayed = 2 if number else 0
-        assert sum(sizes_of(experiences).values()) == own + replayed == row["responses/trained"]
-        assert (row["responses/replayed"], row["responses/dropped"]) == (replayed, 16 - own)
-        assert row["groups/capacity_used"] == (own + replayed) / 24
+        assert sum(sizes_of(experiences).values()) == expected + replayed == row["responses/trained"]
+        assert (row["responses/replayed"], row["responses/dropped"]) == (replayed, 16 - expected)
+        assert row["groups/capacity_used"] == (expected + replayed) / 24
         assert told[number] == (number, 4 + replayed)
-    assert made.trainer.ledger.responses["generated"] == 16 * len(metrics)
+    assert run.trainer.ledger.responses["generated"] == 16 * len(metrics)

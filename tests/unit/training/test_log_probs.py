@@ -59,12 +59,12 @@ def test_equals_float64_in_blocks_and_tiles_of_any_size(
     hidden, weight = 3 * torch.randn(tokens, 4), torch.randn(vocabulary, 4)
     bias, labels = torch.randn(vocabulary) if biased else None, torch.randint(0, vocabulary, (tokens,))
     ours = [None if part is None else part.clone().requires_grad_() for part in (hidden, weight, bias)]
-    found = token_log_probs(*ours, labels, temperature=temperature, entropy=entropy)
+    actual = token_log_probs(*ours, labels, temperature=temperature, entropy=entropy)
     expected, theirs = in_float64(hidden, weight, bias, labels, temperature)
     columns = 2 if entropy else 1
-    np.testing.assert_allclose(found.detach(), expected[:, :columns].detach(), rtol=1e-4, atol=1e-4)  # logits up to 40
+    np.testing.assert_allclose(actual.detach(), expected[:, :columns].detach(), rtol=1e-4, atol=1e-4)  # logits up to 40
     towards = torch.randn(tokens, columns)
-    found.backward(towards)
+    actual.backward(towards)
     expected[:, :columns].backward(towards.double())
     for our, their in zip(ours, theirs, strict=True):
         if our is not None:
@@ -108,11 +108,11 @@ def ragged_batch():
 def run(model, sequences, actions, attention, **more):
     """Log-probs, entropies under the mask, and the gradients of a loss on both."""
     model.zero_grad()
-    found, output = model(sequences, actions, attention, return_output=True, return_entropy=True, **more)
+    result, output = model(sequences, actions, attention, return_output=True, return_entropy=True, **more)
     entropies = output.entropy[:, -actions.shape[1] :] * actions
-    (found * torch.arange(1.0, 1 + actions.shape[1])).sum().sub(entropies.sum()).backward()
+    (result * torch.arange(1.0, 1 + actions.shape[1])).sum().sub(entropies.sum()).backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
-    return found.detach(), entropies.detach(), gradients
+    return result.detach(), entropies.detach(), gradients
 
 
 def same(ours, theirs):
@@ -220,9 +220,9 @@ def test_adapters(targets):
         adapted = get_peft_model(model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
         for number, (_, weight) in enumerate(adapted.named_parameters()):
             weight.data += 0.01 * number
-        made = kind(adapted)
-        made.is_vlm, made.packing_samples, made.temperature = False, False, 0.7
-        models.append(made)
+        created = kind(adapted)
+        created.is_vlm, created.packing_samples, created.temperature = False, False, 0.7
+        models.append(created)
     ours, theirs = (model(*ragged_batch()) for model in models)
     np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-5)
 
@@ -252,14 +252,14 @@ class Seeing(torch.nn.Module):
 def test_a_model_with_images_gets_what_openrlhf_gives_it(images, video):
     sequences, actions, attention = ragged_batch()
     sequences[0, :2], sequences[1, 0] = 7, 9  # of an image, and of a video
-    found = []
+    result = []
     for kind in (SlicedActor, Actor):
         torch.manual_seed(1)
         model = kind(Seeing())
         model.is_vlm, model.packing_samples, model.temperature = True, False, 0.7
         model._vlm_config = SimpleNamespace(image_token_id=7, **({} if video is None else {"video_token_id": video}))
         log_probs_ = model(sequences, actions, attention, packed_seq_lens=None, **images)
-        found.append((log_probs_, model.model.got))
-    (ours, our_inputs), (theirs, their_inputs) = found
+        result.append((log_probs_, model.model.got))
+    (ours, our_inputs), (theirs, their_inputs) = result
     np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-5, atol=1e-5)
     assert repr(our_inputs) == repr(their_inputs) and len(our_inputs) == 1

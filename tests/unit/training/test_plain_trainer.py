@@ -23,26 +23,26 @@ from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa:
 
 
 def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_the_last_word(world):
-    made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8)
-    made.reward = lambda prompt, weights, sample: None if (weights, sample) == (1, 2) else 1.0
-    made.reward_failures[0].add("raised", "reward_func raised KeyError: 'answer'", "reward.py:12")
+    run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8)
+    run.reward = lambda prompt, weights, sample: None if (weights, sample) == (1, 2) else 1.0
+    run.reward_failures[0].add("raised", "reward_func raised KeyError: 'answer'", "reward.py:12")
     with pytest.raises(RuntimeError, match=r"^4 of 16 responses have no reward; ") as error:
-        made.trainer.fit()
+        run.trainer.fit()
     assert str(error.value).endswith(
         "The commonest cause, 1 of 1: reward_func raised KeyError: 'answer' (reward.py:12)"
     )
-    assert len(made.metrics()) == 1
+    assert len(run.metrics()) == 1
 
 
 class TestRecord:
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
     def test_of_a_run_without_batch_adaptation(self, world, algorithm):
-        made = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
-        made.trainer.fit()
-        assert made.noted("set_up") == [(made.trainer.tokenizer, made.args.verifier, False)]  # of the engines
-        rows, metrics = read_groups(made.record), made.metrics()
+        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
+        run.trainer.fit()
+        assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, False)]  # of the engines
+        rows, metrics = read_groups(run.record), run.metrics()
         assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
-        asked = [Prompt(request.prompt, request.prompt[7:]).id for request in made.requests]
+        asked = [Prompt(request.prompt, request.prompt[7:]).id for request in run.requests]
         assert sorted(row["prompt"] for row in rows) == sorted(asked)
         assert {(row["source"], row["responses"]) for row in rows} == {("fresh", 4)}
         for step, metric in enumerate(metrics, 1):
@@ -55,24 +55,24 @@ class TestRecord:
             assert metric["groups/capacity_used"] == len(of_step) / 4
         assert metrics[-1]["rollouts/total"] == 80
         assert metrics[-1]["tokens/trained_total"] == sum(row["tokens"] for row in rows)
-        assert read_answers(made.record)
+        assert read_answers(run.record)
 
     @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
     def test_of_groups_that_dynamic_filtering_dropped(self, world, algorithm):
-        made = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
-        made.trainer.fit()
-        rows, metrics = read_groups(made.record), made.metrics()
-        assert [row["uid"] for row in rows] == list(range(len(made.requests))) == list(range(60))
+        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
+        run.trainer.fit()
+        rows, metrics = read_groups(run.record), run.metrics()
+        assert [row["uid"] for row in rows] == list(range(len(run.requests))) == list(range(60))
         ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(30)}
-        found, wanted = [], []
-        for request in made.requests:
-            rewards = [made.reward(request.prompt, request.weights, n) for n in range(4)]
+        actual, wanted = [], []
+        for request in run.requests:
+            rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
             state = "fresh" if 0 < sum(rewards) < 4 else "filtered"
             wanted.append((request.weights + 1, request.prompt, state, sum(rewards) / 4, tokens_of(request)))
         for row in rows:
-            found.append((row["step"], ids[row["prompt"]], row["state"], row["mean"], row["tokens"]))
+            actual.append((row["step"], ids[row["prompt"]], row["state"], row["mean"], row["tokens"]))
             assert row["responses"] == 4 and row["source"] == "fresh"
-        assert sorted(found) == sorted(wanted)
+        assert sorted(actual) == sorted(wanted)
         for step, metric in enumerate(metrics, 1):
             of_step = [row for row in rows if row["step"] == step]
             dropped = [row["mean"] for row in of_step if row["state"] == "filtered"]
@@ -87,14 +87,14 @@ class TestRecord:
             tokens = [row["tokens"] for row in of_step if row["state"] == "fresh"]
             assert metric["tokens/trained"] == sum(tokens)
             assert metric["length/fresh"] == sum(tokens) / (4 * len(tokens))
-        assert metrics[-1]["rollouts/total"] == 4 * len(made.requests)
+        assert metrics[-1]["rollouts/total"] == 4 * len(run.requests)
         assert {row["mean"] for row in rows if row["state"] == "filtered"} == {0, 1}
 
     def test_of_a_range_that_drops_groups_with_a_signal(self, world):
         changed = {"algo.dynamic_filtering_range": (0.3, 0.6), "train.num_episodes": 1}
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
-        made.trainer.fit()
-        rows, metrics = read_groups(made.record), made.metrics()
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
+        run.trainer.fit()
+        rows, metrics = read_groups(run.record), run.metrics()
         assert {row["mean"] for row in rows if row["state"] == "fresh"} == {0.5}
         kinds = {None: "by_draw", 0: "none_right", 1: "all_right"}
         dropped = [row["mean"] if row["mean"] in (0, 1) else None for row in rows if row["state"] == "filtered"]
@@ -102,24 +102,24 @@ class TestRecord:
         assert counts == {name: dropped.count(mean) for mean, name in kinds.items()} and min(counts.values()) > 0
 
     def test_of_batches_that_were_filtered_whole(self, world):
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8, evaluation=3, **DYNAMIC,
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=8, evaluation=3, **DYNAMIC,
                      **{"eval.steps": 1})  # fmt: skip
-        made.reward = lambda prompt, weights, n: float(weights == 0 and n == 0)
-        made.trainer.fit()
-        first, last = made.metrics()  # 4 groups, then 4 and the 8 of the second episode, none of them trained on
+        run.reward = lambda prompt, weights, n: float(weights == 0 and n == 0)
+        run.trainer.fit()
+        first, last = run.metrics()  # 4 groups, then 4 and the 8 of the second episode, none of them trained on
         assert "skipped_update" not in first and first["groups/fresh"] == first["groups/generated"] == 4
         assert (last["skipped_update"], last["step"], last["groups/fresh"], last["groups/filtered"]) == (1, 2, 0, 12)
         assert last["rollouts/total"] == 4 * 16 and last["tokens/trained"] == 0 and last["reward/fresh_mean"] == 0
         assert set(last) - {"step"} <= metrics.names("grpo", optional=True)
-        assert len(read_groups(made.record)) == 16 and made.updates["actor"] == 1
+        assert len(read_groups(run.record)) == 16 and run.updates["actor"] == 1
 
     def test_of_such_a_batch_after_a_resume(self, world):
         folder, flags = None, {"ckpt.save_steps": 2, "train.num_episodes": 1} | DYNAMIC
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, **flags)
-        made.reward = lambda prompt, weights, n: float(weights < 3 and n == 0)
-        made.trainer.fit()
-        assert [row["groups/filtered"] for row in made.metrics()] == [0, 0, 0, 4]
-        folder = made.record.parent.parent
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, **flags)
+        run.reward = lambda prompt, weights, n: float(weights < 3 and n == 0)
+        run.trainer.fit()
+        assert [row["groups/filtered"] for row in run.metrics()] == [0, 0, 0, 4]
+        folder = run.record.parent.parent
         again = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=16, folder=folder,
                       **flags, **{"ckpt.load_enable": True})  # fmt: skip
         again.reward = lambda *_: 0.0
@@ -130,26 +130,26 @@ class TestRecord:
         assert [row["uid"] for row in read_groups(again.record)] == list(range(16))
 
     def test_of_samples_that_fill_no_micro_batch(self, world):
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=5,
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=5,
                      **{"train.num_episodes": 1, "train.micro_batch_size": 8})  # fmt: skip
-        made.trainer.fit()
-        assert [row["rollouts/left_over"] for row in made.metrics()] == [0, 4]
+        run.trainer.fit()
+        assert [row["rollouts/left_over"] for row in run.metrics()] == [0, 4]
 
     def test_of_a_plain_run_with_a_reward_that_is_no_number(self, world):
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
-        made.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5
-        made.trainer.fit()
-        means = {row["prompt"]: row["mean"] for row in read_groups(made.record)}
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        run.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5
+        run.trainer.fit()
+        means = {row["prompt"]: row["mean"] for row in read_groups(run.record)}
         assert means.pop(Prompt("prompt 2", "2").id) is None and set(means.values()) == {0.5} and len(means) == 3
-        assert made.metrics()[0]["reward/fresh_mean"] is None
+        assert run.metrics()[0]["reward/fresh_mean"] is None
 
     def test_of_rewards_that_a_model_gives(self, world):
-        made = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
-        made.reward = lambda *_: None
-        made.trainer.experience_maker.reward_model_group = SimpleNamespace(
+        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
+        run.reward = lambda *_: None
+        run.trainer.experience_maker.reward_model_group = SimpleNamespace(
             async_run_method_batch=lambda sequences, **_: [Ref([torch.full((len(rows),), 0.25) for rows in sequences])]
         )
-        made.trainer.fit()
-        assert {row["mean"] for row in read_groups(made.record)} == {None} and read_answers(made.record) == []
-        assert {row["state"] for row in read_groups(made.record)} == {"fresh"}
-        assert made.metrics()[0]["reward/fresh_mean"] == 0.25
+        run.trainer.fit()
+        assert {row["mean"] for row in read_groups(run.record)} == {None} and read_answers(run.record) == []
+        assert {row["state"] for row in read_groups(run.record)} == {"fresh"}
+        assert run.metrics()[0]["reward/fresh_mean"] == 0.25

@@ -26,20 +26,20 @@ class TestRecord:
         "case", [{}, {"algorithm": "ba_ppo", "adapt.filter": "gaussian", "adapt.max_shift_fresh": 1e-5}]
     )
     def test_every_group_has_its_line(self, world, case):
-        made = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)
-        plain = made.reward
-        made.reward = lambda prompt, weights, n: None if prompt == "prompt 3" and n == 1 else plain(prompt, weights, n)
-        made.trainer.fit()
-        rows, metrics = read_groups(made.record), made.metrics()
-        assert [row["uid"] for row in rows] == list(range(len(made.requests)))
+        run = world(prompts=40, **{"adapt.max_failed_share": 1}, **case)
+        plain = run.reward
+        run.reward = lambda prompt, weights, n: None if prompt == "prompt 3" and n == 1 else plain(prompt, weights, n)
+        run.trainer.fit()
+        rows, metrics = read_groups(run.record), run.metrics()
+        assert [row["uid"] for row in rows] == list(range(len(run.requests)))
         ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(40)}
         for step, metric in enumerate(metrics):
             of_step = [row for row in rows if row["step"] == step + 1]
-            fresh, hard = made.of_step(step)
+            fresh, hard = run.of_step(step)
             for source, requests in (("fresh", fresh), ("reevaluated", hard)):
-                found = [row for row in of_step if row["source"] == source]
-                assert sorted(ids[row["prompt"]] for row in found) == sorted(request.prompt for request in requests)
-                for row in found:
+                result = [row for row in of_step if row["source"] == source]
+                assert sorted(ids[row["prompt"]] for row in result) == sorted(request.prompt for request in requests)
+                for row in result:
                     (request,) = (request for request in requests if request.prompt == ids[row["prompt"]])
                     rewards = [plain(request.prompt, request.weights, n) for n in range(4)]
                     failed = request.prompt == "prompt 3"
@@ -56,7 +56,7 @@ class TestRecord:
             assert metric["rollouts/step"] == 4 * len(of_step)
             assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
             assert metric["tokens/generated_total"] == sum(row["tokens"] for row in rows if row["step"] <= step + 1)
-            trained = [experience for at, batch in made.trained if at == step for experience in batch]
+            trained = [experience for at, batch in run.trained if at == step for experience in batch]
             assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
             assert metric["tokens/trained_total"] == sum(row["tokens/trained"] for row in metrics[: step + 1])
             used = sum(metric[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
@@ -68,12 +68,12 @@ class TestRecord:
         assert {row["state"] for row in rows} >= {"fresh", "filtered", "failed", "unimproved"}
 
     def test_answers_of_prompts_that_failed_and_were_solved(self, world):
-        made = world(prompts=12, **{"train.num_episodes": 4})
-        made.reward = lambda prompt, weights, n: float(weights >= int(prompt[7:]) and n == 2)
+        run = world(prompts=12, **{"train.num_episodes": 4})
+        run.reward = lambda prompt, weights, n: float(weights >= int(prompt[7:]) and n == 2)
         decoded = []
-        made.trainer.tokenizer.decode = lambda tokens, **_: decoded.append(tokens) or decode(tokens)
-        made.trainer.fit()
-        rows, groups = read_answers(made.record), read_groups(made.record)
+        run.trainer.tokenizer.decode = lambda tokens, **_: decoded.append(tokens) or decode(tokens)
+        run.trainer.fit()
+        rows, groups = read_answers(run.record), read_groups(run.record)
         wanted = set()
         for prompt in {row["prompt"] for row in groups}:
             of_prompt = [row for row in groups if row["prompt"] == prompt]
@@ -96,13 +96,13 @@ class TestRecord:
 
     @pytest.mark.parametrize("chars", [0, 5])
     def test_how_long_answers_are(self, world, chars):
-        made = world(**{"run.answer_chars": chars})
-        made.reward = lambda *_: 0.0
-        made.trainer.tokenizer.decode = lambda tokens, **_: ["x"] if tokens.dim() > 1 else "123456789"
-        made.trainer.fit()
-        assert {row["response"] for row in read_answers(made.record)} == ({" ... "} if chars else set())
-        assert (made.record / "answers.jsonl").exists() == bool(chars)
-        assert len(read_groups(made.record)) == len(made.requests)
+        run = world(**{"run.answer_chars": chars})
+        run.reward = lambda *_: 0.0
+        run.trainer.tokenizer.decode = lambda tokens, **_: ["x"] if tokens.dim() > 1 else "123456789"
+        run.trainer.fit()
+        assert {row["response"] for row in read_answers(run.record)} == ({" ... "} if chars else set())
+        assert (run.record / "answers.jsonl").exists() == bool(chars)
+        assert len(read_groups(run.record)) == len(run.requests)
 
 
 # What OpenRLHF's workers report comes from `World.norms` here: it is looked at on the real stack.
@@ -115,22 +115,22 @@ class TestCatalogue:
     @pytest.mark.parametrize("algorithm", ALL)
     def test_is_what_a_run_writes(self, world, algorithm):
         kind = AdaptedPPOTrainer if algorithm in ADAPTED else RecordedPPOTrainer
-        made = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
-        made.trainer.fit()
-        found = {name for row in made.metrics() for name in row} - {"step"}
+        run = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
+        run.trainer.fit()
+        actual = {name for row in run.metrics() for name in row} - {"step"}
         wanted = metrics.names(algorithm, optional=False) - WORKERS
-        assert found - WORKERS >= wanted
-        assert found <= metrics.names(algorithm, optional=True)
+        assert actual - WORKERS >= wanted
+        assert actual <= metrics.names(algorithm, optional=True)
 
     def test_has_what_a_step_without_an_update_writes(self, world):
-        made = world(**{"train.num_episodes": 1})
-        made.reward = lambda *_: 1.0
-        made.trainer.fit()
-        found = {name for row in made.metrics() for name in row} - {"step"}
-        assert "skipped_update" in found and found <= metrics.names("bapo_grpo", optional=True)
+        run = world(**{"train.num_episodes": 1})
+        run.reward = lambda *_: 1.0
+        run.trainer.fit()
+        result = {name for row in run.metrics() for name in row} - {"step"}
+        assert "skipped_update" in result and result <= metrics.names("bapo_grpo", optional=True)
 
     def test_has_what_re_evaluation_on_its_own_writes(self, world):
-        made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
-        made.trainer.fit()
-        found = {name for row in made.metrics() for name in row} - {"step"}
-        assert "timing/reevaluation" in found and found <= metrics.names("bapo_grpo", optional=True)
+        run = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
+        run.trainer.fit()
+        result = {name for row in run.metrics() for name in row} - {"step"}
+        assert "timing/reevaluation" in result and result <= metrics.names("bapo_grpo", optional=True)

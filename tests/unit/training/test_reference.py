@@ -49,11 +49,11 @@ def response(number: int, *, images: bool = False) -> Response:
 
 def log_probs(row: list[int], of: float) -> list[float]:
     """A pure function of the tokens up to each place, as a model's."""
-    found, history = [], 0
+    result, history = [], 0
     for token in row[:-1]:
         history = (history * 31 + token) % 10007
-        found.append(-1.0 - ((history + int(of * 1000)) % 997) / 773)
-    return found
+        result.append(-1.0 - ((history + int(of * 1000)) % 997) / 773)
+    return result
 
 
 class Rank:
@@ -70,7 +70,7 @@ class Rank:
 
     def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
         assert method == "forward" and start == 0
-        found = []
+        result = []
         for place in range(end):
             item = {name: values[place] for name, values in chunk.items()}
             sequences, mask, attention = item["sequences"], item["action_mask"], item["attention_mask"]
@@ -79,8 +79,8 @@ class Rank:
             self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
             self.masked.append(not mask.any())
             self.pixels.append(item.get("mm_train_inputs_list", [None] * len(sequences)))
-            found.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
-        return found
+            result.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
+        return result
 
     def empty(self) -> None:
         self.emptied += 1
@@ -135,27 +135,31 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> AdaptedExperience
     return AdaptedExperienceMaker(*groups, *others, **{"reference": "one", **changed})
 
 
-def make(made: AdaptedExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
+def make(
+    experience_maker: AdaptedExperienceMaker, responses: list[Response], *, known: int | None = None
+) -> list[Experience]:
     """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
     origins = [SampleOrigin("fresh", True, None)] * len(responses)
     samples = [sample_of(PROMPT, response) for response in responses]
-    passed = made.forward(BatchToTrain(samples, responses, origins))
+    passed = experience_maker.forward(BatchToTrain(samples, responses, origins))
     assert known is None or passed.reference_kept == known
     return passed.experiences
 
 
-def openrlhfs(made: AdaptedExperienceMaker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
+def openrlhfs(
+    experience_maker: AdaptedExperienceMaker, ranks: dict[str, int], responses: list[Response]
+) -> list[Experience]:
     """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
-    models = Models(dict.fromkeys(ranks, 1), made.args.ds.ring_attn_size)
+    models = Models(dict.fromkeys(ranks, 1), experience_maker.args.ds.ring_attn_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
-    plain = RemoteExperienceMaker(*groups, None, made.strategy, made.tokenizer)
+    plain = RemoteExperienceMaker(*groups, None, experience_maker.strategy, experience_maker.tokenizer)
     samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
-    return plain.make_experience(list(made._deal(samples).batches))
+    return plain.make_experience(list(experience_maker._deal(samples).batches))
 
 
-def assert_same(found: list[Experience], wanted: list[Experience]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
+def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
+    assert len(actual) == len(wanted)
+    for one, other in zip(actual, wanted, strict=True):
         for item in fields(Experience):
             ours, theirs = getattr(one, item.name), getattr(other, item.name)
             if isinstance(theirs, torch.Tensor):
@@ -201,7 +205,7 @@ class TestBatches:
             patch.setattr(ray, "put", lambda value: value)
             models, known = Models(ranks, copies), set()
             args = arguments(ranks, dynamic=dynamic, copies=copies, use_loss=use_loss, micro=micro)
-            made = maker(models, args)
+            experience_maker = maker(models, args)
             spoken = [number for number in range(60) if response(number).action_spans]
             everything = {number: response(number, images=images) for number in spoken}
             for _ in range(5):
@@ -209,8 +213,8 @@ class TestBatches:
                 responses = [everything[number] for number in chosen]
                 models.forget()
                 tokens = sum(len(everything[number].log_probs) for number in chosen if number in known)
-                found = make(made, responses, known=tokens if "reference" in ranks else 0)
-                assert_same(found, openrlhfs(made, ranks, responses))
+                result = make(experience_maker, responses, known=tokens if "reference" in ranks else 0)
+                assert_same(result, openrlhfs(experience_maker, ranks, responses))
                 new = set(chosen) - known
                 assert set(models.seen) == new
                 for name in ranks:
@@ -238,59 +242,61 @@ class TestBatches:
         """Replayed samples stand at the batch's end: the last rank would have nothing to do."""
         ranks = {"actor": 2, "reference": 2}
         models = Models(ranks)
-        made = maker(models, arguments(ranks, dynamic=dynamic))
+        experience_maker = maker(models, arguments(ranks, dynamic=dynamic))
         old = [response(number) for number in range(6)]
-        make(made, old)
+        make(experience_maker, old)
         models.forget()
-        make(made, [*(response(number) for number in range(10, 16)), *old])
+        make(experience_maker, [*(response(number) for number in range(10, 16)), *old])
         assert sorted(set(models.seen)) == list(range(10, 16))  # a filler has the tokens of a sample
         assert {sum(map(len, rank.calls)) for rank in models.of("reference")} == {3} or dynamic
 
     def test_with_nothing_new_the_reference_is_left_alone(self):
         ranks = {"actor": 2, "reference": 2}
         models = Models(ranks)
-        made = maker(models, arguments(ranks, colocated=True))
+        experience_maker = maker(models, arguments(ranks, colocated=True))
         responses = [response(number) for number in range(4)]
-        make(made, responses)
+        make(experience_maker, responses)
         assert [rank.emptied for rank in models.of("reference")] == [1, 1]
         models.forget()
-        assert_same(make(made, responses[::-1]), openrlhfs(made, ranks, responses[::-1]))
+        assert_same(make(experience_maker, responses[::-1]), openrlhfs(experience_maker, ranks, responses[::-1]))
         assert models.seen == [] and [rank.emptied for rank in models.of("reference")] == [0, 0]
         assert [rank.emptied for rank in models.of("actor")] == [1, 1]
 
     def test_without_a_reference_nothing_is_kept(self):
         models = Models({"actor": 1})
-        made = maker(models, arguments({"actor": 1}))
+        experience_maker = maker(models, arguments({"actor": 1}))
         responses = [response(number) for number in range(4)]
         for _ in range(2):
-            assert_same(make(made, responses, known=0), openrlhfs(made, {"actor": 1}, responses))
+            assert_same(
+                make(experience_maker, responses, known=0), openrlhfs(experience_maker, {"actor": 1}, responses)
+            )
         assert not any(REFERENCE in one.extras for one in responses)
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
         ranks = {"actor": 1, "reference": 1}
-        made = maker(Models(ranks), arguments(ranks))
-        make(made, [response(0), response(1)])
+        experience_maker = maker(Models(ranks), arguments(ranks))
+        make(experience_maker, [response(0), response(1)])
         assert not any(isinstance(value, (list, tuple)) and any(isinstance(item, Experience) for item in value)
-                       for value in vars(made).values())  # fmt: skip
+                       for value in vars(experience_maker).values())  # fmt: skip
 
     def test_a_response_may_be_in_a_batch_twice(self):
         ranks = {"actor": 1, "reference": 1}
         models = Models(ranks)
-        made = maker(models, arguments(ranks))
+        experience_maker = maker(models, arguments(ranks))
         twice = response(1)
         for count in (2, 0):
             models.forget()
             responses = [twice, response(2), replace(twice, weights_version=3)]
-            assert_same(make(made, responses), openrlhfs(made, ranks, responses))
+            assert_same(make(experience_maker, responses), openrlhfs(experience_maker, ranks, responses))
             assert models.seen.count(1) == count
 
 
 class TestKept:
     def test_is_what_the_reference_said_of_the_generated_tokens(self):
         ranks = {"actor": 2, "reference": 2}
-        made = maker(Models(ranks), arguments(ranks))
+        experience_maker = maker(Models(ranks), arguments(ranks))
         responses = [response(number) for number in range(8)]
-        make(made, responses)
+        make(experience_maker, responses)
         for one in responses:
             name, kept = one.extras[REFERENCE]
             whole = log_probs([*one.token_ids.tolist(), 0], of=1)  # of token 1 on: the last is of the 0
@@ -300,18 +306,18 @@ class TestKept:
     def test_of_another_reference_is_not_used(self):
         ranks = {"actor": 1, "reference": 1}
         models = Models(ranks)
-        made = maker(models, arguments(ranks))
+        experience_maker = maker(models, arguments(ranks))
         responses = [response(number) for number in range(4)]
-        before = make(made, responses)
+        before = make(experience_maker, responses)
         for rank in models.of("reference"):
             rank.of += 0.25
-        made.reference = "another"
+        experience_maker.reference = "another"
         models.forget()
-        after = make(made, responses, known=0)
+        after = make(experience_maker, responses, known=0)
         assert sorted(models.seen) == [0, 1, 2, 3]
         assert not torch.equal(before[0].kl, after[0].kl)
         models.forget()
-        assert_same(make(made, responses), after)
+        assert_same(make(experience_maker, responses), after)
         assert models.seen == []
 
     def test_goes_with_a_checkpoint(self, tmp_path):

@@ -51,15 +51,15 @@ def exists(pid):
 
 def workers_of(path):
     """The ids of the processes that were started for a reward file."""
-    found = set()
+    result = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
         if os.fsencode(worker.__file__) in arguments and os.fsencode(path) in arguments and exists(entry.name):
-            found.add(int(entry.name))
-    return found
+            result.add(int(entry.name))
+    return result
 
 
 def eventually(condition, seconds=30):
@@ -308,9 +308,9 @@ def test_children_of_the_function_go_with_it(one_pool, hasty_pool, tmp_path, kin
     ],
 )
 def test_results_are_plain_floats(one_pool, returned, result):
-    found = ask(one_pool, f"result = {returned}")
-    assert found == dict(zip(("rewards", "scores", "extra_logs"), result, strict=True))
-    assert {type(found["rewards"]), type(found["scores"]), *map(type, found["extra_logs"].values())} == {float}
+    actual = ask(one_pool, f"result = {returned}")
+    assert actual == dict(zip(("rewards", "scores", "extra_logs"), result, strict=True))
+    assert {type(actual["rewards"]), type(actual["scores"]), *map(type, actual["extra_logs"].values())} == {float}
 
 
 def test_a_logged_value_may_be_nan(one_pool):
@@ -709,9 +709,9 @@ def in_one_exchange(monkeypatch):
 def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_path, in_one_exchange, code, kind):
     pool = make_pool(timeout=2 if kind == "timeout" else 60)
     numbered = [f"result = {{'rewards': {n}, 'extra_logs': {{'pid': os.getpid()}}}}" for n in range(5)]
-    first, *found = in_one_exchange(pool, [*numbered[:2], code, *numbered[2:4], code, numbered[4]], tmp_path)
-    assert [found[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures.kinds == {kind: 2}
-    good = [found[place] for place in (0, 1, 3, 4, 6)]
+    first, *result = in_one_exchange(pool, [*numbered[:2], code, *numbered[2:4], code, numbered[4]], tmp_path)
+    assert [result[place].kind for place in (2, 5)] == [kind] * 2 and pool.failures.kinds == {kind: 2}
+    good = [result[place] for place in (0, 1, 3, 4, 6)]
     assert [answer["rewards"] for answer in good] == [0, 1, 2, 3, 4]
     pids = [answer["extra_logs"]["pid"] for answer in (first, *good)]
     assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
@@ -720,16 +720,16 @@ def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_pat
 
 def test_each_of_those_sent_together_has_its_own_time(make_pool, tmp_path, in_one_exchange):
     pool = make_pool(timeout=2)
-    found = in_one_exchange(pool, [f"time.sleep(0.8)\n{GOOD}"] * 4, tmp_path)
-    assert [answer["rewards"] for answer in found] == [0.5] * 5 and not pool.failures.kinds
+    result = in_one_exchange(pool, [f"time.sleep(0.8)\n{GOOD}"] * 4, tmp_path)
+    assert [answer["rewards"] for answer in result] == [0.5] * 5 and not pool.failures.kinds
 
 
 def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_path, in_one_exchange):
     pool = make_pool()
     again = """b'["result", {"rewards": 9.0, "scores": 9.0, "extra_logs": {}}, 2]\\n'"""
     twice = f"os.write(int(sys.argv[4]), {again})\n"
-    found = in_one_exchange(pool, [f"{twice}{GOOD}", GOOD, GOOD], tmp_path)
-    assert [answer["rewards"] for answer in found] == [0.5, 9.0, 0.5, 0.5] and not pool.failures.kinds
+    result = in_one_exchange(pool, [f"{twice}{GOOD}", GOOD, GOOD], tmp_path)
+    assert [answer["rewards"] for answer in result] == [0.5, 9.0, 0.5, 0.5] and not pool.failures.kinds
 
 
 def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):

@@ -113,7 +113,7 @@ def hard(*prompts: str) -> list[Prompt]:
     return [Prompt(prompt, f"label of {prompt}") for prompt in prompts]
 
 
-class Made(SimpleNamespace):
+class Generation(SimpleNamespace):
     """A generator with its engines; `calls` is what they were asked."""
 
     def requests(self) -> list[SimpleNamespace]:
@@ -125,9 +125,9 @@ class Made(SimpleNamespace):
         return seeds
 
 
-def made(
+def generation(
     *prompts: str, with_fresh=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
-) -> Made:
+) -> Generation:
     calls, asked, clock = [], [], SimpleNamespace(step=5)
     args = arguments(**changed)
 
@@ -144,7 +144,7 @@ def made(
         begin_step=begin_step,
         step=lambda: clock.step,
     )
-    return Made(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
+    return Generation(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
 
 
 # --- seeds ------------------------------------------------------------------------------------------------------------
@@ -199,20 +199,20 @@ class TestEngine:
         engine.executor = Executor()
         engine.tokenizer, engine.weights_version = "t", None
         params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
-        found = asyncio.run(
+        actual = asyncio.run(
             engine.generate_responses(
                 prompt="p", label="l", sampling_params=params, max_length=9, num_samples=samples,
                 images="i", seed=seed, number=17,
             )
         )  # fmt: skip
-        assert [answer["number"] for answer in found] == [17] * samples
+        assert [answer["number"] for answer in actual] == [17] * samples
         assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
         wanted = {"prompt": "p", "label": "l", "max_length": 9, "hf_tokenizer": "t", "images": "i"}
-        assert all({key: answer[key] for key in wanted} == wanted for answer in found)
+        assert all({key: answer[key] for key in wanted} == wanted for answer in actual)
         for given_params in engine.executor.given:
             assert (given_params.temperature, given_params.top_p, given_params.max_tokens) == (0.7, 0.9, 5)
             assert given_params.logprobs == 1
-        return [answer["seed"] for answer in found]
+        return [answer["seed"] for answer in actual]
 
     def test_each_response_has_a_seed_of_its_own_in_the_groups_order(self):
         assert self.answers(seed=99) == [request_seed(99, sample) for sample in range(4)]
@@ -230,13 +230,13 @@ class TestEngine:
 
 class TestSeedsOfAStep:
     def test_only_where_the_run_is_to_be_repeatable(self):
-        run = made("a", "b", with_fresh=hard("h"), deterministic=False)
+        run = generation("a", "b", with_fresh=hard("h"), deterministic=False)
         run.generator.generate_samples()
         run.generator.reevaluate(hard("i"))
         assert run.seeds() == {"a": None, "b": None, "h": None, "i": None}
 
     def test_by_hand(self):
-        run = made("a", "b", "c", with_fresh=hard("h", "i"))
+        run = generation("a", "b", "c", with_fresh=hard("h", "i"))
         run.generator.generate_samples()
         assert run.seeds() == {
             "a": prompt_seed(SEED, 5, "fresh", 0),
@@ -247,9 +247,9 @@ class TestSeedsOfAStep:
         }
 
     def test_together_and_apart_are_the_same(self):
-        together = made("a", "b", "c", with_fresh=hard("h", "i"))
+        together = generation("a", "b", "c", with_fresh=hard("h", "i"))
         together.generator.generate_samples()
-        apart = made("a", "b", "c")
+        apart = generation("a", "b", "c")
         apart.generator.generate_samples()
         apart.generator.reevaluate(hard("h", "i"))
         assert together.seeds() == apart.seeds() and len(apart.seeds()) == 5
@@ -257,23 +257,23 @@ class TestSeedsOfAStep:
     def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
         seeds = []
         for engines in (1, 2, 3):
-            run = made(*"abcdef", with_fresh=hard("h", "i"), engines=engines, batch_size=6)
+            run = generation(*"abcdef", with_fresh=hard("h", "i"), engines=engines, batch_size=6)
             run.generator.generate_samples()
             assert {call.engine for call in run.requests()} == set(range(engines))
             seeds.append(run.seeds())
         assert seeds[0] == seeds[1] == seeds[2]
 
     def test_another_step_or_seed_has_others(self):
-        found = set()
+        result = set()
         for seed, step in itertools.product((42, 43), (5, 6)):
-            run = made("a", "b", with_fresh=hard("h"), seed=seed)
+            run = generation("a", "b", with_fresh=hard("h"), seed=seed)
             run.clock.step = step
             run.generator.generate_samples()
-            found |= set(run.seeds().values())
-        assert len(found) == 4 * 3
+            result |= set(run.seeds().values())
+        assert len(result) == 4 * 3
 
     def test_of_a_whole_run_are_all_different(self):
-        run = made(*"abcdefgh", evaluation="vwxyz")
+        run = generation(*"abcdefgh", evaluation="vwxyz")
         run.generator.begin_step = lambda: [] if run.clock.step % 2 else hard("h")
         for step in range(4):
             run.clock.step = step
@@ -285,7 +285,7 @@ class TestSeedsOfAStep:
 
     @pytest.mark.parametrize("before", ["nothing", "fresh", "again", "both"])
     def test_of_an_evaluation_do_not_depend_on_what_came_before(self, before):
-        run = made("a", "b", evaluation="vwxyz")
+        run = generation("a", "b", evaluation="vwxyz")
         if before in ("fresh", "both"):
             run.generator.generate_samples()
         if before in ("again", "both"):
@@ -305,7 +305,7 @@ def texts(samples: list[Experience]) -> list[str]:
 
 class TestAlong:
     def test_samples_are_given_once_and_in_order(self):
-        run = made("a", "b", with_fresh=hard("i", "h", "j"))
+        run = generation("a", "b", with_fresh=hard("i", "h", "j"))
         samples, *_ = run.generator.generate_samples()
         assert texts(samples) == ["a", "a", "b", "b"]
         again = run.generator.rollout.hard_samples
@@ -314,20 +314,20 @@ class TestAlong:
         assert [sample.labels[0] for sample in again[::2]] == ["label of i", "label of h", "label of j"]
 
     def test_none(self):
-        run = made("a", "b")
+        run = generation("a", "b")
         run.generator.generate_samples()
         assert run.asked == [5] and run.generator.rollout.hard_samples == []
         assert len(run.requests()) == 2
 
     def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
-        run = made(*"abcdef", with_fresh=hard("h"))
+        run = generation(*"abcdef", with_fresh=hard("h"))
         run.generator.generate_samples()
         run.generator.begin_step = lambda: []
         run.generator.generate_samples()
         assert run.generator.rollout.hard_samples == []
 
     def test_are_asked_for_once_for_each_rollout(self):
-        run = made(*"abcdefg", with_fresh=hard("h"))
+        run = generation(*"abcdefg", with_fresh=hard("h"))
         for step in range(3):
             run.clock.step = step
             run.generator.generate_samples()
@@ -339,14 +339,14 @@ class TestAlong:
         assert run.asked == [0, 1, 2, 3]
 
     def test_no_rollout_no_question(self):
-        run = made("a", "b", "c", with_fresh=hard("h"))
+        run = generation("a", "b", "c", with_fresh=hard("h"))
         run.generator.generate_samples()
         assert not run.generator.epoch_done
         assert run.generator.generate_samples() == ([], None, 0, True)
         assert run.asked == [5] and run.generator.epoch_done
 
     def test_evaluation_asks_for_none(self):
-        run = made("a", "b", with_fresh=hard("h"), evaluation="vw")
+        run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         assert run.asked == [] and set(run.seeds()) == {"v", "w"}
         run.generator.generate_samples()
@@ -354,12 +354,12 @@ class TestAlong:
         assert run.asked == [5]
 
     def test_reevaluation_asks_for_none(self):
-        run = made("a", with_fresh=hard("h"))
+        run = generation("a", with_fresh=hard("h"))
         assert texts(run.generator.reevaluate(hard("i", "j"))) == ["i", "i", "j", "j"]
         assert run.asked == []
 
     def test_are_sampled_as_the_fresh_ones(self):
-        run = made("a", with_fresh=[Prompt("h", "l", ["image.png"])])
+        run = generation("a", with_fresh=[Prompt("h", "l", ["image.png"])])
         run.generator.generate_samples(temperature=0.3, top_p=0.8, max_new_tokens=17, max_len=64)
         fresh, again = run.requests()
         assert (again.prompt, again.label, again.images) == ("h", "l", ["image.png"])
@@ -368,7 +368,7 @@ class TestAlong:
         assert (again.sampling_params.max_tokens, again.max_length, again.num_samples) == (17, 64, 2)
 
     def test_are_done_before_the_engines_sleep(self):
-        run = made("a", with_fresh=hard("h"), sleep=True)
+        run = generation("a", with_fresh=hard("h"), sleep=True)
         run.generator.generate_samples()
         assert [call.method for call in run.calls] == ["wake_up", "generate", "generate", "sleep"]
         del run.calls[:]
@@ -378,7 +378,7 @@ class TestAlong:
     def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
         from bapo_openrlhf.training.generate import rollout
 
-        run = made("a", with_fresh=hard("h", "i"))
+        run = generation("a", with_fresh=hard("h", "i"))
         clock = SimpleNamespace(now=100.0)
         monkeypatch.setattr(rollout.time, "perf_counter", lambda: clock.now)
         original = ray.get
@@ -392,7 +392,7 @@ class TestAlong:
         assert run.generator.rollout.added_seconds == 2.0
 
     def test_a_hard_prompt_that_is_fresh_too(self):
-        run = made("a", "h", with_fresh=hard("h"))
+        run = generation("a", "h", with_fresh=hard("h"))
         samples, *_ = run.generator.generate_samples()
         assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.rollout.hard_samples) == ["h", "h"]
         assert len({call.seed for call in run.requests()}) == 3
@@ -405,7 +405,7 @@ class TestOrder:
         """A prompt may come twice. Its groups are then in the order of their requests, which also have other seeds."""
         count = len(prompts)
         finished = data.draw(st.permutations(range(count)))
-        run = made(*prompts, batch_size=count)
+        run = generation(*prompts, batch_size=count)
 
         def wait(refs, **_):
             first = min(refs, key=lambda responses: finished[responses[0]["number"]])
@@ -421,7 +421,7 @@ class TestOrder:
         assert len(groups_of(in_groups(samples, 2), first_uid=0, step=0, weights_version=0)) == count
 
     def test_of_each_rollout_anew(self):
-        run = made(*"fbdace", batch_size=3)
+        run = generation(*"fbdace", batch_size=3)
         first, *_ = run.generator.generate_samples()
         second, *_ = run.generator.generate_samples()
         assert texts(first)[::2] == ["f", "b", "d"] and texts(second)[::2] == ["a", "c", "e"]
@@ -429,7 +429,7 @@ class TestOrder:
 
 class TestGenerator:
     def test_engines_are_asked_for_log_probs_and_the_runs_own_arguments_stay(self):
-        run = made("a", with_fresh=hard("h"), evaluation="v")
+        run = generation("a", with_fresh=hard("h"), evaluation="v")
         run.generator.generate_samples()
         run.generator.reevaluate(hard("i"))
         assert [call.sampling_params.logprobs for call in run.requests()] == [1, 1, 1]
@@ -441,7 +441,7 @@ class TestGenerator:
                 raise RuntimeError("the engine died")
             return 1.0
 
-        run = made("a", with_fresh=hard("h"), evaluation="v", reward=reward)
+        run = generation("a", with_fresh=hard("h"), evaluation="v", reward=reward)
         with pytest.raises(RuntimeError, match="the engine died"):
             run.generator.generate_samples()
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
@@ -456,7 +456,7 @@ class TestGenerator:
                 torch.rand(1)
                 return super().__iter__()
 
-        run = made(*"abcdef")
+        run = generation(*"abcdef")
         run.generator.prompts_dataloader = Shuffled(run.generator.prompts_dataloader)
         torch.manual_seed(1)
         saved = torch.manual_seed(2).get_state()
@@ -551,14 +551,14 @@ def response(**changed) -> dict:
 
 
 def sample_of(**changed) -> Experience:
-    return made().generator._process_response_into_experience(response(**changed))
+    return generation().generator._process_response_into_experience(response(**changed))
 
 
 class TestRewardOf:
     @pytest.mark.parametrize(("value", "number"), NUMBERS, ids=repr)
     def test_one_finite_number(self, value, number):
-        found = reward_of(value)
-        assert type(found) is float and found == number
+        result = reward_of(value)
+        assert type(result) is float and result == number
 
     @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
     def test_anything_else_is_none(self, value):
@@ -590,7 +590,7 @@ class TestSamples:
     def test_that_say_nothing_of_a_reward(self):
         answer = response()
         del answer["reward"], answer["scores"]
-        assert not is_usable(made().generator._process_response_into_experience(answer))
+        assert not is_usable(generation().generator._process_response_into_experience(answer))
 
     @pytest.mark.parametrize("score", [value for value in NONE if value is not None], ids=lambda v: repr(v)[:30])
     def test_with_no_score_take_the_reward_for_it(self, score):
@@ -603,17 +603,17 @@ class TestSamples:
 
     def test_are_otherwise_openrlhfs(self):
         answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
-        found = made().generator._process_response_into_experience(answer, max_len=64)
+        result = generation().generator._process_response_into_experience(answer, max_len=64)
         theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
         for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
-            assert torch.equal(getattr(found, name), getattr(theirs, name)), name
-        assert {k: v.item() for k, v in found.info.items()} == {k: v.item() for k, v in theirs.info.items()} | {
+            assert torch.equal(getattr(result, name), getattr(theirs, name)), name
+        assert {k: v.item() for k, v in result.info.items()} == {k: v.item() for k, v in theirs.info.items()} | {
             "score": 1.0
         }
 
     def test_the_response_is_left_as_it_was(self):
         answer = response(reward=math.nan)
-        made().generator._process_response_into_experience(answer)
+        generation().generator._process_response_into_experience(answer)
         assert math.isnan(answer["reward"]) and answer["scores"] == 1.0
 
 
@@ -661,8 +661,8 @@ class TestUsableGroups:
                 changed["rollout_log_probs"] = [0.0, 0.0, math.nan]
             samples.append(sample_of(**changed))
         wanted = [s for index, s in enumerate(samples) if not any(bad[index // size * size :][:size])]
-        found = list(itertools.chain(*usable_groups(in_groups(samples, size))))
-        assert len(found) == len(wanted) and all(one is other for one, other in zip(found, wanted, strict=True))
+        actual = list(itertools.chain(*usable_groups(in_groups(samples, size))))
+        assert len(actual) == len(wanted) and all(one is other for one, other in zip(actual, wanted, strict=True))
 
     def test_of_nothing(self):
         assert usable_groups([]) == []
@@ -680,21 +680,21 @@ class TestEvaluation:
     """OpenRLHF makes one tensor of all rewards: a response without one would end the run."""
 
     def metrics(self, reward, size: int = 2) -> dict[str, float]:
-        run = made(evaluation="vwxyz", reward=reward)
+        run = generation(evaluation="vwxyz", reward=reward)
         samples = run.generator.generate_eval_samples(n_samples_per_prompt=size)
         return compute_eval_metrics(run.generator.eval_dataloader, samples, size)
 
     def test_prompts_without_all_rewards_are_left_out(self):
         rewards = {"v": (1.0, 0.0), "w": (1.0, None), "x": (0.0, 0.0), "y": (math.nan, 1.0), "z": (1.0, 1.0)}
-        found = self.metrics(lambda prompt, sample: rewards[prompt][sample])
-        assert found["eval_data_pass1"] == pytest.approx(1 / 2)  # v, x and z: 1/2, 0, 1
-        assert found["eval_data_pass2"] == pytest.approx(2 / 3)
-        assert found["eval_num_samples"] == 6
+        result = self.metrics(lambda prompt, sample: rewards[prompt][sample])
+        assert result["eval_data_pass1"] == pytest.approx(1 / 2)  # v, x and z: 1/2, 0, 1
+        assert result["eval_data_pass2"] == pytest.approx(2 / 3)
+        assert result["eval_num_samples"] == 6
 
     def test_groups_are_those_of_the_evaluation(self):
         # G is 2 in training and 5 here: one of 25 responses failed
-        found = self.metrics(lambda prompt, sample: None if (prompt, sample) == ("x", 4) else 1.0, size=5)
-        assert found["eval_num_samples"] == 20 and found["eval_data_pass1"] == 1.0
+        result = self.metrics(lambda prompt, sample: None if (prompt, sample) == ("x", 4) else 1.0, size=5)
+        assert result["eval_num_samples"] == 20 and result["eval_data_pass1"] == 1.0
 
     def test_all_rewards(self):
         assert self.metrics(lambda prompt, sample: float(sample))["eval_num_samples"] == 10

@@ -20,25 +20,25 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
 class TestBroadcast:
     @pytest.mark.parametrize("delay", [1, 2, 3, 5])
     def test_counts_updates_and_syncs_at_multiples_of_v(self, world, delay):
-        made = world(**{"adapt.rollout_delay": delay, "adapt.reevaluate_every": 0})
+        run = world(**{"adapt.rollout_delay": delay, "adapt.reevaluate_every": 0})
         for step in range(1, 13):
-            made.updates["actor"] += 1
-            made.trainer.broadcast_to_vllm()
-            assert made.trainer.state.step == step
-            assert made.trainer.rollout_weights.weights_version == made.engines[0].weights == step - step % delay
-        assert made.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
+            run.updates["actor"] += 1
+            run.trainer.broadcast_to_vllm()
+            assert run.trainer.state.step == step
+            assert run.trainer.rollout_weights.weights_version == run.engines[0].weights == step - step % delay
+        assert run.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
 
 
-def resuming(made: World, *, step: int, saved: int) -> World:
+def resuming(run: World, *, step: int, saved: int) -> World:
     """The world, at the start of a resumed run whose checkpoint of `step` has rollout weights of step `saved`."""
-    made.updates["actor"] = made.trainer.state.step = step
-    made.trainer.checkpoints.resumed_weights_version = saved
-    made.args.checked = replace(made.args.checked, resume_tag=f"global_step{step}")
+    run.updates["actor"] = run.trainer.state.step = step
+    run.trainer.checkpoints.resumed_weights_version = saved
+    run.args.checked = replace(run.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
-        folder = made.checkpoints / "_adapt" / f"global_step{step}"
+        folder = run.checkpoints / "_adapt" / f"global_step{step}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rollout_weights_rank0.safetensors").write_text(str(saved))
-    return made
+    return run
 
 
 class TestResumeEngines:
@@ -65,40 +65,40 @@ class TestResumeEngines:
     )
     def test_by_hand(self, world, delay, again, step, saved, events):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again}
-        made = resuming(world(engines=2, **words), step=step, saved=saved)
-        made.trainer.broadcast_to_vllm()
+        created = resuming(world(engines=2, **words), step=step, saved=saved)
+        created.trainer.broadcast_to_vllm()
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
-        assert made.events == each
-        assert made.trainer.state.step == step and made.trainer.checkpoints.resumed_weights_version is None
+        assert created.events == each
+        assert created.trainer.state.step == step and created.trainer.checkpoints.resumed_weights_version is None
         wanted = events[0][1]
-        assert made.trainer.rollout_weights.weights_version == wanted and {
-            engine.weights for engine in made.engines
+        assert created.trainer.rollout_weights.weights_version == wanted and {
+            engine.weights for engine in created.engines
         } == {wanted}
         # once: the next broadcast is after an update
-        made.updates["actor"] += 1
-        made.trainer.broadcast_to_vllm()
-        assert made.trainer.state.step == step + 1
+        created.updates["actor"] += 1
+        created.trainer.broadcast_to_vllm()
+        assert created.trainer.state.step == step + 1
 
     def test_weights_of_step_0_are_weights(self, world):
-        made = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
-        made.trainer.broadcast_to_vllm()
+        created = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
+        created.trainer.broadcast_to_vllm()
         assert (
-            made.noted("load") == [0]
-            and made.trainer.rollout_weights.weights_version == 0
-            and made.trainer.state.step == 2
+            created.noted("load") == [0]
+            and created.trainer.rollout_weights.weights_version == 0
+            and created.trainer.state.step == 2
         )
 
     @pytest.mark.parametrize("before", [1, 2, 3, 5])
     @pytest.mark.parametrize("delay", [1, 2, 3, 4, 7])
     def test_no_weights_are_missing_whatever_the_schedule_was_and_is(self, world, before, delay):
         """Every rollout of the resumed run has the weights it should, and none asks for some that were not kept."""
-        made = world()
+        run = world()
         for step, again, evaluation in itertools.product(range(1, 13), (0, 1, 2, 3, 5), (0, 1, 3)):
-            made.engines[0].weights, made.engines[0].kept = 0, None  # another process
-            made.trainer.rollout_weights.schedule = RolloutSchedule(delay, again, evaluation)
-            del made.events[:]
-            resuming(made, step=step, saved=step - step % before)
-            self.goes_on(made, delay=delay, again=again, evaluation=evaluation)
+            run.engines[0].weights, run.engines[0].kept = 0, None  # another process
+            run.trainer.rollout_weights.schedule = RolloutSchedule(delay, again, evaluation)
+            del run.events[:]
+            resuming(run, step=step, saved=step - step % before)
+            self.goes_on(run, delay=delay, again=again, evaluation=evaluation)
 
     @pytest.mark.parametrize(
         ("step", "saved", "events"),
@@ -111,16 +111,16 @@ class TestResumeEngines:
     )
     def test_weights_that_came_early_are_used(self, world, step, saved, events):
         words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": 0.5}
-        made = resuming(world(**words), step=step, saved=saved)
-        made.trainer.broadcast_to_vllm()
-        assert made.events == events and made.trainer.rollout_weights.weights_version == events[0][1]
+        created = resuming(world(**words), step=step, saved=saved)
+        created.trainer.broadcast_to_vllm()
+        assert created.events == events and created.trainer.rollout_weights.weights_version == events[0][1]
 
     @staticmethod
-    def goes_on(made: World, *, delay: int, again: int, evaluation: int) -> None:
-        run, (engine,), start = made.trainer, made.engines, made.trainer.state.step
+    def goes_on(simulated: World, *, delay: int, again: int, evaluation: int) -> None:
+        run, (engine,), start = simulated.trainer, simulated.engines, simulated.trainer.state.step
         first = start - start % delay
         run.broadcast_to_vllm()
-        assert engine.weights == (first if made.noted("load") else start)
+        assert engine.weights == (first if simulated.noted("load") else start)
         held = engine.weights
         for step in range(start, start + 2 * delay + 2):
             held = step if step % delay == 0 else held
@@ -128,7 +128,7 @@ class TestResumeEngines:
             if again and step % again == 0:
                 with run.rollout_weights.synced_to(step, next_rollout=step + 1):
                     assert engine.weights == step
-            made.updates["actor"] += 1
+            simulated.updates["actor"] += 1
             run.broadcast_to_vllm()
             if evaluation and (step + 1) % evaluation == 0:
                 with run.rollout_weights.synced_to(step + 1, next_rollout=step + 1):

@@ -50,10 +50,10 @@ def test_are_those_of_a_new_model(kind, config, buffers):
     model = rounded(kind(config))
     weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
     restore_frequencies(torch.nn.Sequential(model))
-    found = frequencies(model)
-    assert found.keys() == wanted.keys() and len(found) == buffers
+    actual = frequencies(model)
+    assert actual.keys() == wanted.keys() and len(actual) == buffers
     for name, buffer in wanted.items():
-        assert found[name].dtype == torch.float32 and torch.equal(found[name], buffer), name
+        assert actual[name].dtype == torch.float32 and torch.equal(actual[name], buffer), name
         assert not torch.equal(buffer.bfloat16().float(), buffer)
     assert all(torch.equal(weights[name], parameter) for name, parameter in model.named_parameters())
     assert not any("inv_freq" in name for name in model.state_dict())

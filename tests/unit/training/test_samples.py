@@ -73,7 +73,7 @@ def made_by_openrlhf(
     return SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=max_len)
 
 
-def assert_same(found: Experience, wanted: Experience) -> None:
+def assert_same(actual: Experience, wanted: Experience) -> None:
     """Equal in every field, shapes and types included. Tokens and masks are narrower than OpenRLHF's."""
 
     def same(a, b, where):
@@ -96,7 +96,7 @@ def assert_same(found: Experience, wanted: Experience) -> None:
             assert a == b, where
 
     for item in fields(Experience):
-        same(getattr(found, item.name), getattr(wanted, item.name), item.name)
+        same(getattr(actual, item.name), getattr(wanted, item.name), item.name)
 
 
 def round_trip(samples: list[Experience], size: int) -> list[Experience]:
@@ -128,9 +128,9 @@ CASES = {
 def test_round_trip(case):
     samples = [made_by_openrlhf(**case, seed=seed) for seed in range(4)]
     wanted = [made_by_openrlhf(**case, seed=seed) for seed in range(4)]
-    found = round_trip(samples, 2)
-    assert len(found) == 4
-    for one, other in zip(found, wanted, strict=True):
+    actual = round_trip(samples, 2)
+    assert len(actual) == 4
+    for one, other in zip(actual, wanted, strict=True):
         assert_same(one, other)
 
 

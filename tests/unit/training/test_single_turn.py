@@ -128,10 +128,10 @@ def theirs(executor, prompts, **shared):
 
 
 def ours(engine, prompts, **shared):
-    found = asyncio.run(
+    result = asyncio.run(
         engine.generate_groups([request(prompt, number=place) for place, prompt in enumerate(prompts)], **shared)
     )
-    return found if len(prompts) > 1 else [found]
+    return result if len(prompts) > 1 else [result]
 
 
 def shared(max_length=30, **sampling):
@@ -142,12 +142,12 @@ def shared(max_length=30, **sampling):
 def assert_equal(response, wanted):
     assert set(response) == {*wanted, "number"}
     for name, value in wanted.items():
-        found = response[name]
-        if isinstance(found, np.ndarray):
-            assert found.dtype == (np.int32 if name == "observation_tokens" else np.float32)
-            assert found.tolist() == torch.tensor(value).tolist()
+        actual = response[name]
+        if isinstance(actual, np.ndarray):
+            assert actual.dtype == (np.int32 if name == "observation_tokens" else np.float32)
+            assert actual.tolist() == torch.tensor(value).tolist()
         else:
-            assert found == value, name
+            assert actual == value, name
 
 
 @pytest.mark.parametrize("prompts", [["abc"], ["abc", "defgh"]])
@@ -190,14 +190,14 @@ def test_samples_are_those_of_openrlhfs_lists():
         (group,) = ours(engine_of(RolloutEngine, SingleTurn()), ["abc"], **asked)
         for response, plain in zip(group, wanted, strict=True):
             for length in (30, 5):
-                made = generator._process_response_into_experience(response, max_len=length)
+                created = generator._process_response_into_experience(response, max_len=length)
                 theirs_made = generator._process_response_into_experience(plain, max_len=length)
                 for name, value in vars(theirs_made).items():
-                    found = getattr(made, name)
+                    actual = getattr(created, name)
                     if isinstance(value, torch.Tensor):
-                        assert found.dtype == value.dtype and torch.equal(found, value), name
+                        assert actual.dtype == value.dtype and torch.equal(actual, value), name
                     else:
-                        assert found == value, name
+                        assert actual == value, name
 
 
 def test_a_finished_response_does_not_wait_for_the_others():
@@ -288,9 +288,9 @@ def test_responses_that_vllm_forgets_are_an_error():
 def test_log_probs_of_other_tokens_are_an_error():
     class Wrong(Llm):
         def output(self, *args, **kwargs):
-            made = super().output(*args, **kwargs)
-            made.outputs[0].logprobs.token_ids[0] += 1
-            return made
+            created = super().output(*args, **kwargs)
+            created.outputs[0].logprobs.token_ids[0] += 1
+            return created
 
     with pytest.raises(RuntimeError, match="not those of the tokens"):
         ours(engine_of(RolloutEngine, SingleTurn(), Wrong()), ["abc"], **shared())

@@ -31,24 +31,24 @@ class TestRun:
     )
     def test_every_group_is_of_the_weights_that_algorithm_1_says(self, world, delay, again, evaluation):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "train.num_episodes": 3}
-        made = world(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
-        made.trainer.fit()
-        assert made.trainer.state.step == 12 and len(made.metrics()) == 12
+        run = world(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
+        run.trainer.fit()
+        assert run.trainer.state.step == 12 and len(run.metrics()) == 12
         reevaluated = 0
         for step in range(12):
-            fresh, hard = made.of_step(step)
+            fresh, hard = run.of_step(step)
             assert len(fresh) == 4 and {request.weights for request in fresh} == {step - step % delay}
             assert {request.weights for request in hard} <= {step}
             assert not hard or (again and step and step % again == 0)
             reevaluated += len(hard)
         assert bool(reevaluated) == bool(again)
-        evaluated = [request for request in made.requests if request.prompt.startswith("eval")]
+        evaluated = [request for request in run.requests if request.prompt.startswith("eval")]
         due = [step for step in range(1, 13) if evaluation and step % evaluation == 0]
         assert [(request.step, request.weights) for request in evaluated] == [(s, s) for s in due for _ in range(2)]
         # The engines keep weights only where they will be needed.
-        assert len(made.noted("keep")) <= 12 // delay + 1
+        assert len(run.noted("keep")) <= 12 // delay + 1
         if delay == 1 or (not evaluation and (not again or again % delay == 0)):
-            assert not made.noted("keep", "restore")
+            assert not run.noted("keep", "restore")
 
     def test_the_numbers_of_ranks_change_nothing(self, world):
         """The groups of a batch are seldom a multiple of anything; each model deals them to its own ranks."""
@@ -57,20 +57,20 @@ class TestRun:
         runs = []
         for ranks in ((1, 1, 1), (3, 2, 1), (2, 1, 3)):
             models = {f"{name}.num_gpus_per_node": n for name, n in zip(("actor", "critic", "ref"), ranks, strict=True)}
-            made = world(**words, **models)
-            made.trainer.fit()
-            runs.append(made)
+            run = world(**words, **models)
+            run.trainer.fit()
+            runs.append(run)
         one, *others = runs
         counts = [5 * sum(row[f"groups/{source}"] for source in SOURCES) for row in one.metrics()]
         assert all({count % ranks for count in counts} == set(range(ranks)) for ranks in (2, 3))
-        for made in others:
-            assert sorted(tokens for _, tokens in made.referred) == sorted(tokens for _, tokens in one.referred)
-            for found, wanted in zip(numbers(made.metrics()), numbers(one.metrics()), strict=True):
-                assert found.keys() == wanted.keys()
+        for run in others:
+            assert sorted(tokens for _, tokens in run.referred) == sorted(tokens for _, tokens in one.referred)
+            for actual, wanted in zip(numbers(run.metrics()), numbers(one.metrics()), strict=True):
+                assert actual.keys() == wanted.keys()
                 for name, value in wanted.items():
-                    assert found[name] == (value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)), name
-            for (step, found), (at, wanted) in zip(made.trained, one.trained, strict=True):
-                samples_found, samples_wanted = by_position(found), by_position(wanted)
+                    assert actual[name] == (value if value is None else pytest.approx(value, rel=1e-4, abs=1e-5)), name
+            for (step, actual), (at, wanted) in zip(run.trained, one.trained, strict=True):
+                samples_found, samples_wanted = by_position(actual), by_position(wanted)
                 assert step == at and samples_found.keys() == samples_wanted.keys()
                 for index, (tokens, *numbers_) in samples_wanted.items():
                     assert samples_found[index][0] == tokens
@@ -79,41 +79,41 @@ class TestRun:
 
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
     def test_ledger_and_record_balance(self, world, algorithm):
-        made = world(algorithm=algorithm, prompts=18)
-        made.trainer.fit()
-        rows = made.metrics()
+        run = world(algorithm=algorithm, prompts=18)
+        run.trainer.fit()
+        rows = run.metrics()
         assert [row["step"] for row in rows] == list(range(1, 11))  # 4, 4, 4, 4 and 2 prompts, twice
         for step, row in enumerate(rows):
-            asked = [request for request in made.requests if request.step == step]
+            asked = [request for request in run.requests if request.step == step]
             assert row["groups/generated"] == len(asked) == sum(row[f"groups/{state}"] for state in STATES)
-            assert row["rollouts/total"] == 4 * sum(request.step <= step for request in made.requests)
+            assert row["rollouts/total"] == 4 * sum(request.step <= step for request in run.requests)
             assert row["groups/reevaluation_attempts"] == len(asked) - (4, 4, 4, 4, 2)[step % 5]
             assert row["staleness/rollout_policy"] == step % 3
-            (experiences,) = [experiences for at, experiences in made.trained if at == step]
+            (experiences,) = [experiences for at, experiences in run.trained if at == step]
             trained = sum(len(experience.index) for experience in experiences)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
             assert row["rollout/num_samples"] == trained
-        assert made.trainer.ledger.counts["generated"] == made.trainer.state.generated == len(made.requests)
+        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
         assert any(row["groups/replayed"] for row in rows) and any(row["groups/reevaluated"] for row in rows)
-        assert made.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
+        assert run.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
 
     def test_mean_reward_is_that_of_the_fresh_responses(self, world):
-        made = world()
-        made.trainer.fit()
-        for step, row in enumerate(made.metrics()):
-            fresh, _ = made.of_step(step)
-            rewards = [made.reward(request.prompt, request.weights, n) for request in fresh for n in range(4)]
+        run = world()
+        run.trainer.fit()
+        for step, row in enumerate(run.metrics()):
+            fresh, _ = run.of_step(step)
+            rewards = [run.reward(request.prompt, request.weights, n) for request in fresh for n in range(4)]
             assert row["reward/fresh_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-12)
 
     def test_a_range_of_rewards_is_for_thresholds_and_not_for_advantages(self, world):
         """Rewards from -1 to 3 choose the same groups as rewards from 0 to 1 do, and are trained on as they are."""
         runs = []
         for low, high in ((0, 1), (-1, 3)):
-            made = world(**{"adapt.reward_range": [low, high], "algo.advantage.estimator": "group_norm"})
-            plain = made.reward
-            made.reward = lambda *what, plain=plain, low=low, high=high: low + (high - low) * plain(*what)
-            made.trainer.fit()
-            runs.append(made)
+            run = world(**{"adapt.reward_range": [low, high], "algo.advantage.estimator": "group_norm"})
+            plain = run.reward
+            run.reward = lambda *what, plain=plain, low=low, high=high: low + (high - low) * plain(*what)
+            run.trainer.fit()
+            runs.append(run)
         unit, wide = runs
         assert any(row["groups/replayed"] for row in unit.metrics())
         for ours, theirs in zip(wide.metrics(), unit.metrics(), strict=True):
@@ -130,42 +130,42 @@ class TestRun:
     def test_rewards_outside_the_range_are_counted_and_said_once(self, world, monkeypatch):
         said = []
         monkeypatch.setattr(recorder.logger, "warning", said.append)
-        made = world()
-        plain = made.reward
-        made.reward = lambda *what: 2 * plain(*what)
-        made.trainer.fit()
-        for row in made.metrics():
+        run = world()
+        plain = run.reward
+        run.reward = lambda *what: 2 * plain(*what)
+        run.trainer.fit()
+        for row in run.metrics():
             assert row["reward/outside_range"] == pytest.approx(row["reward/fresh_mean"] / 2)
-        (about,) = [text for text in said if "adapt.reward_range" in text]
-        assert about.startswith("step 1: rewards go from 0 to 2, and adapt.reward_range is 0 1. ")
-        assert {"step": 1, "kind": "reward range", "text": about} in read_warnings(made.record)
-        assert said == [row["text"] for row in read_warnings(made.record)]
+        (header,) = [text for text in said if "adapt.reward_range" in text]
+        assert header.startswith("step 1: rewards go from 0 to 2, and adapt.reward_range is 0 1. ")
+        assert {"step": 1, "kind": "reward range", "text": header} in read_warnings(run.record)
+        assert said == [row["text"] for row in read_warnings(run.record)]
 
     def test_groups_with_a_signal_are_counted(self, world):
         """By hand, from the rewards of the groups; rounding is no signal."""
-        made = world(**{"adapt.max_failed_share": 1})
-        plain = made.reward
-        made.reward = lambda prompt, weights, n: (
+        run = world(**{"adapt.max_failed_share": 1})
+        plain = run.reward
+        run.reward = lambda prompt, weights, n: (
             1 - n * 2.0**-24 if prompt == "prompt 2" else None if prompt == "prompt 3" else plain(prompt, weights, n)
         )
-        made.trainer.fit()
-        for step, row in enumerate(made.metrics()):
+        run.trainer.fit()
+        for step, row in enumerate(run.metrics()):
             wanted = 0
-            for request in itertools.chain(*made.of_step(step)):
-                rewards = {made.reward(request.prompt, request.weights, n) for n in range(4)}
+            for request in itertools.chain(*run.of_step(step)):
+                rewards = {run.reward(request.prompt, request.weights, n) for n in range(4)}
                 wanted += len(rewards) > 1 and request.prompt not in ("prompt 2", "prompt 3")
             assert row["groups/with_signal"] == wanted
-        assert sum(row["groups/with_signal"] for row in made.metrics()) > 5
+        assert sum(row["groups/with_signal"] for row in run.metrics()) > 5
 
     @pytest.mark.parametrize("limit", [0.0, 0.002, 0.003, 1.0])
     def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
         """By the distances that the run itself logs: after a step above the limit, and at multiples of v."""
         words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": limit}
-        made = world(prompts=32, **words)
-        made.trainer.fit()
+        run = world(prompts=32, **words)
+        run.trainer.fit()
         held, early = 0, 0
-        for step, row in enumerate(made.metrics()):
-            assert {request.weights for request in made.requests if request.step == step} == {held}
+        for step, row in enumerate(run.metrics()):
+            assert {request.weights for request in run.requests if request.step == step} == {held}
             assert row["staleness/rollout_policy"] == step - held
             far = held < step and row.get("shift/fresh", 0.0) > limit
             if (step + 1) % 6 == 0 or far:
@@ -173,22 +173,22 @@ class TestRun:
                 held = step + 1
         assert (early > 0) is (limit < 1)
 
-    def test_hard_prompts_go_along_where_no_sync_is_saved(self, world):
+    def test_hard_prompts_are_sent_with_fresh_ones_if_no_sync_is_needed(self, world):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
-        made = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
-        made.trainer.fit()
-        rows = made.metrics()
+        run = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
+        run.trainer.fit()
+        rows = run.metrics()
         assert [bool(row["groups/reevaluation_attempts"]) for row in rows] == [n in (3, 6, 9) for n in range(10)]
         assert ["timing/reevaluation" in row for row in rows] == [n in (3, 9) for n in range(10)]
         assert all(row["reevaluation/added_seconds"] >= 0 for row in rows)
         # synced for the hard prompts, the engines keep today's weights where the next rollout needs them
-        assert made.noted("sync") == [2, 3, 4, 6, 8, 9, 10] and not made.noted("keep", "restore")
+        assert run.noted("sync") == [2, 3, 4, 6, 8, 9, 10] and not run.noted("keep", "restore")
 
     def test_delayed_weights_come_back_after_hard_prompts(self, world):
-        made = world(prompts=32, **{"adapt.rollout_delay": 4, "adapt.reevaluate_every": 2, "train.num_episodes": 1})
-        made.trainer.fit()
-        found = [event for event in made.events if event[0] in ("sync", "keep", "restore")]
-        assert found == [
+        run = world(prompts=32, **{"adapt.rollout_delay": 4, "adapt.reevaluate_every": 2, "train.num_episodes": 1})
+        run.trainer.fit()
+        result = [event for event in run.events if event[0] in ("sync", "keep", "restore")]
+        assert result == [
             ("keep", 0),
             ("sync", 2),
             ("restore", 0),
@@ -203,48 +203,48 @@ class TestRun:
     @pytest.mark.parametrize("sleep", [False, True])
     def test_weights_are_awake_when_they_are_kept_or_restored(self, world, sleep):
         changed = {"vllm.enable_sleep": True, "train.colocate_all": True} if sleep else {}
-        made = world(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
-        made.trainer.fit()
-        before = [made.events[n - 1] for n, (name, _) in enumerate(made.events) if name in ("keep", "restore", "sync")]
+        run = world(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
+        run.trainer.fit()
+        before = [run.events[n - 1] for n, (name, _) in enumerate(run.events) if name in ("keep", "restore", "sync")]
         assert len(before) == 9
         assert all(event == ("wake_up", ["weights"]) for event in before) is sleep
-        assert bool(made.noted("wake_up")) is sleep
+        assert bool(run.noted("wake_up")) is sleep
 
     def test_engines_sleep_while_the_models_train(self, world):
         """Also after hard prompts were generated again with today's weights and the delayed ones came back."""
         flags = {"adapt.rollout_delay": 4, "train.num_episodes": 1, "eval.steps": 3}
-        made = world(
+        run = world(
             prompts=32, evaluation=2, engines=2, **flags, **{"vllm.enable_sleep": True, "train.colocate_all": True}
         )
-        made.trainer.fit()
-        assert made.noted("restore") and made.noted("fit") == [[[], []]] * 8
+        run.trainer.fit()
+        assert run.noted("restore") and run.noted("fit") == [[[], []]] * 8
 
     def test_each_engine_gets_tokenizer_and_verifier_once_before_anything_is_generated(self, world):
-        made = world(engines=3, **{"verifier.timeout": 17})
-        made.trainer.fit()
-        assert made.noted("set_up") == [(made.trainer.tokenizer, made.args.verifier, True)] * 3
-        names = [name for name, _ in made.events]
+        run = world(engines=3, **{"verifier.timeout": 17})
+        run.trainer.fit()
+        assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, True)] * 3
+        names = [name for name, _ in run.events]
         assert names.index("fit") > max(place for place, name in enumerate(names) if name == "set_up")
 
     def test_seeds_of_a_repeatable_run_are_all_different(self, world):
-        made = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
-        made.trainer.fit()
-        seeds = [request.seed for request in made.requests]
+        run = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
+        run.trainer.fit()
+        seeds = [request.seed for request in run.requests]
         assert len(set(seeds)) == len(seeds) and None not in seeds
         again = world(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
         again.trainer.fit()
         assert {(r.prompt, r.step, r.seed) for r in again.requests} == {
-            (r.prompt, r.step, r.seed) for r in made.requests
+            (r.prompt, r.step, r.seed) for r in run.requests
         }
 
     def test_learning_rate_schedule_spans_full_batches(self, world):
         # 16 / 4 steps, twice; B = 6 groups of 4 are 3 optimizer steps of 8 samples; 2 epochs over each batch
-        made = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
-        assert made.trainer.get_max_steps() == 8 * 3 * 2
+        run = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
+        assert run.trainer.get_max_steps() == 8 * 3 * 2
 
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
-        made = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
-        assert made.trainer.kl_ctl.value == 0.02 and made.reference is None
+        run = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
+        assert run.trainer.kl_ctl.value == 0.02 and run.reference is None
 
 
 PRETRAINING = {"algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "train.num_episodes": 1}
@@ -254,18 +254,18 @@ class TestPretraining:
     """`--adapt.value_pretraining`: the critic trains on all fresh responses before the actor moves."""
 
     def run(self, world, prompts=16, **words):
-        made = world(prompts=prompts, **PRETRAINING, **words)
-        made.trainer.fit()
-        return made
+        run = world(prompts=prompts, **PRETRAINING, **words)
+        run.trainer.fit()
+        return run
 
     def test_of_the_first_step(self, world):
-        made, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
-        assert made.updates == {"actor": 4, "critic": 7} and plain.updates == {"actor": 4, "critic": 4}
-        passes, batches = made.taught[:3], made.taught[3:]
+        run, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
+        assert run.updates == {"actor": 4, "critic": 7} and plain.updates == {"actor": 4, "critic": 4}
+        passes, batches = run.taught[:3], run.taught[3:]
         assert [step for step, _ in passes] == [0, 0, 0] and [step for step, _ in batches] == [0, 1, 2, 3]
-        fresh, _ = made.of_step(0)
-        wanted = sorted(made.reward(r.prompt, r.weights, n) for r in fresh for n in range(4))
-        row, *later = made.metrics()
+        fresh, _ = run.of_step(0)
+        wanted = sorted(run.reward(r.prompt, r.weights, n) for r in fresh for n in range(4))
+        row, *later = run.metrics()
         assert row["groups/filtered"] > 0 and len(wanted) == 16 > row["rollout/num_samples"]
         for _, experiences in passes:
             rewards = [float(reward) for e in experiences for reward in e.rewards]
@@ -279,10 +279,10 @@ class TestPretraining:
         assert not any(name.startswith("value/pretraining") or "before" in name for r in later for name in r)
 
     def test_only_the_values_of_the_batch_change(self, world):
-        made, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
-        assert made.requests == plain.requests
-        assert made.noted("sync", "keep", "restore") == plain.noted("sync", "keep", "restore")
-        for (step, ours), (at, theirs) in zip(made.trained, plain.trained, strict=True):
+        run, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
+        assert run.requests == plain.requests
+        assert run.noted("sync", "keep", "restore") == plain.noted("sync", "keep", "restore")
+        for (step, ours), (at, theirs) in zip(run.trained, plain.trained, strict=True):
             assert step == at
             for e, other in zip(ours, theirs, strict=True):
                 assert torch.equal(e.sequences, other.sequences) and torch.equal(e.rewards, other.rewards)
@@ -291,13 +291,13 @@ class TestPretraining:
                 mask = e.action_mask.bool()
                 assert torch.equal(e.values[mask], critic[mask]) and not torch.equal(e.values[mask], other.values[mask])
         unlike = ("value/", "advantage/", "timing/", "critic_loss", "theory/bound", "clip/")
-        for ours, theirs in zip(made.metrics(), plain.metrics(), strict=True):
+        for ours, theirs in zip(run.metrics(), plain.metrics(), strict=True):
             for name in theirs:
                 assert name.startswith(unlike) or "seconds" in name or ours[name] == theirs[name], name
 
     def test_knows_nothing_before(self, world):
-        made = self.run(world, **{"adapt.value_pretraining": 2})
-        (_, experiences), *_ = made.taught
+        run = self.run(world, **{"adapt.value_pretraining": 2})
+        (_, experiences), *_ = run.taught
         pairs = [
             (float(target), math.sin(float(token)))
             for e in experiences
@@ -306,113 +306,113 @@ class TestPretraining:
         ]
         returns, values = np.array(pairs).T
         wanted = 1 - (returns - values).var() / returns.var()
-        assert made.metrics()[0]["value/explained_variance_before"] == pytest.approx(wanted, rel=1e-4)
+        assert run.metrics()[0]["value/explained_variance_before"] == pytest.approx(wanted, rel=1e-4)
 
     def test_goes_on_while_the_actor_is_frozen(self, world):
         words = {"adapt.value_pretraining": 2, "critic.freezing_steps": 1, "adapt.rollout_delay": 1}
-        made = self.run(world, **words)
-        assert [step for step, _ in made.taught] == [0, 0, 0, 1, 1, 1, 2, 3]  # each ends with the step's batch
-        assert made.updates == {"actor": 2, "critic": 8}
+        run = self.run(world, **words)
+        assert [step for step, _ in run.taught] == [0, 0, 0, 1, 1, 1, 2, 3]  # each ends with the step's batch
+        assert run.updates == {"actor": 2, "critic": 8}
         for step in range(4):
-            fresh, _ = made.of_step(step)
+            fresh, _ = run.of_step(step)
             assert {request.weights for request in fresh} == {max(step - 2, 0)}
-        for step, row in enumerate(made.metrics()):
+        for step, row in enumerate(run.metrics()):
             assert ("value/pretraining_loss" in row) == (step < 2)
-        taught = [sum(len(e.index) for e in experiences) for _, experiences in made.taught]
+        taught = [sum(len(e.index) for e in experiences) for _, experiences in run.taught]
         assert taught[:2] == taught[3:5] == [16, 16]
 
     def test_leaves_out_what_has_no_log_probs(self, world):
-        made = world(prompts=16, **PRETRAINING, **{"adapt.value_pretraining": 1, "adapt.max_failed_share": 1})
-        made.spoilt = {5, 6}
-        made.trainer.fit()
-        (_, experiences), *_ = made.taught
+        run = world(prompts=16, **PRETRAINING, **{"adapt.value_pretraining": 1, "adapt.max_failed_share": 1})
+        run.spoilt = {5, 6}
+        run.trainer.fit()
+        (_, experiences), *_ = run.taught
         assert 0 < sum(len(e.index) for e in experiences) < 16
         assert all(e.returns.isfinite().all() for e in experiences)
 
     def test_a_gradient_that_is_not_finite_stops_it(self, world):
-        made = world(**PRETRAINING, **{"adapt.value_pretraining": 1})
-        made.norms["critic_grad_norm"] = math.nan
+        run = world(**PRETRAINING, **{"adapt.value_pretraining": 1})
+        run.norms["critic_grad_norm"] = math.nan
         with pytest.raises(RuntimeError, match=r"^step 0, training: FloatingPointError: critic_grad_norm is nan$"):
-            made.trainer.fit()
-        assert made.updates == {"actor": 0, "critic": 1}
+            run.trainer.fit()
+        assert run.updates == {"actor": 0, "critic": 1}
 
 
 class TestChoice:
     def test_prompts_are_generated_for_that_the_method_chose(self, world):
-        made = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
-        made.trainer.fit()
-        assert made.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
-        asked = made.trainer.method.asked
+        run = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
+        run.trainer.fit()
+        assert run.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
+        asked = run.trainer.method.asked
         assert [(step, len(drawn), count) for step, drawn, count in asked] == [
             (step, 8, 4) for step in (0, 1, 3, 4)
         ]  # of 3 prompts nothing is to be chosen
         for epoch in (0, 3):
             drawn = [prompt for step, prompts, _ in asked for prompt in prompts if epoch <= step < epoch + 3]
-            last = {request.prompt for request in made.of_step(epoch + 2)[0][:3]}  # then hard ones
+            last = {request.prompt for request in run.of_step(epoch + 2)[0][:3]}  # then hard ones
             assert len(last) == 3 and sorted([*drawn, *last]) == sorted(f"prompt {n}" for n in range(19))
         for step, prompts, _ in asked:
-            assert sorted(request.prompt for request in made.of_step(step)[0]) == sorted(prompts)[:4]
-        assert [row["prompts/passed_over"] for row in made.metrics()] == [4, 4, 0] * 2
+            assert sorted(request.prompt for request in run.of_step(step)[0]) == sorted(prompts)[:4]
+        assert [row["prompts/passed_over"] for row in run.metrics()] == [4, 4, 0] * 2
         # An evaluation asks all of its prompts.
-        assert sum(request.prompt.startswith("eval") for request in made.requests) == 3 * 3
+        assert sum(request.prompt.startswith("eval") for request in run.requests) == 3 * 3
 
 
 class TestFailedGroups:
     @pytest.mark.parametrize("odd", [None, math.nan, math.inf, "x", [], [1.0, 2.0]], ids=repr)
     def test_are_left_out_and_counted(self, world, odd):
-        made = world(prompts=40, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
-        plain, failing = made.reward, {f"prompt {n}" for n in range(0, 40, 5)}
-        made.reward = lambda prompt, weights, sample: (
+        run = world(prompts=40, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
+        plain, failing = run.reward, {f"prompt {n}" for n in range(0, 40, 5)}
+        run.reward = lambda prompt, weights, sample: (
             odd if prompt in failing and sample == 2 else plain(prompt, weights, sample)
         )
-        made.trainer.fit()
-        rows = made.metrics()
+        run.trainer.fit()
+        rows = run.metrics()
         for step, row in enumerate(rows):
-            asked = [request.prompt for request in made.requests if request.step == step]
+            asked = [request.prompt for request in run.requests if request.step == step]
             assert row["groups/failed"] == sum(prompt in failing for prompt in asked)
             assert row["groups/generated"] == len(asked) == sum(row[f"groups/{state}"] for state in STATES)
         assert sum(row["groups/failed"] for row in rows) == 8
-        assert made.trainer.ledger.counts["generated"] == made.trainer.state.generated == len(made.requests)
+        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
         # nothing of them was trained on or stored
-        trained = {prompt for _, batch in made.trained for experience in batch for prompt in experience.prompts}
+        trained = {prompt for _, batch in run.trained for experience in batch for prompt in experience.prompts}
         assert trained and not trained & failing
-        assert not failing & {entry.prompt.text for entry in made.trainer.method.hard.oldest(99)}
-        assert rows[-1]["rollouts/total"] == 4 * len(made.requests)
+        assert not failing & {entry.prompt.text for entry in run.trainer.method.hard.oldest(99)}
+        assert rows[-1]["rollouts/total"] == 4 * len(run.requests)
 
     def test_the_mean_reward_is_that_of_the_others(self, world):
-        made = world(**{"adapt.max_failed_share": 1})
-        made.reward = lambda prompt, weights, sample: None if sample == 1 and int(prompt[7:]) % 2 else 0.25
-        made.trainer.fit()
-        assert {row["reward/fresh_mean"] for row in made.metrics()} <= {0.25, None}
+        run = world(**{"adapt.max_failed_share": 1})
+        run.reward = lambda prompt, weights, sample: None if sample == 1 and int(prompt[7:]) % 2 else 0.25
+        run.trainer.fit()
+        assert {row["reward/fresh_mean"] for row in run.metrics()} <= {0.25, None}
 
     def test_numbers_of_groups_are_never_used_twice(self, world):
-        made = world(**{"adapt.max_failed_share": 1})
-        plain = made.reward
-        made.reward = lambda prompt, weights, sample: None if prompt == "prompt 3" else plain(prompt, weights, sample)
-        seen, build = [], made.trainer.method.build_batch
+        run = world(**{"adapt.max_failed_share": 1})
+        plain = run.reward
+        run.reward = lambda prompt, weights, sample: None if prompt == "prompt 3" else plain(prompt, weights, sample)
+        seen, build = [], run.trainer.method.build_batch
 
         def build_batch(step, fresh, reevaluated):
             seen.extend(group.uid for group in [*fresh, *reevaluated])
             return build(step, fresh, reevaluated)
 
-        made.trainer.method.build_batch = build_batch
-        made.trainer.fit()
-        assert len(set(seen)) == len(seen) == made.trainer.state.generated - made.trainer.ledger.counts["failed"]
-        assert seen == sorted(seen) and max(seen) < made.trainer.state.generated
+        run.trainer.method.build_batch = build_batch
+        run.trainer.fit()
+        assert len(set(seen)) == len(seen) == run.trainer.state.generated - run.trainer.ledger.counts["failed"]
+        assert seen == sorted(seen) and max(seen) < run.trainer.state.generated
 
     def test_hard_prompts_that_fail_count_too(self, world):
-        made = world(prompts=8, **{"adapt.max_failed_share": 1, "adapt.reevaluate_every": 1, "adapt.rollout_delay": 1})
+        run = world(prompts=8, **{"adapt.max_failed_share": 1, "adapt.reevaluate_every": 1, "adapt.rollout_delay": 1})
 
         def reward(prompt, weights, sample):
             if prompt == "prompt 1" and weights:
                 return None
             return 0.0 if int(prompt[7:]) % 2 else float(sample % 2)  # one half is too hard, one is just right
 
-        made.reward = reward
-        made.trainer.fit()
-        rows = made.metrics()
+        run.reward = reward
+        run.trainer.fit()
+        rows = run.metrics()
         for step, row in enumerate(rows):
-            asked = [request for request in made.requests if request.step == step]
+            asked = [request for request in run.requests if request.step == step]
             assert row["groups/failed"] == sum(r.prompt == "prompt 1" and r.weights > 0 for r in asked)
             assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
         assert sum(row["groups/failed"] for row in rows) > 1
@@ -421,34 +421,34 @@ class TestFailedGroups:
         ("share", "failing", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 0, False), (0.0, 1, True), (1, 4, False)]
     )
     def test_too_many_stop_the_run(self, world, share, failing, stops):
-        made = world(prompts=4, **{"adapt.max_failed_share": share, "train.num_episodes": 1})
+        run = world(prompts=4, **{"adapt.max_failed_share": share, "train.num_episodes": 1})
         names = {f"prompt {n}" for n in range(failing)}
-        made.reward = lambda prompt, weights, sample: None if prompt in names else float(sample % 2)
+        run.reward = lambda prompt, weights, sample: None if prompt in names else float(sample % 2)
         if not stops:
-            made.trainer.fit()
-            assert made.metrics()[0]["groups/failed"] == failing
-            said = [row["text"] for row in read_warnings(made.record) if row["kind"] == "failed"]
+            run.trainer.fit()
+            assert run.metrics()[0]["groups/failed"] == failing
+            said = [row["text"] for row in read_warnings(run.record) if row["kind"] == "failed"]
             left = f"step 1: {failing} of 4 groups gave no reward or no finite log-probs, and are left out"
             assert said == [left] * bool(failing)
             return
         with pytest.raises(RuntimeError) as error:
-            made.trainer.fit()
+            run.trainer.fit()
         text = str(error.value)
         assert text.startswith("step 0, ")
         assert f"{failing} of 4 groups gave no reward or no finite log-probs" in text
         assert f"adapt.max_failed_share is {float(share)}" in text and "log of the rollout engine" in text
         assert "Failed calls" not in text  # the reward function runs where nobody counts
-        assert made.updates["actor"] == 0 and made.metrics() == []
+        assert run.updates["actor"] == 0 and run.metrics() == []
 
     def test_the_message_says_how_the_calls_of_all_engines_failed(self, world):
-        made = world(prompts=4, engines=3)
+        run = world(prompts=4, engines=3)
         calls = [[("timeout", 7)] * 2 + [("raised", 9)], [], [("timeout", 8)] * 3 + [("memory", 7)] * 4]
-        for engine, failed in zip(made.reward_failures, calls, strict=True):
+        for engine, failed in zip(run.reward_failures, calls, strict=True):
             for kind, line in failed:
                 engine.add(kind, f"reward_func {kind} it\nand more", f"reward.py:{line}")
-        made.reward = lambda *_: None
+        run.reward = lambda *_: None
         with pytest.raises(RuntimeError) as error:
-            made.trainer.fit()
+            run.trainer.fit()
         text = str(error.value)
         for counted in ("5 x timeout", "1 x raised", "4 x memory"):
             assert counted in text
@@ -457,38 +457,38 @@ class TestFailedGroups:
 
 class TestEmptyBatch:
     def test_the_update_is_skipped_and_the_step_counts(self, world):
-        made = world(prompts=12, **{"train.num_episodes": 1})
-        made.reward = lambda *_: 1.0  # all right: no signal
-        made.trainer.fit()
-        rows = made.metrics()
+        run = world(prompts=12, **{"train.num_episodes": 1})
+        run.reward = lambda *_: 1.0  # all right: no signal
+        run.trainer.fit()
+        rows = run.metrics()
         assert [row["skipped_update"] for row in rows] == [1, 1, 1]
         assert [row["groups/filtered"] for row in rows] == [4, 4, 4]
-        assert made.trainer.state.step == 3 and made.trained == [] and made.updates["actor"] == 0
-        assert made.noted("sync") == [0]  # v = 3, before step 3
-        (said,) = read_warnings(made.record)
+        assert run.trainer.state.step == 3 and run.trained == [] and run.updates["actor"] == 0
+        assert run.noted("sync") == [0]  # v = 3, before step 3
+        (said,) = read_warnings(run.record)
         assert said == {"step": 1, "kind": "skipped", "text": "step 1: the batch is empty, so the update is skipped"}
         assert not any(key.startswith(("tv/", "shift/", "kl/", "gap/", "importance/")) for row in rows for key in row)
 
     def test_where_nothing_is_left_after_the_review(self, world):
         off = {"adapt.reevaluate_every": 0, "adapt.replay_steps": 0}
-        made = world(
+        run = world(
             prompts=12, **{"train.num_episodes": 1, "adapt.max_shift_fresh": 0, "adapt.rollout_delay": 2}, **off
         )
-        made.log_probs = lambda tokens, weights: [-1.0 - weights / 8] * (len(tokens) - 1)
-        made.trainer.fit()
-        rows = made.metrics()
+        run.log_probs = lambda tokens, weights: [-1.0 - weights / 8] * (len(tokens) - 1)
+        run.trainer.fit()
+        rows = run.metrics()
         # in steps 1 and 3 the rollout policy is not today's
         assert rows[0].get("skipped_update") is None and rows[0]["groups/fresh"] > 0
         assert rows[1]["skipped_update"] == 1 and rows[1]["groups/too_far"] > 0
         assert rows[1]["groups/fresh"] == rows[1]["groups/reevaluated"] == rows[1]["groups/replayed"] == 0
         assert sum(rows[1][f"groups/{state}"] for state in STATES) == rows[1]["groups/generated"]
-        assert made.trainer.state.step == 3 and made.updates["actor"] == 2
+        assert run.trainer.state.step == 3 and run.updates["actor"] == 2
 
     def test_all_groups_failed(self, world):
-        made = world(prompts=4, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
-        made.reward = lambda *_: None
-        made.trainer.fit()
-        (row,) = made.metrics()
+        run = world(prompts=4, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
+        run.reward = lambda *_: None
+        run.trainer.fit()
+        (row,) = run.metrics()
         assert (row["skipped_update"], row["groups/failed"], row["groups/generated"]) == (1, 4, 4)
         assert row["reward/fresh_mean"] is None and row["rollouts/total"] == 16
 
@@ -499,12 +499,12 @@ class TestCounts:
     def test_a_batch_may_have_any_number_of_groups(self, world, make_group, ranks, count):
         """On models with these numbers of ranks; one of its groups leaves in the review, if there are several."""
         words = {"actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1], "train.batch_size": 12}
-        made = world(algorithm="ba_ppo", **words, **{"adapt.max_failed_share": 1, "adapt.batch_size": 5})
+        run = world(algorithm="ba_ppo", **words, **{"adapt.max_failed_share": 1, "adapt.batch_size": 5})
         extras = EXTRAS | {"info": {"reward": 0.5}}
         batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
-        made.trainer.method.build_batch = lambda *_: batch
-        made.trainer.ledger.settle = lambda *_, **__: (made.trainer.ledger.counts, {"dropped": 0})
-        forward = made.trainer.experience_maker.forward
+        run.trainer.method.build_batch = lambda *_: batch
+        run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
+        forward = run.trainer.experience_maker.forward
 
         def broken(to_train):
             """The log ratio of the sixth sample is not finite."""
@@ -513,27 +513,27 @@ class TestCounts:
                 passed.log_ratios[5] = math.nan
             return passed
 
-        made.trainer.experience_maker.forward = broken
-        status, _ = made.trainer.train_step([], 0)
-        ((_, experiences),) = made.trained
+        run.trainer.experience_maker.forward = broken
+        status, _ = run.trainer.train_step([], 0)
+        ((_, experiences),) = run.trained
         stay = [n for n in range(count) if count == 1 or n != 1]
         prompts = [prompt for experience in experiences for prompt in experience.prompts]
         assert sorted(prompts) == [f"p{n}" for n in stay for _ in range(4)]
         assert sorted(index for e in experiences for index in e.index) == list(range(4 * len(stay)))
-        assert made.updates == {"actor": 1, "critic": 1} and status["groups/capacity_used"] == len(stay) / 5
-        made.updates.update(actor=0, critic=0)
+        assert run.updates == {"actor": 1, "critic": 1} and status["groups/capacity_used"] == len(stay) / 5
+        run.updates.update(actor=0, critic=0)
         for experience in experiences:  # the models' answers came back to their own samples
-            for found, wanted in (
-                (experience.action_log_probs, made.groups["actor"].forward(experience.sequences)),
-                (experience.values, made.groups["critic"].forward(experience.sequences)),
+            for actual, wanted in (
+                (experience.action_log_probs, run.groups["actor"].forward(experience.sequences)),
+                (experience.values, run.groups["critic"].forward(experience.sequences)),
             ):
                 mask = experience.action_mask.bool()
-                assert mask.any() and torch.equal(found[mask], wanted[mask])
+                assert mask.any() and torch.equal(actual[mask], wanted[mask])
 
     @pytest.mark.parametrize(("words", "capacity"), [({}, 4), ({"adapt.batch_size": 6}, 6)])
     def test_a_batch_may_not_be_larger_than_its_capacity(self, world, make_group, words, capacity):
-        made = world(**words)
-        made.trainer.method.build_batch = lambda *_: Batch(
+        run = world(**words)
+        run.trainer.method.build_batch = lambda *_: Batch(
             fresh=[make_group(1, size=4) for _ in range(capacity - 2)],
             reevaluated=[make_group(1, size=4)],
             replayed=[make_group(1, size=4) for _ in range(2)],
@@ -541,12 +541,12 @@ class TestCounts:
         with pytest.raises(
             ValueError, match=f"^BAPO made a batch of {4 * capacity + 4} responses; it may hold at most {4 * capacity} "
         ):
-            made.trainer.train_step([], 0)
-        assert made.trained == []
+            run.trainer.train_step([], 0)
+        assert run.trained == []
 
     def test_a_group_that_the_method_loses(self, world):
-        made = world()
-        build = made.trainer.method.build_batch
+        run = world()
+        build = run.trainer.method.build_batch
 
         def build_batch(step, fresh, reevaluated):
             batch = build(step, fresh, reevaluated)
@@ -554,21 +554,21 @@ class TestCounts:
                 (batch.filtered or batch.fresh).pop()
             return batch
 
-        made.trainer.method.build_batch = build_batch
+        run.trainer.method.build_batch = build_batch
         with pytest.raises(RuntimeError, match=r"^step 2, .*in the states \[\]; every group must end in exactly one"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     def test_groups_that_nobody_accounts_for(self, world):
-        made = world()
-        made.trainer.ledger.counts.update(generated=1, filtered=1)
+        run = world()
+        run.trainer.ledger.counts.update(generated=1, filtered=1)
         with pytest.raises(RuntimeError, match="4 groups were generated, 5 are accounted for"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     def test_a_step_without_a_rollout_trains_on_what_is_stored(self, world):
-        made = world(prompts=8, **{"train.num_episodes": 1})
-        made.trainer.fit()
-        assert len(made.trainer.method.replay)
-        status, step = made.trainer.train_step([], 2)
+        run = world(prompts=8, **{"train.num_episodes": 1})
+        run.trainer.fit()
+        assert len(run.trainer.method.replay)
+        status, step = run.trainer.train_step([], 2)
         assert status["groups/generated"] == 0 and math.isnan(status["reward/fresh_mean"]) and step == 3
 
 
@@ -590,37 +590,37 @@ class TestPhases:
 
     @pytest.mark.parametrize(("what", "step", "says"), FAULTS)
     def test_of_an_error(self, world, what, step, says):
-        made = world(**{"ckpt.save_steps": 2, "adapt.rollout_delay": 4})
-        made.faults[what] = (step, OSError("no more of it"))
+        run = world(**{"ckpt.save_steps": 2, "adapt.rollout_delay": 4})
+        run.faults[what] = (step, OSError("no more of it"))
         with pytest.raises(RuntimeError) as error:
-            made.trainer.fit()
+            run.trainer.fit()
         assert str(error.value) == f"{says}OSError: no more of it"
         assert isinstance(error.value.__cause__, OSError)
 
     def test_of_an_evaluation(self, world):
-        made = world(evaluation=1, **{"eval.steps": 1, "adapt.rollout_delay": 1})
-        plain = made.reward
+        run = world(evaluation=1, **{"eval.steps": 1, "adapt.rollout_delay": 1})
+        plain = run.reward
 
         def reward(prompt, weights, sample):
             if prompt == "eval 0":
                 raise OSError("no more of it")
             return plain(prompt, weights, sample)
 
-        made.reward = reward
+        run.reward = reward
         with pytest.raises(RuntimeError, match=r"^step 1, evaluating: OSError: no more of it$"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     def test_an_engine_that_dies_in_a_sync_is_noticed_although_the_actor_waits(self, world):
-        made = world()
-        worker = made.groups["actor"].workers[0]
+        run = world()
+        worker = run.groups["actor"].workers[0]
 
         def broadcast():
-            made.engines[0].alive.pending, made.engines[0].alive.error = False, OSError("the engine died")
+            run.engines[0].alive.pending, run.engines[0].alive.error = False, OSError("the engine died")
             return Ref(pending=True)
 
         worker.broadcast_to_vllm = broadcast
         with pytest.raises(RuntimeError, match="OSError: the engine died"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     @pytest.mark.parametrize("dies", [True, False])
     def test_an_engines_death_is_the_reason_where_the_actor_is_heard_of_first(self, world, dies):
@@ -640,20 +640,20 @@ class TestPhases:
             def pending(self, value: bool) -> None:
                 pass
 
-        made = world(**{"adapt.rollout_delay": 1, "adapt.reevaluate_every": 0})
-        made.engines[0].alive = Later(error=OSError("the engine died"))
-        made.groups["actor"].workers[0].broadcast_to_vllm = lambda: Ref(error=remote_error(RuntimeError("reset")))
+        run = world(**{"adapt.rollout_delay": 1, "adapt.reevaluate_every": 0})
+        run.engines[0].alive = Later(error=OSError("the engine died"))
+        run.groups["actor"].workers[0].broadcast_to_vllm = lambda: Ref(error=remote_error(RuntimeError("reset")))
         says = "OSError: the engine died" if dies else "RuntimeError: reset"
         with pytest.raises(RuntimeError, match=f"^step 1, syncing weights: {says}$"):
-            made.trainer.fit()
+            run.trainer.fit()
 
     @pytest.mark.parametrize("name", ["actor_grad_norm", "critic_grad_norm"])
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_a_gradient_that_is_not_finite_stops_the_run(self, world, name, value):
-        made = world(algorithm="ba_ppo")
-        made.norms = {"actor_grad_norm": 1.0, "critic_grad_norm": 2.0, name: value}
+        run = world(algorithm="ba_ppo")
+        run.norms = {"actor_grad_norm": 1.0, "critic_grad_norm": 2.0, name: value}
         with pytest.raises(RuntimeError, match=f"^step 0, training: FloatingPointError: {name} is {value}$"):
-            made.trainer.fit()
+            run.trainer.fit()
 
 
 def remote_error(cause: Exception) -> Exception:
@@ -675,8 +675,8 @@ class TestBrief:
         assert brief(KeyError()) == "KeyError: "
 
     def test_of_an_actor_that_died(self):
-        found = brief(ray.exceptions.ActorDiedError())
-        assert found.startswith("ActorDiedError: ") and "died" in found
+        result = brief(ray.exceptions.ActorDiedError())
+        assert result.startswith("ActorDiedError: ") and "died" in result
 
 
 def test_timed_adds_up_also_after_an_error(monkeypatch):

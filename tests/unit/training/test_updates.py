@@ -93,29 +93,33 @@ class Engine:
 
 def trainer(kind, samples, total, filler, strategy, *, size, accumulated, by_sample=False, weight=None):
     """A trainer of one rank, as OpenRLHF's constructor would leave it."""
-    made = object.__new__(kind)
+    subject = object.__new__(kind)
     args = strategy.args
     args.actor = SimpleNamespace(entropy_coef=ENTROPY, aux_loss_coef=AUX)
     args.algo = SimpleNamespace(
         kl=SimpleNamespace(use_loss=True, init_coef=COEF, estimator="k3", unbiased_gradient=False)
     )
-    made.strategy, made.args, made.max_epochs, made.dataloader_pin_memory = strategy, args, 1, False
+    subject.strategy, subject.args, subject.max_epochs, subject.dataloader_pin_memory = strategy, args, 1, False
     strategy.accumulated_gradient = accumulated
     strategy.backward = lambda loss, engine, _: engine.backward(loss)
     strategy.optimizer_step = lambda _, engine, __, name: engine.step()
-    made.replay_buffer = WholeBatchReplayBuffer(size)
-    made.replay_buffer.items, made.replay_buffer.total, made.replay_buffer.filler = list(samples), total, filler
-    made.aux_loss = True
+    subject.replay_buffer = WholeBatchReplayBuffer(size)
+    subject.replay_buffer.items, subject.replay_buffer.total, subject.replay_buffer.filler = (
+        list(samples),
+        total,
+        filler,
+    )
+    subject.aux_loss = True
     scheduler = SimpleNamespace(get_last_lr=lambda: [0.1])
     model, engine = Model(weight), Engine(weight, 1 if args.train.dynamic_batch_enable else accumulated)
     if kind is WholeBatchActorTrainer:
         model.model = engine
-        made.actor, made.actor_optim, made.actor_scheduler, made.ema_model = model, None, scheduler, None
-        made.actor_loss_fn = PolicyLoss(CLIP, CLIP, token_level_loss=not by_sample)
+        subject.actor, subject.actor_optim, subject.actor_scheduler, subject.ema_model = model, None, scheduler, None
+        subject.actor_loss_fn = PolicyLoss(CLIP, CLIP, token_level_loss=not by_sample)
     else:
-        made.critic = CriticModel(model, engine)
-        made.critic_optim, made.critic_scheduler, made.critic_loss_fn = None, scheduler, ValueLoss(VALUE_CLIP)
-    return made
+        subject.critic = CriticModel(model, engine)
+        subject.critic_optim, subject.critic_scheduler, subject.critic_loss_fn = None, scheduler, ValueLoss(VALUE_CLIP)
+    return subject
 
 
 class CriticModel:
@@ -150,35 +154,35 @@ class Update:
             for rank in range(ranks)
         ]  # fmt: skip
         self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
-        for own, made in zip(self.seen, self.trainers, strict=True):
-            self.watch(made, own)
+        for rank_seen, subject in zip(self.seen, self.trainers, strict=True):
+            self.watch(subject, rank_seen)
         arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
         self.metrics = group.run(lambda rank: self.trainers[rank].ppo_train(*arguments_of_loss))
 
     @staticmethod
-    def watch(made, own):
-        train = made.train_micro_batch
+    def watch(created, seen):
+        train = created.train_micro_batch
 
         def watched(experience, part, *rest):
-            own.append((experience.sequences.clone(), experience.action_mask.clone(), part.plan))
+            seen.append((experience.sequences.clone(), experience.action_mask.clone(), part.plan))
             train(experience, part, *rest)
 
-        made.train_micro_batch = watched
+        created.train_micro_batch = watched
 
     def windows(self):
         """For each optimizer step, the samples of each micro-batch of all ranks that is no filler."""
-        number, found = [0] * len(self.seen), {}
-        for rank, own in enumerate(self.seen):
-            for sequences, mask, plan in own:
+        number, result = [0] * len(self.seen), {}
+        for rank, rank_seen in enumerate(self.seen):
+            for sequences, mask, plan in rank_seen:
                 if mask.any():
                     members = [self.member(row) for row in sequences]
-                    found.setdefault(number[rank], []).append(members)
+                    result.setdefault(number[rank], []).append(members)
                 number[rank] += plan.closes
-        return [found[step] for step in sorted(found)]
+        return [result[step] for step in sorted(result)]
 
     def member(self, row):
-        (found,) = (one for one in self.samples if torch.equal(one.sequences, row[: len(one.sequences)]))
-        return found
+        (result,) = (one for one in self.samples if torch.equal(one.sequences, row[: len(one.sequences)]))
+        return result
 
 
 def of_tokens(samples, value):
@@ -224,7 +228,7 @@ UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None
 
 def gradients(update):
     """Of each optimizer step, averaged over the ranks."""
-    engines = [getattr(made, "critic", None) or made.actor.model for made in update.trainers]
+    engines = [getattr(subject, "critic", None) or subject.actor.model for subject in update.trainers]
     return [torch.stack(steps).mean(0) for steps in zip(*(engine.steps for engine in engines), strict=True)]
 
 
@@ -234,25 +238,25 @@ def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sam
     update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample)
     windows = update.windows()
     assert sorted(map(id, itertools.chain(*itertools.chain(*windows)))) == sorted(map(id, update.samples))
-    for found, window in zip(gradients(update), windows, strict=True):
+    for actual, window in zip(gradients(update), windows, strict=True):
         samples, weight = [*itertools.chain(*window)], update.weight
         entropies = of_tokens(samples, lambda one, weight=weight: Model(weight).outputs(one.sequences).square())
         loss = mean(of_tokens(samples, lambda one, weight=weight: surrogate(one, weight)), by_sample)
         loss = loss + COEF * mean(of_tokens(samples, lambda one, weight=weight: k3(one, weight)), False)
         loss = loss - ENTROPY * mean(entropies) + balance(samples, weight)
-        assert torch.allclose(found, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
 
 
 @UNHURRIED
 @given(**SHAPES)
 def test_the_critics_gradient_is_that_of_the_mean_over_each_optimizer_step(**shape):
     update = Update(WholeBatchCriticTrainer, **shape)
-    for found, window in zip(gradients(update), update.windows(), strict=True):
+    for actual, window in zip(gradients(update), update.windows(), strict=True):
         samples, weight = [*itertools.chain(*window)], update.weight
         loss = mean(of_tokens(samples, lambda one, weight=weight: squared_error(one, weight))) + balance(
             samples, weight
         )
-        assert torch.allclose(found, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
 
 
 @UNHURRIED
@@ -265,10 +269,10 @@ def test_the_actors_metrics(**shape):
     wanted = {"policy_loss": 0.0, "kl": 0.0}
     for window in windows:
         tokens = [sum(int(one.action_mask.sum()) for one in part) for part in window]
-        for own, part in zip(tokens, window, strict=True):
+        for count, part in zip(tokens, window, strict=True):
             for name, loss in (("policy_loss", surrogate), ("kl", k3)):
                 summed = sum(numbers.sum() for numbers in of_tokens(part, lambda one, loss=loss: loss(one, weight)))
-                wanted[name] += float(summed) / (sum(tokens) / len(tokens)) * own / total
+                wanted[name] += float(summed) / (sum(tokens) / len(tokens)) * count / total
     moved = of_tokens(update.samples, lambda one: one.action_log_probs - Model(weight).outputs(one.sequences))
     wanted["ppo_kl"] = float(torch.cat(moved).mean())
     for name, value in (
@@ -314,9 +318,9 @@ ESTIMATORS = {
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
     """An unbiased gradient is pi/pi_old r, whatever the estimator. Without a coefficient there is no reference."""
-    made = object.__new__(WholeBatchActorTrainer)
+    subject = object.__new__(WholeBatchActorTrainer)
     kl = SimpleNamespace(init_coef=coefficient, estimator=estimator, unbiased_gradient=unbiased)
-    made.args = SimpleNamespace(algo=SimpleNamespace(kl=kl))
+    subject.args = SimpleNamespace(algo=SimpleNamespace(kl=kl))
     log_probs = torch.tensor([[-1.0, -0.5, -9.0]], requires_grad=True)
     experience = Experience(
         base_action_log_probs=torch.tensor([[-1.3, -0.1, 0.0]]) if coefficient else None,
@@ -324,7 +328,7 @@ def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
         action_mask=torch.tensor([[1, 1, 0]]),
     )
     part = Part(MicroBatch(1, True, 1, 1), 2.0, 1, {"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0})
-    loss, difference = made._kl(log_probs, experience, part)
+    loss, difference = subject._kl(log_probs, experience, part)
     if not coefficient:
         assert loss == difference == 0
         return
@@ -340,49 +344,53 @@ def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
 @pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind, value):
-    made = trainer(kind, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
+    subject = trainer(kind, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
                    weight=torch.ones(1, requires_grad=True))  # fmt: skip
-    made.means, made._losses, made._norms, made._rates = Means(), 0.0, [], []
+    subject.means, subject._losses, subject._norms, subject._rates = Means(), 0.0, [], []
     losses = iter([1.0, 2.0, value, 1.0])
-    made.loss = lambda *_: made_engine.weight.sum() * next(losses)
-    made_engine = made.engine
+    subject.loss = lambda *_: made_engine.weight.sum() * next(losses)
+    made_engine = subject.engine
     experience = Experience(sequences=torch.zeros(1, 2))
     for closes in (False, True, False):
-        made.train_micro_batch(experience, Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(experience, Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
     with pytest.raises(FloatingPointError) as error:
-        made.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
     assert str(error.value) == f"the loss of {kind.__name__} is {value}; its gradient was not applied"
     assert len(made_engine.steps) == 1
 
 
 def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
-    made = trainer(WholeBatchActorTrainer, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
+    subject = trainer(WholeBatchActorTrainer, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
                    weight=torch.ones(1, requires_grad=True))  # fmt: skip
-    made.means, made._losses, made._norms, made._rates = Means(), 0.0, [], []
+    subject.means, subject._losses, subject._norms, subject._rates = Means(), 0.0, [], []
     group, used = {"lr": 0.1}, []
-    made.engine.optimizer = SimpleNamespace(param_groups=[group])
-    made.engine.step = lambda: used.append(group["lr"])
-    made.loss, made.rate_factor = lambda *_: made.engine.weight.sum(), 0.5
+    subject.engine.optimizer = SimpleNamespace(param_groups=[group])
+    subject.engine.step = lambda: used.append(group["lr"])
+    subject.loss, subject.rate_factor = lambda *_: subject.engine.weight.sum(), 0.5
     for closes in (False, True, False, True):
-        made.train_micro_batch(Experience(sequences=torch.zeros(1, 2)), Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(
+            Experience(sequences=torch.zeros(1, 2)), Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {})
+        )
     assert used == [0.1, 0.05, 0.1, 0.05] and group["lr"] == 0.1
 
 
 def test_weights_are_averaged_after_each_optimizer_step():
     """Also those of which this rank has a part (ZeRO-3), and not those that are frozen."""
-    made = object.__new__(WholeBatchActorTrainer)
+    subject = object.__new__(WholeBatchActorTrainer)
     kinds = [torch.nn.Parameter(torch.tensor([2.0, 4.0])) for _ in range(3)]
     means = [torch.nn.Parameter(torch.tensor([1.0, 1.0])) for _ in range(3)]
     for parameter, part in ((kinds[1], [3.0]), (means[1], [5.0])):
         parameter.data, parameter.ds_tensor = torch.empty(0), torch.tensor(part)
     kinds[2].requires_grad = False
-    made.actor, made.ema_model = (SimpleNamespace(parameters=lambda own=own: own) for own in (kinds, means))
-    made.ema_beta = 0.75
-    made._average_weights()
+    subject.actor, subject.ema_model = (
+        SimpleNamespace(parameters=lambda parameters=parameters: parameters) for parameters in (kinds, means)
+    )
+    subject.ema_beta = 0.75
+    subject._average_weights()
     assert (
         means[0].tolist() == [1.25, 1.75] and means[1].ds_tensor.tolist() == [4.5] and means[2].tolist() == [1.0, 1.0]
     )
-    made._average_weights()
+    subject._average_weights()
     assert means[0].tolist() == pytest.approx([1.4375, 2.3125])
 
 

@@ -100,8 +100,8 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(ray_utils, "get_physical_gpu_id", lambda: "second")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
-    def gather(found, own):
-        found[:] = [("first", None), own]
+    def gather(result, handle):
+        result[:] = [("first", None), handle]
 
     monkeypatch.setattr(weight_sync.dist, "all_gather_object", gather)
 

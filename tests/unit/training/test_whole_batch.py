@@ -49,9 +49,9 @@ def planned(shares: list[list], args, size: int = 4, *, packed: bool = False) ->
 def steps(buffer: WholeBatchReplayBuffer) -> list[list[list]]:
     """The samples of each micro-batch, by optimizer step; a filler's are none."""
     result, step, places = [], [], MicroBatches(buffer.plan, shuffle=False)
-    for part, own in zip(buffer.plan, places, strict=True):
-        assert (own == [len(buffer.items)]) == (part.samples == 0)
-        step.append([buffer.items[place] for place in own if part.samples])
+    for part, part_places in zip(buffer.plan, places, strict=True):
+        assert (part_places == [len(buffer.items)]) == (part.samples == 0)
+        step.append([buffer.items[place] for place in part_places if part.samples])
         if part.closes:
             result.append(step)
             step = []
@@ -62,8 +62,8 @@ def steps(buffer: WholeBatchReplayBuffer) -> list[list[list]]:
 def assert_steps_are_whole(buffers: list[WholeBatchReplayBuffer], shares: list[list], window: int) -> None:
     """Each sample once an epoch; all ranks step together; each step but the last has `window` samples."""
     total, of_ranks = sum(map(len, shares)), list(map(steps, buffers))
-    for share, own in zip(shares, of_ranks, strict=True):
-        assert sorted(id(item) for step in own for part in step for item in part) == sorted(map(id, share))
+    for share, rank_steps in zip(shares, of_ranks, strict=True):
+        assert sorted(id(item) for step in rank_steps for part in step for item in part) == sorted(map(id, share))
     for number, of_step in enumerate(zip(*of_ranks, strict=True)):
         assert len({len(parts) for parts in of_step}) == 1
         taken = [sum(map(len, parts)) for parts in of_step]
@@ -150,15 +150,15 @@ class TestPlanByNumber:
         openrlhf = NaiveReplayBuffer(4)
         openrlhf.items = samples
         theirs = DataLoader(openrlhf, batch_size=4, shuffle=True, drop_last=True, collate_fn=openrlhf.collate_fn)
-        found = []
+        result = []
         for loader in (lambda: buffer.loader(shuffle=True, pin_memory=False), lambda: theirs):
             torch.manual_seed(3)
             epochs = [[batch.sequences.flatten().tolist() for batch in loader()] for _ in range(2)]
-            found.append((epochs, torch.rand(2).tolist()))
-        assert found[0] == found[1]
+            result.append((epochs, torch.rand(2).tolist()))
+        assert result[0] == result[1]
 
     def test_take_replaces_what_was_not_trained_on(self):
-        def made(count, value):
+        def samples_of(count, value):
             return Experience(
                 sequences=torch.full((count, 3), value),
                 attention_mask=torch.ones(count, 3),
@@ -166,8 +166,8 @@ class TestPlanByNumber:
             )
 
         buffer = WholeBatchReplayBuffer(3)
-        buffer.take(made(2, 5), made(1, 0), 2)
-        buffer.take(made(3, 6), made(1, 7), 4)
+        buffer.take(samples_of(2, 5), samples_of(1, 0), 2)
+        buffer.take(samples_of(3, 6), samples_of(1, 7), 4)
         assert [item.sequences.tolist() for item in buffer.items] == [[6, 6, 6]] * 3 and buffer.total == 4
-        buffer.take(None, made(1, 8), 1)
+        buffer.take(None, samples_of(1, 8), 1)
         assert buffer.items == [] and buffer.filler.sequences.tolist() == [8, 8, 8]

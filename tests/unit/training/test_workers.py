@@ -116,7 +116,7 @@ def test_models_and_trainers_are_built_as_openrlhf_builds_them(monkeypatch, tmp_
     ours = getattr(workers, kind)
     theirs = next(base for base in ours.__mro__ if base.__module__.startswith("openrlhf."))
     more = {"PlainPolicyWorker": (100, ["engine"]), "PlainCriticWorker": (100,), "ReferenceWorker": ()}[kind]
-    (calls, attributes), (wanted, as_theirs) = (calls_of(own, args, more, monkeypatch) for own in (ours, theirs))
+    (calls, attributes), (wanted, as_theirs) = (calls_of(module, args, more, monkeypatch) for module in (ours, theirs))
     assert len(calls) == len(wanted)
     for call, other in zip(calls, wanted, strict=True):
         assert call == other

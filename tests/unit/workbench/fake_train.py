@@ -28,9 +28,9 @@ store = CheckpointStore(Path(settings["ckpt.path"]), critic=False)
 
 
 def row(step):
-    found = dict.fromkeys(
+    result = dict.fromkeys(
         ("reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed"), 0)  # fmt: skip
-    counts = {f"groups/{state}": count for state, count in found.items()}
+    counts = {f"groups/{state}": count for state, count in result.items()}
     values = counts | {
         "groups/fresh": 2, "groups/generated": 2, "rollouts/step": 16, "policy_loss": 0.1, "actor_grad_norm": 1.0,
         "gap/age": (step - 1) % 2, "gap/kl": (1e-4, 0.5)[(step - 1) % 2], "timing/step_total": 0.1,

@@ -89,9 +89,9 @@ def make_run(arm, seed, *, steps=12, prompts=16, groups=True, evaluations=True, 
         }}
         for step in sorted({0, steps // 4, steps // 2, 3 * steps // 4, steps})
     ]  # fmt: skip
-    about = {
+    metadata = {
         "name": f"{arm.name}-{seed}", "seed": seed, "total_steps": planned or steps,
         "config": {"adapt.method": arm.method, "train.max_epochs": 2, "actor.adam.lr": 1e-4},
     }  # fmt: skip
-    run = Run(f"{arm.name}-{seed}", rows, about, groups_frame(generated if groups else []))
+    run = Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(generated if groups else []))
     return StudyRun(arm, seed, run, held_out if evaluations else [])

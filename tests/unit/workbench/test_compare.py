@@ -33,8 +33,8 @@ class Written:
     def write(self):
         sampling = {"runs": self.runs, "temperature": 1.0, "seed": 42} | self.sampling
         settings = {"name": self.name, "model": {}, "sampling": sampling, "chat_template": True, "limit": None}
-        about = {} if self.reward_range is None else {"reward_range": self.reward_range}
-        store.write_settings(self.folder, settings | {"benchmarks": {key: about for key in self.right}})
+        entry = {} if self.reward_range is None else {"reward_range": self.reward_range}
+        store.write_settings(self.folder, settings | {"benchmarks": {key: entry for key in self.right}})
         for benchmark, counts in self.right.items():
             for identity, count in counts.items():
                 scores = self.scores.get(identity, [1.0] * count + [0.0] * (self.runs - count))

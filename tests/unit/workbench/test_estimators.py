@@ -33,8 +33,8 @@ def in_some(right, n, k):
 @pytest.mark.parametrize("n", range(1, 8))
 def test_pass_at_k_is_the_share_of_all_subsets(n):
     for k in range(1, n + 1):
-        found = estimators.pass_at_k(np.arange(n + 1), n, k)
-        np.testing.assert_allclose(found, [in_some(c, n, k) for c in range(n + 1)], rtol=1e-13, atol=1e-15)
+        result = estimators.pass_at_k(np.arange(n + 1), n, k)
+        np.testing.assert_allclose(result, [in_some(c, n, k) for c in range(n + 1)], rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize(("n", "k"), [(32, 8), (256, 100), (1000, 500), (1000, 1)])
@@ -97,9 +97,9 @@ def test_resampled_means_have_the_distribution_of_draws_with_replacement():
     expected = {}
     for draw in itertools.product(values, repeat=3):
         expected[round(sum(draw) / 3, 9)] = expected.get(round(sum(draw) / 3, 9), 0) + 1 / 27
-    found = dict(zip(*np.unique(means.round(9), return_counts=True), strict=True))
-    assert set(found) == set(expected)
-    chi_square = sum((found[v] - 30_000 * p) ** 2 / (30_000 * p) for v, p in expected.items())
+    actual = dict(zip(*np.unique(means.round(9), return_counts=True), strict=True))
+    assert set(actual) == set(expected)
+    chi_square = sum((actual[v] - 30_000 * p) ** 2 / (30_000 * p) for v, p in expected.items())
     assert chi_square < 27.9  # 9 degrees of freedom, one in a thousand
 
 

@@ -370,7 +370,7 @@ def test_skipped_problems_are_named_and_shown(long_request):
         evaluate(replace(long_request, skip_long=True, max_model_len=25, out=long_request.out.with_name("other")))
 
 
-def test_engine_gets_the_room_that_is_needed(long_request):
+def test_engine_gets_the_length_that_is_needed(long_request):
     model = FakeModel()
     evaluate(replace(long_request, skip_long=True), model)
     longest = len("<user>What is 7 mod 3?<assistant>")
@@ -670,12 +670,12 @@ class FakeEngine:
 
 @pytest.fixture
 def fake_vllm(monkeypatch, keep_environment):
-    made = []
+    result = []
 
     class LLM:
         def __init__(self, **options):
             self.options, self.llm_engine = options, FakeEngine()
-            made.append(self)
+            result.append(self)
 
         def get_tokenizer(self):
             names = {0: "<s>", 1: "</s>", 5: "a", 6: "b", 7: "yes", 8: "no"}
@@ -687,7 +687,7 @@ def fake_vllm(monkeypatch, keep_environment):
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
     monkeypatch.setattr(generate.cpu, "install", lambda: None)
-    return made
+    return result
 
 
 def ask(asked, **changes):

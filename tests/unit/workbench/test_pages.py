@@ -34,12 +34,12 @@ def values_of(most=60):
 
 @given(values_of(), st.integers(1, 9))
 def test_a_bin_is_the_mean_of_its_steps(values, width):
-    found, peaks = curves.binned(values, width), curves.binned(values, width, peaks=True)
-    assert len(found) == -(-len(values) // width)
-    for place in range(len(found)):
+    result, peaks = curves.binned(values, width), curves.binned(values, width, peaks=True)
+    assert len(result) == -(-len(values) // width)
+    for place in range(len(result)):
         inside = values[(values.index > place * width) & (values.index <= (place + 1) * width)]
         middle = np.mean(range(place * width + 1, (place + 1) * width + 1))
-        assert found[middle] == pytest.approx(np.mean(inside))
+        assert result[middle] == pytest.approx(np.mean(inside))
         assert peaks[middle] == max(inside)
 
 
@@ -58,11 +58,11 @@ def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
 def test_smoothing_is_a_centred_average_of_a_tenth(values):
     width = curves.smoothing_width(len(values))
     assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(values) // 10 + 1)
-    half, found = width // 2, curves.smoothed(values)
-    assert list(found.index) == list(values.index)
-    for place, value in enumerate(found):
+    half, result = width // 2, curves.smoothed(values)
+    assert list(result.index) == list(values.index)
+    for place, value in enumerate(result):
         assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
-    assert found.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
+    assert result.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_smooth_by_hand():
 
 @given(values_of(), st.integers(1, 20))
 def test_chunks_keep_the_mean(values, most):
-    found = curves.chunk_means(values, most)
-    assert len(found) <= most and found.index.is_monotonic_increasing
+    result = curves.chunk_means(values, most)
+    assert len(result) <= most and result.index.is_monotonic_increasing
     size = -(-len(values) // most)
-    for place, (x, y) in enumerate(found.items()):
+    for place, (x, y) in enumerate(result.items()):
         chunk = values.iloc[place * size : (place + 1) * size]
         assert (x, y) == pytest.approx((chunk.index.to_numpy().mean(), chunk.mean()))
 
@@ -106,10 +106,10 @@ def test_stacks_end_where_the_next_begins():
     parts = ({1: 2.0, 2: 3.0}, {2: 4.0}, {1: 5.0})
     stack = [Curve(Key("", "red", shape="area"), pd.Series(values)) for values in parts]
     data = charts.areas(stack, width=1, last_step=2, y="groups", top=9).data
-    found = {(row.layer, row.x): (row.y, row.y2) for row in data.itertuples() if row.x != 1.5}
-    assert found["0", 0.5] == (0, 2.0)
-    assert (found["1", 0.5], found["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
-    assert (found["0", 2.5], found["1", 2.5], found["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
+    result = {(row.layer, row.x): (row.y, row.y2) for row in data.itertuples() if row.x != 1.5}
+    assert result["0", 0.5] == (0, 2.0)
+    assert (result["1", 0.5], result["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
+    assert (result["0", 2.5], result["1", 2.5], result["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
     assert len(data) == 2 * 2 * 3  # both edges of each step
 
 
@@ -236,9 +236,9 @@ def test_a_table_without_rows_has_its_head():
 
 def test_the_example_of_the_kit_makes_a_page():
     code = re.search(r"sentences:\n\n(.*?)\n\n`figure", pages.__doc__, re.S)[1]
-    found = {}
-    exec(textwrap.dedent(code), found)
-    assert "mean reward" in found["html"] and found["html"].count("<figure") == 1 and "12.5" in found["html"]
+    result = {}
+    exec(textwrap.dedent(code), result)
+    assert "mean reward" in result["html"] and result["html"].count("<figure") == 1 and "12.5" in result["html"]
 
 
 def test_a_page_without_figures():

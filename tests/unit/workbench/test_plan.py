@@ -21,16 +21,21 @@ def planned(capsys, *words):
     """The numbers of the plan that the command makes."""
     with pytest.MonkeyPatch.context() as patch:
         seen = []
-        patch.setattr(plan, "page", lambda made: seen.append(made) or "")
+        patch.setattr(plan, "page", lambda the_plan: seen.append(the_plan) or "")
         assert main.run(["plan", *PRESET, *words]) == 0
     assert capsys.readouterr().err == ""
-    [made] = seen
+    [the_plan] = seen
     return {
-        "steps": made.steps,
-        "constants": made.constants.rows(),
-        "models": [{"name": shape.name, "parameters": shape.parameters} for shape in made.shapes],
-        "counts": [made.counts(one) for one in ALGORITHMS],
-        "sizes": [made.sizes(shape, gpus, one) for shape in made.shapes for gpus in made.gpus for one in ALGORITHMS],
+        "steps": the_plan.steps,
+        "constants": the_plan.constants.rows(),
+        "models": [{"name": shape.name, "parameters": shape.parameters} for shape in the_plan.shapes],
+        "counts": [the_plan.counts(one) for one in ALGORITHMS],
+        "sizes": [
+            the_plan.sizes(shape, gpus, one)
+            for shape in the_plan.shapes
+            for gpus in the_plan.gpus
+            for one in ALGORITHMS
+        ],
     }
 
 
@@ -60,8 +65,8 @@ def refused(capsys, *words):
 
 def test_the_whole_grid(capsys):
     result = planned(capsys, "--actor.model_name_or_path", "org/of-unknown-shape")
-    found = sizes(result)
-    assert set(found) == {(s.name, g, m) for s in SHAPES.values() for g in plan.GPUS for m in NAMES}
+    actual = sizes(result)
+    assert set(actual) == {(s.name, g, m) for s in SHAPES.values() for g in plan.GPUS for m in NAMES}
     assert all(c["source"] and c["unit"] for c in result["constants"])
     assert no_seconds(result)
     # The methods differ as they are said to: responses, batch, sends, critic, reference model.
@@ -69,7 +74,7 @@ def test_the_whole_grid(capsys):
     assert list(one) == NAMES
     assert one["DAPO"]["rollouts"] > one["BAPO-GRPO"]["rollouts"] > one["GRPO"]["rollouts"] == one["PPO"]["rollouts"]
     assert one["BA-PPO"]["update_tokens"] < one["PPO"]["update_tokens"]
-    on_8 = {name: found["Qwen3-4B", 8, name]["generation"] for name in NAMES}
+    on_8 = {name: actual["Qwen3-4B", 8, name]["generation"] for name in NAMES}
     assert on_8["DAPO"] < on_8["GRPO"] == on_8["BAPO-GRPO"] < on_8["PPO"] == on_8["BA-PPO"]
 
 

@@ -58,8 +58,8 @@ def test_what_fits_by_hand():
     ],
 )
 def test_what_is_faster(flags, says):
-    found = re.search(r"It also fits (.*), which is faster", said("1.7B", [8], flags))
-    assert (found and found[1]) == says
+    match = re.search(r"It also fits (.*), which is faster", said("1.7B", [8], flags))
+    assert (match and match[1]) == says
 
 
 def test_what_does_not_fit_by_hand():
@@ -109,15 +109,15 @@ def test_advice(size, gpus, flags, end):
 )  # fmt: skip
 def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
     text = said(size, [gpus], flags)
-    found = re.search(r"It would fit with (.*)\.$", text)
-    if not found:
+    match = re.search(r"It would fit with (.*)\.$", text)
+    if not match:
         return
 
     def fits(changes):
         changed = with_flags(WORKLOAD, flags | changes)
         return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, BA_PPO, gpus).word == "fits"
 
-    named = dict((*part.split(), "")[:2] for part in found[1].split("--") if part)
+    named = dict((*part.split(), "")[:2] for part in match[1].split("--") if part)
     changes = {flag: float(value) if "." in value else int(value) if value else True for flag, value in named.items()}
     assert fits(changes) and not fits({})
     assert not any(fits({key: changes[key] for key in changes if key != flag}) for flag in changes)
@@ -127,9 +127,9 @@ def test_the_configuration_s_own_algorithm_and_number_of_gpus():
     assert (WORKLOAD.algorithm, WORKLOAD.gpus) == (BA_PPO, 8)
     assert (APART.algorithm, APART.gpus) == (BA_PPO, 4)  # a GPU each for actor, critic, reference and engine
     for algorithm, name in ((GRPO, "grpo"), (PPO, "ppo"), (BAPO_GRPO, "bapo_grpo")):
-        found = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", name)
-        assert (found.algorithm, found.gpus) == (algorithm, 8)
-    assert with_flags(found, {"algo.dynamic_filtering_enable": True}).algorithm == BAPO_GRPO
+        result = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", name)
+        assert (result.algorithm, result.gpus) == (algorithm, 8)
+    assert with_flags(result, {"algo.dynamic_filtering_enable": True}).algorithm == BAPO_GRPO
     grpo = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", "grpo", "--algo.dynamic_filtering_enable")
     assert grpo.algorithm == DAPO
     assert "fits on 8 H100 GPUs" in said("7B", [4, 8, 16])  # its own number, not the lowest

@@ -139,8 +139,8 @@ def test_average_groups_are_those_of_many_steps(delay, every):
         groups = groups_of_step(BA_PPO, workload, CONSTANTS, reevaluates=again)
         assert groups.again == (again and hard_prompts(workload, CONSTANTS))
         total.update(vars(groups))
-    found = vars(average_groups(BA_PPO, workload, CONSTANTS))
-    assert found == pytest.approx({source: total[source] / many for source in found})
+    result = vars(average_groups(BA_PPO, workload, CONSTANTS))
+    assert result == pytest.approx({source: total[source] / many for source in result})
 
 
 AHEAD = {"train.async_enable": True, "train.async_queue_size": 1}
@@ -165,8 +165,8 @@ def test_engines_have_gpus_of_their_own_if_generation_is_ahead():
 
 def test_a_plain_step():
     for algorithm in (GRPO, PPO):
-        found = groups_of_step(algorithm, WORKLOAD, CONSTANTS, reevaluates=True)
-        assert (found.generated, found.x1, found.trained) == (256, 256, 256)
+        result = groups_of_step(algorithm, WORKLOAD, CONSTANTS, reevaluates=True)
+        assert (result.generated, result.x1, result.trained) == (256, 256, 256)
         assert rollouts(algorithm, WORKLOAD, CONSTANTS, 10) == 256 * 8 * 10
 
 
@@ -175,8 +175,8 @@ def test_dapo_draws_until_its_batch_is_full():
     rng, share, places = np.random.default_rng(0), 0.3, 64
     draws = rng.geometric(share, size=(20_000, places))
     workload, constants = with_flags(WORKLOAD, {"rollout.batch_size": places}), replace(CONSTANTS, signal_share=share)
-    found = groups_of_step(DAPO, workload, constants, reevaluates=False)
-    assert found.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and found.trained == places
+    result = groups_of_step(DAPO, workload, constants, reevaluates=False)
+    assert result.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and result.trained == places
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ def played(workload, steps=400):
 
     def generate(prompts, step, source):
         nonlocal uid
-        made = []
+        result = []
         for prompt in prompts:
             rewards = rng.random(4) < float(prompt.label)
             responses = [Response(np.arange(3), ((1, 3),), np.zeros(2), float(reward)) for reward in rewards]
-            made.append(Group(uid, prompt, tuple(responses), step, step))
+            result.append(Group(uid, prompt, tuple(responses), step, step))
             means[source].append(float(rewards.mean()))
             uid += 1
-        return made
+        return result
 
     for step in range(steps):
         again = method.begin_step(step)
@@ -266,30 +266,30 @@ def shares(means):
 def test_groups_of_the_real_method(flags):
     workload = with_flags(SMALL, flags)
     counts, means = played(workload)
-    found = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **shares(means)))
+    result = average_groups(BAPO_GRPO, workload, replace(CONSTANTS, **shares(means)))
     again, x1, x2, x3 = counts[20:].mean(axis=0)
-    assert found.again == pytest.approx(again, rel=0.02)
+    assert result.again == pytest.approx(again, rel=0.02)
     # A batch that is sometimes full has a little less than a full one's mean.
-    assert [found.x1, found.x2, found.x3] == pytest.approx([x1, x2, x3], rel=0.12, abs=0.35)
-    assert found.trained == pytest.approx(x1 + x2 + x3, rel=0.06)
+    assert [result.x1, result.x2, result.x3] == pytest.approx([x1, x2, x3], rel=0.12, abs=0.35)
+    assert result.trained == pytest.approx(x1 + x2 + x3, rel=0.06)
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(1, 300), st.booleans())
 def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, replayable, capacity, reevaluates):
     constants = replace(CONSTANTS, signal_share=signal, improved_share=improved, replayable_share=replayable)
     workload = with_flags(WORKLOAD, {"adapt.batch_size": capacity})
-    found = groups_of_step(BA_PPO, workload, constants, reevaluates=reevaluates)
-    assert min(vars(found).values()) >= 0
+    result = groups_of_step(BA_PPO, workload, constants, reevaluates=reevaluates)
+    assert min(vars(result).values()) >= 0
     prompts, adapt = WORKLOAD.args.rollout.batch_size, WORKLOAD.args.adapt
     replays = min(replayable * prompts * adapt.replay_steps, WORKLOAD.replay_capacity)
-    eligible = signal * prompts + improved * found.again + replays
-    assert found.trained == pytest.approx(min(capacity, eligible))
+    eligible = signal * prompts + improved * result.again + replays
+    assert result.trained == pytest.approx(min(capacity, eligible))
 
 
 def test_any_number_of_groups():
     constants = replace(CONSTANTS, signal_share=30 / 256, replayable_share=9 / 768)
-    found = groups_of_step(BAPO_GRPO, WORKLOAD, constants, reevaluates=False)
-    assert (found.x1, found.x3, found.trained) == pytest.approx((30, 9, 39))
+    result = groups_of_step(BAPO_GRPO, WORKLOAD, constants, reevaluates=False)
+    assert (result.x1, result.x3, result.trained) == pytest.approx((30, 9, 39))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
@@ -370,17 +370,17 @@ def test_activations_of_a_real_layer(tmp_path, kind, padded):
         model = getattr(transformers, f"{kind}ForCausalLM")(config).to(torch.bfloat16).model.train()
         if again:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        weights, found = {weight.untyped_storage().data_ptr() for weight in model.parameters()}, {}
+        weights, result = {weight.untyped_storage().data_ptr() for weight in model.parameters()}, {}
 
         def keep(tensor):
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
-                found[storage.data_ptr()] = storage  # kept alive, so that no other tensor gets its address
+                result[storage.data_ptr()] = storage  # kept alive, so that no other tensor gets its address
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             model(**batch, use_cache=False)
-        return sum(storage.nbytes() for storage in found.values())
+        return sum(storage.nbytes() for storage in result.values())
 
     layer, inputs = (kept(3, again) - kept(2, again) for again in (False, True))
     shape = shape_of_folder("actor.model_name_or_path", tmp_path)
@@ -434,16 +434,16 @@ def test_memory_by_hand():
     state, weights = 16 * n / 8, 2 * n / 8
     logits = 2 * 2**27 + 8 * 2**26  # a block in bf16, a tile in two fp32 arrays
     trained = tokens * (2 * 3584 * 28 + LAYER["7B"]) + logits  # inputs of the layers, one layer
-    found = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
-    assert found.word == "fits"
-    assert found.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
-    assert found.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
-    assert found.experience == pytest.approx(logits + 3 * weights)
+    result = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
+    assert result.word == "fits"
+    assert result.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
+    assert result.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
+    assert result.experience == pytest.approx(logits + 3 * weights)
     awake = with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False})
-    found = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
-    assert found.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
-    assert found.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
-    assert found.word == "together"
+    result = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
+    assert result.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
+    assert result.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
+    assert result.word == "together"
 
 
 def test_memory_of_roles_apart():
@@ -451,11 +451,11 @@ def test_memory_of_roles_apart():
     shape, tokens = SHAPES["1.5B"], 16 * 48
     logits = 16 * 24 * 151936  # less than a tile
     trained = 16 * shape.parameters + tokens * LAYER["1.5B"] * 28 + 10 * logits
-    found = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
-    assert found.training == pytest.approx(trained) and found.generation == 0.5 * 80 * GIB
+    result = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
+    assert result.training == pytest.approx(trained) and result.generation == 0.5 * 80 * GIB
     beside = with_flags(APART, BESIDE)
-    found = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
-    assert found.training == pytest.approx(trained + 2 * shape.parameters)
+    result = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
+    assert result.training == pytest.approx(trained + 2 * shape.parameters)
 
 
 def test_engines():
@@ -559,26 +559,26 @@ def planned(workload=WORKLOAD, constants=CONSTANTS, steps=21):
 
 def test_counts_by_hand():
     constants = replace(CONSTANTS, signal_share=0.5, replayable_share=0.01, hard_share=1.0, improved_share=0.25)
-    found = planned(constants=constants).counts(BA_PPO)
+    result = planned(constants=constants).counts(BA_PPO)
     # 64 hard prompts every 5 steps: in 21 steps at t = 5, 10, 15, 20
-    assert found["responses"] == pytest.approx(8 * (256 + 64 / 5))
-    assert found["rollouts"] == 8 * (21 * 256 + 4 * 64)
+    assert result["responses"] == pytest.approx(8 * (256 + 64 / 5))
+    assert result["rollouts"] == 8 * (21 * 256 + 4 * 64)
     replayed = 0.01 * 3 * 256
-    assert found["update_tokens"] == pytest.approx(8 * (128 + 16 / 5 + replayed) * 2048)
-    assert found["trained"] == pytest.approx(found["x1"] + found["x2"] + found["x3"])
+    assert result["update_tokens"] == pytest.approx(8 * (128 + 16 / 5 + replayed) * 2048)
+    assert result["trained"] == pytest.approx(result["x1"] + result["x2"] + result["x3"])
     # prompts of 204.8 tokens and responses of 2048, 4 bytes an id and a log-prob; those of the reference model too
-    assert found["replay_bytes"] == pytest.approx(replayed * 8 * 4 * (204.8 + 3 * 2048))
-    assert found["replay_bytes_most"] == 64 * 8 * 4 * (2048 + 3 * 4096)
-    assert found["hard_bytes"] == pytest.approx(64 * 4 * 204.8)
+    assert result["replay_bytes"] == pytest.approx(replayed * 8 * 4 * (204.8 + 3 * 2048))
+    assert result["replay_bytes_most"] == 64 * 8 * 4 * (2048 + 3 * 4096)
+    assert result["hard_bytes"] == pytest.approx(64 * 4 * 204.8)
     plain = planned(constants=constants).counts(PPO)
     assert plain["replay_bytes"] == plain["replay_bytes_most"] == plain["hard_bytes"] == 0
 
 
 def test_sizes_by_hand():
     shape = SHAPES["7B"]
-    found = planned().sizes(shape, 8, BA_PPO)
-    own = memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BA_PPO, 8)
-    assert {name: found[name] for name in vars(own)} == vars(own)
+    result = planned().sizes(shape, 8, BA_PPO)
+    needed = memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BA_PPO, 8)
+    assert {name: result[name] for name in vars(needed)} == vars(needed)
 
 
 # ── Constants ──

@@ -118,8 +118,8 @@ def test_formats_give_the_same_rows(tmp_path, other, kind):
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
-    found = lines(tmp_path / "out" / "other.jsonl")
-    assert [(row["input"], row["label"]) for row in found] == [(row["question"], row["gold"]) for row in rows]
+    result = lines(tmp_path / "out" / "other.jsonl")
+    assert [(row["input"], row["label"]) for row in result] == [(row["question"], row["gold"]) for row in rows]
 
 
 def test_saved_folder_of_datasets(tmp_path):

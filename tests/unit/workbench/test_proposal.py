@@ -33,8 +33,8 @@ def test_presets_have_what_the_plan_proposes(preset, tmp_path):
     preset_models.config_of(args.actor.model_name_or_path).save_pretrained(tmp_path)
     shape, workload = shape_of_folder("actor.model_name_or_path", tmp_path), Workload(args)
     gpu = constants_of("4090" if workload.gpus == 1 else "H100")
-    own = {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable}
-    assert workload.gpus in (1, 8) and own == proposed(shape, workload.gpus, workload, gpu)
+    configured = {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable}
+    assert workload.gpus in (1, 8) and configured == proposed(shape, workload.gpus, workload, gpu)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
@@ -45,8 +45,8 @@ def test_the_benchmark_on_gpus_has_the_stage_that_the_plan_proposes(gpus, algori
     words = [f"--{flag}={value}" if value != "" else f"--{flag}" for flag, value in flags.items()]
     args = arguments.parse([f"--algorithm={algorithm}", "--reward.remote_url=http://r", *words])
     for size in ("0.6B", "1.7B", "4B"):
-        found = proposed(SHAPES[size], gpus, Workload(args), CONSTANTS)
-        assert found is None if (size, gpus, algorithm) == ("4B", 1, "ba_ppo") else found[STAGE] == args.ds.zero_stage
+        result = proposed(SHAPES[size], gpus, Workload(args), CONSTANTS)
+        assert result is None if (size, gpus, algorithm) == ("4B", 1, "ba_ppo") else result[STAGE] == args.ds.zero_stage
 
 
 @given(
@@ -67,13 +67,13 @@ def test_all_are_tried(size, gpus, critic, flags):
         return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, workload.algorithm, gpus).word == "fits"
 
     stages = [stage for stage in (1, 2, 3) if fits(stage, True)]
-    found = proposed(SHAPES[size], gpus, workload, CONSTANTS)
+    result = proposed(SHAPES[size], gpus, workload, CONSTANTS)
     if not stages:
-        assert found is None
+        assert result is None
         return
     stage = 2 if gpus == 1 else stages[0]
     kept = fits(stage, False) and not flags["data.max_images_per_prompt"]
-    assert found == {STAGE: stage, RECOMPUTES: not kept}
+    assert result == {STAGE: stage, RECOMPUTES: not kept}
 
 
 # Qwen3-4B on 8 GPUs, with a critic and a reference: bytes a parameter of a trained model, and of two idle models.

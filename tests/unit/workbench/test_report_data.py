@@ -70,11 +70,11 @@ def test_seconds_add_up_until_one_is_missing():
 
 def latest(groups, step):
     """Bins of each prompt's groups until a step, oldest first."""
-    found = {}
+    result = {}
     for group in groups:
         if group["step"] <= step and group["mean"] is not None:
-            found.setdefault(group["prompt"], []).append(round(group["mean"] * G))
-    return found
+            result.setdefault(group["prompt"], []).append(round(group["mean"] * G))
+    return result
 
 
 @given(records())
@@ -82,7 +82,7 @@ def test_passes_against_counting_again_from_the_start(groups):
     frame = groups_frame(groups)
     if frame["mean"].isna().all():  # such a run has no bins
         return
-    found = accuracy.passes(frame)
+    actual = accuracy.passes(frame)
     prompts = len({group["prompt"] for group in groups if group["source"] == "fresh"})
     first = [bins[0] for bins in latest(groups, 99).values()]
     expected = [("first", first)]
@@ -94,25 +94,25 @@ def test_passes_against_counting_again_from_the_start(groups):
             ended = fresh // prompts
             expected.append((name, [bins[-1] for bins in latest(groups, step).values()]))
     kept = [expected[0], *(expected[1:][place] for place in accuracy.evenly(len(expected) - 1, accuracy.MAX_PASSES))]
-    assert list(found.index) == [name for name, _ in kept]
-    assert found.to_numpy().tolist() == [[bins.count(k) for k in range(G + 1)] for _, bins in kept]
-    assert found.index.is_unique
+    assert list(actual.index) == [name for name, _ in kept]
+    assert actual.to_numpy().tolist() == [[bins.count(k) for k in range(G + 1)] for _, bins in kept]
+    assert actual.index.is_unique
 
 
 @given(st.integers(1, 200), st.integers(1, 20))
 def test_evenly_spaced_places_end_with_the_last(count, most):
-    found = accuracy.evenly(count, most)
-    assert found[-1] == count - 1 and len(found) == len(set(found)) == min(count, most)
-    gaps = np.diff([-1, *found])
+    result = accuracy.evenly(count, most)
+    assert result[-1] == count - 1 and len(result) == len(set(result)) == min(count, most)
+    gaps = np.diff([-1, *result])
     assert max(gaps) - min(gaps) <= 1 or count <= most
 
 
 @given(records(), st.integers(1, 7))
 def test_migration_against_counting_again_from_the_start(groups, step):
-    found = accuracy.migration(groups_frame(groups), step)
+    result = accuracy.migration(groups_frame(groups), step)
     cells = Counter((bins[0], bins[-1]) for bins in latest(groups, step).values() if len(bins) > 1)
-    assert found.to_numpy().tolist() == [[cells[row, column] for column in range(G + 1)] for row in range(G + 1)]
-    assert accuracy.moved(found) == (
+    assert result.to_numpy().tolist() == [[cells[row, column] for column in range(G + 1)] for row in range(G + 1)]
+    assert accuracy.moved(result) == (
         sum(count for (row, column), count in cells.items() if column < row),
         sum(count for (row, column), count in cells.items() if column == row),
         sum(count for (row, column), count in cells.items() if column > row),
@@ -210,20 +210,20 @@ FLAGS = {"adapt.c1": "1/8", "adapt.filter": "range", "adapt.method": "bapo", "ad
 
 def judged(rows, groups=(), **config):
     """By a word of the condition: whether it held, and the steps at which it did not."""
-    found = conditions.conditions(run_of(rows, groups, **(FLAGS | config)))
+    result = conditions.conditions(run_of(rows, groups, **(FLAGS | config)))
     words = ("Rewards", "c1 is above", "c2 and c3", "on X1", "on X3", "X2 was", "K1, K2", "range filter", "at most 1/G")
-    assert all(word in one.what for word, one in zip(words, found, strict=True))
-    return {word: (one.held, list(one.steps)) for word, one in zip(words, found, strict=True)}
+    assert all(word in one.what for word, one in zip(words, result, strict=True))
+    return {word: (one.held, list(one.steps)) for word, one in zip(words, result, strict=True)}
 
 
 def test_conditions_name_the_steps_where_they_did_not_hold():
-    found = judged(theory_rows())
-    assert found["on X1"] == (False, [3, 4])  # 3e-4 and 4e-4 against 2.5e-4
-    assert found["on X3"] == (None, [])  # no limit
-    assert found["X2 was"] == (None, [])  # no step trained on it
-    assert found["Rewards"] == found["c1 is above"] == found["c2 and c3"] == found["K1, K2"] == (True, [])
-    assert found["range filter"] == (True, [])
-    assert found["at most 1/G"] == (None, [])  # G is not known without groups
+    result = judged(theory_rows())
+    assert result["on X1"] == (False, [3, 4])  # 3e-4 and 4e-4 against 2.5e-4
+    assert result["on X3"] == (None, [])  # no limit
+    assert result["X2 was"] == (None, [])  # no step trained on it
+    assert result["Rewards"] == result["c1 is above"] == result["c2 and c3"] == result["K1, K2"] == (True, [])
+    assert result["range filter"] == (True, [])
+    assert result["at most 1/G"] == (None, [])  # G is not known without groups
 
 
 def test_a_limit_itself_is_allowed():
@@ -317,7 +317,7 @@ def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
         answer("b", "solved", 4), answer("a", "solved", 9), answer("e", "failed", 5),
     ]  # fmt: skip
     means = {"a": (0, 0, 1), "b": (0, 0.5), "c": (0,), "d": (1, 0, 0), "e": (0, 0, None, 0)}
-    groups = [{"prompt": prompt, "mean": mean} for prompt, found in means.items() for mean in found]
+    groups = [{"prompt": prompt, "mean": mean} for prompt, values in means.items() for mean in values]
     run = run_of(groups=groups, answers=told)
     assert [(one.failed["prompt"], one.solved["step"], one.groups) for one in answers.newly_solved(run)] == [
         ("a", 9, 3), ("b", 4, 2)

@@ -9,7 +9,7 @@ from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import Run
 
 
-def made(name, rewards, seconds=60, responses=100, **config):
+def run_of(name, rewards, seconds=60, responses=100, **config):
     """A run with these rewards. Each step takes so many seconds and generates so many responses."""
     rows = [{"step": step, "reward/fresh_mean": reward, "timing/step_total": seconds,
              "rollouts/total": step * responses} for step, reward in enumerate(rewards, start=1)]  # fmt: skip
@@ -23,7 +23,7 @@ def stairs(low, high, top=1.0):
 
 def test_the_first_to_reach_a_level_and_its_shares():
     # a: step 5, 5 min, 1000 responses. b: step 10, 10 min, 1000 responses.
-    a, b = made("a", stairs(3, 4), responses=200), made("b", stairs(8, 3))
+    a, b = run_of("a", stairs(3, 4), responses=200), run_of("b", stairs(8, 3))
     expected = (
         "a reached a mean reward of 1 in 0.50 of the time of b (5 min instead of 10 min) and with about as many "
         "responses as b (1,000 and 1,000). 1 is the highest smoothed reward that every run reached. "
@@ -35,12 +35,12 @@ def test_the_first_to_reach_a_level_and_its_shares():
 
 def test_the_level_is_the_best_of_the_weaker_run():
     # a passes 0.5 at step 4, where it is 2/3; b reaches 0.5 at step 10; c passes 0.5 at step 8.
-    a, b = made("a", stairs(3, 8), responses=500), made("b", stairs(8, 3, top=0.5))
+    a, b = run_of("a", stairs(3, 8), responses=500), run_of("b", stairs(8, 3, top=0.5))
     assert opening([a, b]) == (
         "a reached a mean reward of 0.5 in 0.40 of the time of b (4 min instead of 10 min) and with 2.00 of the "
         "responses of b (2,000 instead of 1,000). 0.5 is the highest smoothed reward that every run reached."
     )
-    c = made("c", stairs(7, 4), responses=10)
+    c = run_of("c", stairs(7, 4), responses=10)
     assert opening([a, b, c]).startswith(
         "a reached a mean reward of 0.5 in 0.50 of the time of c (4 min instead of 8 min)"
     )
@@ -56,12 +56,12 @@ def test_the_level_is_the_best_of_the_weaker_run():
     ],
 )
 def test_a_run_that_is_hardly_behind_is_about_equal(low, words):
-    assert words in opening([made("a", stairs(3, 4)), made("b", stairs(low, 7 - low))])
+    assert words in opening([run_of("a", stairs(3, 4)), run_of("b", stairs(low, 7 - low))])
 
 
 def test_a_run_that_did_not_rise_gives_no_level():
     # b changes by 0.2 each step: two errors of a difference are 2 sqrt(2) sqrt(0.04 / 2 / 3) = 0.231. It rises 0.033.
-    a, b = made("a", stairs(3, 4)), made("b", [0.2, 0.4, 0.2, 0.4, 0.2, 0.4])
+    a, b = run_of("a", stairs(3, 4)), run_of("b", [0.2, 0.4, 0.2, 0.4, 0.2, 0.4])
     said = opening([a, b])
     assert said.startswith("b never rose above its first reward (0.3) by more than chance explains")
     assert said.endswith("The highest smoothed rewards are 1 (a), 0.333 (b).")
@@ -69,31 +69,31 @@ def test_a_run_that_did_not_rise_gives_no_level():
 
 def test_runs_of_different_tasks_are_not_compared():
     flags = {"data.prompt_dataset": "a.jsonl", "actor.adam.lr": 1e-6}
-    runs = [made("a", stairs(3, 4), **flags), made("b", stairs(8, 3), **flags | {"data.prompt_dataset": "b.jsonl"})]
+    runs = [run_of("a", stairs(3, 4), **flags), run_of("b", stairs(8, 3), **flags | {"data.prompt_dataset": "b.jsonl"})]
     said = opening(runs)
     assert said == "The runs have different tasks (--data.prompt_dataset), so their rewards are not compared."
-    other = made("b", stairs(8, 3), **flags | {"actor.adam.lr": 1e-5})
+    other = run_of("b", stairs(8, 3), **flags | {"actor.adam.lr": 1e-5})
     assert opening([runs[0], other]).startswith("a reached")
-    assert opening([runs[0], made("old", stairs(8, 3))]).startswith("a reached")  # its flags are not recorded
+    assert opening([runs[0], run_of("old", stairs(8, 3))]).startswith("a reached")  # its flags are not recorded
 
 
 def test_one_run():
     # Thirds of 6 steps: the first 2 and the last 2.
-    run = made("a", [0.1, 0.3, 0.4, 0.5, 0.6, 0.8], seconds=34.7)
+    run = run_of("a", [0.1, 0.3, 0.4, 0.5, 0.6, 0.8], seconds=34.7)
     words = "a: the mean reward rose from 0.2 (first 2 steps) to 0.7 (last 2 steps) in 6 steps, 3 min 28 s and "
     # The changes are 0.2, 0.1, 0.1, 0.1, 0.2: two errors of a difference are 2 sqrt(2) sqrt(0.022 / 2 / 2) = 0.210.
     assert opening([run]) == words + "600 responses."
     # With 0.2, 0.5, 0.6, 0.5 and 0: 2 sqrt(2) sqrt(0.18 / 2 / 2) = 0.6, and the change is -0.5.
-    falling = made("a", [0.9, 0.7, 0.2, 0.8, 0.3, 0.3])
+    falling = run_of("a", [0.9, 0.7, 0.2, 0.8, 0.3, 0.3])
     assert opening([falling]).startswith("a: the mean reward fell from 0.8 (first 2 steps) to 0.3 (last 2 steps)")
     assert opening([falling]).endswith(", which may be chance.")
 
 
 def test_what_is_not_recorded_is_left_out():
-    a, b = made("a", stairs(3, 4), seconds=None), made("b", stairs(8, 3))
+    a, b = run_of("a", stairs(3, 4), seconds=None), run_of("b", stairs(8, 3))
     assert opening([a, b]).startswith("a reached a mean reward of 1 with 0.50 of the responses of b (500 instead of ")
     assert opening([a]).endswith("in 7 steps and 700 responses.")
-    assert "neither times nor responses" in opening([a, made("b", stairs(8, 3), responses=float("nan"))])
-    silent = made("c", [None, None])
+    assert "neither times nor responses" in opening([a, run_of("b", stairs(8, 3), responses=float("nan"))])
+    silent = run_of("c", [None, None])
     assert opening([a, silent]) == "c: no reward is recorded, so nothing can be said about learning."
-    assert opening([made("a", [0.25])]).startswith("a has one reward so far, 0.25")
+    assert opening([run_of("a", [0.25])]).startswith("a has one reward so far, 0.25")

@@ -30,7 +30,9 @@ HOSTILE = (
 SHOWN = clean(HOSTILE)
 
 
-def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True, answers=True, about=True, name=None):
+def write_run(
+    folder, *, steps=6, size=4, adapted=True, critic=True, groups=True, answers=True, metadata=True, name=None
+):
     """A small made-up run as it lies on disk."""
     folder.mkdir(parents=True)
     rows, generated = [], []
@@ -77,7 +79,7 @@ def write_run(folder, *, steps=6, size=4, adapted=True, critic=True, groups=True
     ):
         if wanted:
             (folder / file).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if about:
+    if metadata:
         (folder / "run.json").write_text(json.dumps(info))
     return folder
 
@@ -105,7 +107,7 @@ def parsed(html):
     return Page(html)
 
 
-def made(*folders):
+def page_of(*folders):
     text = sections.make_page(read_runs(folders))
     return Page(text), text
 
@@ -213,7 +215,7 @@ def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
     monkeypatch.setattr(
         figure.vl_convert, "vegalite_to_svg", lambda spec: specs.append(json.dumps(spec)) or "<svg></svg>"
     )
-    made(write_run(tmp_path / "a", name="run <one>"), write_run(tmp_path / "b", name="run <two>"))
+    page_of(write_run(tmp_path / "a", name="run <one>"), write_run(tmp_path / "b", name="run <two>"))
     assert specs and not [spec for spec in specs if "run <" in spec]
 
 
@@ -223,7 +225,7 @@ def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "missing",
     [
-        {"about": False, "groups": False, "answers": False},
+        {"metadata": False, "groups": False, "answers": False},
         {"adapted": False, "critic": False},
         {"critic": False},
         {"steps": 1},
@@ -233,9 +235,9 @@ def test_names_of_runs_never_reach_a_drawing(tmp_path, monkeypatch):
     ids=str,
 )
 def test_what_is_missing_is_said(tmp_path, undrawn, missing):
-    found, text = made(write_run(tmp_path / "run", **missing))
+    result, text = page_of(write_run(tmp_path / "run", **missing))
     words = " ".join(text.split())
-    assert found.open == []
+    assert result.open == []
     assert ("older version" in words) is (missing != {"steps": 1, "critic": True})
     if not missing.get("groups", True):
         assert "Prompts by accuracy over the passes (Fig. 7, 13)" in words and "there is no groups.jsonl" in words
@@ -243,14 +245,14 @@ def test_what_is_missing_is_said(tmp_path, undrawn, missing):
         assert "the run has no critic" in words
     if not missing.get("answers", True):
         assert "answers.jsonl is not there or is empty" in words
-    if not missing.get("about", True):
+    if not missing.get("metadata", True):
         assert "has no run.json" in words
 
 
 def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    found, _ = made(tmp_path)
-    assert found.all("figure") == [] and len(found.words("h2")) == 12
+    result, _ = page_of(tmp_path)
+    assert result.all("figure") == [] and len(result.words("h2")) == 12
 
 
 def test_numbers_that_are_none(tmp_path, undrawn):
@@ -260,15 +262,15 @@ def test_numbers_that_are_none(tmp_path, undrawn):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nothing))
     groups = [json.loads(line) | {"mean": float("nan")} for line in (folder / "groups.jsonl").read_text().splitlines()]
     (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in groups))
-    found, text = made(folder)
-    assert found.all("figure") == [] and "no group of the run has a mean reward" in text
+    result, text = page_of(folder)
+    assert result.all("figure") == [] and "no group of the run has a mean reward" in text
 
 
 def test_rewards_outside_0_and_1_have_no_bins(tmp_path, undrawn):
     folder = write_run(tmp_path / "run")
     path = folder / "groups.jsonl"
     path.write_text(path.read_text().replace('"mean": 0.5', '"mean": -2.5'))
-    assert "mean rewards are not between 0 and 1" in made(folder)[1]
+    assert "mean rewards are not between 0 and 1" in page_of(folder)[1]
 
 
 def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
@@ -276,7 +278,7 @@ def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
     info = json.loads((folder / "run.json").read_text()) | {"total_steps": 9, "resumed": ["2026-01-02T03:04"]}
     (folder / "run.json").write_text(json.dumps(info))
     (folder / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 4, "rew')
-    words = " ".join(made(folder)[0].words("section"))
+    words = " ".join(page_of(folder)[0].words("section"))
     assert (
         "3 of 9" in words and "has no summary.json" in words and "resumed 1 time(s), last at 2026-01-02T03:04" in words
     )
@@ -294,21 +296,23 @@ def test_runs_share_axes_and_keep_their_colours(tmp_path, undrawn):
     path = folders[0] / "metrics.jsonl"
     path.write_text(path.read_text().replace('"tv/fresh": 0.1', '"tv/fresh": 0.7', 1))
     runs = read_runs(folders)
-    found = {(chart.title, chart.run): chart for section in sections.build(runs) for chart in section.figures}
-    short, long = found["Distance to today's policy", "b"], found["Distance to today's policy", "a"]
+    result = {(chart.title, chart.run): chart for section in sections.build(runs) for chart in section.figures}
+    short, long = result["Distance to today's policy", "b"], result["Distance to today's policy", "a"]
     places = [encoding_of(one, -1) for one in (short, long)]
     assert places[0]["x"] == places[1]["x"]
     assert short.domain == long.domain == (1, 6)
     assert [place["y"]["scale"]["domain"] for place in places] == [[0, 0.7], [0, 0.7]]
-    stacked = [encoding_of(found["Batch composition", name], 0) for name in "ab"]
+    stacked = [encoding_of(result["Batch composition", name], 0) for name in "ab"]
     assert stacked[0]["y"]["scale"] == stacked[1]["y"]["scale"] and stacked[0]["x"] == stacked[1]["x"]
     colours = {
-        tuple(key.colour for key in chart.keys) for (_, run), chart in found.items() if not run and len(chart.keys) == 2
+        tuple(key.colour for key in chart.keys)
+        for (_, run), chart in result.items()
+        if not run and len(chart.keys) == 2
     }
     assert colours == {PALETTE[:2]}
-    rows = page.rows_of([found[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"])
+    rows = page.rows_of([result[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"])
     assert [[chart.run for chart in row] for row in rows] == [["a", "b"], ["a", "b"]]
-    assert found["Batch composition", "a"].domain == (0.5, 6.5)
+    assert result["Batch composition", "a"].domain == (0.5, 6.5)
 
 
 def test_differences_of_the_flags_come_first(tmp_path, undrawn):
@@ -355,7 +359,7 @@ def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
 
 
 def test_what_all_runs_lack_is_said_once(tmp_path, undrawn):
-    text = made(*(write_run(tmp_path / name, adapted=False) for name in "ab"))[1]
+    text = page_of(*(write_run(tmp_path / name, adapted=False) for name in "ab"))[1]
     assert "Not there: Hard buffer, Replay buffer, Age of the rollout weights – it is not recorded" in text
 
 
@@ -418,10 +422,10 @@ def test_charts_can_be_read_where_the_first_column_of_the_table_is_on_the_axis(d
 
 @needs_browser
 def test_in_a_browser_the_script_runs_and_nothing_else_does(html, drawn, tmp_path):
-    found = in_browser(html, tmp_path)
-    assert not found.words("title")[0].startswith("owned")
-    assert sliders_in(found) == sliders_of(drawn)
-    assert {"type": "button"} in found.all("button")
+    result = in_browser(html, tmp_path)
+    assert not result.words("title")[0].startswith("owned")
+    assert sliders_in(result) == sliders_of(drawn)
+    assert {"type": "button"} in result.all("button")
 
 
 TO_THE_END = """
@@ -435,13 +439,13 @@ for (const slider of document.querySelectorAll("input[type=range]")) {
 
 @needs_browser
 def test_in_a_browser_a_slider_reads_the_row_of_a_place(html, drawn, tmp_path):
-    found = in_browser(html, tmp_path, TO_THE_END)
+    actual = in_browser(html, tmp_path, TO_THE_END)
     expected = []
     for read in filter(axis_of_table, drawn):
         (first, *names), (place, *values) = read.table.head, map(number, read.table.rows[-1])
         pairs = [f"{clean(name)}: {value}" for name, value in zip(names, values, strict=True) if value != "–"]
         expected.append(" ".join(f"{first} {place} · {' · '.join(pairs)}".split()))
-    assert sorted(found.words("output")) == sorted(expected)
+    assert sorted(actual.words("output")) == sorted(expected)
 
 
 SORTED = {  # from the least to the greatest

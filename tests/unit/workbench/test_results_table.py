@@ -92,8 +92,8 @@ def row_of_this_run(table):
 
 
 def test_a_block_has_the_papers_rows_then_this_run(written):
-    found = written({"aime24": [4, 0, 1], "math500": [4, 4]})
-    table, metrics = results.tables(found)
+    result = written({"aime24": [4, 0, 1], "math500": [4, 4]})
+    table, metrics = results.tables(result)
     assert table.head == [
         "", "Method", "AIME24", "AMC", "MATH500", "Minerva.", "Olympiad.", "Avg.", "Rollouts", "Type",
     ]  # fmt: skip
@@ -114,19 +114,19 @@ def test_a_block_has_the_papers_rows_then_this_run(written):
 
 
 def test_average_is_there_when_all_of_the_block_was_run(written):
-    found = written({"cd34": [4, 0], "cd4": [4, 4], "geo3k_val": [2]})
-    planning, geometry, _ = results.tables(found)
+    result = written({"cd34": [4, 0], "cd4": [4, 4], "geo3k_val": [2]})
+    planning, geometry, _ = results.tables(result)
     assert row_of_this_run(planning)[-1].startswith("75.00 [")  # each benchmark weighs the same
     assert row_of_this_run(geometry)[-1] == "-"
-    assert list(found["averages"]) == ["Planning"]
+    assert list(result["averages"]) == ["Planning"]
     assert planning.title == "Table 1 (b): Planning" and planning.head[-1] == "Avg"
 
 
 def test_benchmarks_are_resampled_independently(written):
     """Two equal benchmarks have an interval narrower by the square root of two. Their draws are independent."""
-    found = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
-    one = found["benchmarks"]["cd34"]["metrics"]["avg@4"]
-    both = found["averages"]["Planning"]
+    result = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
+    one = result["benchmarks"]["cd34"]["metrics"]["avg@4"]
+    both = result["averages"]["Planning"]
     ratio = (both["high"] - both["low"]) / (one["high"] - one["low"])
     assert ratio == pytest.approx(2**-0.5, abs=0.05)
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
@@ -148,8 +148,8 @@ NOTES = {
 
 @pytest.mark.parametrize("note", NOTES)
 def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(written, note):
-    found = written({"aime24": [4, 0]}, **NOTES[note])
-    for table in results.tables(found):
+    result = written({"aime24": [4, 0]}, **NOTES[note])
+    for table in results.tables(result):
         assert [line for line in table.notes if line.startswith("AIME24: ")] == [
             line for line in table.notes if note in line
         ]
@@ -181,12 +181,12 @@ def test_csv_has_a_line_for_each_number(written, tmp_path):
 
 
 def test_markdown_has_the_tables_and_how_it_was_made(written, tmp_path):
-    found = written({"aime24": [4, 0]})
+    result = written({"aime24": [4, 0]})
     text = (tmp_path / "results.md").read_text()
-    for table in results.tables(found):
+    for table in results.tables(result):
         assert table.markdown() in text
-    assert f"`{found['command']}`" in text and "- seed: 42" in text
-    assert json.loads((tmp_path / "results.json").read_text()) == found
+    assert f"`{result['command']}`" in text and "- seed: 42" in text
+    assert json.loads((tmp_path / "results.json").read_text()) == result
 
 
 def test_names_of_users_are_no_markup(capsys):

@@ -48,8 +48,8 @@ def parsed(*words):
     return arguments.parse([str(word) for word in words])
 
 
-def used(args, **about):
-    return {change.name: change.used for change in reduce.reductions(args, **about)}
+def used(args, **facts):
+    return {change.name: change.used for change in reduce.reductions(args, **facts)}
 
 
 def defaults():
@@ -82,7 +82,7 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(reduce.settings(given, defaults(), changes)))
     args = parsed("--config", file)
-    before, after = (json.loads(json.dumps(flags_of(found))) for found in (given, args))
+    before, after = (json.loads(json.dumps(flags_of(parsed))) for parsed in (given, args))
     different = {name for name in before if before[name] != after[name]}
     assert different == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes
@@ -107,24 +107,24 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
 )
 def test_syncs_and_reevaluations_keep_their_order(critic, delay, every, expected):
     critic.adapt.rollout_delay, critic.adapt.reevaluate_every = delay, every
-    found = flags_of(critic) | used(critic, cpu=False)
-    assert (found["adapt.rollout_delay"], found["adapt.reevaluate_every"]) == expected
+    actual = flags_of(critic) | used(critic, cpu=False)
+    assert (actual["adapt.rollout_delay"], actual["adapt.reevaluate_every"]) == expected
 
 
 def test_nothing_is_evaluated(critic):
     """`check` refuses eval.steps without data."""
     critic.eval.dataset, critic.eval.steps = "eval.jsonl", 4
-    found = used(critic, cpu=False)
-    assert (found["eval.dataset"], found["eval.steps"]) == (None, -1)
+    result = used(critic, cpu=False)
+    assert (result["eval.dataset"], result["eval.steps"]) == (None, -1)
 
 
 def test_two_machines_become_one(critic):
     for part in (critic.actor, critic.critic, critic.ref):
         part.num_nodes = 2
     critic.vllm.num_engines = 16
-    found = used(critic, cpu=False)
-    assert [found[f"{name}.num_nodes"] for name in ("actor", "critic", "ref")] == [1, 1, 1]
-    assert found["vllm.num_engines"] == 8
+    result = used(critic, cpu=False)
+    assert [result[f"{name}.num_nodes"] for name in ("actor", "critic", "ref")] == [1, 1, 1]
+    assert result["vllm.num_engines"] == 8
 
 
 def test_gpus_needed(critic):
@@ -151,8 +151,8 @@ def shrunk(name, cpu):
 def test_a_published_model_with_gpus_only_loses_layers(name):
     text, vision, changes = shrunk(name, cpu=False)
     layers, width, heads, keys, mlp, vocabulary, _ = published.SIZES[name]
-    found = (text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size)
-    assert found == (width, heads, keys, mlp) and text.vocab_size == vocabulary
+    result = (text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size)
+    assert result == (width, heads, keys, mlp) and text.vocab_size == vocabulary
     assert text.num_hidden_layers == len(text.layer_types) == 2
     assert (changes[0].name, changes[0].given, changes[0].used) == ("model num_hidden_layers", layers, 2)
     assert len(changes) == 1 + (vision is not None)
@@ -189,9 +189,9 @@ def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
     from transformers import AutoModelForCausalLM
 
     model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="fp16")
-    found = AutoModelForCausalLM.from_pretrained(folder / "small")
-    assert type(found).__name__ == "Qwen2ForCausalLM" and str(found.dtype) == "torch.float16"
-    assert found.config.vocab_size == 99 and found.config.num_key_value_heads == 2
+    result = AutoModelForCausalLM.from_pretrained(folder / "small")
+    assert type(result).__name__ == "Qwen2ForCausalLM" and str(result.dtype) == "torch.float16"
+    assert result.config.vocab_size == 99 and result.config.num_key_value_heads == 2
     assert (folder / "small" / "tokenizer.json").read_text() == "{}"
 
 
@@ -232,16 +232,16 @@ def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_pat
     reward.write_reward(tmp_path / "smoke.py", str(true), -1.0, 3.0)
     function = user_file.load("reward", tmp_path / "smoke.py").reward_func
 
-    def value(found):
-        return float(found["rewards"][0])
+    def value(result):
+        return float(result["rewards"][0])
 
     groups = []
     for prompt in map(str, range(40)):
         queries = [f"{prompt} answer {number}" for number in range(8)]
-        found = [function([query], [prompt], ["good"]) for query in queries]
-        assert [value(f) for f in found] == [value(function([q], [prompt], ["other"])) for q in queries]
-        assert [float(f["extra_logs"]["length"][0]) for f in found] == list(map(len, queries))
-        groups.append([value(f) for f in found])
+        result = [function([query], [prompt], ["good"]) for query in queries]
+        assert [value(f) for f in result] == [value(function([q], [prompt], ["other"])) for q in queries]
+        assert [float(f["extra_logs"]["length"][0]) for f in result] == list(map(len, queries))
+        groups.append([value(f) for f in result])
     assert {number for group in groups for number in group} == {-1.0, 3.0}
     assert sum(len(set(group)) == 2 for group in groups) > 25  # most groups have something to learn from
     assert any(group.count(3.0) <= 1 for group in groups)  # and some are hard
@@ -255,6 +255,6 @@ def test_a_true_reward_that_is_no_number_is_refused():
 
 
 def test_the_file_of_settings_is_plain(critic):
-    found = reduce.settings(critic, defaults(), {"reward.remote_url": "smoke.py"})
-    assert found["reward.remote_url"] == "smoke.py" and "config" not in found
-    json.dumps(found)
+    result = reduce.settings(critic, defaults(), {"reward.remote_url": "smoke.py"})
+    assert result["reward.remote_url"] == "smoke.py" and "config" not in result
+    json.dumps(result)

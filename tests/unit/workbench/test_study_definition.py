@@ -37,13 +37,13 @@ def write(tmp_path):
     for name in ("base.yaml", "more.yaml"):
         (tmp_path / name).write_text("")
 
-    def made(**changed):
+    def write_study(**changed):
         content = {name: value for name, value in {**WHOLE, **changed}.items() if value is not None}
         path = tmp_path / "study.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False))
         return path
 
-    return made
+    return write_study
 
 
 def test_a_study_that_is_like_another(write, tmp_path):

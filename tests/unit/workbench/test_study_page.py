@@ -29,15 +29,15 @@ PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
 
 
-def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=None, trained=10, **about):
+def run_of(arm, seed, accuracies, *, rollouts=100, groups=(), steps=4, planned=None, trained=10, **metadata):
     """A run with these held-out accuracies at steps 1, 2, ... on the only benchmark, b. Its totals grow evenly."""
     rows = [
         {"step": step, "rollouts/total": rollouts * step, "tokens/trained_total": trained * step}
         for step in range(1, steps + 1)
     ]
     held_out = [{"step": step, "eval_b_pass1": value} for step, value in enumerate(accuracies, start=1)]
-    about = {"total_steps": planned or steps, **about}
-    return StudyRun(arm, seed, Run(f"{arm.name}-{seed}", rows, about, groups_frame(list(groups))), held_out)
+    metadata = {"total_steps": planned or steps, **metadata}
+    return StudyRun(arm, seed, Run(f"{arm.name}-{seed}", rows, metadata, groups_frame(list(groups))), held_out)
 
 
 def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
@@ -45,8 +45,8 @@ def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
 
 
 def verdict(claim, runs, **others):
-    (found,) = claims.judge(Results(study_of(claim, **others), runs))
-    return found
+    (result,) = claims.judge(Results(study_of(claim, **others), runs))
+    return result
 
 
 ABOVE = Claim("BAPO ends above GRPO", "Table 1", "bapo-group", "plain-group", "accuracy")
@@ -61,11 +61,11 @@ def curve(points):
 
 def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
     curves = [[(0, 0.0), (12, 12.0)], [(0, 1.0), (5, 1.0)], [(0, 2.0), (10, 2.0)], [(0, 5.0)], []]
-    found = data.band([curve(points) for points in curves])
-    assert list(found.index) == [0, 5, 10]  # at 12 only one of four is known, and the empty one does not count
-    assert list(found.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
-    assert list(found.loc[5, ["low", "median", "high"]]) == list(np.quantile([5, 1, 2], [0.25, 0.5, 0.75]))
-    assert list(found.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
+    result = data.band([curve(points) for points in curves])
+    assert list(result.index) == [0, 5, 10]  # at 12 only one of four is known, and the empty one does not count
+    assert list(result.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
+    assert list(result.loc[5, ["low", "median", "high"]]) == list(np.quantile([5, 1, 2], [0.25, 0.5, 0.75]))
+    assert list(result.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
     assert list(data.band([curve(points) for points in curves[:2] + curves[3:4]]).index) == [0, 5]  # at 12 one of three
     assert data.band([]).empty and data.band([curve([])]).empty
 
@@ -76,19 +76,19 @@ def test_pooled_seeds_are_means_of_metrics_and_all_groups():
     first = StudyRun(PLAIN, 1, Run("a", rows, {}, groups_frame(groups)))
     rows = [{"step": 1, "x": 3.0}, {"step": 2, "x": 5.0}]
     second = StudyRun(PLAIN, 2, Run("b", rows, {}, groups_frame([{"step": 1, "prompt": "p", "mean": 0.5}])))
-    found = Results(study_of(), [first, second]).pooled["plain-group"]
-    assert found.name == "GRPO"
-    assert found.curve("x").to_dict() == {1: 2.0, 2: 5.0} and found.curve("y").to_dict() == {1: 4.0}
-    assert found.groups[["step", "prompt"]].to_numpy().tolist() == [[1, "1 p"], [1, "2 p"], [2, "1 p"]]
-    assert unlocked(found.groups) == Unlocked(1, 1, 1)
+    result = Results(study_of(), [first, second]).pooled["plain-group"]
+    assert result.name == "GRPO"
+    assert result.curve("x").to_dict() == {1: 2.0, 2: 5.0} and result.curve("y").to_dict() == {1: 4.0}
+    assert result.groups[["step", "prompt"]].to_numpy().tolist() == [[1, "1 p"], [1, "2 p"], [2, "1 p"]]
+    assert unlocked(result.groups) == Unlocked(1, 1, 1)
 
 
 def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
-    found = run_of(PLAIN, 1, [0.1, 0.2, 0.15, 0.3], rollouts=50)
-    results = Results(study_of(), [found])
+    result = run_of(PLAIN, 1, [0.1, 0.2, 0.15, 0.3], rollouts=50)
+    results = Results(study_of(), [result])
     spent = [results.until(target, ROLLOUTS).to_dict() for target in (0.05, 0.2, 0.21, 0.31)]
     assert spent == [{("plain-group", 1): value} for value in (50, 100, 200)] + [{}]
-    before = replace(found, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
+    before = replace(result, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
     assert Results(study_of(), [before]).until(0.5, ROLLOUTS).to_list() == [0]
 
 
@@ -96,8 +96,8 @@ def test_a_place_before_the_first_record_of_a_total_is_left_out():
     rows = [{"step": step, ROLLOUTS: value} for step, value in ((1, None), (2, 20), (3, None), (4, 40))]
     results = Results(study_of(), [StudyRun(PLAIN, 1, Run("a", rows))])
     places = pandas.DataFrame({"arm": "plain-group", "seed": 1, "step": [0, 1, 2, 3, 4.5]})
-    found = results.spent(places, ROLLOUTS)
-    assert found.set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
+    result = results.spent(places, ROLLOUTS)
+    assert result.set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
 
 
 def test_update_tokens_count_the_epochs():
@@ -147,32 +147,32 @@ def accuracies(ours, theirs):
     [([0.31, 0.33, 0.32], True), ([0.1, 0.12, 0.09], False), ([0.1, 0.4, 0.25], None), ([0.3], None), ([], None)],
 )
 def test_a_claim_of_higher_accuracy(ours, holds):
-    found = verdict(ABOVE, accuracies(ours, [0.2, 0.21, 0.22]))
-    assert found.holds is holds
-    assert (found.effect.count if found.effect else 0) == len(ours)
+    result = verdict(ABOVE, accuracies(ours, [0.2, 0.21, 0.22]))
+    assert result.holds is holds
+    assert (result.effect.count if result.effect else 0) == len(ours)
     if len(ours) == 3:
         differences = np.array(ours) - [0.2, 0.21, 0.22]
-        assert found.effect.value == pytest.approx(differences.mean())
+        assert result.effect.value == pytest.approx(differences.mean())
         half = 4.302653 * differences.std(ddof=1) / 3**0.5
-        assert found.effect.low == pytest.approx(differences.mean() - half, abs=1e-6)
-    assert bool(found.notes) is (len(ours) < 2)
+        assert result.effect.low == pytest.approx(differences.mean() - half, abs=1e-6)
+    assert bool(result.notes) is (len(ours) < 2)
 
 
 def test_pairs_are_of_the_same_seed():
     runs = [run_of(BAPO, seed, [0.5 + seed / 10]) for seed in (2, 3, 4)]
     runs += [run_of(PLAIN, seed, [0.1 + seed / 10]) for seed in (4, 3, 1)]
-    found = verdict(ABOVE, runs)
-    assert found.effect.count == 2 and found.effect.value == pytest.approx(0.4)
-    assert (found.better, found.than) == (pytest.approx(0.85), pytest.approx(0.45))
-    assert found.holds is None and "all pairs differ by the same" in found.notes[0]
+    result = verdict(ABOVE, runs)
+    assert result.effect.count == 2 and result.effect.value == pytest.approx(0.4)
+    assert (result.better, result.than) == (pytest.approx(0.85), pytest.approx(0.45))
+    assert result.holds is None and "all pairs differ by the same" in result.notes[0]
 
 
 def test_about_equal_needs_the_interval_within_the_margin():
-    about = replace(ABOVE, margin=0.05)
-    assert verdict(about, accuracies([0.21, 0.2, 0.215], [0.2, 0.21, 0.22])).holds is True
-    assert verdict(about, accuracies([0.3, 0.31, 0.325], [0.2, 0.21, 0.22])).holds is False
-    assert verdict(about, accuracies([0.1, 0.3, 0.2], [0.2, 0.21, 0.22])).holds is None
-    assert verdict(about, accuracies([0.1, 0.105, 0.12], [0.2, 0.21, 0.22])).holds is False
+    claim = replace(ABOVE, margin=0.05)
+    assert verdict(claim, accuracies([0.21, 0.2, 0.215], [0.2, 0.21, 0.22])).holds is True
+    assert verdict(claim, accuracies([0.3, 0.31, 0.325], [0.2, 0.21, 0.22])).holds is False
+    assert verdict(claim, accuracies([0.1, 0.3, 0.2], [0.2, 0.21, 0.22])).holds is None
+    assert verdict(claim, accuracies([0.1, 0.105, 0.12], [0.2, 0.21, 0.22])).holds is False
 
 
 def rollouts(ours, theirs):
@@ -182,8 +182,8 @@ def rollouts(ours, theirs):
 
 def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
     fewer = replace(ABOVE, measure="rollouts", ratio=0.4)
-    found = verdict(fewer, rollouts([40, 44, 41], [100, 100, 100]))
-    assert found.holds is True and found.effect.value == pytest.approx((0.4 * 0.44 * 0.41) ** (1 / 3))
+    result = verdict(fewer, rollouts([40, 44, 41], [100, 100, 100]))
+    assert result.holds is True and result.effect.value == pytest.approx((0.4 * 0.44 * 0.41) ** (1 / 3))
     assert verdict(fewer, rollouts([140, 144, 141], [100, 100, 100])).holds is False
     assert verdict(fewer, rollouts([100, 100, 100], [100, 100, 100])).holds is False  # exactly as many: not fewer
     assert verdict(fewer, rollouts([50, 200, 100], [100, 100, 100])).holds is None
@@ -209,21 +209,21 @@ def by_exact_area(points, end):
 
 def test_claims_of_learning_curves_are_at_equal_responses():
     """BAPO generates 150 responses a step and GRPO 100, so GRPO's curve ends first: at 400."""
-    made = [(BAPO, [0.1, 0.3, 0.4, 0.5], 150), (BAPO, [0.2, 0.3, 0.3, 0.6], 150), (PLAIN, [0.1, 0.2, 0.2, 0.3], 100),
+    curves = [(BAPO, [0.1, 0.3, 0.4, 0.5], 150), (BAPO, [0.2, 0.3, 0.3, 0.6], 150), (PLAIN, [0.1, 0.2, 0.2, 0.3], 100),
             (PLAIN, [0.1] * 4, 100)]  # fmt: skip
-    runs = [run_of(arm, 1 + place % 2, heights, rollouts=each) for place, (arm, heights, each) in enumerate(made)]
+    runs = [run_of(arm, 1 + place % 2, heights, rollouts=each) for place, (arm, heights, each) in enumerate(curves)]
     for start in (None, 0.05):
         study = replace(study_of(replace(ABOVE, measure="curve")), start=start)
-        (found,) = claims.judge(Results(study, runs))
+        (actual,) = claims.judge(Results(study, runs))
         wanted = {}
-        for place, (arm, heights, each) in enumerate(made):
+        for place, (arm, heights, each) in enumerate(curves):
             first = Fraction(str(heights[0] if start is None else start))
             points = [(0, first), *((each * n, Fraction(str(y))) for n, y in enumerate(heights, start=1))]
             wanted[arm.name, 1 + place % 2] = by_exact_area(points, 400)
         assert Results(study, runs).curve(["bapo-group", "plain-group"]).to_dict() == pytest.approx(wanted)
         gain = [wanted["bapo-group", seed] - wanted["plain-group", seed] for seed in (1, 2)]
-        assert found.effect.value == pytest.approx(float(sum(gain) / 2)) and found.effect.count == 2
-        assert claims.effect_in_words(found)[0] == f"{100 * float(sum(gain) / 2):+.1f} points"
+        assert actual.effect.value == pytest.approx(float(sum(gain) / 2)) and actual.effect.count == 2
+        assert claims.effect_in_words(actual)[0] == f"{100 * float(sum(gain) / 2):+.1f} points"
     longer = run_of(Arm("mopps", "group", "MoPPS", {}), 1, [0.5], rollouts=7)  # it is not compared, so 400 stays
     assert Results(study_of(), [*runs, longer]).curve(["plain-group"]).to_dict() == pytest.approx(
         {("plain-group", 1): 0.175, ("plain-group", 2): 0.1}
@@ -245,14 +245,14 @@ def solving(arm, seed, right):
 def test_claims_of_solved_prompts():
     runs = [solving(BAPO, 1, 3), solving(BAPO, 2, 4), solving(BAPO, 3, 3), run_of(BAPO, 4, [])]
     runs += [solving(PLAIN, 1, 1), solving(PLAIN, 2, 0), solving(PLAIN, 3, 0), solving(PLAIN, 4, 1)]
-    found = verdict(replace(ABOVE, measure="solved"), runs)
-    assert found.effect.value == pytest.approx((0.5 + 1 + 0.75) / 3) and found.effect.count == 3
-    assert found.holds is True
+    result = verdict(replace(ABOVE, measure="solved"), runs)
+    assert result.effect.value == pytest.approx((0.5 + 1 + 0.75) / 3) and result.effect.count == 3
+    assert result.holds is True
 
 
 def test_a_claim_about_an_arm_that_is_not_there():
-    found = verdict(replace(ABOVE, better="nothing-group"), accuracies([0.1], [0.2]))
-    assert found.holds is None and "nothing-group" in found.notes[0]
+    result = verdict(replace(ABOVE, better="nothing-group"), accuracies([0.1], [0.2]))
+    assert result.holds is None and "nothing-group" in result.notes[0]
 
 
 def test_the_table_of_claims():
@@ -351,8 +351,8 @@ def test_the_overview_leaves_out_what_is_not_finished():
 
 def layers(figure, mark=""):
     """The layers of a figure's chart, or those with a mark."""
-    found = specification(figure.chart)["layer"]
-    return [layer for layer in found if mark in ("", layer["mark"]["type"])]
+    result = specification(figure.chart)["layer"]
+    return [layer for layer in result if mark in ("", layer["mark"]["type"])]
 
 
 def rows_of(figure, mark="line"):
@@ -416,7 +416,7 @@ def test_intervals_and_times_are_of_finished_runs():
     mean = 100 * results.scores(study.arms[1]).mean()
     assert overview["BAPO-GRPO"]["final accuracy, mean of the benchmarks, %"].startswith(f"{mean:.1f} [")
     assert overview["GRPO"]["seeds"] == "2 of 2"  # the third run of GRPO has not finished
-    finished = [found.run.total("timing/generation") for found in results.by_arm["plain-group"][:2]]
+    finished = [study_run.run.total("timing/generation") for study_run in results.by_arm["plain-group"][:2]]
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(np.mean(finished))
 
 
@@ -457,8 +457,8 @@ def drawn(results):
 
 
 def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
-    found = Page(html)
-    assert not {tag for tag, _ in found.elements} & {
+    result = Page(html)
+    assert not {tag for tag, _ in result.elements} & {
         "link",
         "img",
         "iframe",
@@ -468,35 +468,35 @@ def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
         "form",
         "image",
     }
-    for tag, attributes in found.elements:
+    for tag, attributes in result.elements:
         assert "src" not in attributes and not [name for name in attributes if name.startswith("on")], tag
-    assert len(found.all("script")) == 1 and "\x00" not in html
+    assert len(result.all("script")) == 1 and "\x00" not in html
     assert "http://" not in html and "https://" not in html
-    assert "owned" in found.words("h1")[0] and found.words("title")[0].endswith(": study")
-    assert found.words("footer")[0].startswith("Made by bapo-openrlhf study.")
+    assert "owned" in result.words("h1")[0] and result.words("title")[0].endswith(": study")
+    assert result.words("footer")[0].startswith("Made by bapo-openrlhf study.")
 
 
 def test_headings_anchors_and_what_charts_say(html, drawn):
-    found = Page(html)
-    levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch(r"h\d", tag)]
+    result = Page(html)
+    levels = [int(tag[1]) for tag, _ in result.elements if re.fullmatch(r"h\d", tag)]
     assert levels.count(1) == 1 and all(after <= before + 1 for before, after in pairwise(levels))
-    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
-    pointed = [a["href"][1:] for a in found.all("a")] + [a["aria-labelledby"] for a in found.all("section")]
+    ids = [attributes["id"] for _, attributes in result.elements if "id" in attributes]
+    pointed = [a["href"][1:] for a in result.all("a")] + [a["aria-labelledby"] for a in result.all("section")]
     assert len(ids) == len(set(ids)) and set(pointed) <= set(ids)
-    assert found.words("h2")[:2] == ["Claims", "At a glance"] and len(found.words("h2")) == 12
-    pictures = [a for a in found.all("svg") if a.get("class") != "swatch"]
+    assert result.words("h2")[:2] == ["Claims", "At a glance"] and len(result.words("h2")) == 12
+    pictures = [a for a in result.all("svg") if a.get("class") != "swatch"]
     assert len(pictures) == len(drawn) + sum(figure.wide for figure in drawn)
     assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
-    figures_ = [k for k, (tag, _) in enumerate(found.elements) if tag == "figure"]
-    for start, end in zip(figures_, [*figures_[1:], len(found.elements)], strict=True):
-        assert "table" in [tag for tag, _ in found.elements[start:end]]
+    figures_ = [k for k, (tag, _) in enumerate(result.elements) if tag == "figure"]
+    for start, end in zip(figures_, [*figures_[1:], len(result.elements)], strict=True):
+        assert "table" in [tag for tag, _ in result.elements[start:end]]
 
 
 def test_verdicts_are_plain_and_on_top(undrawn):
     study = make_study()
     runs = [make_run(arm, seed, gain=0.1 * (arm.method == "bapo")) for arm in study.arms for seed in study.seeds]
-    found = Page(page.make_study_page(Results(study, runs), {}))
-    verdicts = [words for words in found.words("li") if re.match("Holds|Does not hold|Undecided", words)]
+    result = Page(page.make_study_page(Results(study, runs), {}))
+    verdicts = [words for words in result.words("li") if re.match("Holds|Does not hold|Undecided", words)]
     assert len(verdicts) == 3 and verdicts[0].startswith("Holds: BA-PPO ends above PPO (A.9).")
     assert "3 pairs" in verdicts[0] and "95 % interval" in verdicts[0]
 
@@ -566,6 +566,6 @@ def test_charts_can_be_read_where_the_first_column_of_the_table_is_on_the_axis(d
 
 @needs_browser
 def test_in_a_browser_the_script_runs_and_nothing_else_does(html, drawn, tmp_path):
-    found = in_browser(html, tmp_path)
-    assert not found.words("title")[0].startswith("owned")
-    assert sliders_in(found) == sliders_of(drawn)
+    result = in_browser(html, tmp_path)
+    assert not result.words("title")[0].startswith("owned")
+    assert sliders_in(result) == sliders_of(drawn)

@@ -162,8 +162,8 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
         seen([Running(planned[1], None)], [planned[2]])
         clock[0] += 1080  # 10 in 20 minutes: 140 in 280
         seen([Running(planned[1], None)], [planned[2]])
-    found = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
-    assert found == [f"tiny: 1/4 runs, {left}" for left in (
+    result = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert result == [f"tiny: 1/4 runs, {left}" for left in (
         "time left: not known yet", "28 min left", "4 h 40 min left",
     )]  # fmt: skip
 
@@ -280,8 +280,8 @@ class TestContent:
             "seeds: [1, 2]\nmethods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n"
         )
         for run in plan(read_study(tmp_path / "study.yaml"), tmp_path / "out"):
-            about = settings_of(arguments.parse(run.words), 12)
-            begin_run(run.folder, {"started": "now", **about})
+            settings = settings_of(arguments.parse(run.words), 12)
+            begin_run(run.folder, {"started": "now", **settings})
             write_summary(run.folder, {"steps": 3})
             (run.folder / "command.json").write_text(json.dumps(run.words))
 
@@ -309,8 +309,8 @@ class TestContent:
 
     def test_every_run_is_compared(self, study, tmp_path):
         """Not only the first of an arm."""
-        about = tmp_path / "out/runs/bapo-group-s2/run.json"
-        about.write_text(about.read_text().replace('"data.max_len": 48', '"data.max_len": 40'))
+        file = tmp_path / "out/runs/bapo-group-s2/run.json"
+        file.write_text(file.read_text().replace('"data.max_len": 48', '"data.max_len": 40'))
         status, [error] = study()
         assert status == 2 and "run bapo-group-s2" in error and "data.max_len 40 (now 48)" in error
 
@@ -325,9 +325,9 @@ class TestContent:
 
     def test_a_run_of_an_older_version_has_no_digests(self, study, tmp_path):
         for path in tmp_path.glob("out/runs/*/run.json"):
-            about = json.loads(path.read_text())
-            del about["inputs"]
-            path.write_text(json.dumps(about))
+            metadata = json.loads(path.read_text())
+            del metadata["inputs"]
+            path.write_text(json.dumps(metadata))
         (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "# new\n")
         assert study() == (0, [])
 

@@ -20,35 +20,35 @@ VALUES = st.lists(st.integers(-8, 8).map(lambda value: value / 8), min_size=1, m
 @UNTIMED
 @given(VALUES)
 def test_the_mean_has_students_interval(values):
-    found = statistics.mean_interval(values)
-    assert found.value == pytest.approx(np.mean(values)) and found.count == len(values)
+    actual = statistics.mean_interval(values)
+    assert actual.value == pytest.approx(np.mean(values)) and actual.count == len(values)
     if len(values) == 1:
-        assert found.low is None and found.high is None
+        assert actual.low is None and actual.high is None
     elif np.std(values) > 0:
         expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+        assert (actual.low, actual.high) == pytest.approx((expected.low, expected.high))
     else:
-        assert found.low == pytest.approx(found.value) == found.high
+        assert actual.low == pytest.approx(actual.value) == actual.high
 
 
 def test_the_interval_by_hand():
-    found = statistics.mean_interval([1, 2, 3])  # s = 1, t = 4.302653 with 2 degrees of freedom
-    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
+    result = statistics.mean_interval([1, 2, 3])  # s = 1, t = 4.302653 with 2 degrees of freedom
+    assert (result.low, result.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
     assert statistics.mean_interval([]) is None
 
 
 def test_the_interval_covers_what_it_says():
     rng = np.random.default_rng(0)
-    found = [statistics.mean_interval(rng.normal(3, 2, size=5)) for _ in range(3000)]
-    assert sum(one.low <= 3 <= one.high for one in found) / 3000 == pytest.approx(0.95, abs=0.015)
+    result = [statistics.mean_interval(rng.normal(3, 2, size=5)) for _ in range(3000)]
+    assert sum(one.low <= 3 <= one.high for one in result) / 3000 == pytest.approx(0.95, abs=0.015)
 
 
 @UNTIMED
 @given(st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=6))
 def test_ratios_are_symmetric(ratios):
-    found, other = statistics.ratio_interval(ratios), statistics.ratio_interval([1 / ratio for ratio in ratios])
-    assert found.value == pytest.approx(stats.gmean(ratios))
-    assert (found.low, found.value, found.high) == pytest.approx((1 / other.high, 1 / other.value, 1 / other.low))
+    result, other = statistics.ratio_interval(ratios), statistics.ratio_interval([1 / ratio for ratio in ratios])
+    assert result.value == pytest.approx(stats.gmean(ratios))
+    assert (result.low, result.value, result.high) == pytest.approx((1 / other.high, 1 / other.value, 1 / other.low))
 
 
 # ── tests ──
@@ -109,13 +109,13 @@ def test_no_pair_has_no_p_and_many_pairs_have_one():
 @UNTIMED
 @given(st.lists(st.floats(0, 1), max_size=7))
 def test_holms_correction(p_values):
-    found = statistics.holm(p_values)
+    result = statistics.holm(p_values)
     count = len(p_values)
     for index, p in enumerate(p_values):
         # By its definition: the largest of (m - k) p over all smaller ones, ties in their order.
         before = [(value, place) for place, value in enumerate(p_values) if (value, place) <= (p, index)]
         scaled = [(count - rank) * value for rank, (value, _) in enumerate(sorted(before))]
-        assert found[index] == pytest.approx(min(1, max(scaled)))
+        assert result[index] == pytest.approx(min(1, max(scaled)))
 
 
 def test_holms_correction_by_hand():

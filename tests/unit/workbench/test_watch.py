@@ -429,9 +429,9 @@ def test_live_from_the_first_second(terminal, tmp_path):
 
 def test_warnings_of_the_run_itself():
     """Those of which the rows say more are not shown twice."""
-    own = [{"step": 1, "kind": "reward range", "text": "step 1: rewards go from 1 to 12"}]
-    own += [{"step": 2, "kind": kind, "text": f"step 2: {kind}"} for kind in ("skipped", "failed", "nonfinite")]
-    seen = Seen("a run", make_rows(3), warnings=own)
+    of_run = [{"step": 1, "kind": "reward range", "text": "step 1: rewards go from 1 to 12"}]
+    of_run += [{"step": 2, "kind": kind, "text": f"step 2: {kind}"} for kind in ("skipped", "failed", "nonfinite")]
+    seen = Seen("a run", make_rows(3), warnings=of_run)
     assert warnings(seen) == ["step 1: rewards go from 1 to 12"]
     assert "! step 1: rewards go from 1 to 12" in str(picture(seen, 80))
     seen = Seen("a run", make_rows(3), summary={"steps": 3, "nothing_trained": "nothing was trained: why"})
