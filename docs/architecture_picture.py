@@ -1,8 +1,9 @@
 """The two figures of docs/architecture.md, made from the code: `python docs/architecture_picture.py`.
 
-`rooms.svg` shows the folders of the package in the order of their imports. Their sentences are the first sentences of
-their docstrings. `step.svg` shows a group's trip through one training step. Each station names a function, and the
-script stops if that function does not exist. `tests/unit/test_architecture.py` compares both files with the code.
+`subpackages.svg` shows the folders of the package in the order of their imports. Their sentences are the first
+sentences of their docstrings. `step.svg` shows what happens to a group in one training step. Each stage names a
+function, and the script stops if that function does not exist. `tests/unit/test_architecture.py` compares both files
+with the code.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple
 PACKAGE = Path(__file__).parents[1] / "bapo_openrlhf"
 IMAGES = Path(__file__).parent / "images"
 
-# Floors from top to bottom, and the rooms of each. A room imports only from rooms that stand below it.
-FLOORS = {
+# The parts from top to bottom, and the subpackages of each. One imports only from those that stand below it.
+PARTS = {
     "Command line": ("#fff4de", ["cli"]),
     "Workbench: around training runs": ("#e4f0fb", ["workbench"]),
     "Plug-in: before, during and after a training run": (
@@ -38,14 +39,14 @@ FLOORS = {
         ],
     ),
 }
-ROOMS = [room for _, rooms in FLOORS.values() for room in rooms]
+SUBPACKAGES = [name for _, names in PARTS.values() for name in names]
 WIDTH = 1160
 DARK, GREY, BLUE = (f'fill="{colour}"' for colour in ("#222", "#555", "#0b5394"))
 SMALL = 'font-size="12.5" font-family="monospace"'
 
 
-class Station(NamedTuple):
-    """One function that a group passes."""
+class Stage(NamedTuple):
+    """One function that each training step calls, and what it hands over to the next one."""
 
     lane: int
     what: str
@@ -55,45 +56,45 @@ class Station(NamedTuple):
 
 
 LANES = ("Rollout engines (vLLM)", "Trainer (one process)", "Actor and critic workers (DeepSpeed)")
-STATIONS = [
-    Station(1, "Draw prompts, send them to the engines", "training/generate/rollout.py",
+STAGES = [
+    Stage(1, "Draw prompts, send them to the engines", "training/generate/rollout.py",
             "AdaptedSamplesGenerator.generate_samples", "prompts"),
-    Station(0, "Generate G responses for each prompt and get their rewards", "training/generate/engines.py",
-            "RolloutEngine.generate_responses", "responses, rewards"),
-    Station(1, "Make a sample of each response, with the log-probs it was drawn with", "training/generate/rollout.py",
+    Stage(0, "Generate G responses for each prompt and get their rewards", "training/generate/engines.py",
+            "RolloutEngine.generate_groups", "responses, rewards"),
+    Stage(1, "Make a sample of each response, with the log-probs it was drawn with", "training/generate/rollout.py",
             "AdaptedSamplesGenerator._process_response_into_experience", "samples"),
-    Station(1, "Re-evaluate hard prompts with today's weights", "training/run/trainer.py",
+    Stage(1, "Re-evaluate hard prompts with today's weights", "training/run/trainer.py",
             "AdaptedPPOTrainer._reevaluate", "samples"),
-    Station(1, "Make groups of the samples", "training/run/accounts.py", "StepAccounts.enter", "groups"),
-    Station(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "batch"),
-    Station(1, "Get today's log-probs and values from the workers", "training/learn/experience.py",
+    Stage(1, "Make groups of the samples", "training/run/accounts.py", "StepAccounts.enter", "groups"),
+    Stage(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "batch"),
+    Stage(1, "Get today's log-probs and values from the workers", "training/learn/experience.py",
             "AdaptedExperienceMaker.forward", "log-probs, values"),
-    Station(1, "Take out groups that are not finite or too far", "adapt/review.py", "review", "kept groups"),
-    Station(1, "Set importance ratios and the KL penalty", "training/learn/experience.py",
+    Stage(1, "Take out groups that are not finite or too far", "adapt/review.py", "review", "kept groups"),
+    Stage(1, "Set importance ratios and the KL penalty", "training/learn/experience.py",
             "AdaptedExperienceMaker.finish", "experience"),
-    Station(1, "Compute advantages and returns", "training/learn/advantages.py",
+    Stage(1, "Compute advantages and returns", "training/learn/advantages.py",
             "set_advantages", "experience, dealt to the ranks"),
-    Station(2, "Train on every micro-batch of the batch", "training/learn/updates.py",
+    Stage(2, "Train on every micro-batch of the batch", "training/learn/updates.py",
             "WholeBatchActorTrainer.loss", "new weights"),
-    Station(0, "Take the weights, every v steps", "training/generate/rollout_weights.py",
+    Stage(0, "Take the weights, every v steps", "training/generate/rollout_weights.py",
             "RolloutWeights.sync", "done"),
-    Station(1, "Count what became of each group", "adapt/ledger.py", "Ledger.settle", "states"),
-    Station(1, "Write metrics, groups and answers", "training/run/recorder.py", "StepRecorder.add_groups", ""),
+    Stage(1, "Count what became of each group", "adapt/ledger.py", "Ledger.settle", "states"),
+    Stage(1, "Write metrics, groups and answers", "training/run/recorder.py", "StepRecorder.add_groups", ""),
 ]  # fmt: skip
 
 
-def sentence(room: str) -> str:
-    """The first sentence of a room's docstring."""
-    path = PACKAGE / room
+def sentence(name: str) -> str:
+    """The first sentence of a subpackage's docstring."""
+    path = PACKAGE / name
     text = ast.get_docstring(ast.parse((path / "__init__.py" if path.is_dir() else path).read_text())) or ""
     return " ".join(text.split("\n\n")[0].split())
 
 
-def content(room: str) -> str:
-    """The names of a room's modules and folders; nothing for a room that is one file."""
-    path = PACKAGE / room
-    names = sorted(each.stem for each in path.glob("*") if each.is_dir() or each.suffix == ".py")
-    return ", ".join(name for name in names if not name.startswith("__"))
+def content(name: str) -> str:
+    """The names of a subpackage's modules and folders; nothing for a module."""
+    path = PACKAGE / name
+    stems = sorted(each.stem for each in path.glob("*") if each.is_dir() or each.suffix == ".py")
+    return ", ".join(stem for stem in stems if not stem.startswith("__"))
 
 
 def names_of(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
@@ -132,23 +133,23 @@ def page(title: str, description: str, height: int, parts: list[str]) -> str:
     )
 
 
-def rooms_picture() -> str:
-    """The floors and rooms of the package."""
+def subpackages_picture() -> str:
+    """The parts and subpackages of the package."""
     parts, y = [], 20
-    for floor, (colour, rooms) in FLOORS.items():
+    for part, (colour, names) in PARTS.items():
         inside, top = [], y
         y += 26
-        inside.append(f'<text x="80" y="{y}" font-weight="bold" font-size="16" fill="#222">{escape(floor)}</text>')
+        inside.append(f'<text x="80" y="{y}" font-weight="bold" font-size="16" fill="#222">{escape(part)}</text>')
         y += 14
-        for room in rooms:
+        for name in names:
             start = y
-            says, below = lines(sentence(room), 56, 250, y + 22, DARK)
-            files, lower = lines(content(room), 58, 690, y + 22, f"{GREY} {SMALL}")
+            says, below = lines(sentence(name), 56, 250, y + 22, DARK)
+            files, lower = lines(content(name), 58, 690, y + 22, f"{GREY} {SMALL}")
             end = max(below, lower, start + 40) - 2
             inside += [
                 f'<rect x="80" y="{start}" width="1050" height="{end - start}" rx="6" fill="#fff" stroke="#999"/>',
                 f'<text x="96" y="{start + 22}" font-weight="bold" font-family="monospace" fill="#222">'
-                f"{room if room.endswith('.py') else room + '/'}</text>",
+                f"{name if name.endswith('.py') else name + '/'}</text>",
                 *says,
                 *files,
             ]
@@ -161,16 +162,16 @@ def rooms_picture() -> str:
         f'<text x="24" y="{y // 2}" transform="rotate(-90 24 {y // 2})" text-anchor="middle" fill="#333">'
         "imports go down only</text>",
     ]
-    rows = "; ".join(f"{room}: {sentence(room)}" for room in ROOMS)
+    rows = "; ".join(f"{name}: {sentence(name)}" for name in SUBPACKAGES)
     story = f"From top to bottom, each imports only from those below. {rows}"
-    return page("The rooms of bapo_openrlhf", story, y, parts)
+    return page("The subpackages of bapo_openrlhf", story, y, parts)
 
 
 def step_picture() -> str:
-    """A group's trip through one training step.
+    """What happens to a group in one training step.
 
     Raises:
-        LookupError: a station names a function that the code does not have.
+        LookupError: A stage names a function that the code does not have.
     """
     parts, y, left = [], 70, [30, 400, 770]
     for lane, name in enumerate(LANES):
@@ -179,13 +180,13 @@ def step_picture() -> str:
             f"{escape(name)}</text>"
         )
     before: tuple[int, int] | None = None
-    for number, station in enumerate(STATIONS, start=1):
-        if station.function not in names_of(ast.parse((PACKAGE / station.file).read_text()).body):
-            raise LookupError(f"{station.file} has no {station.function}")
-        x = left[station.lane]
-        says, below = lines(f"{number}. {station.what}", 46, x + 14, y + 24, DARK)
-        where, below = lines(station.file, 48, x + 14, below + 4, f"{GREY} {SMALL}")
-        function = station.function.replace(".", ". ") if len(station.function) > 44 else station.function
+    for number, stage in enumerate(STAGES, start=1):
+        if stage.function not in names_of(ast.parse((PACKAGE / stage.file).read_text()).body):
+            raise LookupError(f"{stage.file} has no {stage.function}")
+        x = left[stage.lane]
+        says, below = lines(f"{number}. {stage.what}", 46, x + 14, y + 24, DARK)
+        where, below = lines(stage.file, 48, x + 14, below + 4, f"{GREY} {SMALL}")
+        function = stage.function.replace(".", ". ") if len(stage.function) > 44 else stage.function
         name, below = lines(function, 44, x + 14, below, f"{BLUE} {SMALL}")
         if before is not None:
             at, bottom = before
@@ -194,18 +195,18 @@ def step_picture() -> str:
             parts.append(
                 f'<path d="{path}" fill="none" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>'
                 f'<text x="{max(middle, target) + 8}" y="{y - 26}" font-size="12.5" fill="#333">'
-                f"{escape(STATIONS[number - 2].hands_over)}</text>"
+                f"{escape(STAGES[number - 2].hands_over)}</text>"
             )
         parts.append(f'<rect x="{x}" y="{y}" width="360" height="{below - y}" rx="6" fill="none" stroke="#333"/>')
         parts += [*says, *where, *name]
-        before, y = (station.lane, below), below + 52
-    story = "; ".join(f"{s.what} ({s.file}, {s.function})" for s in STATIONS)
-    return page("A group's trip through one training step", story, y - 20, parts)
+        before, y = (stage.lane, below), below + 52
+    story = "; ".join(f"{s.what} ({s.file}, {s.function})" for s in STAGES)
+    return page("What happens to a group in one training step", story, y - 20, parts)
 
 
 def main() -> None:
     """Write both files."""
-    (IMAGES / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
+    (IMAGES / "subpackages.svg").write_text(subpackages_picture(), encoding="utf-8")
     (IMAGES / "step.svg").write_text(step_picture(), encoding="utf-8")
 
 

@@ -13,13 +13,13 @@ if __name__ == "__main__":
     cpu.install()
 
     import probe_classes
-    import weight_checksums
+    import stage_classes
 
     from bapo_openrlhf.training.generate import engines
     from bapo_openrlhf.training.learn import workers
     from bapo_openrlhf.training.run import trainer
 
     trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
-    engines.RolloutActor = weight_checksums.ChecksumEngineActor
-    workers.AdaptedPolicyActor = weight_checksums.ChecksumPolicyActor
+    engines.RolloutActor = stage_classes.NotingEngineActor
+    workers.AdaptedPolicyActor = stage_classes.NotingPolicyActor
     sys.exit(run(["train", *sys.argv[1:]]))

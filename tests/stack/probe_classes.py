@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
+import stages
 
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
@@ -57,6 +58,7 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
     """The trainer with its generator and its experience maker under watch."""
 
     def __init__(self, *args, **kwargs):
+        stages.note_calls()
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])
         self.samples_generator.__class__ = ProbeAheadGenerator if self.ahead else ProbeGenerator

@@ -84,7 +84,7 @@ class Run(NamedTuple):
 
 
 def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None, **resumed):
-    """Kill the victim two steps after the checkpoint, and resume with other flags. `initial` is for the first part only.
+    """Kill the victim two steps after the checkpoint, and resume with other flags. `initial`: of the first part only.
 
     `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
     returns its result, and what it found.

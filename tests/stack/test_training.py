@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from stages import STAGES
 from test_faults import same_steps
 
 from bapo_openrlhf.adapt.group import Prompt
@@ -97,6 +98,12 @@ def test_reevaluation_uses_the_actors_weights_and_gives_the_delayed_ones_back(we
     # Step 4 lies between the syncs of 3 and 6: step 5 must sample with the weights of step 3 again.
     assert weights[4, "reevaluated"] != weights[3, "fresh"]
     assert weights[5, "fresh"] == weights[3, "fresh"]
+
+
+def test_each_stage_of_the_figure_is_called(watched):
+    """docs/images/step.svg shows what each step calls."""
+    called = set((watched[1] / "stages.txt").read_text().split())
+    assert [stage.function for stage in STAGES if stage.function not in called] == []
 
 
 def tokens(data, name, index):

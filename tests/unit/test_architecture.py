@@ -1,4 +1,4 @@
-"""The house as docs/architecture.md shows it: the order of the rooms, the figures, the sizes of files and functions."""
+"""What docs/architecture.md shows: the order of the subpackages, the figures, the sizes of files and functions."""
 
 import ast
 import re
@@ -34,21 +34,21 @@ def imports_of(source):
 
 
 def row(module):
-    """How far down a module's room stands in the figure; the package itself, with its version, is at the bottom."""
+    """How far down a module's subpackage is in the figure; the package itself, with its version, is at the bottom."""
     parts = module.split(".")
     if len(parts) == 1:
-        return len(picture["ROOMS"])
-    package = parts[1] if parts[1] in picture["ROOMS"] else f"{parts[1]}.py"
-    return picture["ROOMS"].index(package)
+        return len(picture["SUBPACKAGES"])
+    package = parts[1] if parts[1] in picture["SUBPACKAGES"] else f"{parts[1]}.py"
+    return picture["SUBPACKAGES"].index(package)
 
 
 def test_the_figure_has_every_subpackage():
     inside = {path.name for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert inside - {"__init__.py"} == set(picture["ROOMS"])
+    assert inside - {"__init__.py"} == set(picture["SUBPACKAGES"])
 
 
 def upwards(file, source):
-    """Imports of a file whose rooms stand above its own."""
+    """Imports of a file from subpackages that stand above its own."""
     return [module for module in imports_of(source) if row(module) < row(name_of(file))]
 
 
@@ -125,14 +125,14 @@ def test_what_is_too_large_is_seen():
     assert list(too_large(451 * "x = 1\n")) == [("the file", 451)]
 
 
-@pytest.mark.parametrize("name", ["rooms", "step"])
+@pytest.mark.parametrize("name", ["subpackages", "step"])
 def test_figures_are_those_of_the_code(name):
     """If this fails: `python docs/architecture_picture.py` draws them again."""
     drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
     assert drawn == picture[f"{name}_picture"]()
 
 
-def test_the_stations_of_a_step_are_called_in_this_order():
+def test_the_stages_of_a_step_are_called_in_this_order():
     """Those that `train_step` calls itself stand in the figure in the order of its lines."""
     trainer = (PACKAGE / "training" / "run" / "trainer.py").read_text()
     step = next(n for n in ast.walk(ast.parse(trainer)) if isinstance(n, ast.FunctionDef) and n.name == "train_step")
@@ -140,7 +140,7 @@ def test_the_stations_of_a_step_are_called_in_this_order():
     for node in ast.walk(step):
         if isinstance(node, ast.Call):
             calls.setdefault(ast.unparse(node.func).split(".")[-1], node.lineno)
-    names = [station.function.split(".")[-1] for station in picture["STATIONS"]]
+    names = [stage.function.split(".")[-1] for stage in picture["STAGES"]]
     lines = [calls[name] for name in names if name in calls]
     assert len(lines) >= 3 and lines == sorted(lines)
 
