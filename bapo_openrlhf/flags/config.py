@@ -90,7 +90,7 @@ class AdaptConfig:
         "0.6 of them) or none",
         symbol="X1", source="Def. 3.1, A.3", choices=["range", "gaussian", "uniform", "none"])
     gaussian_mean: float = _flag(0.5,
-        "centre of the gaussian filter", symbol="mu", source="A.3, Table 3", allowed="in [0, 1]", type=float)
+        "mean of the gaussian filter", symbol="mu", source="A.3, Table 3", allowed="in [0, 1]", type=float)
     gaussian_std: float = _flag(0.2,
         "width of the gaussian filter", symbol="sigma", source="A.3, Table 3", allowed="above 0", type=float)
     reward_range: list[str] | None = _flag(None,
