@@ -87,10 +87,8 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         **settings,
     }
     if resumes:
-        first = {"at": metadata["started"], "step": next_step(args)}
-        metadata["changed"] = [
-            {**first, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()
-        ]
+        at = {"at": metadata["started"], "step": next_step(args)}
+        metadata["changed"] = [{**at, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
     try:
         if args.run.overwrite and not resumes:
             record.remove_run(folder)
