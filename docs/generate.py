@@ -118,10 +118,10 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
 `bapo_openrlhf.record.run_record` reads all of them, even while the run continues.
 
 - `run.json` is written at the start. It has `name`, `algorithm`, `seed`, `started`, `total_steps` (null if not known),
-  `command`, `commit`, `versions`, and `config`: every flag by its dotted name. On a CPU, `bf16_products` says how
-  bfloat16 matrices are [multiplied](faq.md#cpus-with-and-without-bfloat16), by the first step that does it so. A resume
-  writes `run.json` again, with the old `started`, the times of all resumes in `resumed`, and what they changed in
-  `changed`. `inputs` has digests of the data, the models and the code that flags name.
+  `command`, `commit`, `cpu` (its kind), `versions`, and `config`: every flag by its dotted name. On a CPU,
+  `bf16_products` says how bfloat16 matrices are [multiplied](faq.md#cpus-with-and-without-bfloat16), by the first step
+  that does it so. A resume writes `run.json` again, with the old `started`, the times of all resumes in `resumed`, and
+  what they changed in `changed`. `inputs` has digests of the data, the models and the code that flags name.
 - `metrics.jsonl` has a line for each trainer step: the metrics of this page.
 - `groups.jsonl` has a line for each generated group: `step`; `uid`, its number; `prompt`, an id that is the same in
   every run; `source`, which is `fresh` or `reevaluated`; `state`, what became of it; `mean`, its mean reward, mapped

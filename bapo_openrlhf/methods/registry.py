@@ -38,6 +38,8 @@ VARIANTS = """
     bapo_mini_test | BAPO with c1 = 0 and c2 = c3 = 1/2. | Use it to have no thresholds to tune. | arXiv 2602.20722
     bapo_without_x2 | BAPO that never generates again. | Use it to see what this is worth. | arXiv 2602.20722, Table 1b
     bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
+    filter_only | GRPO or PPO that does not train on groups without a signal: BAPO without X2 and X3, with v = 1. | \
+        Use it first: it saves training, and has nothing to tune. | arXiv 2602.20722, Eq. 5, first term
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
         Use it if the policy moves slowly. | this project, after arXiv 2602.20722
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \

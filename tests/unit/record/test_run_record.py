@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import subprocess
 from fractions import Fraction
 
@@ -327,6 +328,26 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
     assert len(head) == 40 and record.provenance()["commit"] == head
     (tmp_path / "other").write_text("changed")
     assert record.provenance()["commit"] == f"{head}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model name\t: Xeon: 4th\nflags\t\t: fpu avx2 avx512f amx_bf16 avx512_bf16\n\nmodel name\t: other\n",
+         "Xeon: 4th, amx_bf16"),
+        ("model name\t: EPYC\nflags\t\t: fpu avx avx2\n", "EPYC, avx2"),
+        ("model name\t: old\nflags\t\t: fpu\n", "old"),
+        ("processor\t: 0\nCPU part\t: 0xd40\n", platform.machine()),
+    ],
+)  # fmt: skip
+def test_the_kind_of_cpu(tmp_path, text, expected):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert record.cpu_kind(tmp_path / "cpuinfo") == expected
+
+
+def test_the_kind_of_cpu_where_linux_does_not_say_it(tmp_path):
+    assert record.cpu_kind(tmp_path / "none") == (platform.processor() or None)
+    assert record.provenance()["cpu"] == record.cpu_kind()
 
 
 def test_provenance_without_git_and_with_versions(monkeypatch):

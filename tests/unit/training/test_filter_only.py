@@ -1,0 +1,91 @@
+"""configs/methods/filter_only.yaml on the fake stack.
+
+Its control is GRPO but for Eq. 2. It is its control without the groups that have no signal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import torch  # noqa: E402
+
+from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
+
+FILE = Path(__file__).parents[3] / "configs" / "methods" / "filter_only.yaml"
+FLAGS = {f"adapt.{name}": value for name, value in yaml.safe_load(FILE.read_text())["adapt"].items()}
+SIZE, EPS = 4, 1e-6  # responses of a group in the fake stack, and eps of Eq. 2
+
+
+def samples(experiences: list) -> list[tuple]:
+    """What an update has of each response, sorted: tokens, reward, and its advantages and old log-probs."""
+    rows = []
+    for experience in experiences:
+        for row, tokens in enumerate(experience.sequences):
+            mask = experience.action_mask[row].bool()
+            whole = tuple(tokens[experience.attention_mask[row].bool()].tolist())
+            numbers = [getattr(experience, name)[row][mask].tolist() for name in ("advantages", "action_log_probs")]
+            rows.append((whole, float(experience.rewards[row]), *numbers))
+    return sorted(rows)
+
+
+@pytest.fixture
+def runs(world):
+    """A run of GRPO, one of the control, and one of filter only, each over the same prompts."""
+    common = {"train.num_episodes": 2, "algo.kl.use_loss": True}
+    worlds = {
+        "grpo": world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=12, **common),
+        "control": world(prompts=12, **common, **FLAGS, **{"adapt.filter": "none"}),
+        "filter only": world(prompts=12, **common, **FLAGS),
+    }
+    for run in worlds.values():
+        run.trainer.fit()
+    return worlds
+
+
+def test_the_control_trains_as_grpo_but_for_the_deviation_in_equation_2(runs):
+    grpo, control = runs["grpo"], runs["control"]
+    assert len(grpo.trained) == len(control.trained) == 6 == control.updates["actor"]
+    asked = [[(request.prompt, request.weights) for request in run.requests] for run in (grpo, control)]
+    assert asked[0] == asked[1] and {weights for _, weights in asked[0]} == set(range(6))
+    with_signal = without = 0
+    for (_, theirs), (_, ours) in zip(grpo.trained, control.trained, strict=True):
+        for one, other in zip(samples(theirs), samples(ours), strict=True):
+            (tokens, reward, advantages, log_probs), corrected = one, other[2]
+            assert (tokens, reward, log_probs) == (*other[:2], other[3])
+            if not any(advantages):
+                assert not any(corrected)
+                without += 1
+                continue
+            # OpenRLHF divides by the sample deviation s + 1e-9, and Eq. 2 by sqrt(s^2 (G - 1) / G + eps).
+            right = next(n for n in range(1, SIZE) if np.isclose(abs(advantages[0]), deviation(n, reward), rtol=1e-5))
+            spread = np.array([1.0] * right + [0.0] * (SIZE - right))
+            factor = spread.std(ddof=1) / np.sqrt(spread.var() + EPS)
+            assert corrected == pytest.approx([factor * advantage for advantage in advantages], rel=1e-5)
+            with_signal += 1
+    assert with_signal >= 20 and without >= 20
+
+
+def deviation(right: int, reward: float) -> float:
+    """|A| of GRPO for a response with this reward, in a group with so many right responses."""
+    rewards = np.array([1.0] * right + [0.0] * (SIZE - right))
+    return abs(reward - rewards.mean()) / rewards.std(ddof=1)
+
+
+def test_filter_only_trains_on_the_groups_of_its_control_that_have_a_signal(runs):
+    control, filtered = runs["control"], runs["filter only"]
+    (_, theirs), (_, ours) = control.trained[0], filtered.trained[0]  # the same weights have generated both
+    wanted = [one for one in samples(theirs) if any(one[2])]
+    assert samples(ours) == wanted and 0 < len(wanted) < len(samples(theirs))
+    for row in filtered.metrics():
+        assert row["groups/fresh"] == row["groups/with_signal"] and row["groups/generated"] == 4
+        assert row["groups/reevaluated"] == row["groups/replayed"] == row["staleness/rollout_policy"] == 0
+    assert torch.tensor([row["groups/filtered"] for row in filtered.metrics()]).any()
