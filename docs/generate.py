@@ -74,6 +74,7 @@ OPENRLHF = """
 | `--ckpt.output_dir` | the trained model's folder; the default is here `DIR/NAME/model` |
 | `--ckpt.path` | the checkpoints' folder; the default is here `DIR/NAME/checkpoints` |
 | `--ckpt.load_enable` | resumes from the newest complete checkpoint in `--ckpt.path`: [Reliability](reliability.md) |
+| `--ds.use_universal_ckpt` | resumes [on another number of ranks](reliability.md#on-another-number-of-ranks) |
 
 ## OpenRLHF's flags to know
 
@@ -86,8 +87,8 @@ OPENRLHF = """
 | `--train.max_epochs` | passes over each training batch |
 | `--vllm.enforce_eager`, `--vllm.sync_backend gloo`, `--ds.attn_implementation eager` | needed without a GPU |
 
-Batch adaptation refuses `--train.partial_rollout_enable`, `--algo.dynamic_filtering_enable` and
-`--ds.use_universal_ckpt`. [Design decisions](decisions.md#refused-for-now) says why.
+Batch adaptation refuses `--train.partial_rollout_enable` and `--algo.dynamic_filtering_enable`. [Design
+decisions](decisions.md#refused-for-now) says why.
 """
 
 METRICS_HEAD = """

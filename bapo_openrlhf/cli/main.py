@@ -14,6 +14,7 @@ COMMANDS = {
     "warmup": "train a model on worked solutions with OpenRLHF's supervised trainer, before `train`",
     "init": "write settings, problems and a reward function, to start from with a model and data of your own",
     "methods": "list the methods and their variants: what each does, when to use it, and its source",
+    "universal": "convert the newest checkpoint of a run, so that another number of ranks can resume it",
     "check": "validate a configuration without models or GPU, and print what would run",
     "smoke": "make two steps, a kill and a resume of a configuration on this machine, with a small model",
     "prepare": "turn the public data of a task into the files that training and evaluation read",

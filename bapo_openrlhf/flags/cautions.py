@@ -129,6 +129,8 @@ NO_EFFECT = [
     Rule("data.input_template", lambda f: f["data.input_template"] and f["data.apply_chat_template"],
          lambda f: f"data.input_template is {f['data.input_template']!r}: no effect, because "
                    "data.apply_chat_template is True, and a prompt has one template"),
+    Rule("ds.use_universal_ckpt", lambda f: f["ds.use_universal_ckpt"] and not f["ckpt.load_enable"],
+         "{it}: no effect, because ckpt.load_enable is False, and it is about the checkpoint that is loaded"),
     Rule("logger.wandb.project",
          lambda f: "logger.wandb.project" in f.chosen and not f["logger.wandb.key"],
          "{it}: no effect, because logger.wandb.key is not set, and OpenRLHF logs to wandb only with it"),

@@ -16,7 +16,7 @@ MAY_CHANGE = {
     "the evaluation": ("eval.*",),
     "how the machines compute it": (
         "vllm.*", "verifier.*", "ref.*", "reward.num_*", "reward.offload", "train.colocate_*", "ds.enable_sleep",
-        "ds.attn_implementation", "actor.gradient_checkpointing_*", "rollout.micro_batch_size",
+        "ds.attn_implementation", "ds.use_universal_ckpt", "actor.gradient_checkpointing_*", "rollout.micro_batch_size",
         "rollout.max_tokens_per_gpu", "train.micro_batch_size", "train.max_tokens_per_gpu", "adapt.micro_batch_tokens",
     ),
     "where the record, the checkpoints and the logs are, and how often they are written": PLACES,

@@ -215,7 +215,6 @@ NOT_WITH_ADAPTATION = {
         "a response would go on with other weights after a sync, so its prompt could not be generated again from one "
         "policy, and a resumed run would not repeat it"
     ),
-    "ds.use_universal_ckpt": "a checkpoint that was converted by hand has no manifest to check it by",
     "algo.dynamic_filtering_enable": "it drops groups before they are counted",
 }
 
@@ -259,6 +258,28 @@ WITH_ADAPTATION = [
     Rule("ckpt.max_num", lambda f: f.adapted and f["ckpt.save_steps"] > 0 and not f["ckpt.disable_ds"]
          and f["ckpt.max_num"] < 2,
          "{it}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it writes a new one"),
+]  # fmt: skip
+
+
+def _not_universal(flag: str, broken: Callable[[Flags], Any], allowed: str) -> Rule:
+    return Rule(flag, lambda f: f.adapted and f["ds.use_universal_ckpt"] and broken(f),
+                "{it}; with ds.use_universal_ckpt it must be " + allowed)  # fmt: skip
+
+
+def _muon(model: str) -> Rule:
+    return _not_universal(f"{model}.optim", lambda f: model in f.loaded and f[f"{model}.optim"] == "muon",
+                          "adam, because DeepSpeed converts only Adam's state")  # fmt: skip
+
+
+# What DeepSpeed's universal checkpoints cannot have.
+UNIVERSAL = [
+    _not_universal("ds.zero_stage", lambda f: not f["ds.zero_stage"],
+                   "in [1, 3], because DeepSpeed converts only what ZeRO divides"),
+    *map(_muon, ("actor", "critic")),
+    _not_universal("ds.tensor_parallel_size", lambda f: f["ds.tensor_parallel_size"] > 1,
+                   "1, because it is not tested how DeepSpeed joins the parts of divided weights"),
+    _not_universal("train.enable_ema", lambda f: f["train.enable_ema"],
+                   "False, because the averaged weights are in no checkpoint"),
 ]  # fmt: skip
 
 
@@ -321,4 +342,4 @@ def _cut(f: Flags) -> bool:
     return bool(f.prompts == f["data.max_samples"])
 
 
-COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *RANKS, *OF_METHODS, *OF_DATA]
+COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *OF_METHODS, *OF_DATA]

@@ -11,7 +11,7 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.resumable import may_change
-from bapo_openrlhf.launch.settings import Settings, changes, is_mended
+from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import ADAPT, CheckpointStore
 from bapo_openrlhf.record.owner import owned
@@ -88,6 +88,8 @@ def _check_free(args: SimpleNamespace) -> None:
 def choose_checkpoint(args: SimpleNamespace) -> str | None:
     """Point OpenRLHF to the newest whole checkpoint if `--ckpt.load_enable` asks for one, and return its tag.
 
+    `ds.use_universal_ckpt` is True afterwards only if that checkpoint is loaded in DeepSpeed's universal format.
+
     A checkpoint that a crash left unfinished is deleted, because it can never be loaded. A damaged checkpoint is named
     on standard error and passed over. If there is no checkpoint at all, the run starts from the beginning, as in
     OpenRLHF.
@@ -96,13 +98,14 @@ def choose_checkpoint(args: SimpleNamespace) -> str | None:
         The tag of the checkpoint; None if the run starts from the beginning.
 
     Raises:
-        ConfigError: No checkpoint is whole; or the checkpoints were written without batch adaptation; or a new run
-            would write next to the checkpoints of an earlier run; or the folder cannot be read.
+        ConfigError: No checkpoint is whole; or the checkpoints were written without batch adaptation; or by another
+            number of ranks, and cannot be loaded by this one; or a new run would write next to the checkpoints of an
+            earlier run; or the folder cannot be read.
     """
     if not args.adapt.enabled:
         return None
     try:
-        store = CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
+        store = _store(args)
         if args.ckpt.load_enable:
             return _choose(args, store)
         # With --run.overwrite, checkpoints in the run's folder are deleted together with the earlier run.
@@ -142,10 +145,13 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None
         raise ConfigError(f"{where}; if that file is deleted, the run goes on and nothing is compared") from None
     changed = changes(before, now)
     has_weights = tag is not None and any((file.parent / ADAPT / tag).glob("rollout_weights_rank*"))
+    # Ranks were compared with those that wrote the checkpoint, if it tells them.
+    ranks = RANKS if tag is not None and all(_store(args).ranks(tag).values()) else ()
     refused = {
         flag: pair
         for flag, pair in changed.items()
-        if not (may_change(flag) or is_mended(flag, *pair)) or (flag == "vllm.tensor_parallel_size" and has_weights)
+        if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
+        or (flag == "vllm.tensor_parallel_size" and has_weights)
     }
     if refused:
         said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())
@@ -202,11 +208,16 @@ def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[
     return kept | {str(first): way}
 
 
+def _store(args: SimpleNamespace) -> CheckpointStore:
+    return CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
+
+
 def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:
     for tag in store.remove_unfinished():
         _report(f"{tag} was not finished: removed")
     tag = store.newest_whole(_report)
     if tag is not None:
+        args.ds.use_universal_ckpt = _loads_universal(args, store, tag)
         store.point_to(tag)
         _report(f"resuming from {tag}")
     elif store.has_foreign():
@@ -220,6 +231,31 @@ def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:
         _report("there is no checkpoint: starting from the beginning")
         args.ckpt.load_enable = False
     return tag
+
+
+def _loads_universal(args: SimpleNamespace, store: CheckpointStore, tag: str) -> bool:
+    """Whether the checkpoint is loaded in DeepSpeed's universal format.
+
+    Raises:
+        ConfigError: Another number of ranks wrote it, and the universal format is missing or was not asked for.
+    """
+    asked, there = args.ds.use_universal_ckpt, store.is_universal(tag)
+    if asked and there:
+        return True
+    for part, wrote in store.ranks(tag).items():
+        model = part.removeprefix("_")
+        of_model = getattr(args, model)
+        ranks = of_model.num_nodes * of_model.num_gpus_per_node
+        if wrote and wrote != ranks:
+            convert = "" if there else f"convert it with `bapo-openrlhf universal {store.path}`, then "
+            raise ConfigError(
+                f"{model}.num_nodes x {model}.num_gpus_per_node is {ranks}, and {wrote} {model} ranks wrote the "
+                f"checkpoint {tag}, which has a part for each of them; {convert}add --ds.use_universal_ckpt, or give "
+                "the old number"
+            )
+    if asked:
+        _report(f"{tag} is not universal, and these ranks need not have it so: --ds.use_universal_ckpt has no effect")
+    return False
 
 
 def _report(text: str) -> None:

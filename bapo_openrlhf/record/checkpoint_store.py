@@ -4,6 +4,9 @@
     ckpt.path/_critic/TAG/   the critic, if there is one
     ckpt.path/_adapt/TAG/    the batch adaptation: its state and manifest.json
 
+DeepSpeed saves a part of a model for each rank. A checkpoint is *universal* if `bapo-openrlhf universal` has added
+DeepSpeed's universal format to each model, a folder `zero`, which any number of ranks can load.
+
 TAG is global_stepN, or best_global_stepN after an evaluation. A checkpoint is *whole* if it has a manifest and every
 listed file is unchanged. The manifest is written last. Therefore an interrupted save is never whole, and the newest
 whole checkpoint is an older one.
@@ -17,7 +20,8 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -33,8 +37,10 @@ from bapo_openrlhf.record.state_file import (
 
 ACTOR, CRITIC, ADAPT = "_actor", "_critic", "_adapt"
 MANIFEST = "manifest.json"
+UNIVERSAL = "zero"  # where DeepSpeed looks for its universal format, in the folder of a model
 MARKER = "UNFINISHED"  # is there from `begin` to `complete`
 KIND = "bapo_openrlhf checkpoint"
+OF_A_RANK = "_optim_states.pt"  # the end of the name of DeepSpeed's file with the optimizer of one rank
 TAG = re.compile(r"(best_)?global_step([0-9]+)")
 
 
@@ -172,14 +178,49 @@ class CheckpointStore:
 
     @os_errors()
     def point_to(self, tag: str) -> None:
-        """Make OpenRLHF load this tag, which it reads from a file `latest` next to the tags of each model."""
-        for part in self.models:
-            write_atomically(self.folder(tag, part).parent / "latest", tag.encode("ascii"))
+        """Make OpenRLHF load this tag. It reads the tag from `latest`, or from `latest_universal` for that format."""
+        for name in ("latest", "latest_universal") if self.is_universal(tag) else ("latest",):
+            for part in self.models:
+                write_atomically(self.folder(tag, part).parent / name, tag.encode("ascii"))
 
     @os_errors()
     def has_foreign(self) -> bool:
         """Whether _actor has a tag that _adapt lacks, because the checkpoint was written without batch adaptation."""
         return not set(self._tags_in(ACTOR)) <= set(self._tags_in(ADAPT))
+
+    # ── Other numbers of ranks ──
+
+    @os_errors()
+    def ranks(self, tag: str) -> dict[str, int]:
+        """How many ranks wrote each model of a whole checkpoint; 0 if it was written without ZeRO."""
+        parts = Counter(path.split("/")[0] for path in self._manifest(tag)["files"] if path.endswith(OF_A_RANK))
+        return {part: parts[part] for part in self.models}
+
+    @os_errors()
+    def is_universal(self, tag: str) -> bool:
+        """Whether every model of a whole checkpoint has the universal format too."""
+        files = self._manifest(tag)["files"]
+        return all(f"{part}/{tag}/{UNIVERSAL}/optimizer_state.pt" in files for part in self.models)
+
+    @os_errors()
+    def add_universal(self, tag: str, converted: Mapping[str, Path]) -> None:
+        """Add the universal format of each model to a whole checkpoint. After a crash the checkpoint is as it was.
+
+        Args:
+            tag: The checkpoint.
+            converted: By model, the folder that DeepSpeed's converter has written. It is moved.
+        """
+        for part in self.models:
+            folder = self.folder(tag, part) / UNIVERSAL
+            if folder.exists():  # of a conversion that was interrupted: no manifest has it
+                _remove_tree(folder)
+            converted[part].rename(folder)
+            sync_folder(folder.parent)
+        manifest = self._manifest(tag)
+        models = {path: {"bytes": self._size(path)} for part in self.models for path in self._files(part, tag)}
+        body = {"step": manifest["step"], "files": manifest["files"] | models}
+        write_document(self.folder(tag) / MANIFEST, KIND, body)
+        sync_folder(self.folder(tag))
 
     # ── Deleting ──
 
@@ -239,16 +280,7 @@ class CheckpointStore:
 
     def _files(self, part: str, tag: str) -> list[str]:
         """Every file and link of the tag, sorted."""
-
-        def stop(error: OSError) -> None:
-            raise error
-
-        top = self.folder(tag, part)
-        files = []
-        for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
-            links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-            files += [(Path(folder) / name).relative_to(self.path).as_posix() for name in names + links]
-        return sorted(files)
+        return sorted(path.relative_to(self.path).as_posix() for path in _entries(self.folder(tag, part)))
 
     def _size(self, path: str) -> int:
         self._refuse_links(path)
@@ -270,6 +302,17 @@ class CheckpointStore:
             if folder.exists():
                 _remove_tree(folder)
                 sync_folder(folder.parent)
+
+
+def _entries(top: Path) -> Iterator[Path]:
+    """Every file and link below a folder, if it is there."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        yield from (Path(folder) / name for name in names + links)
 
 
 def _empty(folder: Path, *, but: str) -> None:

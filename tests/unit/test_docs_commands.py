@@ -90,6 +90,13 @@ def parse_warmup(words, here):
     launch.assert_called_once()
 
 
+def parse_universal(words, here):
+    """By the real parser; nobody has trained."""
+    with patch("bapo_openrlhf.launch.universal.convert", return_value="global_step1") as convert:
+        assert main.run(words) == 0
+    convert.assert_called_once()
+
+
 def parse_preset_script(words, here):
     script, *flags = words
     arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *flags])
@@ -233,6 +240,7 @@ MODEL = "unit/cli/test_model.py::test_a_package_is_downloaded_and_its_licence_ke
 QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
 GYM = "unit/tasks/test_reasoning_gym.py::test_prepare_writes_rows_that_train_and_evaluate_read"
 PREPARING = "unit/workbench/test_prepare.py::test_command"
+UNIVERSAL = "unit/cli/test_universal.py::test_the_newest_checkpoint_becomes_universal"
 TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
 SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
@@ -270,6 +278,7 @@ RULES = [
     Rule("bapo-openrlhf check", run_it),
     Rule("bapo-openrlhf train --help", run_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
+    Rule("bapo-openrlhf universal", parse_universal, UNIVERSAL, "takes a run's checkpoints"),
     Rule("bapo-openrlhf compare", on_evaluations),
     Rule("bapo-openrlhf watch", on_runs),
     Rule("ssh", over_ssh),

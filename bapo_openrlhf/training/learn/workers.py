@@ -71,6 +71,10 @@ class _TrainingWorker(_Worker):
         if len(states) > 1 and torch.cuda.is_available():
             torch.cuda.set_rng_state(states[1])
 
+    def seed_rng(self, seed: int) -> None:
+        """Seed what `rng_state` returns."""
+        torch.manual_seed(seed)
+
     def take(self, experience: Any, filler: Any, samples: int) -> None:
         """Take this rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
         self.trainer.replay_buffer.take(experience, filler, samples)
@@ -247,8 +251,29 @@ def load_checkpoint(strategy: Any, engine: Any, name: str) -> dict[str, Any]:
     if not (args.ckpt.load_enable and os.path.exists(folder)):
         return {}
     strategy.print(f"Loading the checkpoint: {folder}")
+    universal = args.ds.use_universal_ckpt and args.ds.zero_stage == 3
+    decays = [group["weight_decay"] for group in engine.basic_optimizer.param_groups] if universal else []
     _, states = strategy.load_ckpt(engine, folder)
+    if universal:
+        undo_sharing(engine.basic_optimizer, decays)
     return states
+
+
+def undo_sharing(optimizer: torch.optim.Optimizer, decays: list[float]) -> None:
+    """Undo what DeepSpeed shares when it loads a universal checkpoint under ZeRO stage 3.
+
+    All groups of parameters have the settings of the first one, and torch's Adam has one count of steps for all parts
+    of a model, which each part then counts up.
+
+    Args:
+        optimizer: The optimizer that DeepSpeed wraps.
+        decays: The weight decay of each group before the checkpoint was loaded. A resume does not change it.
+    """
+    for group, decay in zip(optimizer.param_groups, decays, strict=True):
+        group["weight_decay"] = decay
+    for state in optimizer.state.values():
+        if isinstance(state["step"], torch.Tensor):
+            state["step"] = state["step"].clone()
 
 
 class PolicyWorker(_TrainingWorker, _Policy):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from openrlhf.utils.logging_utils import init_logger
@@ -185,15 +186,20 @@ class WholeCheckpoints:
             self.generator.rng_after_first_draw = saved["torch_rng"]
         for name in ("actor", "critic"):
             ranks = self.workers[name]._actor_handlers if name in self.workers else []
-            self._load_shuffles(name, ranks, saved["worker_rng"].get(name, []))
+            self._load_shuffles(ranks, saved["worker_rng"].get(name, []))
 
-    def _load_shuffles(self, name: str, ranks: list[Any], saved: list[Any]) -> None:
-        """Restore the random generators of the ranks of a model, unless their number has changed."""
-        if len(saved) == len(ranks):
-            ray.get([rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, saved, strict=True)])
-        else:
-            what = f"{len(saved)} {name} ranks wrote the checkpoint, {len(ranks)} resume: other shuffles"
-            self.recorder.warn(self.state.step, f"{name} shuffles", what)
+    def _load_shuffles(self, ranks: list[Any], saved: list[Any]) -> None:
+        """Restore the random generators of the ranks of a model. A rank that is new is seeded by its number and step.
+
+        Args:
+            ranks: The ranks that resume.
+            saved: The generators of the ranks that wrote the checkpoint, which may have been more or fewer.
+        """
+        new = range(len(saved), len(ranks))
+        seeds = [np.random.SeedSequence([self.args.train.seed, self.state.step, rank]) for rank in new]
+        loading = [rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, saved, strict=False)]
+        loading += [ranks[n].seed_rng.remote(int(s.generate_state(1)[0])) for n, s in zip(new, seeds, strict=True)]
+        ray.get(loading)
 
     def resume_engines(self) -> None:
         """Give the engines the weights that they held when the checkpoint was written."""

@@ -302,7 +302,11 @@ BAD = [
     ("actor.num_gpus_per_node=1 run.gradient_probe=4 data.max_images_per_prompt=2",
      "run.gradient_probe is 4, and data.max_images_per_prompt is 2; it must be 0 then"),
     # with batch adaptation, or with a method
-    ("ds.use_universal_ckpt", "ds.use_universal_ckpt is True; it must be False with adapt.method bapo, because a chec"),
+    ("ds.use_universal_ckpt ds.zero_stage=0", "ds.zero_stage is 0; with ds.use_universal_ckpt it must be in [1, 3], "),
+    ("ds.use_universal_ckpt actor.optim=muon", "actor.optim is muon; with ds.use_universal_ckpt it must be adam, beca"),
+    ("algorithm=ba_ppo ds.use_universal_ckpt critic.optim=muon", "critic.optim is muon; with ds.use_universal_ckpt it"),
+    ("ds.use_universal_ckpt ds.tensor_parallel_size=2", "ds.tensor_parallel_size is 2; with ds.use_universal_ckpt it "),
+    ("ds.use_universal_ckpt train.enable_ema", "train.enable_ema is True; with ds.use_universal_ckpt it must be False"),
     ("algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable is True; it must be False with adapt.method"),
     ("train.partial_rollout_enable train.async_enable", "train.partial_rollout_enable is True; it must be False wi"),
     ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
@@ -501,6 +505,7 @@ MEANT = [
         "logger.wandb.project=openrlhf_train_ppo",
         "logger.wandb.project is openrlhf_train_ppo: no effect, because logger.",
     ),
+    ("ds.use_universal_ckpt", "ds.use_universal_ckpt is True: no effect, because ckpt.load_enable is False, and it "),
     # what is longer or larger than the run, which has 8 steps
     (
         "adapt.batch_size=16 train.batch_size=256",

@@ -170,7 +170,7 @@ class TestResume:
             "actor__model_name_or_path": tmp_path / "model", "ckpt__save_steps": 2, "prompts": 20, "fails": True,
         }  # fmt: skip
 
-        def run(step: int = 0, *, adapted: bool = True, weights: bool = False, **flags) -> dict:
+        def run(step: int = 0, *, adapted: bool = True, weights: bool = False, ranks: int = 0, **flags) -> dict:
             if step:
                 store, path = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor"
                 if adapted:
@@ -180,6 +180,8 @@ class TestResume:
                         (folder / "rollout_weights_rank0.safetensors").touch()
                 (path / f"global_step{step}").mkdir(parents=True, exist_ok=True)
                 (path / f"global_step{step}" / "model.pt").write_text("weights")
+                for rank in range(ranks):
+                    (path / f"global_step{step}" / f"{rank}_optim_states.pt").touch()
                 (path / "latest").write_text(f"global_step{step}")
                 if adapted:
                     store.complete(f"global_step{step}", step)
@@ -255,6 +257,19 @@ class TestResume:
         go(2, vllm__tensor_parallel_size=2)
         with pytest.raises(ConfigError, match=r"but vllm\.tensor_parallel_size is 1, and was 2;"):
             go(4, weights=True)
+
+    def test_ranks_are_those_of_the_checkpoint(self, go, capsys):
+        """A start that made no checkpoint does not count: 8 ranks began, 4 wrote, 8 were given again, 4 resume."""
+        go()
+        four = {"actor__num_gpus_per_node": 2, "actor__num_nodes": 2}
+        go(2, ranks=4, **four)
+        with pytest.raises(ConfigError, match=r"^actor\.num_nodes x actor\.num_gpus_per_node is 8, and 4 actor ranks"):
+            go(2, ranks=4)
+        about = go(2, ranks=4, **four)
+        [row] = [{name: row[name] for name in row if name != "at"} for row in about["changed"]]
+        flag = "actor.num_nodes x actor.num_gpus_per_node"
+        assert row == {"step": 3, "flag": flag, "before": "8", "now": "4"}
+        assert capsys.readouterr().err.count(f"from step 3 on, {flag} is 4, and was 8\n") == 1
 
     def test_without_a_checkpoint_the_run_begins_as_it_is_told(self, go):
         go()

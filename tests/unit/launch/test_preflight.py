@@ -545,7 +545,6 @@ class TestCombinations:
     REFUSED = (
         "train.partial_rollout_enable",
         "algo.dynamic_filtering_enable",
-        "ds.use_universal_ckpt",
     )
 
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])

@@ -28,7 +28,7 @@ class Run:
     """The checkpoints of a run, and its next start."""
 
     def __init__(self, path: Path, *, critic: bool = False) -> None:
-        self.path, self.critic = path, critic
+        self.path, self.critic, self.ranks = path, critic, 2
         self.store = CheckpointStore(path, critic=critic)
         self.models = ("_actor", "_critic") if critic else ("_actor",)
 
@@ -38,6 +38,8 @@ class Run:
             folder = self.path / part / tag
             folder.mkdir(parents=True)
             (folder / "model.pt").write_text(f"{part} {tag}")
+            for rank in range(self.ranks):
+                (folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_text(f"{part} {tag} {rank}")
             (folder.parent / "latest").write_text(tag)
 
     def save(self, *tags: str, finished: bool = True) -> None:
@@ -48,12 +50,26 @@ class Run:
             if finished:
                 self.store.complete(tag, 0)
 
-    def start(self, *, load: bool = True, adapted: bool = True) -> SimpleNamespace:
+    def convert(self, tag: str) -> None:
+        """Add what DeepSpeed's converter makes of each model."""
+        converted = {part: self.path / "converted" / part for part in self.models}
+        for folder in converted.values():
+            folder.mkdir(parents=True)
+            (folder / "optimizer_state.pt").touch()
+        self.store.add_universal(tag, converted)
+
+    def start(
+        self, *, load: bool = True, adapted: bool = True, universal: bool = False, actors: int = 2, critics: int = 2
+    ) -> SimpleNamespace:
         """The arguments after the choice, with the chosen tag."""
         args = SimpleNamespace(
             ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
             adapt=SimpleNamespace(enabled=adapted),
-            critic=SimpleNamespace(model_name_or_path="model" if self.critic else None),
+            ds=SimpleNamespace(use_universal_ckpt=universal),
+            actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=actors),
+            critic=SimpleNamespace(
+                model_name_or_path="model" if self.critic else None, num_nodes=critics, num_gpus_per_node=1
+            ),
             run=SimpleNamespace(dir="runs", name="default", overwrite=False),
         )
         args.tag = choose_checkpoint(args)
@@ -158,7 +174,7 @@ class TestNewest:
 DAMAGES = {
     "model file missing": lambda path, tag: (path / "_actor" / tag / "model.pt").unlink(),
     "model file cut short": lambda path, tag: os.truncate(path / "_actor" / tag / "model.pt", 3),
-    "models gone": lambda path, tag: ((path / "_actor" / tag / "model.pt").unlink(), (path / "_actor" / tag).rmdir()),
+    "models gone": lambda path, tag: shutil.rmtree(path / "_actor" / tag),
     "state missing": lambda path, tag: (path / "_adapt" / tag / "state.json").unlink(),
     "tensors changed": lambda path, tag: flip(path / "_adapt" / tag / "state.safetensors"),
     "manifest damaged": lambda path, tag: flip(path / "_adapt" / tag / "manifest.json"),
@@ -226,6 +242,63 @@ class TestDamage:
             run.start()
         assert str(error.value).startswith(f"ckpt.path is {run.path}; {run.path / '_adapt'} is a symbolic link")
         assert run.tree() == before
+
+
+class TestOtherRanks:
+    """Two ranks of each model wrote the checkpoint."""
+
+    def test_are_refused_with_the_command_that_converts(self, run):
+        run.save("global_step4")
+        for universal in (False, True):
+            before = run.tree()
+            with pytest.raises(ConfigError) as error:
+                run.start(actors=3, universal=universal)
+            assert str(error.value) == (
+                "actor.num_nodes x actor.num_gpus_per_node is 3, and 2 actor ranks wrote the checkpoint global_step4, "
+                f"which has a part for each of them; convert it with `bapo-openrlhf universal {run.path}`, then add "
+                "--ds.use_universal_ckpt, or give the old number"
+            )
+            assert run.tree() == before
+
+    def test_of_the_critic(self, run):
+        run.save("global_step4")
+        if run.critic:
+            with pytest.raises(ConfigError, match=r"critic\.num_gpus_per_node is 1, and 2 critic ranks wrote the"):
+                run.start(critics=1)
+        else:
+            assert run.start(critics=1).tag == "global_step4"
+
+    def test_after_the_conversion_the_flag_is_named(self, run):
+        run.save("global_step4")
+        run.convert("global_step4")
+        with pytest.raises(ConfigError, match=r"has a part for each of them; add --ds\.use_universal_ckpt, or give"):
+            run.start(actors=1)
+
+    @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
+    def test_resume_what_was_converted(self, run, ranks, capsys):
+        run.save("global_step2", "global_step4")
+        run.convert("global_step4")
+        args = run.start(universal=True, actors=ranks[0], critics=ranks[1])
+        assert (args.tag, args.ds.use_universal_ckpt) == ("global_step4", True)
+        for part in run.models:  # what DeepSpeed reads, and what `next_step` reads
+            for name in ("latest", "latest_universal"):
+                assert (run.path / part / name).read_text() == "global_step4"
+        assert lines(capsys) == ["resuming from global_step4"]
+
+    def test_the_same_ranks_need_no_conversion(self, run, capsys):
+        """So a scheduler may always give the flag."""
+        run.save("global_step4")
+        args = run.start(universal=True)
+        assert (args.tag, args.ds.use_universal_ckpt) == ("global_step4", False)
+        assert lines(capsys)[0] == (
+            "global_step4 is not universal, and these ranks need not have it so: --ds.use_universal_ckpt has no effect"
+        )
+        assert not list(run.path.glob("*/latest_universal"))
+
+    def test_without_the_flag_it_is_loaded_as_it_was_saved(self, run):
+        run.save("global_step4")
+        run.convert("global_step4")
+        assert run.start().ds.use_universal_ckpt is False
 
 
 class TestForeign:

@@ -495,6 +495,51 @@ def test_has_foreign(tmp_path):
     assert store.has_foreign()
 
 
+# ── Other numbers of ranks ──
+
+
+def converted_for(path):
+    """What DeepSpeed's converter makes of both models."""
+    folders = {part: path / "converted" / part for part in ("_actor", "_critic")}
+    for folder in folders.values():
+        (folder / "layer.weight").mkdir(parents=True, exist_ok=True)
+        for file in (folder / "optimizer_state.pt", folder / "layer.weight" / "fp32.pt"):
+            file.write_text("universal")
+    return folders
+
+
+def save_of_ranks(path, tag, actors, critics):
+    store = CheckpointStore(path, critic=True)
+    save_state(store.begin(tag), {"attempt": 1})
+    for part, ranks in (("_actor", actors), ("_critic", critics)):
+        (path / part / tag).mkdir(parents=True)
+        (path / part / tag / "mp_rank_00_model_states.pt").write_text("model")
+        for rank in range(ranks):
+            (path / part / tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_text(f"rank {rank}")
+    store.complete(tag, 7)
+    return store
+
+
+def test_ranks_and_the_universal_format(tmp_path):
+    store = save_of_ranks(tmp_path, TAG, 3, 12)
+    assert store.ranks(TAG) == {"_actor": 3, "_critic": 12} and not store.is_universal(TAG)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*_states.pt")}
+    listed = json.loads((tmp_path / "_adapt" / TAG / "manifest.json").read_bytes())["files"]
+    store.add_universal(TAG, converted_for(tmp_path))
+    assert store.is_universal(TAG) and store.ranks(TAG) == {"_actor": 3, "_critic": 12}
+    assert newest(store) == (TAG, []) and {path: path.read_bytes() for path in before} == before
+    manifest = json.loads((tmp_path / "_adapt" / TAG / "manifest.json").read_bytes())
+    assert listed.items() <= manifest["files"].items() and len(manifest["files"]) == len(listed) + 4
+    assert manifest["step"] == 7 and manifest["files"][f"_critic/{TAG}/zero/layer.weight/fp32.pt"] == {"bytes": 9}
+    (tmp_path / "_critic" / TAG / "zero" / "layer.weight" / "fp32.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"zero/layer\.weight/fp32\.pt is missing"):
+        store.check(TAG)
+
+
+def test_without_zero_no_file_tells_the_ranks(tmp_path):
+    assert save_of_ranks(tmp_path, TAG, 0, 0).ranks(TAG) == {"_actor": 0, "_critic": 0}
+
+
 # ── Crashes ──
 
 
@@ -655,6 +700,25 @@ def test_killed_at_any_operation_of_clearing_up(tmp_path):
         assert store.tags() == ["global_step3", "global_step2"]
         assert set(os.listdir(work / "_actor")) == {"latest", "global_step2", "global_step3"}
         assert (work / "_actor" / "latest").read_text() == (work / "_critic" / "latest").read_text() == "global_step3"
+
+
+def test_killed_at_any_operation_of_a_conversion(tmp_path):
+    """The checkpoint is whole all the time, and universal or not. The conversion can be made again."""
+    base, work = tmp_path / "base", tmp_path / "work"
+    save_of_ranks(base, TAG, 2, 2)
+    converted_for(base)
+    seen = set()
+    for _ in each_crash(
+        base, work, lambda path: CheckpointStore(path, critic=True).add_universal(TAG, converted_for(path))
+    ):
+        store = CheckpointStore(work, critic=True)
+        assert newest(store) == (TAG, [])
+        seen.add(store.is_universal(TAG))
+        if not store.is_universal(TAG):
+            store.add_universal(TAG, converted_for(work))
+        assert newest(store) == (TAG, []) and store.is_universal(TAG)
+        assert store.remove_unfinished() == []
+    assert seen == {False, True}
 
 
 def test_what_begin_and_complete_make_durable(tmp_path, monkeypatch):

@@ -200,6 +200,9 @@ class Worker:
     def set_rng_state(self, states: list[torch.Tensor]) -> None:
         self.rng = states[0]
 
+    def seed_rng(self, seed: int) -> None:
+        self.rng = torch.tensor([seed])
+
     def empty_cache(self) -> None:
         pass
 

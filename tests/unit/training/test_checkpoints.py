@@ -424,17 +424,25 @@ class TestState:
         run.trainer.checkpoints.load_state_dict(state)
         assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
 
-    @pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
-    def test_another_number_of_ranks_shuffles_otherwise(self, world, saved, now):
-        run = world()
-        run.trainer.checkpoints.workers["actor"] = Group(run, "actor", ranks=saved)
-        state = run.trainer.checkpoints.state_dict()
-        other = world()
-        other.trainer.checkpoints.workers["actor"] = ranks = Group(other, "actor", ranks=now)
-        before = [worker.rng.tolist() for worker in ranks.workers]
-        for worker in ranks.workers:
-            worker.rng = worker.rng.clone()
-        other.trainer.checkpoints.load_state_dict(state)
-        (said,) = read_warnings(other.record)
-        assert said["text"] == f"step 0: {saved} actor ranks wrote the checkpoint, {now} resume: other shuffles"
-        assert [worker.rng.tolist() for worker in ranks.workers] == before
+    @staticmethod
+    def generators(world, saved, now, *, step=4, seed=7):
+        """The generators of `now` ranks that resume what other ranks wrote, of which rank r was at [r, 7]."""
+        run = world(**{"train.seed": seed})
+        run.trainer.checkpoints.workers["actor"] = before = Group(run, "actor", ranks=saved)
+        for number, worker in enumerate(before.workers):
+            worker.rng = torch.tensor([number, 7])
+        state = run.trainer.checkpoints.state_dict() | {"step": step}
+        run.trainer.checkpoints.workers["actor"] = ranks = Group(run, "actor", ranks=now)
+        run.trainer.checkpoints.load_state_dict(state)
+        return [worker.rng.tolist() for worker in ranks.workers]
+
+    def test_fewer_ranks_keep_their_generators(self, world):
+        assert self.generators(world, 3, 2) == [[0, 7], [1, 7]]
+
+    def test_new_ranks_are_seeded_by_rank_and_step(self, world):
+        first = self.generators(world, 1, 3)
+        assert first[0] == [0, 7]
+        assert self.generators(world, 1, 4)[:3] == first == self.generators(world, 1, 3)
+        others = [self.generators(world, 1, 3, step=5), self.generators(world, 1, 3, seed=8)]
+        seeds = [tuple(rng) for ranks in (first, *others) for rng in ranks[1:]]
+        assert len(set(seeds)) == 6  # no two ranks, steps or runs have the same

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -29,6 +31,54 @@ class TestWorkerGenerators:
         worker.set_rng_state(saved)
         assert torch.randperm(50).tolist() == wanted  # the state that was saved is not used up
         assert len(saved) == 1 or torch.cuda.is_available()
+
+    def test_a_new_rank_is_seeded(self):
+        worker = object.__new__(workers.PolicyWorker)
+        worker.seed_rng(5)
+        assert torch.equal(worker.rng_state()[0], torch.Generator().manual_seed(5).get_state())
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("universal", [False, True])
+def test_what_deepspeed_shares_under_stage_3_is_undone(tmp_path, stage, universal):
+    """Two groups, as OpenRLHF makes them; the steps after it are those of an optimizer that was never saved."""
+    words = [f"--{name}={value}" for name, value in FLAGS.items()]
+    words += [f"--ckpt.path={tmp_path}", "--ckpt.load_enable", f"--ds.zero_stage={stage}"]
+    args = arguments.parse([*words, "--ds.use_universal_ckpt"] if universal else words)
+    (tmp_path / "_actor").mkdir()
+
+    def optimizer():
+        decay, other = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+        adam = torch.optim.AdamW(
+            [{"params": [decay], "weight_decay": 0.5}, {"params": [other], "weight_decay": 0.0}], lr=0.1
+        )
+        adam.wrapped = [decay, other]
+        step(adam)
+        return adam
+
+    def step(adam):
+        for parameter in adam.wrapped:
+            parameter.grad = torch.arange(3.0)
+        adam.step()
+
+    def load_ckpt(engine, folder):
+        """As DeepSpeed loads a universal checkpoint under stage 3."""
+        first = next(iter(engine.basic_optimizer.state.values()))["step"]
+        for group in engine.basic_optimizer.param_groups:
+            group["weight_decay"] = engine.basic_optimizer.param_groups[0]["weight_decay"]
+        for state in engine.basic_optimizer.state.values():
+            state["step"] = first
+        return folder, {"global_step": 3}
+
+    engine, wanted = SimpleNamespace(basic_optimizer=optimizer()), optimizer()
+    strategy = SimpleNamespace(args=args, print=lambda *_: None, load_ckpt=load_ckpt)
+    assert workers.load_checkpoint(strategy, engine, "_actor") == {"global_step": 3}
+    for adam in (engine.basic_optimizer, wanted):
+        step(adam)
+    equal = [
+        torch.equal(ours, theirs) for ours, theirs in zip(engine.basic_optimizer.wrapped, wanted.wrapped, strict=True)
+    ]
+    assert equal == [True, True] if stage == 3 and universal else not all(equal)
 
 
 class Strategy:

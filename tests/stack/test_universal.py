@@ -1,0 +1,185 @@
+"""Runs of 2 ranks that are killed, converted with `bapo-openrlhf universal`, and resumed on other numbers of ranks.
+
+The killed run goes a step further than the checkpoint, so the step is made twice: by the old ranks and by the new ones.
+What is generated, stored and counted must be equal. What is computed in bf16 must be near, because other ranks take
+other samples together.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from test_faults import CLI, PROBE, SWITCHES
+
+from bapo_openrlhf.record.state_file import load_state
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+SAVED, AGAIN = "global_step2", "global_step3"
+# A batch of 12 samples can be divided by 1, 2 and 3 ranks with micro-batches of 2. It is one optimizer step, so that it
+# does not matter how ranks shuffle. v = 3: the checkpoint has the rollout weights of step 0. m = 2: hard prompts are
+# generated again in the step after the checkpoint, with its weights.
+# With such an eps, Adam moves each parameter in proportion to its moments, so rounding stays as small as it is.
+ADAM = {"lr": 0.05, "eps": 1.0, "weight_decay": 0.1}
+RUN = {
+    "rollout__batch_size": 6,
+    "adapt__batch_size": 3,
+    "train__batch_size": 12,
+    "train__micro_batch_size": 2,
+    "adapt__rollout_delay": 3,
+    "adapt__reevaluate_every": 2,
+    "adapt__c2": "1/8",
+    "adapt__c3": "7/8",
+    "data__max_samples": 24,
+    "ckpt__save_steps": 1,
+    "ckpt__max_num": 4,
+    "actor__num_gpus_per_node": 2,
+} | {f"{model}__adam__{name}": value for model in ("actor", "critic") for name, value in ADAM.items()}
+CRITIC = {"algorithm": "ba_ppo", "critic__num_gpus_per_node": 2}
+RUNS = {
+    "stage2": CRITIC | {"ds__zero_stage": 2},
+    "stage3": CRITIC | {"ds__zero_stage": 3},
+    "lora": {"algorithm": "bapo_grpo", "ds__lora__rank": 8, "ds__lora__alpha": 64},
+}
+CASES = [("stage2", 1, 3), ("stage2", 3, 1), ("stage3", 3, 1), ("stage3", 1, 3), ("lora", 3, 0)]
+LOSS_ERROR, CHANGE_ERROR = 0.03, 0.05  # bf16's rounding: of losses and norms, and of the change of parameters
+
+
+class Killed(NamedTuple):
+    """A run that was killed in its fourth step: its checkpoints, its rows, and what the conversion said."""
+
+    folder: Path
+    rows: list[dict]
+    says: str
+
+
+@pytest.fixture(scope="module")
+def killed(train, workspace):
+    """killed(name): the run of this name, made once."""
+    runs = {}
+
+    def run(name):
+        if name not in runs:
+            runs[name] = kill_and_convert(train, workspace, name)
+        return runs[name]
+
+    return run
+
+
+def kill_and_convert(train, workspace, name):
+    values = RUN | RUNS[name] | {"run__name": name}
+    first = train(name, *PROBE, switches=SWITCHES, environment={"FAULT": "actor/3/training/0.05"}, **values)
+    assert first.status != 0 and len(first.metrics) >= 3, first.output[-6000:]
+    whole, early = workspace / name / "checkpoints", workspace / f"{name}_early" / "checkpoints"
+    shutil.copytree(whole, early, ignore=shutil.ignore_patterns(AGAIN))
+    shutil.copytree(first.folder, early.parent / "record")
+    command = [sys.executable, "-m", "bapo_openrlhf.cli", "universal", str(early)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=workspace)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return Killed(whole, first.metrics, done.stdout)
+
+
+class Resumed(NamedTuple):
+    """The killed run, its checkpoints after the step that is made twice, and the rows of that step."""
+
+    before: Killed
+    folder: Path
+    again: dict
+    wanted: dict
+    models: tuple[str, ...]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} on {case[1]} and {case[2]}")
+def resumed(request, killed, train, workspace):
+    name, actors, critics = request.param
+    before, again = killed(name), f"{name}_{actors}"
+    folder = workspace / again / "checkpoints"
+    shutil.copytree(workspace / f"{name}_early" / "checkpoints", folder)
+    shutil.copytree(workspace / f"{name}_early" / "record", workspace / "runs" / again)
+    values = RUN | RUNS[name] | {"run__name": again, "actor__num_gpus_per_node": actors}
+    values |= {"critic__num_gpus_per_node": critics} if critics else {}
+    result = train(again, *CLI, switches=(*SWITCHES, "ckpt.load_enable", "ds.use_universal_ckpt"), **values)
+    assert result.status == 0, result.output[-6000:]
+    assert f"resuming from {SAVED}" in result.output
+    rows = {row["step"]: row for row in result.metrics}
+    assert set(rows) == {1, 2, 3, 4}
+    return Resumed(before, folder, rows[3], before.rows[2], ("_actor", "_critic") if critics else ("_actor",))
+
+
+def test_other_ranks_are_told_how(killed, train, workspace):
+    assert f"any number of ranks can resume {SAVED}" in killed("stage2").says
+    values = RUN | RUNS["stage2"] | {"run__name": "stage2", "critic__num_gpus_per_node": 1}
+    path = {"ckpt__path": workspace / "stage2_early" / "checkpoints"}
+    refused = train("refused", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values, **path)
+    assert refused.status == 2 and f"is 1, and 2 critic ranks wrote the checkpoint {SAVED}" in refused.output
+    assert "add --ds.use_universal_ckpt, or give the old number" in refused.output
+
+
+def position(folder):
+    """Position in the data, which the actor's checkpoint has."""
+    (file, *_) = sorted((folder / "_actor" / AGAIN).glob("*mp_rank_00_model_states.pt"))
+    return torch.load(file, weights_only=False)["data_loader_state_dict"]
+
+
+def assert_same(actual, wanted, path=""):
+    """Nested states are equal to the last bit."""
+    assert type(actual) is type(wanted), path
+    if isinstance(wanted, dict):
+        assert actual.keys() == wanted.keys(), path
+        for name in wanted:
+            assert_same(actual[name], wanted[name], f"{path}.{name}")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(actual) == len(wanted), path
+        for number, (one, other) in enumerate(zip(actual, wanted, strict=True)):
+            assert_same(one, other, f"{path}[{number}]")
+    else:
+        assert np.array_equal(actual, wanted), path
+
+
+def test_buffers_ledger_and_data_position_are_equal(resumed):
+    actual, wanted = (load_state(path / "_adapt" / AGAIN) for path in (resumed.folder, resumed.before.folder))
+    for name in ("method", "ledger", "step", "weights_version", "generated", "rollouts", "torch_rng", "epoch_done"):
+        assert_same(actual[name], wanted[name], name)
+    assert wanted["method"] and wanted["weights_version"] == 3
+    assert_same(position(resumed.folder), position(resumed.before.folder), "data")
+    assert {name: value for name, value in resumed.again.items() if name.startswith("groups/")} == {
+        name: value for name, value in resumed.wanted.items() if name.startswith("groups/")
+    }
+    assert resumed.wanted["groups/reevaluation_attempts"] and resumed.wanted["groups/fresh"]
+
+
+def test_the_first_losses_are_equal_up_to_rounding(resumed):
+    names = [name for name in ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm", "kl", "values")
+             if name in resumed.wanted]  # fmt: skip
+    assert len(names) >= 3
+    for name in names:
+        assert resumed.again[name] == pytest.approx(resumed.wanted[name], rel=LOSS_ERROR, abs=1e-3), name
+
+
+def parameters(folder, model, tag):
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder / model), tag)
+
+
+def test_the_optimizers_go_on(resumed):
+    """The next optimizer steps change the parameters alike: moments, step count, rate and decay are the old ones."""
+    for model in resumed.models:
+        start = parameters(resumed.before.folder, model, SAVED)
+        wanted, actual = (parameters(path, model, AGAIN) for path in (resumed.before.folder, resumed.folder))
+        assert actual.keys() == wanted.keys() == start.keys()
+        changed = [name for name in start if not torch.equal(start[name], wanted[name])]
+        assert changed
+        for decays in (True, False):  # matrices decay, vectors do not; an adapter has only matrices
+            names = [name for name in changed if (start[name].dim() > 1) is decays]
+            changes = {name: wanted[name] - start[name] for name in names}
+            errors = {name: actual[name] - wanted[name] for name in names}
+            assert norm(errors) <= CHANGE_ERROR * norm(changes), (model, decays)
+
+
+def norm(tensors):
+    return sum(float(tensor.detach().norm()) ** 2 for tensor in tensors.values()) ** 0.5
