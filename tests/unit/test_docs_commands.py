@@ -184,6 +184,14 @@ def parse_floor(words, here):
         runpy.run_path(str(ROOT / words[0]))["parse"](words[1:])
 
 
+def has_the_servers_flags(words, here):
+    """Its flags are in OpenRLHF's source, and the end of the address that the page gives to the run is the server's."""
+    source = (Path(find_spec("openrlhf").submodule_search_locations[0]) / "cli" / "serve_rm.py").read_text()
+    assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+    port = words[words.index("--port") + 1]
+    assert f":{port}/get_reward" in (ROOT / "docs" / "rewards.md").read_text() and '"/get_reward"' in source
+
+
 def is_a_target(words, here):
     """Or a variable that the Makefile reads."""
     file = (ROOT / "Makefile").read_text()
@@ -247,6 +255,7 @@ EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
 GPU = "unit/test_benchmark_gpu.py::test_all_of_it"
 FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
+SERVER = "stack/test_reward_models.py::test_the_server_scores_what_the_run_stores"
 TRL = "unit/examples/test_trl.py::test_every_group_is_in_one_counted_state"
 CONTRACT = "unit/training/test_contract.py::test_the_command"
 SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
@@ -290,6 +299,7 @@ RULES = [
     Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
     Rule("bapo-openrlhf smoke", parse_train, SMOKE, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
+    Rule("python -m bapo_openrlhf.cli.serve_rm", has_the_servers_flags, SERVER, "takes a reward model, and serves"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
