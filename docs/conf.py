@@ -49,6 +49,7 @@ CONTENTS = {
         "benchmarks/results/adaptation",
         "benchmarks/results/asynchronous",
         "benchmarks/results/delay",
+        "benchmarks/results/faster",
         "benchmarks/results/floor",
         "benchmarks/results/gpu_first",
         "benchmarks/results/gpu_second",
