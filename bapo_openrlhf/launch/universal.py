@@ -58,6 +58,10 @@ def _convert(store: CheckpointStore, field: str) -> str:
     settings = store.path / SETTINGS
     if settings.exists():  # a run of an older version has none
         refuse(RULES, Flags(read_document(settings, SETTINGS_KIND)["config"] | {"ds.use_universal_ckpt": True}))
+    if not all(store.ranks(tag).values()):
+        raise ConfigError(
+            f"{field}; {tag} has no part for each rank (ds.zero_stage 0), and DeepSpeed converts only these"
+        )
     unfinished = store.path / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     try:

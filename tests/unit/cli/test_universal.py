@@ -67,12 +67,13 @@ def store(tmp_path, monkeypatch):
     return store
 
 
-def save(store, step, state=None):
+def save(store, step, state=None, ranks=2):
     folder = store.begin(f"global_step{step}")
     save_state(folder, {})
     for part in store.models:
         (store.path / part / f"global_step{step}").mkdir(parents=True)
-        for rank in range(2):
+        (store.path / part / f"global_step{step}" / "mp_rank_00_model_states.pt").touch()
+        for rank in range(ranks):
             file = store.path / part / f"global_step{step}" / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
             moments = {0: {"exp_avg": torch.ones(3)}} if state is None else state
             torch.save({"optimizer_state_dict": {"base_optimizer_state": {"state": moments}}}, file)
@@ -129,7 +130,7 @@ def test_a_run_without_a_critic(store, converter, capsys, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_named_and_an_older_one_converted(store, converter, capsys):
-    next((store.path / "_critic" / "global_step4").iterdir()).unlink()
+    (store.path / "_critic" / "global_step4" / "mp_rank_00_model_states.pt").unlink()
     status, out, err = run(store, capsys)
     assert status == 0 and "any number of ranks can resume global_step2" in out
     assert "checkpoint global_step4 is skipped: " in err
@@ -169,6 +170,14 @@ def test_what_deepspeed_cannot_convert(store, converter, capsys, words, says):
     status, _, err = run(store, capsys)
     assert status == 2 and err.startswith(f"error: {says}") and err.count("\n") == 1
     assert tree(store.path) == before and not converter.asked
+
+
+def test_a_checkpoint_without_parts(store, converter, capsys):
+    """Also if nobody knows the settings."""
+    (store.path / SETTINGS).unlink()
+    save(store, 6, ranks=0)
+    status, _, err = run(store, capsys)
+    assert status == 2 and "global_step6 has no part for each rank (ds.zero_stage 0)" in err and not converter.asked
 
 
 def test_a_model_that_was_never_trained(store, converter, capsys):
