@@ -3,7 +3,7 @@
 VICTIM, one of driver, trainer, engine, core (vLLM's own process, a child of the engine), actor, critic, reference and
 node (FAULT_NODE is the process of its raylet), gets a SIGKILL that many seconds after the phase has begun whose name
 starts with PHASE. Training may take less than that, so a worker that has to die in a phase is stopped (SIGSTOP) where
-the phase begins. A worker that saves is not stopped, because it has to die while it writes.
+the phase begins. A model's worker that saves is not stopped, because it has to die while it writes.
 """
 
 import json
@@ -53,7 +53,7 @@ class FaultyState(RunState):
         self._phase = name
         victim, step, phase, seconds = os.environ["FAULT"].split("/")
         if name.startswith(phase) and self.step == int(step):
-            if victim in WORKERS and not phase.startswith("saving"):
+            if victim == "core" or (victim in WORKERS and not phase.startswith("saving")):
                 os.kill(self.victims[victim], signal.SIGSTOP)
             threading.Thread(target=self.strike, args=(victim, float(seconds)), daemon=True).start()
             if float(seconds) == 0:

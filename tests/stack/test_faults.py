@@ -158,7 +158,9 @@ KILLS = (
     Fault("driver/4/training/0.05", (), 4),
     Fault("actor/3/training/0.05", ("step 3, training: ", *DIED), 3),
     Fault("core/4/generating hard/0.2", ("step 4, generating hard prompts again: ",), 4),
-    Fault("core/2/syncing/0.02", ("step 3, syncing weights: ",), 2),
+    Fault("core/2/syncing/0.02", ("step 3, syncing weights: ", *DIED), 2),
+    # the engine has asked it for its weights by then, and gets no answer
+    Fault("core/4/saving/5", ("step 4, saving checkpoint global_step4: ", *DIED, "vLLM's process died"), 3),
     Fault("driver/0/training/0.05", (), 0),
     Fault("driver/1/generating/0.05", (), 1),
     Fault("driver/3/making experience/0.01", (), 3),

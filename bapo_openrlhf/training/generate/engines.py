@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from openrlhf.trainer.ray import vllm_engine
 from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from bapo_openrlhf.adapt.vocabulary import VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
@@ -33,7 +32,7 @@ from bapo_openrlhf.training.faster.single_turn import GroupTurn, PackedGroup, Si
 from bapo_openrlhf.training.faster.weight_receipt import Piece, borrow, receive
 from bapo_openrlhf.training.generate.adapters import merge_adapters
 from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
-from bapo_openrlhf.training.generate.engine_core import ENGINE
+from bapo_openrlhf.training.generate.engine_core import ENGINE, end_with
 from bapo_openrlhf.training.generate.user_agent import load_agent
 from bapo_openrlhf.training.reward.failures import Failures
 from bapo_openrlhf.training.reward.reward_pool import RewardPool
@@ -144,6 +143,7 @@ class RolloutEngine(Engine):
         self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
         self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
         self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
+        end_with(self.llm)
         await self.llm.is_sleeping()  # waits until it has loaded
         self.rewards: RewardPool | LimitedAgent | SingleTurn | None = None  # what counts failed calls
 
@@ -172,23 +172,9 @@ class RolloutEngine(Engine):
                 memory_gib=verifier.memory_gib,
             )
 
-    async def _in_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function in each of vLLM's workers.
-
-        Raises:
-            EngineDeadError: vLLM's process died. vLLM itself would wait for the answers without end.
-        """
-        answers = asyncio.ensure_future(self.llm.collective_rpc(function, args=args))
-        while not answers.done():
-            await asyncio.wait([answers], timeout=1.0)
-            if self.llm.errored and not answers.done():
-                answers.cancel()
-                raise EngineDeadError()
-        return answers.result()
-
     async def merge_adapters(self, scale: float) -> None:
         """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""
-        await self._in_workers(merge_adapters, scale)
+        await self.llm.collective_rpc(merge_adapters, args=(scale,))
 
     @extends(Engine)
     async def generate_responses(
@@ -296,25 +282,25 @@ class RolloutEngine(Engine):
 
     async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
         """Receive and load a parcel of the actor's weights."""
-        await self._in_workers(receive, pieces, dtype)
+        await self.llm.collective_rpc(receive, args=(pieces, dtype))
 
     async def borrow_weights(self, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any, tuple]]) -> None:
         """Load a parcel of the actor's weights from memory of the same GPUs."""
-        await self._in_workers(borrow, pieces, handles)
+        await self.llm.collective_rpc(borrow, args=(pieces, handles))
 
     async def keep_weights(self) -> int:
         """Keep today's weights in host memory instead of those kept before, and return their bytes."""
         self._kept_weights_version = self.weights_version
-        return sum(await self._in_workers(_keep))
+        return sum(await self.llm.collective_rpc(_keep))
 
     async def restore_weights(self) -> None:
         """Sample from the kept weights again."""
-        await self._in_workers(_restore)
+        await self.llm.collective_rpc(_restore)
         await self.changed(self._kept_weights_version)
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""
-        await self._in_workers(_save, folder)
+        await self.llm.collective_rpc(_save, args=(folder,))
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Sample from saved weights of this version.
@@ -322,7 +308,7 @@ class RolloutEngine(Engine):
         Raises:
             ValueError: The weights are of another model or of another tensor-parallel size.
         """
-        await self._in_workers(_load, folder)
+        await self.llm.collective_rpc(_load, args=(folder,))
         await self.changed(version)
 
     async def changed(self, version: int | None) -> None:

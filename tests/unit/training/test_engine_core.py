@@ -1,4 +1,4 @@
-"""vLLM's process ends with the rollout engine that started it, and no other process does."""
+"""A rollout engine and vLLM's process end together, and no other process ends with them."""
 
 import os
 import signal
@@ -55,6 +55,50 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
     finally:
         if alive(child):
             os.kill(child, signal.SIGKILL)
+
+
+# A rollout engine that does a few things after the test has seen that it is there.
+ENGINE_OF = """
+import atexit, sys, threading, time
+from types import SimpleNamespace
+from bapo_openrlhf.training.generate import engine_core
+engine_core.EVERY = 0.01
+llm = SimpleNamespace(errored=False)
+
+def stop():
+    llm.errored = True
+    time.sleep(0.5)
+
+{before}
+engine_core.end_with(llm)
+print("is there", flush=True)
+sys.stdin.readline()
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status", "says"),
+    [
+        # vLLM's process dies while a call waits for its answer
+        ("", "stop(); threading.Event().wait()", 1, "the rollout engine ends, because vLLM's process died\n"),
+        # the engine exits, and stops vLLM's process, as vLLM does it
+        ("atexit.register(stop)", "", 0, ""),
+    ],
+)
+def test_an_engine_ends_with_vllms_process_and_says_so(before, after, status, says):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", ENGINE_OF.format(before=before, after=after)]
+    with subprocess.Popen(command, **pipes, text=True, env=environment) as engine:
+        try:
+            assert engine.stdout.readline() == "is there\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                engine.wait(timeout=0.5)  # while vLLM is there, the engine is
+            _, said = engine.communicate("\n", timeout=60)
+        finally:
+            engine.kill()
+    assert (engine.returncode, said) == (status, says)
 
 
 def test_it_is_registered_for_vllms_processes():

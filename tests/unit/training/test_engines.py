@@ -9,7 +9,6 @@ import vllm
 from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training.faster.single_turn import SingleTurn
@@ -89,6 +88,7 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     for settings in (ours[0]["kwargs"], ours[0]["llm"]):
         assert settings.pop("disable_log_stats", False) is faster
     assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE) and ours[0].pop("faster") is faster
+    assert ours[0]["llm"].pop("ends_with_its_process")
     assert ours == theirs
 
 
@@ -102,6 +102,7 @@ def made_by(kind, monkeypatch, given):
     with monkeypatch.context() as patched:
         patched.setattr(vllm, "AsyncEngineArgs", lambda **settings: settings)
         patched.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda settings: Llm(settings)))
+        patched.setattr(engines, "end_with", lambda llm: llm.update(ends_with_its_process=not llm.get("waited")))
         patched.setattr(cpu, "active", lambda: False)
         patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "0,1"})
         engine = object.__new__(kind)
@@ -135,20 +136,3 @@ def test_an_executor_of_the_user_gets_all():
 @pytest.mark.parametrize("executor", [OwnExecutor(), SingleTurn()])
 def test_stop_strings_need_text(executor):
     assert ask(executor, stop=["\n"]).detokenize
-
-
-def test_a_call_ends_if_vllms_process_dies_while_it_waits():
-    """vLLM 0.29 leaves such a call without an answer."""
-
-    class Llm:
-        errored = False
-
-        async def collective_rpc(self, function, args=()):
-            self.errored = function is not len
-            return [function(*args)] if function is len else await asyncio.Event().wait()
-
-    engine = object.__new__(RolloutEngine)
-    engine.llm = Llm()
-    assert asyncio.run(engine._in_workers(len, "abc")) == [3]
-    with pytest.raises(EngineDeadError):
-        asyncio.run(asyncio.wait_for(engine._in_workers(sum, [1, 2]), timeout=30))
