@@ -265,22 +265,22 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
     return {"commit": _commit(), "cpu": cpu_kind(), "command": shlex.join(words), "versions": versions}
 
 
-def cpu_kind(about: Path = Path("/proc/cpuinfo")) -> str | None:
+def cpu_kind(file: Path = Path("/proc/cpuinfo")) -> str | None:
     """The name of the CPU, and the newest of its instructions in INSTRUCTIONS. None if the system does not say.
 
     Numbers of a run on a CPU depend on both: libraries choose their kernels by them.
 
     Args:
-        about: The file in which Linux describes the CPU.
+        file: The file in which Linux describes the CPU.
     """
     try:
-        lines = [line.partition(":") for line in about.read_text(encoding="utf-8").splitlines()]
+        lines = [line.partition(":") for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError):
         return platform.processor() or None
-    found = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # those of the first core
-    flags = found.get("flags", "").split()
+    fields = {name.strip(): value.strip() for name, _, value in reversed(lines)}  # those of the first core
+    flags = fields.get("flags", "").split()
     newest = next((name for name in INSTRUCTIONS if name in flags), "")
-    return ", ".join(filter(None, (found.get("model name", platform.machine()), newest)))
+    return ", ".join(filter(None, (fields.get("model name", platform.machine()), newest)))
 
 
 def _commit() -> str | None:

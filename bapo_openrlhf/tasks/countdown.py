@@ -393,8 +393,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
         numbers, target = parse_problem(label)
         # The prompt is searched for because a tokenizer may put a token before it.
-        _, prompt_found, response = query.partition(prompt)
-        expression = answer(response) if prompt_found else None
+        _, separator, response = query.partition(prompt)
+        expression = answer(response) if separator else None
         value = None if expression is None else _value_over(expression, numbers)
         rewards.append(float(value is not None and value == target))
         well_formed.append(float(value is not None))

@@ -72,8 +72,8 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         )
     unique = a.settings["name"] != b.settings["name"]
     result = {
-        "a": _about(a, unique=unique),
-        "b": _about(b, unique=unique),
+        "a": _described(a, unique=unique),
+        "b": _described(b, unique=unique),
         "unit": "percent",
         "interval": f"{estimators.LEVEL:.0%} bootstrap over paired problems",
         "different_settings": _different(a.settings, b.settings),
@@ -86,7 +86,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def _about(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
+def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
     """Name, folder and settings. If the name is not unique, the folder becomes a part of it."""
     name = evaluation.settings["name"] + ("" if unique else f" ({evaluation.folder})")
     return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}

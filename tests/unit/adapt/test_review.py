@@ -53,11 +53,11 @@ class TestReview:
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
         sound = [(source, group) for source, group in before if group.uid not in broken]
         # the gap, from what today's weights generated
-        of_today = [r for _, group in sound if group.weights_version == STEP for r in ratios[group.uid]]
-        square = np.mean(np.square(of_today)) if of_today else BEFORE.square
+        from_current = [r for _, group in sound if group.weights_version == STEP for r in ratios[group.uid]]
+        square = np.mean(np.square(from_current)) if from_current else BEFORE.square
         with np.errstate(over="ignore"):
-            lost = [max(0.0, 1.0 - np.exp(ratio)) for ratio in of_today]
-        if of_today:
+            lost = [max(0.0, 1.0 - np.exp(ratio)) for ratio in from_current]
+        if from_current:
             assert (result.gap.square, result.gap.step) == (pytest.approx(square), STEP)
             assert result.gap.tv == pytest.approx(np.mean(lost))
         else:

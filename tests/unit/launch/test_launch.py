@@ -265,8 +265,8 @@ class TestResume:
         go(2, ranks=4, **four)
         with pytest.raises(ConfigError, match=r"^actor\.num_nodes x actor\.num_gpus_per_node is 8, and 4 actor ranks"):
             go(2, ranks=4)
-        about = go(2, ranks=4, **four)
-        [row] = [{name: row[name] for name in row if name != "at"} for row in about["changed"]]
+        metadata = go(2, ranks=4, **four)
+        [row] = [{name: row[name] for name in row if name != "at"} for row in metadata["changed"]]
         flag = "actor.num_nodes x actor.num_gpus_per_node"
         assert row == {"step": 3, "flag": flag, "before": "8", "now": "4"}
         assert capsys.readouterr().err.count(f"from step 3 on, {flag} is 4, and was 8\n") == 1

@@ -191,8 +191,8 @@ def test_samples_are_those_of_openrlhfs_lists():
         for response, plain in zip(group, wanted, strict=True):
             for length in (30, 5):
                 created = generator._process_response_into_experience(response, max_len=length)
-                theirs_made = generator._process_response_into_experience(plain, max_len=length)
-                for name, value in vars(theirs_made).items():
+                theirs_sample = generator._process_response_into_experience(plain, max_len=length)
+                for name, value in vars(theirs_sample).items():
                     actual = getattr(created, name)
                     if isinstance(value, torch.Tensor):
                         assert actual.dtype == value.dtype and torch.equal(actual, value), name
