@@ -22,16 +22,16 @@ from bapo_openrlhf.record.state_file import load_state
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 SAVED, AGAIN = "global_step2", "global_step3"
-# A batch of 12 samples can be divided by 1, 2 and 3 ranks with micro-batches of 2. It is one optimizer step, so that it
-# does not matter how ranks shuffle. v = 3: the checkpoint has the rollout weights of step 0. m = 2: hard prompts are
-# generated again in the step after the checkpoint, with its weights.
+# A batch of 12 samples can be divided by 1, 2 and 3 ranks. It is one optimizer step, and a micro-batch is one sample, so
+# that it does not matter for what is logged how ranks divide and shuffle. v = 3: the checkpoint has the rollout weights
+# of step 0. m = 2: hard prompts are generated again in the step after the checkpoint, with its weights.
 # With such an eps, Adam moves each parameter in proportion to its moments, so rounding stays as small as it is.
 ADAM = {"lr": 0.05, "eps": 1.0, "weight_decay": 0.1}
 RUN = {
     "rollout__batch_size": 6,
     "adapt__batch_size": 3,
     "train__batch_size": 12,
-    "train__micro_batch_size": 2,
+    "train__micro_batch_size": 1,
     "adapt__rollout_delay": 3,
     "adapt__reevaluate_every": 2,
     "adapt__c2": "1/8",
