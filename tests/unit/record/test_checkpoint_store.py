@@ -536,6 +536,12 @@ def test_ranks_and_the_universal_format(tmp_path):
         store.check(TAG)
 
 
+def test_each_model_must_be_universal(tmp_path):
+    store = save_of_ranks(tmp_path, TAG, 1, 1)
+    CheckpointStore(tmp_path, critic=False).add_universal(TAG, converted_for(tmp_path))
+    assert not store.is_universal(TAG) and newest(store) == (TAG, [])
+
+
 def test_without_zero_no_file_tells_the_ranks(tmp_path):
     assert save_of_ranks(tmp_path, TAG, 0, 0).ranks(TAG) == {"_actor": 0, "_critic": 0}
 
