@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 SAVED, AGAIN = "global_step2", "global_step3"
 # A batch of 12 samples can be divided by 1, 2 and 3 ranks. It is one optimizer step, and a micro-batch is one sample.
-# So it does not matter for what is logged how ranks divide and shuffle. v = 3: the checkpoint has the rollout weights of
-# step 0. m = 2: hard prompts are generated again in the step after the checkpoint, with its weights.
+# So it does not matter for what is logged how ranks divide and shuffle. v = 3: the checkpoint has the rollout weights
+# of step 0. m = 2: hard prompts are generated again in the step after the checkpoint, with its weights.
 # With such an eps, Adam moves each parameter in proportion to its moments, so rounding stays as small as it is.
 ADAM = {"lr": 0.05, "eps": 1.0, "weight_decay": 0.1}
 RUN = {
