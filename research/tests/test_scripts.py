@@ -7,7 +7,7 @@ from bapo_openrlhf import user_file
 
 starts = user_file.load("starts", ROOT / "tests" / "unit" / "test_benchmarks_start.py")
 SCRIPTS = starts.scripts(ROOT / "research")
-NO_PARSER = {"hard_sums.py", "replay_probe.py", "study_picture.py"}  # they are only imported
+NO_PARSER = {"hard_prompts.py", "hard_sums.py", "replay_probe.py", "study_picture.py"}  # they are only imported
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,442 @@
+"""What the runs of decision_design.md say: the primary comparisons, gains by the share of generation, and how the arms
+update.
+
+    python research/decision.py                    # the kept records; writes results/decision/ and the figure
+    python research/decision.py --runs ../decision # the runs in another worktree, however far they are
+    python research/decision.py --runs ../decision --keep  # the same, and keeps their records
+"""
+
+from __future__ import annotations
+
+import argparse
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import altair as alt
+import numpy as np
+import pandas as pd
+from decision_runs import mixtures, origins_of
+from decision_stages import FAILED, STAGES, Stage, planned, results_of, stage_of, study_of
+from folders import DOCS_IMAGES, RESULTS
+from hard_prompts import SOLVED
+from replay_map import UPDATED, add_costs, by_share, heights, optimizer_steps, units_of
+from scipy import stats
+from smollm2 import keep
+
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, RUN, Results
+from bapo_openrlhf.workbench.study.runner import RUNS, Planned
+from bapo_openrlhf.workbench.study.statistics import LEVEL, holm, mean_interval, sign_flip_p
+
+FOLDER = RESULTS / "decision"
+ALPHA = 0.05
+COLUMNS = {"responses": ROLLOUTS, "tokens": "cost/tokens"}
+DRAWN = {  # the arms of the figure and their colours
+    "GRPO, half of the prompts": "#6B6B6B", "GRPO, two epochs": "#0072B2", "filter only": "#009E73",
+    "BAPO, all near groups": "#E69F00", "BAPO": "#D55E00",
+}  # fmt: skip
+PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
+
+
+class Comparison(NamedTuple):
+    """A primary comparison.
+
+    Attributes:
+        question: What it answers.
+        stage: The stage whose runs are compared.
+        better, than: Methods. The outcome of the second is subtracted from that of the first.
+        outcome: "curve" is the mean height of the learning curve, and "solved" the share of the never solved problems
+            that the trained model solves.
+        cost: What is equal: "responses" or "tokens"; "passes" for what is counted at the end of a run.
+        counts: The smallest difference that counts, in points.
+        path: "group" or "critic".
+    """
+
+    question: str
+    stage: str
+    better: str
+    than: str
+    outcome: str
+    cost: str
+    counts: float
+    path: str = "group"
+
+
+PRIMARY = (
+    Comparison("Does the filter pay?", "runs", "filter_only", "plain", "curve", "tokens", 3),
+    Comparison("Does replay add to the filter?", "runs", "without_x2", "filter_only", "curve", "tokens", 3),
+    Comparison("Does BAPO add to the filter?", "runs", "bapo", "filter_only", "curve", "tokens", 3),
+    Comparison("Is replay worth more than a second epoch, in as many optimizer steps?", "runs",
+               "replay_all_two_steps", "two_epochs", "curve", "responses", 3),
+    Comparison("Is replay worth more than smaller batches?", "runs", "replay_all", "half", "curve", "responses", 3),
+    Comparison("Are smaller batches worth more than the filter?", "runs", "half", "filter_only", "curve", "tokens", 3),
+    Comparison("Does BAPO solve more of what was never solved?", "hard", "bapo", "plain", "solved", "passes", 6),
+    Comparison("Does X2 do it?", "hard", "bapo", "without_x2", "solved", "passes", 6),
+    Comparison("Does replay add to the filter with a critic?", "critic", "without_x2", "filter_only", "curve",
+               "tokens", 3, "critic"),
+)  # fmt: skip
+
+
+# ── records ──
+
+
+@dataclass
+class Records:
+    """The runs of the stages that have any, in the project's folder `root`."""
+
+    root: Path
+    _read: dict[str, Results | None] = field(default_factory=dict)
+
+    def runs(self, stage: Stage) -> list[Planned]:
+        """The runs of a stage that are done; none if its learning rates are not known."""
+        try:
+            return [run for run in planned(stage, self.root) if run.done]
+        except LookupError:
+            return []
+
+    def results(self, name: str) -> Results | None:
+        """The runs of a stage with their costs; None if there is no such stage, or none of its runs is done.
+
+        Raises:
+            ValueError: The runs of the stage are mixed.
+        """
+        if name not in self._read:
+            self._read[name] = self._results(stage_of(name)) if name in {stage.name for stage in STAGES} else None
+        return self._read[name]
+
+    def _results(self, stage: Stage) -> Results | None:
+        if not (runs := self.runs(stage)):
+            return None
+        if sentences := mixtures(origins_of(runs)):
+            raise ValueError(f"stage {stage.name}: {'; '.join(sentences)}")
+        results = results_of(study_of(stage, self.root), runs)
+        set_costs(results)
+        return results
+
+    def solved(self, name: str) -> pd.Series:
+        """Share of the never solved problems that each run of a stage solves; the index is (arm, seed)."""
+        shares = {}
+        for run in self.runs(stage_of(name)) if name in {stage.name for stage in STAGES} else ():
+            if (run.folder / SOLVED).is_file():
+                counts = pd.read_json(run.folder / SOLVED, typ="series")
+                shares[run.arm.name, run.seed] = counts["solved"] / counts["of"]
+        index = pd.MultiIndex.from_tuples(list(shares), names=RUN) if shares else pd.MultiIndex.from_arrays([[], []])
+        return pd.Series(list(shares.values()), index, float)
+
+    def units(self, name: str = "units") -> pd.DataFrame:
+        """Unit times: a row for each arm and round, with `response` and `update` in seconds."""
+        rows = [
+            {"arm": run.arm.name, "round": run.seed, **units_of(pd.DataFrame(record.read_metrics(run.folder)))}
+            for run in self.runs(stage_of(name))
+        ]
+        return pd.DataFrame(rows, columns=["arm", "round", "response", "update"])
+
+
+def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
+    """Add the running totals of tokens and seconds to the steps, see `add_costs`.
+
+    The arms in PRICED_AS have the costs of not training on groups without a signal. These groups have no gradient, so
+    training on them only divides that of the others, which costs nothing.
+
+    Args:
+        units: Index: the arm. Columns: `response` and `update`, the seconds of one.
+    """
+    if units is not None:
+        same = {arm: units.loc[other] for arm, other in PRICED_AS.items() if other in units.index}
+        units = pd.concat([units.drop(index=list(same), errors="ignore"), pd.DataFrame(same).T])
+    add_costs(results, units)
+    steps = results.steps
+    tokens = without_signal(results).groupby([*RUN, "step"])["tokens"].sum()
+    of_step = tokens.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0.0).to_numpy()
+    free = pd.Series(of_step * steps["arm"].isin(PRICED_AS).to_numpy(), steps.index)
+    for column in (UPDATED, "cost/tokens"):
+        steps[column] -= free.groupby([steps["arm"], steps["seed"]]).cumsum()
+
+
+def without_signal(results: Results) -> pd.DataFrame:
+    """The groups that a run was trained on although all of their rewards are equal: arm, seed, step and tokens."""
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"])]
+    for study_run in results.runs:
+        groups = study_run.run.groups
+        if not groups.empty:
+            useless = groups[(groups["state"] == "fresh") & groups["mean"].isin([0, 1])]
+            tables.append(useless[["step", "tokens"]].assign(arm=study_run.arm.name, seed=study_run.seed))
+    return pd.concat([table for table in tables if not table.empty] or tables)
+
+
+@contextmanager
+def kept() -> Iterator[Path]:
+    """A folder with the kept records, in the form of a project's folder."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for stage in STAGES:
+            records = FOLDER / f"{stage.name}.tar.xz"
+            if records.is_file():
+                with tarfile.open(records) as file:
+                    file.extractall(stage.folder(root) / RUNS, filter="data")
+        for row in pd.read_csv(lost).itertuples() if (lost := FOLDER / "failed.csv").is_file() else ():
+            folder = stage_of(row.stage).folder(root) / RUNS / row.run
+            folder.mkdir(parents=True)
+            (folder / FAILED).touch()
+        counts = FOLDER / "solved.csv"
+        for row in pd.read_csv(counts).itertuples() if counts.is_file() else ():
+            folder = stage_of(row.stage).folder(root) / RUNS / row.run
+            (folder / SOLVED).write_text(f'{{"solved": {row.solved}, "of": {row.of}}}\n', encoding="utf-8")
+        yield root
+
+
+def keep_all(records: Records) -> None:
+    """Pack the records of all stages. Two tables say what the trained models solve, and which runs have failed."""
+    rows, lost = [], []
+    for stage in STAGES:
+        folder = stage.folder(records.root) / RUNS
+        if folder.is_dir():
+            keep(folder, FOLDER / f"{stage.name}.tar.xz")
+        for path in sorted(folder.glob(f"*/{SOLVED}")):
+            counts = pd.read_json(path, typ="series")
+            rows.append({"stage": stage.name, "run": path.parent.name, "solved": counts["solved"], "of": counts["of"]})
+        lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
+    pd.DataFrame(rows, columns=["stage", "run", "solved", "of"]).to_csv(FOLDER / "solved.csv", index=False)
+    pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
+
+
+# ── primary comparisons ──
+
+
+def sides(records: Records, results: Results, comparison: Comparison) -> pd.DataFrame:
+    """The outcome of both arms: a row for each seed that both have."""
+    arms = [f"{method}-{comparison.path}" for method in (comparison.better, comparison.than)]
+    if comparison.outcome == "solved":
+        shares = records.solved(comparison.stage)
+        return pd.DataFrame() if shares.empty else shares.unstack(0).reindex(columns=arms).dropna()
+    return heights(results, *arms, COLUMNS[comparison.cost])
+
+
+def primary(records: Records) -> pd.DataFrame:
+    """The primary comparisons.
+
+    Returns:
+        A row for each: question, better, than, outcome, cost, pairs, gain, low, high (points), counts, p, p_holm and
+        answer. One that has no two pairs yet has p = 1 in Holm's correction, so that p_holm of the others can only
+        become smaller.
+    """
+    rows = []
+    for comparison in PRIMARY:
+        row: dict[str, object] = {name: value for name, value in comparison._asdict().items() if name != "path"}
+        results = records.results(comparison.stage)
+        both = pd.DataFrame() if results is None else sides(records, results, comparison)
+        row["pairs"] = len(both)
+        if len(both) > 1:
+            differences = 100 * (both.iloc[:, 0] - both.iloc[:, 1])
+            interval = mean_interval(differences)
+            row |= {"gain": interval.value, "low": interval.low, "high": interval.high, "p": sign_flip_p(differences)}
+        rows.append(row)
+    columns = [*rows[0], *(name for name in ("gain", "low", "high", "p") if name not in rows[0])]
+    table = pd.DataFrame(rows, columns=columns)
+    table["p_holm"] = holm(table["p"].astype(float).fillna(1.0))
+    table["answer"] = [answer(row) for row in table.to_dict("records")]
+    return table
+
+
+def answer(row: Mapping[str, object]) -> str:
+    """What a comparison says.
+
+    "ahead" or "behind": p with Holm's correction is below ALPHA. "no difference that counts": the interval lies within
+    the smallest difference that counts. "undecided": none of these. "": there are no two pairs.
+    """
+    gain, low, high, p, counts = (float(row[name]) for name in ("gain", "low", "high", "p_holm", "counts"))
+    if np.isnan(gain):
+        return ""
+    if p < ALPHA:
+        return "ahead" if gain > 0 else "behind"
+    return "no difference that counts" if -counts < low and high < counts else "undecided"
+
+
+# ── gains at each cost ──
+
+
+class Interval(NamedTuple):
+    """A mean with its interval, in the unit of the differences."""
+
+    value: float
+    low: float
+    high: float
+
+
+def crossed_interval(differences: np.ndarray) -> Interval:
+    """Mean with a 95 % interval of differences that vary between pairs of runs, and between rounds of unit times.
+
+    The interval has the half widths of two intervals of Student's in quadrature: that of the pairs' means over the
+    rounds, and that of the rounds' means over the pairs. With one round, or rounds that do not differ, it is that of
+    the pairs.
+
+    Args:
+        differences: Shape (rounds, pairs), with at least two pairs.
+    """
+    mean, square = float(differences.mean()), 0.0
+    for means in (differences.mean(axis=0), differences.mean(axis=1)):
+        if len(means) > 1:
+            square += stats.t.ppf((1 + LEVEL) / 2, len(means) - 1) ** 2 * means.var(ddof=1) / len(means)
+    half = float(np.sqrt(square))
+    return Interval(mean, mean - half, mean + half)
+
+
+def at_equal_seconds(results: Results, arm: str, other: str, units: pd.DataFrame) -> Interval | None:
+    """The difference of two arms at equal seconds, in points, with the error of the unit times in the interval.
+
+    Args:
+        units: As `Records.units` returns them. Only rounds that have both arms count.
+
+    Returns:
+        None without a round, or with fewer than two pairs.
+    """
+    timed_as = [PRICED_AS.get(name, name) for name in (arm, other)]
+    differences = []
+    for _, of_round in units.groupby("round"):
+        if set(timed_as) <= set(of_round["arm"]):
+            set_costs(results, of_round.set_index("arm")[["response", "update"]])
+            both = heights(results, arm, other, "cost/seconds")
+            differences.append(100 * (both[arm] - both[other]).to_numpy())
+    if not differences or len(differences[0]) < 2:
+        return None
+    return crossed_interval(np.array(differences, dtype=float))
+
+
+def gains(results: Results, units: pd.DataFrame) -> pd.DataFrame:
+    """Each arm minus GRPO or PPO at each cost.
+
+    Returns:
+        A row for each: label, path, cost, pairs, and gain, low and high in points.
+    """
+    rows = []
+    for path in results.paths:
+        plain, *others = results.of_path(path)
+        for arm in others:
+            compared = {"label": results.labels[arm.name], "path": path}
+            for cost, column in COLUMNS.items():
+                both = heights(results, arm.name, plain.name, column)
+                if len(both) > 1:
+                    interval = crossed_interval(100 * (both[arm.name] - both[plain.name]).to_numpy()[None])
+                    rows.append({**compared, "cost": cost, "pairs": len(both), **interval._asdict()})
+            if timed := at_equal_seconds(results, arm.name, plain.name, units):
+                rows.append({**compared, "cost": "seconds", "pairs": len(both), **timed._asdict()})
+    return pd.DataFrame(rows).rename(columns={"value": "gain"})
+
+
+# ── updates ──
+
+
+def updates(results: Results) -> pd.DataFrame:
+    """How an arm updates its policy, means over the steps of its runs that made an update.
+
+    Returns:
+        A row for each arm: label, rate; loss scale, the share of the tokens in an update whose group has a signal, by
+        which the others divide the gradient; gradient norm, the median before clipping; clipped steps, the share of
+        steps whose norm is above `actor.max_norm`; clipped tokens, the share that the PPO clip takes out; and
+        steps, optimizer steps for 1,000 responses.
+    """
+    steps = results.steps.set_index([*RUN, "step"])
+    useless = without_signal(results).groupby([*RUN, "step"])["tokens"].sum().reindex(steps.index, fill_value=0.0)
+    optimizer = optimizer_steps(results).set_index("label")["optimizer_steps"]
+    rows = []
+    for arm in results.arms:
+        label, config = results.labels[arm.name], results.by_arm[arm.name][0].run.config
+        of_arm = steps.loc[arm.name]
+        of_signal = 1 - useless.loc[arm.name] / of_arm["tokens/trained"]
+        norms = of_arm["actor_grad_norm"].dropna()
+        rows.append({
+            "label": label, "rate": config["actor.adam.lr"],
+            "loss scale": of_signal[of_arm["tokens/trained"] > 0].mean(),
+            "gradient norm": norms.median(), "clipped steps": (norms > config["actor.max_norm"]).mean(),
+            "clipped tokens": of_arm["ppo_clip_ratio"].mean(), "steps": optimizer[label],
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+# ── the page ──
+
+
+def picture(shares: pd.DataFrame) -> alt.LayerChart:
+    """Gain over GRPO by the share of generation: a line for each of DRAWN, with its interval."""
+    wanted = shares[shares["label"].isin(DRAWN)]
+    colours = alt.Scale(domain=list(DRAWN), range=list(DRAWN.values()))
+    base = alt.Chart(wanted).encode(
+        x=alt.X("share:Q", title="share of generation in a step of GRPO", axis=alt.Axis(format="%")),
+        color=alt.Color("label:N", title=None, scale=colours),
+    )
+    spread = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="gain over GRPO, points (95 %)"), y2="high:Q")
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
+    return alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=420, height=260)
+
+
+def page(tables: Mapping[str, pd.DataFrame]) -> str:
+    """The tables as one page of Markdown."""
+    source = (
+        "Made by `python research/decision.py`. [The design](../../decision_design.md) has the questions and the words."
+    )
+    parts = ["# Replay, the filter or larger steps: the numbers", f"{source} Gains are in points, with 95 % intervals."]
+    for title, table in tables.items():
+        if not table.empty:
+            parts += [f"## {title}", table.round(3).to_markdown(index=False)]
+    return "\n\n".join(parts) + "\n"
+
+
+def tables_of(records: Records) -> dict[str, pd.DataFrame]:
+    """The tables of the page by their titles, of the stages that have runs."""
+    units = records.units()
+    tables = {"Primary comparisons": primary(records)}
+    for stage in ("runs", "hard"):
+        results = records.results(stage)
+        if results is None:
+            continue
+        tables[f"Gain over GRPO ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
+        tables[f"Updates ({stage})"] = updates(results)
+    if (results := records.results("runs")) is not None:
+        tables["Gain by the share of generation"] = by_share(results)
+    tables["Unit times"] = units
+    for stage in ("hard", "hard_more"):
+        solved = records.solved(stage)
+        if not solved.empty:
+            shares = (100 * solved.unstack(0)).rename_axis("seed").reset_index()
+            tables[f"Solved of the never solved ({stage})"] = shares
+    return tables
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the runs, and write the page, its tables and the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--runs", type=Path, metavar="FOLDER", help="worktree of the runs; without it, the kept records"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
+    given = parser.parse_args(argv)
+    if given.keep and given.runs is None:
+        parser.error("--keep needs --runs, because the kept records are kept already")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with kept() if given.runs is None else given_folder(given.runs) as root:
+        records = Records(root)
+        if given.keep:
+            keep_all(records)
+        tables = tables_of(records)
+    (FOLDER / "decision.md").write_text(page(tables), encoding="utf-8")
+    shares = tables.get("Gain by the share of generation", pd.DataFrame())
+    if not shares.empty:
+        save_png(picture(shares), DOCS_IMAGES / "decision_shares.png")
+    print(tables["Primary comparisons"].round(3).to_markdown(index=False))
+    return 0
+
+
+@contextmanager
+def given_folder(folder: Path) -> Iterator[Path]:
+    """A folder as it is, in the form of `kept`."""
+    yield folder.resolve()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

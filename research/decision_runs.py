@@ -1,0 +1,326 @@
+"""Runs the study of decision_design.md, one run at a time, in a git worktree at one commit with its own environment.
+
+    python research/decision_runs.py prepare ../decision   # once: the worktree, its environment, and the model
+    cd ../decision
+    nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &   # the same command continues
+    .venv/bin/python research/decision_runs.py left        # what is left, with hours
+
+Other work may land meanwhile, because nothing of it reaches the worktree. No arm mixes two commits or two
+environments: `run` refuses that. All runs of a seed come from one kind of CPU. If a seed has been begun on another one,
+its other runs wait for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from decision_stages import AVX2, FAILED, LATER, STAGES, Stage, ended, planned, seconds_left, study_of
+from folders import RESULTS, ROOT
+from hard_prompts import BASE_COUNTS, solved_by, write_never
+
+from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.owner import owned
+from bapo_openrlhf.workbench.study.progress import on_terminal
+from bapo_openrlhf.workbench.study.runner import Planned, require_same, run_all
+
+MODEL = RESULTS / "map" / "steps_model.tar.xz"  # all runs begin with it
+ONCE = "failed_once"  # file in the folder of a run that has ended with an error; it is tried once more
+MOST_FAILURES = 3  # so many runs in a row that fail stop everything, because then the machine is the reason
+
+
+# ── what may not be mixed ──
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run that is done comes from.
+
+    Attributes:
+        arm: Its name.
+        commit, cpu: As in its run.json.
+        versions: Versions of the packages, in one text.
+    """
+
+    arm: str
+    seed: int
+    commit: str
+    cpu: str
+    versions: str
+
+
+def origin(metadata: Mapping[str, object], arm: str, seed: int) -> Origin:
+    """What the content of a run.json says of it."""
+    versions = metadata.get("versions") or {}
+    assert isinstance(versions, Mapping)
+    text = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return Origin(arm, seed, str(metadata.get("commit")), str(metadata.get("cpu")), text)
+
+
+def mixtures(origins: Iterable[Origin]) -> list[str]:
+    """A sentence for each arm that mixes commits or environments, and for each seed that mixes kinds of CPU."""
+    origins, sentences = list(origins), []
+    for group, names in (("arm", ("commit", "versions")), ("seed", ("cpu",))):
+        by_group: dict[object, list[Origin]] = defaultdict(list)
+        for one in origins:
+            by_group[getattr(one, group)].append(one)
+        for key, ones in by_group.items():
+            for name in names:
+                values = sorted({getattr(one, name) for one in ones})
+                if len(values) > 1:
+                    sentences.append(f"{group} {key} has runs of {len(values)} values of {name}: {'; '.join(values)}")
+    return sentences
+
+
+def origins_of(runs: Iterable[Planned]) -> list[Origin]:
+    """What the runs that are done come from."""
+    return [origin(record.read_run(run.folder), run.arm.name, run.seed) for run in runs if run.done]
+
+
+def of_this_cpu(runs: Sequence[Planned], cpu: str | None) -> tuple[list[Planned], list[Planned]]:
+    """The runs that have not ended: those that may run on this kind of CPU, and those that wait for another one."""
+    begun = {one.seed: one.cpu for one in origins_of(runs)}
+    left = [run for run in runs if not ended(run)]
+    here = [run for run in left if begun.get(run.seed, str(cpu)) == str(cpu)]
+    return here, [run for run in left if run not in here]
+
+
+def require_unmixed(stage: Stage, runs: Sequence[Planned], now: Mapping[str, object]) -> None:
+    """Raise ConfigError if the runs of a stage are mixed, or if those that are left would be.
+
+    Args:
+        now: `record.provenance()` of this process.
+    """
+    done = origins_of(runs)
+    arms = {run.arm.name for run in runs if not ended(run)}
+    coming = [origin({**now, "cpu": None}, arm, -1) for arm in arms if arm in {one.arm for one in done}]
+    if sentences := mixtures([*done, *coming]):
+        raise ConfigError(
+            f"stage {stage.name}: {sentences[0]}; go back to the commit and environment of its first runs, or delete "
+            f"the folders of these runs in {stage.folder(ROOT)}"
+        )
+
+
+# ── running ──
+
+
+def require_clean(now: Mapping[str, object]) -> None:
+    """Raise ConfigError unless the package is that of a commit."""
+    commit = now["commit"]
+    if commit is None or str(commit).endswith("-dirty"):
+        raise ConfigError(f"the commit is {commit}; runs need a worktree without changes: `prepare` makes one")
+
+
+def require_base() -> None:
+    """Raise ConfigError if it is not fixed yet which problems the base model never solves."""
+    if not BASE_COUNTS.is_file():
+        raise ConfigError(
+            f"{BASE_COUNTS} is missing; it is fixed before any run: python research/hard_prompts.py, then commit it"
+        )
+
+
+def words_of(command: Sequence[str]) -> list[str]:
+    """A study's command with this environment's Python."""
+    known = {"python": [sys.executable], "bapo-openrlhf": [sys.executable, "-m", "bapo_openrlhf.cli"]}
+    return [word for part in command for word in known.get(part, [part])]
+
+
+def unpack_model(root: Path) -> None:
+    """Unpack the model that all runs begin with, unless it is there."""
+    if not (root / "runs" / "steps_model").is_dir():
+        with tarfile.open(MODEL) as file:
+            file.extractall(root / "runs", filter="data")
+
+
+def run_command(command: Sequence[str], root: Path) -> None:
+    """Run a command in the project's folder, or raise RunError."""
+    try:
+        subprocess.run(words_of(command), cwd=root, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RunError(f"{' '.join(command)} failed: {error}") from error
+
+
+def checked(runs: Sequence[Planned]) -> tuple[dict[str, int], int]:
+    """Check each arm; return the trainer steps of each run by its name, and the most devices that a run takes."""
+    from bapo_openrlhf.cli import arguments
+    from bapo_openrlhf.flags.sizes import run_steps
+    from bapo_openrlhf.launch.preflight import check_inputs
+    from bapo_openrlhf.launch.start import logical_gpus
+
+    steps, devices = {}, 0
+    for run in runs:
+        if run.arm.name not in steps:
+            args = arguments.parse(run.words, "bapo-openrlhf train")
+            inputs = check_inputs(args)
+            assert inputs.prompts is not None
+            steps[run.arm.name] = run_steps(args, inputs.prompts, inputs.candidates)
+            devices = max(devices, logical_gpus(args))
+    return {run.name: steps[run.arm.name] for run in runs}, devices
+
+
+def note_failure(run: Planned) -> None:
+    """Note that a run has ended with an error. After the second time it counts as ended."""
+    once = run.folder / ONCE
+    (run.folder / FAILED if once.exists() else once).touch()
+
+
+def run_stage(stage: Stage, runs: Sequence[Planned], until: float | None, cpu: str | None) -> bool:
+    """Run what is left of a stage on this kind of CPU. Returns whether there was time for all of it."""
+    from bapo_openrlhf.launch.cluster import shared_ray
+
+    require_same(runs)
+    here, _ = of_this_cpu(runs, cpu)
+    steps, devices = checked(runs)
+    failures = 0
+    with shared_ray(devices, 1) as environment, on_terminal(stage.name, steps, runs) as seen:
+        for run in here:
+            outcome = run_all([run], parallel=1, environment=environment, until=until, seen=seen)
+            if outcome.left:
+                return False
+            failures = failures + 1 if outcome.failed else 0
+            if outcome.failed:
+                note_failure(run)
+            if failures == MOST_FAILURES:
+                raise RunError(
+                    f"{failures} runs in a row have failed, the last one is {run.folder}; see its output.log"
+                )
+    return True
+
+
+def count_solved(runs: Iterable[Planned], root: Path) -> None:
+    """Count what the trained models solve, for the runs for which that has not been done."""
+    for run in runs:
+        if run.done:
+            solved_by(run.folder, root)
+
+
+def run(root: Path, hours: float | None) -> int:
+    """Run the stages one after the other. Returns 0 if nothing is left."""
+    now = record.provenance()
+    require_clean(now)
+    require_base()
+    unpack_model(root)
+    until = None if hours is None else time.monotonic() + 3600 * hours
+    for stage in STAGES:
+        prepared = False
+        while True:
+            try:
+                runs = planned(stage, root)
+            except LookupError as error:
+                print(f"{error}; stage {stage.name} has to wait for it")
+                return 1
+            require_unmixed(stage, runs, now)
+            if stage.solved and any(run.done for run in runs):
+                count_solved(runs, root)
+            here, waiting = of_this_cpu(runs, now["cpu"])
+            if not here:
+                break
+            print(left(root), flush=True)
+            if not prepared:
+                prepare_stage(stage, root)
+                prepared = True
+            if not run_stage(stage, runs, until, now["cpu"]):
+                return 1
+        if waiting:
+            print(f"stage {stage.name}: {', '.join(one.name for one in waiting)} wait for the CPU of their seeds")
+    print(left(root))
+    return 0
+
+
+def prepare_stage(stage: Stage, root: Path) -> None:
+    """Run the commands that a stage's study names, and write the problems that its base model never solves."""
+    for command in study_of(stage, root).prepare:
+        run_command(command, root)
+    if stage.solved:
+        write_never(root)
+
+
+# ── what is left ──
+
+
+def left(root: Path) -> str:
+    """A table of the stages: runs that are left, and their hours.
+
+    The hours of runs whose kind has been measured are those of the machine that made them. Otherwise they are those of
+    a machine with AMX, and the last column those of one with AVX2.
+    """
+    rows = []
+    for stage in STAGES:
+        runs, seconds = seconds_left(stage, root)
+        rows.append({"stage": stage.name, "part": stage.part, "runs left": runs, "hours": seconds / 3600})
+    rows += [dict(zip(rows[0], later, strict=True)) for later in LATER]
+    table = pd.DataFrame(rows)
+    table.loc[len(table)] = {"stage": "all", "part": "", **table[["runs left", "hours"]].sum()}
+    table["hours with AVX2"] = table["hours"] * AVX2
+    return table.astype({"runs left": int}).round(1).to_markdown(index=False)
+
+
+# ── a worktree ──
+
+
+def prepare(place: Path, commit: str) -> None:
+    """Make a worktree at a commit, with an environment of its own and the model. What is there already stays."""
+    place = place.resolve()
+    if not (place / ".git").exists():
+        subprocess.run(["git", "worktree", "add", "--detach", str(place), commit], cwd=ROOT, check=True)
+    subprocess.run(["make", f"PYTHON={sys.executable}", ".venv/.installed"], cwd=place, check=True)
+    unpack_model(place)
+    print(f"now: cd {place} && nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &")
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this process so that it ends its runs."""
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM,)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prepare, run, or say what is left."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("prepare", help="make a worktree with an environment of its own")
+    making.add_argument("place", type=Path, help="its folder")
+    making.add_argument("--commit", default="HEAD", help="its commit (default: HEAD)")
+    running = commands.add_parser("run", help="run what is left")
+    running.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    commands.add_parser("left", help="say what is left, with hours")
+    given = parser.parse_args(argv)
+    if given.command == "prepare":
+        prepare(given.place, given.commit)
+        return 0
+    if given.command == "left":
+        print(left(ROOT))
+        return 0
+    os.chdir(ROOT)  # flags name files from here
+    folder = ROOT / "runs" / "studies" / "decision"
+    try:
+        with ending_in_order(), owned(folder, field="the study's folder is taken", what="study", instead="stop it"):
+            return run(ROOT, given.max_hours)
+    except (ConfigError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,255 @@
+"""The stages of decision_design.md: which runs there are, with which learning rates, and how long they take.
+
+A stage is a study of research/studies with seeds of its own. A *search* finds the best learning rate of some methods. A
+stage that has `rates_from` gives each arm the rate that this search has found. Stages are run in the order of STAGES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from folders import STUDIES
+
+from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.report.runs import read_run
+from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
+from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
+from bapo_openrlhf.workbench.study.runner import Planned, plan
+
+RATE = "actor.adam.lr"
+FACTOR = 2  # between two rates of a search
+MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
+NEAR = 0.02  # of two rates whose mean heights differ by less, the smaller one is taken
+FAILED = "failed"  # file in the folder of a run that has ended twice with an error
+AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
+
+# Which search an arm has its rate from: the nearest of the methods that were searched (decision_design.md).
+NEAREST = {
+    "replay_all_two_steps": "two_epochs",
+    "without_x2": "bapo",
+    "in_denominator": "plain",
+    "filter_only_delayed": "filter_only",
+    "bapo_c1_0": "bapo",
+    "bapo_asks_eighths": "bapo",
+    "bapo_in_place": "bapo",
+    "replay_all_8": "bapo",
+    "ar3po": "plain",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the runs.
+
+    Attributes:
+        name: Its folder in runs/studies is `decision_NAME`.
+        part: Part of the design that it belongs to.
+        study: Its file in research/studies, without the ending.
+        seeds: Its seeds. Those of a stage of unit times are its rounds.
+        seconds: Estimated seconds of a run with AMX, by method. Only these methods are run.
+        grid: Learning rates of a search, in rising order; empty if it is none.
+        rates_from: Name of the search that the learning rates come from. Without it, they are those of the study.
+        flags: Flags of all runs, which win over those of the study and its arms.
+        solved: Whether the problems that each trained model solves are counted.
+    """
+
+    name: str
+    part: int
+    study: str
+    seeds: tuple[int, ...]
+    seconds: Mapping[str, float]
+    grid: tuple[float, ...] = ()
+    rates_from: str = ""
+    flags: Mapping[str, object] = field(default_factory=dict)
+    solved: bool = False
+
+    def folder(self, root: Path) -> Path:
+        """Where its runs are, in the project's folder `root`."""
+        return root / "runs" / "studies" / f"decision_{self.name}"
+
+
+def resized(seconds: Mapping[str, float], step_part: float, rest: float) -> dict[str, float]:
+    """Seconds of shorter or longer runs: their steps take `step_part` of the time, and start and evaluations `rest`."""
+    return {method: step_part * (of_run - REST) + rest for method, of_run in seconds.items()}
+
+
+# Seconds of a run of 4,096 responses that has the machine for itself. The steps take 0.86 of the time that they took
+# beside another run (research/results/map: GRPO's unit times, 146 s of 169 s). Everything else took REST at the least.
+REST = 40.0
+SECONDS = {
+    "plain": 202.0, "half": 301.0, "two_epochs": 264.0, "filter_only": 190.0, "bapo": 199.0, "replay_all": 289.0,
+    "replay_all_two_steps": 284.0, "without_x2": 197.0, "in_denominator": 202.0, "filter_only_delayed": 190.0,
+}  # fmt: skip
+SEARCHED = ("plain", "half", "two_epochs", "filter_only", "bapo", "replay_all")
+OF_HARD = {"plain": 180.0, "half": 270.0, "filter_only": 170.0, "bapo": 180.0, "without_x2": 175.0, "bapo_c1_0": 180.0}
+MORE_OF_HARD = {"bapo_asks_eighths": 180.0, "bapo_in_place": 180.0, "replay_all_8": 260.0, "ar3po": 160.0}
+COUNTED = 25.0  # seconds in which the problems are counted that a model solves
+TIMED_STEPS = 20  # of a run that measures unit times
+TIMED = {method: seconds for method, seconds in SECONDS.items() if method != "in_denominator"}  # it has filter only's
+
+STAGES = (
+    Stage("rates", 1, "best_rates", (201, 202), {method: SECONDS[method] for method in SEARCHED},
+          grid=(5e-5, 1e-4, 2e-4, 4e-4)),
+    Stage("units", 1, "best_rates", (301, 302, 303), resized(TIMED, TIMED_STEPS / 64, 25.0), rates_from="rates",
+          flags={"data.max_samples": 8 * TIMED_STEPS, "eval.steps": -1}),
+    Stage("runs", 1, "best_rates", tuple(range(61, 71)), SECONDS, rates_from="rates"),
+    Stage("hard_rates", 2, "hard_prompts", (203, 204), resized({m: OF_HARD[m] for m in ("plain", "bapo")}, 0.75, REST),
+          grid=(5e-5, 1e-4, 2e-4)),
+    Stage("hard", 2, "hard_prompts", tuple(range(71, 81)), resized(OF_HARD, 0.75, REST + COUNTED),
+          rates_from="hard_rates", solved=True),
+    Stage("hard_more", 2, "hard_prompts_more", (71, 72, 73), resized(MORE_OF_HARD, 0.75, REST + COUNTED),
+          rates_from="hard_rates", solved=True),
+    Stage("age", 4, "age_or_distance", (91, 92), {"small": 780.0, "large": 780.0}),
+)  # fmt: skip
+_chosen: dict[tuple[str, Path], dict[str, float]] = {}  # what the searches that have ended found, by their folder
+LATER = (("critic", 3, 46, 4.6),)  # parts without files: name, part, runs and hours with AMX
+HARD_NEAREST = {"half": "plain", "filter_only": "bapo"}  # with hard prompts, the rates of two methods are searched
+
+
+@cache
+def definition(name: str) -> Study:
+    """A study of research/studies."""
+    return read_study(STUDIES / f"{name}.yaml")
+
+
+def stage_of(name: str) -> Stage:
+    """The stage of this name."""
+    return next(stage for stage in STAGES if stage.name == name)
+
+
+def with_rate(arm: Arm, rate: float) -> Arm:
+    """The arm with a learning rate, which is a part of its method's name: plain_0.0001."""
+    name = f"{arm.method}_{rate:.7f}".rstrip("0")
+    return replace(arm, method=name, label=f"{arm.label}, {rate:.0e}", flags={**arm.flags, RATE: rate})
+
+
+def study_of(stage: Stage, root: Path) -> Study:
+    """The study of a stage, with the learning rates that are known so far.
+
+    Raises:
+        LookupError: The search that its rates come from has not ended.
+    """
+    study = definition(stage.study)
+    arms = {arm.method: arm for arm in study.arms if arm.method in stage.seconds}
+    chosen_arms = list(arms.values())
+    if stage.grid:
+        chosen_arms = [with_rate(arm, rate) for method, arm in arms.items() for rate in rates_of(stage, method, root)]
+    elif stage.rates_from:
+        chosen = chosen_rates(stage_of(stage.rates_from), root)
+        nearest = NEAREST | (HARD_NEAREST if stage.part == 2 else {})
+        chosen_arms = [
+            replace(arm, flags={**arm.flags, **stage.flags, RATE: chosen[nearest.get(method, method)]})
+            for method, arm in arms.items()
+        ]
+    return replace(study, arms=tuple(chosen_arms), seeds=stage.seeds)
+
+
+def planned(stage: Stage, root: Path) -> list[Planned]:
+    """The runs of a stage, seed by seed. A search that has to be widened has more of them when the first ones ended."""
+    return plan(study_of(stage, root), stage.folder(root))
+
+
+def ended(run: Planned) -> bool:
+    """Whether a run is done, or has failed for good."""
+    return run.done or (run.folder / FAILED).exists()
+
+
+def results_of(study: Study, runs: Sequence[Planned]) -> Results:
+    """The runs of a study that are done."""
+    done = [run for run in runs if run.done]
+    return Results(
+        study, [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in done]
+    )
+
+
+# ── searches ──
+
+
+def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, float] | None:
+    """Mean height of the learning curve of a method with each rate, up to an equal number of responses.
+
+    Returns:
+        The mean over the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.
+    """
+    study = definition(stage.study)
+    arm = next(arm for arm in study.arms if arm.method == method)
+    arms = {rate: with_rate(arm, rate) for rate in rates}
+    study = replace(study, arms=tuple(arms.values()), seeds=stage.seeds)
+    runs = plan(study, stage.folder(root))
+    if not all(map(ended, runs)):
+        return None
+    whole = {rate: name for rate, name in ((rate, arm.name) for rate, arm in arms.items())
+             if all(run.done for run in runs if run.arm.name == name)}  # fmt: skip
+    curves = results_of(study, runs).curve(list(whole.values()), ROLLOUTS)
+    return {rate: float(curves[name].mean()) for rate, name in whole.items()}
+
+
+def rates_of(stage: Stage, method: str, root: Path) -> list[float]:
+    """The rates that are searched for a method so far: the grid, and those beyond an end at which the best one was."""
+    rates, more = list(stage.grid), {"low": 0, "high": 0}
+    while by_rate := heights(stage, method, rates, root):
+        best = max(by_rate, key=by_rate.__getitem__)
+        if best == rates[0] and more["low"] < MOST_MORE:
+            rates, more["low"] = [best / FACTOR, *rates], more["low"] + 1
+        elif best == rates[-1] and more["high"] < MOST_MORE:
+            rates, more["high"] = [*rates, best * FACTOR], more["high"] + 1
+        else:
+            break
+    return rates
+
+
+def choose(by_rate: Mapping[float, float]) -> float:
+    """The smallest of the rates whose mean height is at most NEAR below the best one.
+
+    Two seeds do not tell such rates apart, and the runs at a larger rate differ more from seed to seed.
+    """
+    best = max(by_rate.values())
+    return min(rate for rate, height in by_rate.items() if height >= best - NEAR)
+
+
+def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
+    """The learning rate of each method that a search has found.
+
+    Raises:
+        LookupError: The search has not ended.
+    """
+    if (stage.name, root) not in _chosen:
+        chosen = {}
+        for method in stage.seconds:
+            by_rate = heights(stage, method, rates_of(stage, method, root), root)
+            if not by_rate:
+                raise LookupError(f"the search {stage.name} has not ended for {method}")
+            chosen[method] = choose(by_rate)
+        _chosen[stage.name, root] = chosen
+    return _chosen[stage.name, root]
+
+
+# ── time ──
+
+
+def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
+    """How many runs of a stage have not ended, and the seconds that they take with AMX.
+
+    Runs of a method that were done already say how long it takes. Without any, the estimate of the stage counts. If
+    the rates are not known yet, all runs of the stage are left.
+    """
+    try:
+        runs = planned(stage, root)
+    except LookupError:
+        return len(stage.seconds) * len(stage.seeds), len(stage.seeds) * sum(stage.seconds.values())
+    left, measured = [run for run in runs if not ended(run)], {}
+    for run in runs:
+        if run.done:
+            seconds = record.read_summary(run.folder)["seconds"]["whole_run"]
+            measured.setdefault(method_of(run.arm), []).append(seconds + (COUNTED if stage.solved else 0))
+    of_method = {**stage.seconds, **{name: sum(times) / len(times) for name, times in measured.items()}}
+    return len(left), sum(of_method[method_of(run.arm)] for run in left)
+
+
+def method_of(arm: Arm) -> str:
+    """The arm's method without a learning rate."""
+    name, _, rate = arm.method.rpartition("_")
+    return name if rate[:1] == "0" and rate[1:2] == "." else arm.method

@@ -1,0 +1,249 @@
+"""The analysis of decision_design.md, on made-up runs: against closed forms, brute force and simulation."""
+
+import re
+
+import decision
+import decision_stages as stages
+import numpy as np
+import pandas as pd
+import pytest
+import replay_map
+from made_runs import GROUPS, OF_STEP, STEPS, write_run
+from scipy import stats
+
+START = 0.2064
+SEARCH = stages.Stage(
+    "rates", 1, "best_rates", (201,), {"plain": 1, "filter_only": 1, "bapo": 1, "half": 1}, grid=(1e-4,)
+)
+METHODS = {"plain": 1, "filter_only": 1, "without_x2": 1, "in_denominator": 1}
+RUNS = stages.Stage("runs", 1, "best_rates", tuple(range(61, 71)), METHODS, rates_from="rates")
+UNITS = stages.Stage("units", 1, "best_rates", (301, 302, 303), RUNS.seconds, rates_from="rates")
+HARD = stages.Stage("hard", 2, "hard_prompts", (71, 72), {"plain": 1, "bapo": 1}, rates_from="rates", solved=True)
+TOPS = {"plain": 0.5, "filter_only": 0.6, "without_x2": 0.6, "in_denominator": 0.5}
+TRAINED = {"plain": 500, "filter_only": 300, "without_x2": 350, "in_denominator": 500}
+
+
+def top(method: str, seed: int) -> float:
+    """Accuracy at the end: pairs differ by up to 5 points, and without X2 is not always above filter only."""
+    return TOPS[method] + 0.05 * np.sin(seed * (1 + (method == "without_x2")))
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    for module in (stages, decision):
+        monkeypatch.setattr(module, "STAGES", (SEARCH, UNITS, RUNS, HARD))
+    monkeypatch.setattr(stages, "MOST_MORE", 0)
+    monkeypatch.setattr(decision, "FOLDER", tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    for run in stages.planned(SEARCH, tmp_path):
+        write_run(run, 0.5)
+    for run in stages.planned(RUNS, tmp_path):
+        method = run.arm.method
+        write_run(run, top(method, run.seed), trained=TRAINED[method])
+    return decision.Records(tmp_path)
+
+
+def height(method: str, seed: int, of_step: float, end: float) -> float:
+    """Mean height of a curve up to a cost, by the midpoints of 100,000 pieces. A step costs `of_step`."""
+    costs = (np.arange(100_000) + 0.5) / 100_000 * end
+    return float(np.interp(costs / of_step, [0, STEPS], [START, top(method, seed)]).mean())
+
+
+def differences(arm: str, other: str, of_step: dict[str, float]) -> np.ndarray:
+    """Differences in points of the ten pairs at equal cost, by brute force."""
+    end = STEPS * min(of_step[arm], of_step[other])
+    return 100 * np.array([height(arm, seed, of_step[arm], end) - height(other, seed, of_step[other], end)
+                           for seed in RUNS.seeds])  # fmt: skip
+
+
+# ── intervals ──
+
+
+def test_an_interval_without_an_error_of_the_rounds_is_students():
+    pairs = np.array([1.0, 2.5, -0.5, 4.0])
+    wanted = stats.ttest_1samp(pairs, 0).confidence_interval()
+    for rounds in (1, 3):
+        found = decision.crossed_interval(np.tile(pairs, (rounds, 1)))
+        assert found == pytest.approx((pairs.mean(), wanted.low, wanted.high))
+
+
+def test_an_interval_with_equal_pairs_is_students_of_the_rounds():
+    rounds = np.array([1.0, 2.0, 4.0])
+    wanted = stats.ttest_1samp(rounds, 0).confidence_interval()
+    assert decision.crossed_interval(np.tile(rounds[:, None], (1, 10))) == pytest.approx(
+        (rounds.mean(), wanted.low, wanted.high))  # fmt: skip
+    assert decision.crossed_interval(np.full((3, 10), 2.0)) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(("pairs_spread", "rounds_spread"), [(1.0, 1.0), (2.0, 0.3), (0.3, 1.0)])
+def test_the_interval_covers_the_truth_in_about_95_of_100_cases(pairs_spread, rounds_spread):
+    """And the one of the pairs only does not, where the rounds differ."""
+    rng, covered, too_narrow, cases = np.random.default_rng(0), 0, 0, 2000
+    for _ in range(cases):
+        made = 3.0 + pairs_spread * rng.normal(size=10) + rounds_spread * rng.normal(size=(3, 1))
+        found, narrow = decision.crossed_interval(made), decision.crossed_interval(made.mean(axis=0)[None])
+        covered += found.low < 3 < found.high
+        too_narrow += not narrow.low < 3 < narrow.high
+    assert 0.93 * cases < covered < 0.985 * cases
+    assert rounds_spread < 1 or too_narrow > 0.15 * cases
+
+
+# ── comparisons ──
+
+
+def test_primary_comparisons(records):
+    table = decision.primary(records).set_index("question")
+    assert len(table) == len(decision.PRIMARY) <= 10
+    of_step = {"filter_only": 500 + 300, "plain": 500 + 500, "without_x2": 500 + 350}
+    for question, arm, other in (
+        ("Does the filter pay?", "filter_only", "plain"),
+        ("Does replay add to the filter?", "without_x2", "filter_only"),
+    ):
+        row, wanted = table.loc[question], differences(arm, other, of_step)
+        assert row["gain"] == pytest.approx(wanted.mean(), abs=1e-3) and row["pairs"] == 10
+        interval = stats.ttest_1samp(wanted, 0).confidence_interval()
+        assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high), abs=0.01)
+        exact = stats.permutation_test((wanted,), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert row["p"] == pytest.approx(exact.pvalue)
+    assert table["p"].iloc[0] == 2 / 1024 and table["p"].iloc[1] > 0.05
+    assert table["p_holm"].iloc[0] == 9 * 2 / 1024  # the others that have no runs count as 1
+    assert table["answer"].iloc[0] == "ahead" and set(table["answer"][2:]) == {""}
+
+
+def test_a_corrected_p_can_only_become_smaller_when_more_comparisons_are_made():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        p = rng.choice([2, 4, 6, 20, 100, 600], size=9) / 1024
+        known = rng.integers(1, 9)
+        before = decision.holm([*p[:known], *[1.0] * (9 - known)])[:known]
+        assert (np.array(decision.holm(p))[:known] <= np.array(before) + 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ((5, 3, 7, 0.04), "ahead"),
+        ((1, 0.5, 1.5, 0.04), "ahead"),
+        ((-5, -7, -3, 0.04), "behind"),
+        ((1, -0.5, 2.9, 0.3), "no difference that counts"),
+        ((1, -0.5, 3.1, 0.3), "undecided"),
+        ((-1, -3.1, 0.5, 0.06), "undecided"),
+        ((np.nan, np.nan, np.nan, 1.0), ""),
+    ],
+)
+def test_answers(row, expected):
+    assert decision.answer({**dict(zip(("gain", "low", "high", "p_holm"), row, strict=True)), "counts": 3}) == expected
+
+
+def test_what_was_solved(records, tmp_path):
+    for run in stages.planned(HARD, tmp_path):
+        write_run(run, 0.5)
+        count = {"plain": 10, "bapo": 20}[run.arm.method] + run.seed % 2
+        (run.folder / "solved.json").write_text(f'{{"solved": {count}, "of": 50}}')
+    row = decision.primary(records).set_index("question").loc["Does BAPO solve more of what was never solved?"]
+    assert (row["gain"], row["pairs"]) == (pytest.approx(20.0), 2)
+
+
+def test_mixed_runs_are_not_read(records, tmp_path):
+    write_run(stages.planned(RUNS, tmp_path)[0], 0.5, commit="b" * 40)
+    with pytest.raises(ValueError, match="stage runs: arm plain-group has runs of 2 values of commit"):
+        records.results("runs")
+
+
+def test_the_design_names_the_same_comparisons():
+    design = (decision.FOLDER.parents[1] / "decision_design.md").read_text()
+    rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z].*\?", line)]
+    assert [row[1] for row in rows] == [comparison.question for comparison in decision.PRIMARY]
+    costs = [(row[4], float(row[5].split()[0])) for row in rows]
+    assert costs == [(comparison.cost, comparison.counts) for comparison in decision.PRIMARY]
+
+
+# ── costs ──
+
+
+def test_groups_without_a_signal_cost_nothing_where_they_only_divide(records):
+    """A step of the made-up runs trains on 500 tokens, of which 100 are of a group that is all wrong."""
+    steps = records.results("runs").steps.set_index(["arm", "seed", "step"])
+    useless = next(tokens for state, mean, tokens in GROUPS if state == "fresh" and mean == 0)
+    for step in (1, STEPS):
+        for arm, trained in (("plain-group", 500), ("in_denominator-group", 500 - useless)):
+            assert steps.loc[(arm, 61, step), decision.UPDATED] == trained * step
+            assert steps.loc[(arm, 61, step), "cost/tokens"] == (500 + trained) * step
+
+
+def test_gains_at_equal_seconds_have_the_error_of_the_unit_times(records):
+    results = records.results("runs")
+    units = pd.DataFrame([
+        {"arm": arm, "round": number, "response": response, "update": update}
+        for number, (response, plain, filtered) in enumerate([(0.01, 1.0, 0.5), (0.02, 1.2, 0.9), (0.01, 1.1, 0.6)])
+        for arm, update in (("plain-group", plain), ("filter_only-group", filtered))
+    ])  # fmt: skip
+    by_round, divided = [], []
+    for _, of_round in units.groupby("round"):
+        costs = {row.arm.removesuffix("-group"): OF_STEP * row.response + row.update for row in of_round.itertuples()}
+        by_round.append(differences("filter_only", "plain", costs))
+        divided.append(differences("in_denominator", "plain", costs | {"in_denominator": costs["filter_only"]}))
+    wanted = decision.crossed_interval(np.array(by_round))
+    found = decision.at_equal_seconds(results, "filter_only-group", "plain-group", units)
+    assert found == pytest.approx(wanted, abs=0.01)
+    assert np.ptp(np.mean(by_round, axis=1)) > 1  # otherwise the rounds would not matter
+    again = decision.gains(results, units).set_index(["label", "cost"])
+    assert again.loc[("filter only", "seconds"), "gain"] == pytest.approx(wanted.value, abs=0.01)
+    tokens = differences("filter_only", "plain", {"filter_only": 800, "plain": 1000})
+    assert again.loc[("filter only", "tokens"), "gain"] == pytest.approx(tokens.mean(), abs=1e-3)
+    assert ("BAPO without X2", "seconds") not in again.index  # it has no unit times
+    priced = again.loc[("filter only, divided by all groups", "seconds")]  # its steps take as long as filter only's
+    wanted = decision.crossed_interval(np.array(divided))
+    assert tuple(priced[["gain", "low", "high"]]) == pytest.approx(wanted, abs=0.01)
+    assert (
+        results.steps.set_index(["arm", "seed", "step"]).loc[("in_denominator-group", 61, 1), decision.UPDATED] == 400
+    )
+
+
+def test_unit_times(records, tmp_path):
+    for run in stages.planned(UNITS, tmp_path):
+        write_run(run, 0.5, update=1.0 + run.seed % 10)
+    found = records.units()
+    assert len(found) == 4 * 3 and set(found["round"]) == {301, 302, 303}
+
+
+# ── updates ──
+
+
+def test_how_arms_update(records):
+    rows = decision.updates(records.results("runs")).set_index("label")
+    assert rows.loc["GRPO", "loss scale"] == pytest.approx(1 - 100 / 500)
+    assert rows.loc["filter only", "loss scale"] == pytest.approx(1 - 100 / 300)
+    # Norms are 0.5 and 2 in turn, and max_norm is 1.
+    assert list(rows.loc["GRPO", ["gradient norm", "clipped steps", "clipped tokens"]]) == [1.25, 0.5, 0.25]
+    assert (rows["rate"] == 1e-4).all()
+    assert rows.loc["GRPO", "steps"] == pytest.approx(1000 / 64)
+
+
+# ── the page ──
+
+
+def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(decision, "DOCS_IMAGES", tmp_path)
+    monkeypatch.setattr(replay_map, "SHARES", [0.0, 0.5, 1.0])
+    for run in stages.planned(UNITS, tmp_path):
+        write_run(run, 0.5, update=1.0 + run.seed % 10)
+    for run in stages.planned(HARD, tmp_path):
+        write_run(run, 0.5)
+        (run.folder / "command.json").write_text("[]")
+        (run.folder / "solved.json").write_text('{"solved": 3, "of": 50}')
+    for stage in (SEARCH, UNITS, RUNS):
+        for run in stages.planned(stage, tmp_path):
+            (run.folder / "command.json").write_text("[]")
+    lost = stages.planned(RUNS, tmp_path)[0].folder
+    for path in lost.iterdir():
+        path.unlink()
+    (lost / stages.FAILED).touch()
+    assert decision.main(["--runs", str(tmp_path), "--keep"]) == 0
+    first = (tmp_path / "results" / "decision.md").read_text()
+    for part in ("Primary comparisons", "Updates (runs)", "Unit times", "Solved of the never solved (hard)", "| ahead"):
+        assert part in first
+    assert (tmp_path / "decision_shares.png").stat().st_size > 5_000
+    assert decision.main([]) == 0
+    assert (tmp_path / "results" / "decision.md").read_text() == first
+    assert "Does the filter pay?" in capsys.readouterr().out

@@ -1,0 +1,133 @@
+"""The stages of decision_design.md: new seeds, searches that widen, rates that are passed on, and hours."""
+
+import re
+import tarfile
+from collections import Counter
+
+import decision_stages as stages
+import pandas as pd
+import pytest
+import yaml
+from folders import RESULTS, STUDIES
+from made_runs import flag, write_run
+
+OWN = ("age_or_distance", "best_rates", "hard_prompts", "hard_prompts_more")  # files of this study
+SEARCH = stages.Stage("search", 1, "best_rates", (201, 202), {"plain": 1.0, "bapo": 1.0}, grid=(1e-4, 2e-4))
+OF_AFTER = {"plain": 1.0, "two_epochs": 2.0, "without_x2": 3.0, "bapo": 4.0}
+AFTER = stages.Stage("after", 1, "best_rates", (61, 62), OF_AFTER, rates_from="search", flags={"eval.steps": -1})
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, AFTER))
+
+
+def run_search(root, height, stage=SEARCH):
+    """Make the runs of a search until none is left; `height` takes the method and the rate. Returns the rates."""
+    rates = []
+    while left := [run for run in stages.planned(stage, root) if not stages.ended(run)]:
+        for run in left:
+            rate = float(flag(run, stages.RATE))
+            top = height(stages.method_of(run.arm), rate)
+            if top is None:
+                run.folder.mkdir(parents=True)
+                (run.folder / stages.FAILED).touch()
+            else:
+                write_run(run, top)
+            rates.append((stages.method_of(run.arm), rate, run.seed))
+    return rates
+
+
+def test_seeds_are_new():
+    """No earlier study, search or kept record has them."""
+    used = {11, 12, 13, 42}  # the pilot, which kept no records, and the default
+    for path in STUDIES.glob("*.yaml"):
+        if path.stem not in OWN:
+            seeds = yaml.safe_load(path.read_text()).get("seeds", [])
+            used |= {seed for part in (seeds.values() if isinstance(seeds, dict) else [seeds]) for seed in part}
+    used |= set(pd.read_csv(RESULTS / "map" / "first_runs.csv")["seed"])
+    for records in (RESULTS / "map").glob("*.tar.xz"):
+        with tarfile.open(records) as file:
+            used |= {int(found[1]) for name in file.getnames() if (found := re.search(r"-s(\d+)/", name))}
+    assert {1, 25, 50, 104} <= used
+    of_part = Counter(
+        seed for stage in stages.STAGES for seed in set(stage.seeds) if stage.study != "hard_prompts_more"
+    )
+    assert not used & set(of_part) and set(of_part.values()) == {1}
+
+
+def test_a_search_takes_each_rate_of_the_grid_with_each_seed(tmp_path):
+    found = run_search(tmp_path, lambda method, rate: 0.5 + (0.1 if 1.5e-4 < rate < 3e-4 else 0))
+    assert Counter(found) == Counter(
+        (method, rate, seed) for method in ("plain", "bapo") for rate in (1e-4, 2e-4, 4e-4) for seed in (201, 202)
+    )  # the best one was at the end of the grid, so 4e-4 came after it
+
+
+@pytest.mark.parametrize(
+    ("slope", "rates"), [(100, {1e-4, 2e-4, 4e-4, 8e-4}), (-100, {2.5e-5, 5e-5, 1e-4, 2e-4})], ids=["up", "down"]
+)
+def test_a_search_goes_on_at_the_end_at_which_the_best_rate_is(tmp_path, slope, rates):
+    """At most twice."""
+    searched = run_search(tmp_path, lambda method, rate: 0.5 + slope * rate)
+    assert {rate for _, rate, _ in searched} == rates
+
+
+@pytest.mark.parametrize(
+    ("found", "rate"),
+    [
+        ({1e-4: 0.50, 2e-4: 0.60, 4e-4: 0.55}, 2e-4),
+        ({1e-4: 0.59, 2e-4: 0.60, 4e-4: 0.20}, 1e-4),  # two seeds do not tell them apart
+        ({5e-5: 0.579, 1e-4: 0.581, 2e-4: 0.60}, 1e-4),
+        ({1e-4: 0.61, 2e-4: 0.60}, 1e-4),
+    ],
+)
+def test_of_near_rates_the_smallest_is_chosen(found, rate):
+    assert stages.choose(found) == rate
+
+
+def test_the_arms_of_a_later_stage_have_the_rate_of_their_nearest(tmp_path, small):
+    with pytest.raises(LookupError, match="search"):
+        stages.planned(AFTER, tmp_path)
+    best = {"plain": 1e-4, "bapo": 2e-4}
+    run_search(tmp_path, lambda method, rate: 0.6 if rate == best[method] else 0.3)
+    assert stages.chosen_rates(SEARCH, tmp_path) == best
+    with pytest.raises(KeyError):  # two epochs have a rate of their own, which this search has not
+        stages.planned(AFTER, tmp_path)
+    del (seconds := dict(AFTER.seconds))["two_epochs"]
+    runs = stages.planned(stages.Stage(**{**vars(AFTER), "seconds": seconds}), tmp_path)
+    assert {(run.arm.method, flag(run, stages.RATE)) for run in runs} == {
+        ("plain", "0.0001"), ("without_x2", "0.0002"), ("bapo", "0.0002")}  # fmt: skip
+    assert {flag(run, "eval.steps") for run in runs} == {"-1"} and {run.seed for run in runs} == {61, 62}
+
+
+def test_a_rate_with_a_failed_run_is_out(tmp_path, small):
+    run_search(tmp_path, lambda method, rate: None if rate == 2e-4 else 0.3)
+    assert set(stages.chosen_rates(SEARCH, tmp_path).values()) == {2.5e-5}  # all others are equal
+
+
+def test_a_search_is_judged_by_the_mean_of_its_seeds(tmp_path, small):
+    for run in stages.planned(SEARCH, tmp_path):
+        rate, seed = float(flag(run, stages.RATE)), run.seed
+        write_run(run, {(1e-4, 201): 0.9, (1e-4, 202): 0.1}.get((rate, seed), 0.55))
+    found = stages.heights(SEARCH, "plain", SEARCH.grid, tmp_path)
+    # A straight line from 0.2064 to the top has its mean in the middle.
+    assert found == pytest.approx({1e-4: (0.5 + 0.2064) / 2, 2e-4: (0.55 + 0.2064) / 2})
+
+
+def test_seconds_that_are_left(tmp_path, small):
+    assert stages.seconds_left(AFTER, tmp_path) == (8, 20.0)
+    assert stages.seconds_left(SEARCH, tmp_path) == (8, 8.0)
+    first, second, *_ = stages.planned(SEARCH, tmp_path)
+    write_run(first, 0.3, update=20.0)  # 120 seconds
+    assert stages.method_of(first.arm) == stages.method_of(second.arm) == "plain"
+    assert stages.seconds_left(SEARCH, tmp_path) == (7, 3 * 120.0 + 4 * 1.0)
+
+
+def test_every_searched_or_nearest_method_has_a_rate():
+    for stage in stages.STAGES:
+        if stage.rates_from:
+            searched = stages.stage_of(stage.rates_from).seconds
+            nearest = stages.NEAREST | (stages.HARD_NEAREST if stage.part == 2 else {})
+            assert {nearest.get(method, method) for method in stage.seconds} <= set(searched), stage.name
+        methods = yaml.safe_load((STUDIES / f"{stage.study}.yaml").read_text())["methods"]
+        assert set(stage.seconds) <= set(methods), stage.name
