@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,9 @@ from decision_runs import mixtures, origins_of
 from decision_stages import FAILED, STAGES, Stage, planned, results_of, stage_of, study_of
 from folders import DOCS_IMAGES, RESULTS
 from hard_prompts import SOLVED
+from held_out import held_out
 from replay_map import UPDATED, add_costs, by_share, heights, optimizer_steps, units_of
+from replay_probe import ratios
 from scipy import stats
 from smollm2 import keep
 
@@ -101,7 +103,9 @@ class Records:
             return []
 
     def results(self, name: str) -> Results | None:
-        """The runs of a stage with their costs; None if there is no such stage, or none of its runs is done.
+        """The runs of a stage with their costs, and those of the stages that are compared with it.
+
+        None if there is no such stage, or none of its runs is done.
 
         Raises:
             ValueError: The runs of the stage are mixed.
@@ -113,9 +117,13 @@ class Records:
     def _results(self, stage: Stage) -> Results | None:
         if not (runs := self.runs(stage)):
             return None
+        study = study_of(stage, self.root)
+        for more in (other for other in STAGES if other.beside == stage.name):
+            runs += self.runs(more)
+            study = replace(study, arms=(*study.arms, *study_of(more, self.root).arms))
         if sentences := mixtures(origins_of(runs)):
             raise ValueError(f"stage {stage.name}: {'; '.join(sentences)}")
-        results = results_of(study_of(stage, self.root), runs)
+        results = results_of(study, runs)
         set_costs(results)
         return results
 
@@ -128,6 +136,15 @@ class Records:
                 shares[run.arm.name, run.seed] = counts["solved"] / counts["of"]
         index = pd.MultiIndex.from_tuples(list(shares), names=RUN) if shares else pd.MultiIndex.from_arrays([[], []])
         return pd.Series(list(shares.values()), index, float)
+
+    def probes(self) -> pd.DataFrame:
+        """The older groups of all probes of part 4: `setting`, `seed`, and the fields of probes.jsonl."""
+        tables = [pd.DataFrame(columns=["setting", "seed", "step", "uid"])]
+        for run in self.runs(stage_of("age")) if "age" in {stage.name for stage in STAGES} else ():
+            if (run.folder / record.PROBES).is_file():
+                rows = pd.read_json(run.folder / record.PROBES, lines=True)
+                tables.append(rows[rows["source"] == "replayed"].assign(setting=run.arm.label, seed=run.seed))
+        return pd.concat(tables[1:] or tables, ignore_index=True)
 
     def units(self, name: str = "units") -> pd.DataFrame:
         """Unit times: a row for each arm and round, with `response` and `update` in seconds."""
@@ -170,6 +187,29 @@ def without_signal(results: Results) -> pd.DataFrame:
     return pd.concat([table for table in tables if not table.empty] or tables)
 
 
+def trained_once(probes: pd.DataFrame) -> pd.DataFrame:
+    """Projection of groups that were trained on once, as a share of that of held out ones: part 4 of the design.
+
+    Both are compared in the same setting, at the same age and with the same mean reward.
+
+    Args:
+        probes: As `Records.probes` returns them.
+
+    Returns:
+        The table of `replay_probe.ratios`, by the TV distance of the groups that were trained on.
+    """
+    if probes.empty:
+        return pd.DataFrame()
+    return ratios(
+        probes.assign(
+            source=np.where(probes["uid"].map(held_out), "fresh", "replayed"),
+            setting=probes["setting"] + ", age " + probes["age"].astype(str),
+            step=probes.groupby(["setting", "seed", "step"]).ngroup(),
+        ),
+        np.random.default_rng(0),
+    )
+
+
 @contextmanager
 def kept() -> Iterator[Path]:
     """A folder with the kept records, in the form of a project's folder."""
@@ -192,7 +232,7 @@ def kept() -> Iterator[Path]:
 
 
 def keep_all(records: Records) -> None:
-    """Pack the records of all stages. Two tables say what the trained models solve, and which runs have failed."""
+    """Pack the records of all stages, and write what the archives have not as tables."""
     rows, lost = [], []
     for stage in STAGES:
         folder = stage.folder(records.root) / RUNS
@@ -204,6 +244,8 @@ def keep_all(records: Records) -> None:
         lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
     pd.DataFrame(rows, columns=["stage", "run", "solved", "of"]).to_csv(FOLDER / "solved.csv", index=False)
     pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
+    if not (probes := records.probes()).empty:
+        probes.to_parquet(FOLDER / "probes.parquet", index=False)
 
 
 # ── primary comparisons ──
@@ -405,6 +447,10 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
         if not solved.empty:
             shares = (100 * solved.unstack(0)).rename_axis("seed").reset_index()
             tables[f"Solved of the never solved ({stage})"] = shares
+    probes = records.probes()
+    if probes.empty and (FOLDER / "probes.parquet").is_file():
+        probes = pd.read_parquet(FOLDER / "probes.parquet")
+    tables["Trained on once, as a share of held out"] = trained_once(probes)
     return tables
 
 

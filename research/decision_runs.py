@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from decision_stages import AVX2, FAILED, LATER, STAGES, Stage, ended, planned, seconds_left, study_of
+from decision_stages import AVX2, FAILED, LATER, STAGES, Stage, ended, planned, seconds_left, stage_of, study_of
 from folders import RESULTS, ROOT
 from hard_prompts import BASE_COUNTS, solved_by, write_never
 
@@ -89,9 +89,15 @@ def origins_of(runs: Iterable[Planned]) -> list[Origin]:
     return [origin(record.read_run(run.folder), run.arm.name, run.seed) for run in runs if run.done]
 
 
-def of_this_cpu(runs: Sequence[Planned], cpu: str | None) -> tuple[list[Planned], list[Planned]]:
-    """The runs that have not ended: those that may run on this kind of CPU, and those that wait for another one."""
-    begun = {one.seed: one.cpu for one in origins_of(runs)}
+def of_this_cpu(
+    runs: Sequence[Planned], cpu: str | None, beside: Sequence[Planned] = ()
+) -> tuple[list[Planned], list[Planned]]:
+    """The runs that have not ended: those that may run on this kind of CPU, and those that wait for another one.
+
+    Args:
+        beside: Runs of another stage with which these are compared.
+    """
+    begun = {one.seed: one.cpu for one in origins_of([*runs, *beside])}
     left = [run for run in runs if not ended(run)]
     here = [run for run in left if begun.get(run.seed, str(cpu)) == str(cpu)]
     return here, [run for run in left if run not in here]
@@ -176,12 +182,11 @@ def note_failure(run: Planned) -> None:
     (run.folder / FAILED if once.exists() else once).touch()
 
 
-def run_stage(stage: Stage, runs: Sequence[Planned], until: float | None, cpu: str | None) -> bool:
-    """Run what is left of a stage on this kind of CPU. Returns whether there was time for all of it."""
+def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], until: float | None) -> bool:
+    """Run some of the runs of a stage, one after the other. Returns whether there was time for all of them."""
     from bapo_openrlhf.launch.cluster import shared_ray
 
     require_same(runs)
-    here, _ = of_this_cpu(runs, cpu)
     steps, devices = checked(runs)
     failures = 0
     with shared_ray(devices, 1) as environment, on_terminal(stage.name, steps, runs) as seen:
@@ -224,14 +229,15 @@ def run(root: Path, hours: float | None) -> int:
             require_unmixed(stage, runs, now)
             if stage.solved and any(run.done for run in runs):
                 count_solved(runs, root)
-            here, waiting = of_this_cpu(runs, now["cpu"])
+            beside = planned(stage_of(stage.beside), root) if stage.beside else ()
+            here, waiting = of_this_cpu(runs, now["cpu"], beside)
             if not here:
                 break
             print(left(root), flush=True)
             if not prepared:
                 prepare_stage(stage, root)
                 prepared = True
-            if not run_stage(stage, runs, until, now["cpu"]):
+            if not run_stage(stage, runs, here, until):
                 return 1
         if waiting:
             print(f"stage {stage.name}: {', '.join(one.name for one in waiting)} wait for the CPU of their seeds")

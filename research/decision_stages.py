@@ -54,6 +54,7 @@ class Stage:
         rates_from: Name of the search that the learning rates come from. Without it, they are those of the study.
         flags: Flags of all runs, which win over those of the study and its arms.
         solved: Whether the problems that each trained model solves are counted.
+        beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Stage:
     rates_from: str = ""
     flags: Mapping[str, object] = field(default_factory=dict)
     solved: bool = False
+    beside: str = ""
 
     def folder(self, root: Path) -> Path:
         """Where its runs are, in the project's folder `root`."""
@@ -101,7 +103,7 @@ STAGES = (
     Stage("hard", 2, "hard_prompts", tuple(range(71, 81)), resized(OF_HARD, 0.75, REST + COUNTED),
           rates_from="hard_rates", solved=True),
     Stage("hard_more", 2, "hard_prompts_more", (71, 72, 73), resized(MORE_OF_HARD, 0.75, REST + COUNTED),
-          rates_from="hard_rates", solved=True),
+          rates_from="hard_rates", solved=True, beside="hard"),
     Stage("age", 4, "age_or_distance", (91, 92), {"small": 780.0, "large": 780.0}),
 )  # fmt: skip
 _chosen: dict[tuple[str, Path], dict[str, float]] = {}  # what the searches that have ended found, by their folder

@@ -1,9 +1,9 @@
 """Part 4 of decision_design.md: half of the groups are held out of training, and both halves are probed later.
 
-`--adapt.method research/held_out.py:HeldOut --adapt.replay_steps 7 --run.gradient_probe 8`: a group with an even number
-is trained on in its own step, and one with an odd number is not. In the steps of the probe, groups of both halves that
-are 1 to 7 steps old are in X3, and the probe compares their gradients before the update. Then all of them are forgotten.
-So what is probed was trained on once or never.
+With `--adapt.method research/held_out.py:HeldOut --adapt.replay_steps 7 --run.gradient_probe 8`, a group with an even
+number is trained on in its own step, and one with an odd number is not. In the steps of the probe, groups of both
+halves that are 1 to 7 steps old are in X3, and the probe compares their gradients before the update. Then all of them
+are forgotten. So what is probed was trained on once or never.
 """
 
 from collections.abc import Callable, Sequence

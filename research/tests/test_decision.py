@@ -152,7 +152,7 @@ def test_mixed_runs_are_not_read(records, tmp_path):
 
 def test_the_design_names_the_same_comparisons():
     design = (decision.FOLDER.parents[1] / "decision_design.md").read_text()
-    rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z].*\?", line)]
+    rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z].*\?.* points \|$", line)]
     assert [row[1] for row in rows] == [comparison.question for comparison in decision.PRIMARY]
     costs = [(row[4], float(row[5].split()[0])) for row in rows]
     assert costs == [(comparison.cost, comparison.counts) for comparison in decision.PRIMARY]
@@ -218,6 +218,23 @@ def test_how_arms_update(records):
     assert list(rows.loc["GRPO", ["gradient norm", "clipped steps", "clipped tokens"]]) == [1.25, 0.5, 0.25]
     assert (rows["rate"] == 1e-4).all()
     assert rows.loc["GRPO", "steps"] == pytest.approx(1000 / 64)
+
+
+# ── part 4 ──
+
+
+@pytest.mark.parametrize("worth", [0.5, 1.0])
+def test_groups_that_were_trained_on_beside_those_that_were_held_out(worth):
+    """Older groups point less far, and those that were trained on `worth` as far as the others of their age."""
+    rng, rows = np.random.default_rng(0), []
+    for uid in range(2000):
+        age, mean = int(rng.integers(1, 8)), float(rng.choice([0.25, 0.5]))
+        projection = mean * (1 - age / 10) * (worth if uid % 2 == 0 else 1) + 0.01 * rng.normal()
+        rows.append({"setting": "one", "seed": 91, "step": uid % 8, "uid": uid, "source": "replayed", "age": age,
+                     "tv": 0.01 * age, "mean": mean, "cosine": projection / 2, "norm": 2.0})  # fmt: skip
+    table = decision.trained_once(pd.DataFrame(rows))
+    assert list(table["ratio"]) == pytest.approx([worth] * len(table), abs=0.02) and len(table) == 3
+    assert decision.trained_once(pd.DataFrame()).empty
 
 
 # ── the page ──
