@@ -64,6 +64,7 @@ CONTENTS = {
     "Research": [
         "research/README",
         "research/study_design",
+        "research/decision_design",
         "research/first_study",
         "research/results/corrections",
         "research/results/plan",
