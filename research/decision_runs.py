@@ -33,6 +33,9 @@ from hard_prompts import BASE_COUNTS, solved_by, write_never
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.owner import owned
+from bapo_openrlhf.tasks import countdown, reasoning_gym
+from bapo_openrlhf.workbench.prepare.build import Request
+from bapo_openrlhf.workbench.prepare.build import prepare as prepare_data
 from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Planned, require_same, run_all
 
@@ -148,6 +151,16 @@ def unpack_model(root: Path) -> None:
     if not (root / "runs" / "steps_model").is_dir():
         with tarfile.open(MODEL) as file:
             file.extractall(root / "runs", filter="data")
+
+
+def prepare_sums(root: Path) -> None:
+    """Write the data of `python examples/quickstart --size steps`, without the model, which that would make anew."""
+    task = reasoning_gym.configured(None, root / "configs" / "steps" / "sums.yaml")
+    [generator] = task.sizes or {}
+    prompts = countdown.TASK.sizes["small"]["train"]  # as many as the quickstart
+    prepare_data(
+        task, Request(root / "runs" / task.name, generator=generator, style="question", limits={"train": prompts})
+    )
 
 
 def run_command(command: Sequence[str], root: Path) -> None:
@@ -310,10 +323,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     making.add_argument("--commit", default="HEAD", help="its commit (default: HEAD)")
     running = commands.add_parser("run", help="run what is left")
     running.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    commands.add_parser("data", help="write the sums that all runs need; `run` does it")
     commands.add_parser("left", help="say what is left, with hours")
     given = parser.parse_args(argv)
     if given.command == "prepare":
         prepare(given.place, given.commit)
+        return 0
+    if given.command == "data":
+        prepare_sums(ROOT)
         return 0
     if given.command == "left":
         print(left(ROOT))
