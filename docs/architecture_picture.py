@@ -39,6 +39,7 @@ PARTS = {
         ],
     ),
 }
+MANY = {"methods": "base, registry, stored_successes, and one file for each method"}  # instead of all of its files
 SUBPACKAGES = [name for _, names in PARTS.values() for name in names]
 WIDTH = 1160
 DARK, GREY, BLUE = (f'fill="{colour}"' for colour in ("#222", "#555", "#0b5394"))
@@ -92,6 +93,8 @@ def sentence(name: str) -> str:
 
 def content(name: str) -> str:
     """The names of a subpackage's modules and folders; nothing for a module."""
+    if name in MANY:
+        return MANY[name]
     path = PACKAGE / name
     stems = sorted(each.stem for each in path.glob("*") if each.is_dir() or each.suffix == ".py")
     return ", ".join(stem for stem in stems if not stem.startswith("__"))

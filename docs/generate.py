@@ -1,18 +1,22 @@
-"""Writes docs/config.md, docs/metrics.md, and the first table of docs/methods.md, from the code.
+"""Writes docs/config.md, docs/metrics.md, and the generated parts of docs/methods.md, from the code.
 
 With --check it exits 1 if one of them is out of date.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+import textwrap
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL, CRITIC, Metric
-from bapo_openrlhf.flags import config
-from bapo_openrlhf.methods import registry
+from bapo_openrlhf.flags import config, files
+from bapo_openrlhf.methods import Method, registry
 from bapo_openrlhf.record import metrics
 
 FOLDER = Path(__file__).parent
@@ -53,6 +57,12 @@ false`. A relative path starts from the working directory, also if a file in ano
 
 | value | advantage estimators (the first is the default) | batches | what it is |
 | --- | --- | --- | --- |
+"""
+ESTIMATORS_HEAD = """
+With batch adaptation, this is what the estimators (`--algo.advantage.estimator`) do. b are the rewards that those of a
+group are compared with: usually all of the group. A whitened advantage is moved to mean 0 and variance 1 over all
+generated tokens of the batch. OpenRLHF's `reinforce` and `flash_reinforce` are refused, because they compare a response
+with no other of its group.
 """
 OPENRLHF = """
 ## OpenRLHF's flags that batch adaptation reads
@@ -204,6 +214,11 @@ def config_page() -> str:
     for name, algorithm in config.ALGORITHMS.items():
         estimators = ", ".join(f"`{estimator}`" for estimator in algorithm.estimators)
         lines.append(f"| `{name}` | {estimators} | {algorithm.method} | {algorithm.help} |")
+    rows = [("estimator", "a reward r becomes", "then", "whitened"), ("---",) * 4]
+    for name, estimator in ESTIMATORS.items():
+        then = "GAE or V-trace with the critic's values" if estimator.critic else "sums of what follows, gamma 1"
+        rows.append((f"`{name}`", estimator.formula, then, "yes" if estimator.whitened else "no"))
+    lines += [ESTIMATORS_HEAD, table(rows).rstrip()]
     for prefix, kind in config.GROUPS.items():
         summary = " ".join((kind.__doc__ or "").split())
         lines += [
@@ -244,12 +259,89 @@ def when(metric: Metric) -> str:
 
 
 def methods_page() -> str:
-    """docs/methods.md, which is written by hand but for the table between two comments."""
+    """docs/methods.md, which is written by hand but for the parts between two comments."""
     text = (FOLDER / "methods.md").read_text(encoding="utf-8")
-    start, end = text.index("-->\n") + len("-->\n"), text.index("<!-- end of the made part -->")
+    for part, write in (("table", methods_table), ("methods", methods_sections), ("files", methods_files)):
+        begin = text.index("-->\n", text.index(f"<!-- generated: {part} ")) + len("-->\n")
+        text = f"{text[:begin]}\n{write()}\n{text[text.index('<!-- end -->', begin) :]}"
+    return text
+
+
+def methods_table() -> str:
+    """What each method does, when to use it, and where it comes from."""
     rows = [("name", "what it does", "when to use it", "source"), ("---",) * 4]
     rows += [(f"`{name}`", *cells) for name, cells in registry.overview().items()]
-    return text[:start] + "\n" + "".join(f"| {' | '.join(map(cell, row))} |\n" for row in rows) + "\n" + text[end:]
+    return table(rows)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """The lines of a table."""
+    return "".join(f"| {' | '.join(map(cell, row))} |\n" for row in rows)
+
+
+def methods_sections() -> str:
+    """A section for each method, from the docstrings of its file and its class."""
+    return "\n".join(section(name, registry.method_class(name)) for name in dict.fromkeys(registry.METHODS.values()))
+
+
+def section(name: str, kind: type[Method]) -> str:
+    """What a method does, its deviations, its options, and the --adapt flags that it reads."""
+    title = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    story = re.split(r"\n\n(?:Args|Raises):\n", inspect.getdoc(kind) or "")[0]
+    parts = [f"### `{name}`", title, story]
+    flags = {item.name for item in fields(config.AdaptConfig)}
+    parameters = inspect.signature(kind).parameters
+    options = {n: p.default for n, p in parameters.items() if n not in flags | {"capacity", "group_size", "seed"}}
+    if options:
+        meaning = arguments(kind)
+        items = (wrapped(f"- `{option}` {shown(default)}: {meaning[option]}") for option, default in options.items())
+        parts += ["Options (`--adapt.options`) and their defaults:", "\n".join(items)]
+    read = ", ".join(f"`--adapt.{n}`" for n in parameters if n in flags and not n.startswith("gaussian"))
+    parts.append(wrapped(f"[Flags](config.md) that it reads: {read}."))
+    if kind.candidates > 1 or not kind.asynchronous:
+        parts.append("It is refused with `--train.async_enable`, because what it generates depends on earlier rewards.")
+    return "\n\n".join(parts) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """A paragraph, or an item of a list, in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, subsequent_indent="  " * text.startswith("- "), break_on_hyphens=False)
+
+
+def arguments(kind: type[Method]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say of each parameter."""
+    meaning: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        _, _, rest = (inspect.cleandoc(each.__doc__ or "")).partition("\n\nArgs:\n")
+        for entry in re.split(r"\n(?=    \w)", rest.split("\n\n")[0]):
+            names, _, text = entry.partition(":")
+            meaning |= {name.strip(): " ".join(text.split()) for name in names.split(",")}
+    return meaning
+
+
+def shown(default: Any) -> str:
+    """The default of an option, as `--adapt.options` takes it."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def methods_files() -> str:
+    """The flags of each file in configs/methods, and its comment."""
+    rows = [("file", "flags", "what it is"), ("---",) * 3]
+    for path in sorted((FOLDER.parent / "configs" / "methods").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("# "))
+        flags = " ".join(f"--{flag} {value_of(value)}" for flag, value in files.settings_of(str(path)))
+        rows.append((f"`{path.name}`", f"`{flags}`", comment))
+    return table(rows)
+
+
+def value_of(value: Any) -> str:
+    """A value of a YAML file, as a command line has it."""
+    if isinstance(value, list):
+        return " ".join(map(value_of, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 PAGES = {"config.md": config_page, "metrics.md": metrics_page, "methods.md": methods_page}

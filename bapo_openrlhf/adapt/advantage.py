@@ -1,10 +1,28 @@
-"""Group-relative advantages: Eq. 2, and those of OpenRLHF's other estimators."""
+"""From the rewards of a group to advantages: Eq. 2, and OpenRLHF's other estimators."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from bapo_openrlhf.adapt.rewards import without_rounding
 
-GROUP_ESTIMATORS = ("group_norm", "dr_grpo", "rloo", "reinforce_baseline")  # advantages relative to those of the group
+
+@dataclass(frozen=True)
+class Estimator:
+    """One of OpenRLHF's `--algo.advantage.estimator`, for a batch of groups.
+
+    Attributes:
+        formula: What a reward r becomes, in words. b are the rewards that it is compared with (`Group.relative_to`).
+        relative: Takes r, b and eps, as `group_relative_advantages` does, and returns what r becomes.
+        whitened: Whether advantages are whitened over the batch.
+        critic: Whether a critic's values make the advantages, by GAE or V-trace.
+    """
+
+    formula: str
+    relative: Callable[[np.ndarray, np.ndarray, float], np.ndarray]
+    whitened: bool = False
+    critic: bool = False
 
 
 def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
@@ -31,12 +49,30 @@ def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: fl
     return advantages
 
 
+def _less_the_mean(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
+    return np.asarray(rewards - baseline.mean())
+
+
+def _less_the_others(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
+    """The baseline contains the rewards."""
+    return rewards - (baseline.sum() - rewards) / (len(baseline) - 1) if len(baseline) > 1 else 0 * rewards
+
+
+ESTIMATORS = {
+    "gae": Estimator("r", lambda rewards, baseline, eps: rewards, whitened=True, critic=True),
+    "group_norm": Estimator("(r - mean b) / sqrt(var b + eps), Eq. 2", group_relative_advantages),
+    "dr_grpo": Estimator("r - mean b", _less_the_mean),
+    "rloo": Estimator("r - mean of the others of b", _less_the_others),
+    "reinforce_baseline": Estimator("r - mean b", _less_the_mean, whitened=True),
+}
+GROUP_ESTIMATORS = tuple(name for name, estimator in ESTIMATORS.items() if not estimator.critic)  # the default first
+
+
 def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """What an estimator makes of the rewards of one group: its advantages, before the KL penalty and any whitening.
 
     Args:
-        estimator: group_norm is Eq. 2. rloo subtracts the mean of the other rewards of the baseline, dr_grpo and
-            reinforce_baseline the mean of all, and gae nothing.
+        estimator: One of ESTIMATORS.
         rewards, baseline, eps: See `group_relative_advantages`. For rloo, the baseline contains the rewards.
 
     Returns:
@@ -45,17 +81,9 @@ def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, 
     Raises:
         ValueError: The estimator has another name.
     """
-    rewards, baseline = _without_rounding(rewards, baseline)
-    match estimator:
-        case "group_norm":
-            return group_relative_advantages(rewards, baseline, eps)
-        case "rloo":
-            return rewards - (baseline.sum() - rewards) / (len(baseline) - 1) if len(baseline) > 1 else 0 * rewards
-        case "dr_grpo" | "reinforce_baseline":
-            return np.asarray(rewards - baseline.mean())
-        case "gae":
-            return rewards
-    raise ValueError(f"estimator is {estimator!r}; it must be group_norm, rloo, dr_grpo, reinforce_baseline or gae")
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[estimator].relative(*_without_rounding(rewards, baseline), eps)
 
 
 def _without_rounding(rewards: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -70,10 +70,8 @@ class AdaptConfig:
 
     # fmt: off
     method: str = _flag("none",
-        "how training batches are made: none (plain OpenRLHF), bapo, bapo_mini_test (c1 = 0 and c2 = c3 = 1/2, "
-        "regardless of the flags: no thresholds to tune), bapo_authors_code (rules of its "
-        "authors' code), bapo_bound (replay by the bound), one of the neighbouring methods "
-        f"{', '.join(list(registry.METHODS)[4:])}, or FILE.py:CLASS",
+        "how training batches are made: none (plain OpenRLHF), the name of a method that `bapo-openrlhf methods` "
+        "lists, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2")
     options: list[str] | None = _flag(None,
         "NAME=VALUE ...: the method's own options; bapo has none in addition to these flags",

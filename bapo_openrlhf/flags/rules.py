@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
+from bapo_openrlhf.adapt.advantage import ESTIMATORS, GROUP_ESTIMATORS
 from bapo_openrlhf.flags.config import ALGORITHMS
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
@@ -18,7 +18,6 @@ FILTERING = "algo.dynamic_filtering_enable"
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 CORRECTION = "algo.advantage.is_correction"
 LEVEL, GATING, THRESHOLD = f"{CORRECTION}_level", f"{CORRECTION}_gating", f"{CORRECTION}_threshold"
-TRAINABLE = ("gae", *GROUP_ESTIMATORS)  # advantages that an adapted batch can have
 BYTES_OF_A_NAME = 255  # of a file or a folder
 
 
@@ -238,8 +237,8 @@ WITH_ADAPTATION = [
          "{it}; it needs train.async_enable"),
     Rule("reward.remote_url", lambda f: f.adapted and not f["reward.remote_url"],
          "reward.remote_url is not set; batch adaptation needs rewards at generation time"),
-    Rule("algo.advantage.estimator", lambda f: f.adapted and f["algo.advantage.estimator"] not in TRAINABLE,
-         "{it}; with adapt.method {f[adapt.method]} it must be one of " + ", ".join(TRAINABLE) + ", because it "
+    Rule("algo.advantage.estimator", lambda f: f.adapted and f["algo.advantage.estimator"] not in ESTIMATORS,
+         "{it}; with adapt.method {f[adapt.method]} it must be one of " + ", ".join(ESTIMATORS) + ", because it "
          "compares the responses of a whole rollout, and an adapted batch is not one"),
     Rule("adapt.returns", lambda f: f.adapted and f["adapt.returns"] == "vtrace" and not f.critic,
          "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator {f[algo.advantage.estimator]} has "

@@ -21,7 +21,8 @@ class ARPO(StoredSuccesses):
 
     Deviations: fresh groups with equal rewards are filtered, also those without a stored success. The authors train on
     them with advantages of 0 (`--adapt.filter none` does so). The thresholds are exact numbers. This layer has nothing
-    that is specific to agents (screenshots, tasks in an environment): a task is a prompt here.
+    that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only
+    responses of the current run are stored.
 
     Args:
         std_below, mean_below: A group has failed if both its numbers are below these.

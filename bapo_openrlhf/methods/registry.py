@@ -6,6 +6,7 @@ other parameter is an option of the method. It has a default, and --adapt.option
 
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -16,23 +17,18 @@ from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.methods.base import Method
 
-METHODS = {
-    "bapo": "bapo_openrlhf.methods.bapo:BAPO",
-    "bapo_mini_test": "bapo_openrlhf.methods.bapo:BAPO",
-    "bapo_authors_code": "bapo_openrlhf.methods.authors_code:AuthorsCode",
-    "bapo_bound": "bapo_openrlhf.methods.bound:BoundBAPO",
-    "mopps": "bapo_openrlhf.methods.mopps:MoPPS",
-    "dots": "bapo_openrlhf.methods.dots:DOTS",
-    "repo": "bapo_openrlhf.methods.repo:RePO",
-    "remix": "bapo_openrlhf.methods.remix:ReMix",
-    "arpo": "bapo_openrlhf.methods.arpo:ARPO",
-    "exgrpo": "bapo_openrlhf.methods.exgrpo:ExGRPO",
-    "freshness": "bapo_openrlhf.methods.freshness:Freshness",
-    "prompt_replay": "bapo_openrlhf.methods.prompt_replay:PromptReplay",
-    "rollout_replay": "bapo_openrlhf.methods.rollout_replay:RolloutReplay",
-    "ar3po": "bapo_openrlhf.methods.ar3po:AR3PO",
-    "pods": "bapo_openrlhf.methods.pods:PODS",
-}
+SHARED = {"base", "registry", "stored_successes"}  # the files of this folder that hold no method
+OTHERS = {"bapo_mini_test": "bapo"}  # names that stand for a method with other values of its flags
+
+
+def _names() -> dict[str, str]:
+    """Each method's file, by name: a file of this folder is a method of the same name. Those of BAPO come first."""
+    files = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)]) if info.name not in SHARED]
+    every = {name: name for name in files} | OTHERS
+    return {name: every[name] for name in sorted(every, key=lambda name: (not name.startswith("bapo"), name))}
+
+
+METHODS = _names()
 # What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
 VARIANTS = """
     bapo_mini_test | BAPO with c1 = 0 and c2 = c3 = 1/2. | Use it to have no thresholds to tune. | arXiv 2602.20722
@@ -73,11 +69,12 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ConfigError: There is no such class, or it is not a method.
     """
-    place, colon, attribute = METHODS.get(name, name).rpartition(":")
-    if name not in METHODS and not (colon and place.endswith(".py") and attribute):
+    if name in METHODS:
+        return _built_in(METHODS[name])
+    place, colon, attribute = name.rpartition(":")
+    if not (colon and place.endswith(".py") and attribute):
         raise ConfigError(f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS")
-    module = importlib.import_module(place) if name in METHODS else user_file.load("adapt.method", Path(place))
-    kind = getattr(module, attribute, None)
+    kind = getattr(user_file.load("adapt.method", Path(place)), attribute, None)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(
             f"adapt.method is {name}; {place} has no class {attribute} that is a bapo_openrlhf.methods.Method"
@@ -86,6 +83,14 @@ def method_class(name: str) -> type[Method]:
     if missing:
         raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
     return kind
+
+
+def _built_in(file: str) -> type[Method]:
+    """The method of a file of this folder: the one class of the file that is a Method."""
+    module = importlib.import_module(f"bapo_openrlhf.methods.{file}")
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)]
+    [method] = [kind for kind in kinds if kind.__module__ == module.__name__]
+    return method
 
 
 def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) -> Method:

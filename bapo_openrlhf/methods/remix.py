@@ -32,9 +32,9 @@ class ReMix(FilteredMethod):
     - Policy reincarnation is not here: after T steps the reference becomes today's policy and training continues
       without replay. A second run does it, from the first one's weights with `--adapt.method none`.
 
-    Deviations: fresh groups with equal rewards are neither trained on nor stored, unless `--adapt.filter none` is set.
-    The share is counted in groups and rounded down. The distribution nu over past policies is that of the stored
-    groups, all equally likely.
+    Deviations: the paper's code was not public, so this follows summaries of the paper. Fresh groups with equal rewards
+    are neither trained on nor stored, unless `--adapt.filter none` is set. The share is counted in groups and rounded
+    down. The distribution nu over past policies is that of the stored groups, all equally likely.
 
     Args:
         replay_steps: N, for how many steps a group is replayed. 2 in the paper, but the --adapt flag's default is 3.

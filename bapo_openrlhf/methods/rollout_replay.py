@@ -33,8 +33,9 @@ class RolloutReplay(FilteredMethod):
     The batch holds fresh responses first, so `--adapt.batch_size` should be 1 + `replay_share` of
     `--rollout.batch_size`.
 
-    Deviations: the public implementation clips at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags. With
-    a critic the draw is by the group-relative A, too, and the advantages that are trained on are those of the critic.
+    Deviations: the buffer holds whole groups, as many as fit into `buffer_responses`. The public implementation clips
+    at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags. With a critic the draw is by the group-relative
+    A, too, and the advantages that are trained on are those of the critic.
 
     Args:
         replay_share: Replayed responses for each fresh one, at least 0.

@@ -1,4 +1,4 @@
-"""Methods whose groups come in several sizes, or come again, on the real stack, with and without a critic."""
+"""Every built-in method but BAPO itself on the real stack, with and without a critic."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from test_training import succeeded
 
+from bapo_openrlhf.adapt.buffers import ReplayBuffer
+from bapo_openrlhf.methods.registry import METHODS, method_class
 from bapo_openrlhf.record.run_record import read_groups, read_metrics
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_study.py checks ar3po with a critic in `make test`
 
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
-OPTIONS = {
+OPTIONS = {  # with which it does in 6 steps what it is for
     "pods": "keep=2",
     "rollout_replay": ["warm_up=1", "replay_share=1/2"],
     "ar3po": "stages=4",
@@ -20,8 +22,14 @@ OPTIONS = {
     "bapo_bound": "least=-inf",
     "bapo_authors_code": "moving=true",
     "mopps": "candidates=3",
+    "dots": "candidates=3",
+    "exgrpo": "start_above=0",
+    "repo": "warm_up=4",
 }
-BOTH = [(method, algorithm) for method in OPTIONS for algorithm in ("bapo_grpo", "ba_ppo")]
+# Methods that choose among three times as many prompts, and methods for whose sake prompts come again.
+EPISODES = {"mopps": 3, "dots": 3, "repo": 2, "arpo": 2}
+MOST_PROMPTS = {"repo": 24, "arpo": 24}
+BOTH = [(method, algorithm) for method in METHODS if METHODS[method] != "bapo" for algorithm in ("bapo_grpo", "ba_ppo")]
 
 
 @pytest.mark.parametrize(("method", "algorithm"), BOTH, ids=map(" ".join, BOTH))
@@ -34,12 +42,13 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
             algorithm=algorithm,
             run__name=f"{method}_{algorithm}",
             adapt__method=method,
-            adapt__options=OPTIONS[method],
+            adapt__options=OPTIONS.get(method),
             switches=["adapt.scale_learning_rate"] if method == "bapo_bound" else (),
             adapt__max_shift_rollout=1e-5 if method == "bapo_bound" else None,
             adapt__rollout_delay=2 if method == "bapo_bound" else 1,
             adapt__reevaluate_every=1,
-            train__num_episodes=3 if method == "mopps" else 1,  # it passes over two thirds
+            train__num_episodes=EPISODES.get(method, 1),
+            data__max_samples=MOST_PROMPTS.get(method, 48),
             adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
             reward__remote_url=Path(__file__).parent / "scripted_reward.py",
         )
@@ -73,12 +82,14 @@ def accounts_for_every_response(method, algorithm, folder):
         case "ar3po":
             assert set(sizes) >= {1, 4}  # solved at once, and solved by none of four
             assert sum(row["exchange/failed"] for row in rows) > 0
-        case "freshness" | "bapo_bound":
+        case "repo":
             assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)
-        case "prompt_replay" | "bapo_authors_code":
+        case "prompt_replay" | "bapo_authors_code" | "exgrpo":
             assert sum(row["groups/reevaluated"] for row in rows) > 0
         case "mopps":  # 8 of 24 at each step, and none twice in an epoch of 2 steps
             assert [row["prompts/passed_over"] for row in rows] == [16] * 6
             for epoch in range(3):
                 prompts = [group["prompt"] for group in groups if (group["step"] - 1) // 2 == epoch]
                 assert len(prompts) == len(set(prompts)) == 16
+        case _ if ReplayBuffer.METRICS[0] in method_class(method).METRICS:
+            assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)

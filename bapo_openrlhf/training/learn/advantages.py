@@ -1,16 +1,9 @@
 """From rewards to advantages and returns, for groups of any size: Eq. 2, the other estimators, GAE and V-trace.
 
-What happens for each of OpenRLHF's estimators (`--algo.advantage.estimator`) with batch adaptation. r is the reward of
-a response after OpenRLHF's length penalties, and b are the rewards that it is compared with (`Group.relative_to`):
-
-| estimator | the reward becomes | then | whitened |
-| --- | --- | --- | --- |
-| `group_norm` | (r - mean b) / sqrt(var b + eps), Eq. 2 | sums of what follows, gamma 1 | no |
-| `dr_grpo` | r - mean b | sums of what follows, gamma 1 | no |
-| `rloo` | r - mean of the others of b | sums of what follows, gamma 1 | no |
-| `reinforce_baseline` | r - mean b | sums of what follows, gamma 1 | yes |
-| `gae` | r | GAE or V-trace with the critic's values (`--adapt.returns`) | yes |
-| `reinforce`, `flash_reinforce` | refused (`flags/`), because they compare a response with no other of its group | | |
+`adapt.advantage.ESTIMATORS` says what each estimator (`--algo.advantage.estimator`) makes of the reward of a response,
+after OpenRLHF's length penalties. With `gae`, GAE or V-trace follows (`--adapt.returns`), with the critic's values.
+Without a critic, an advantage is the sum of what follows, with gamma 1. OpenRLHF's `reinforce` and `flash_reinforce`
+are refused (`flags/`), because they compare a response with no other of its group.
 
 The reward is clipped to `--reward.clip_range` and stands at the last generated token. Each generated token has the KL
 penalty `--algo.kl.init_coef`. A whitened advantage is A' = (A - mean A) / std A over all generated tokens of the batch,
@@ -29,11 +22,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from scipy.signal import lfilter
 
-from bapo_openrlhf.adapt.advantage import relative_rewards
+from bapo_openrlhf.adapt.advantage import ESTIMATORS, relative_rewards
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.vtrace import vtrace
-
-WHITENED = ("gae", "reinforce_baseline")
 
 
 class Discounts(NamedTuple):
@@ -99,7 +90,7 @@ def set_advantages(
         if "reward" in experience.info:
             experience.info["reward"] = experience.rewards.clone()
         experience.kl = None
-    if advantage.estimator in WHITENED:
+    if ESTIMATORS[advantage.estimator].whitened:
         whiten(experiences, scale=not advantage.no_std_norm)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
@@ -194,7 +195,7 @@ class TestAlgorithm:
         assert set(config.ALGORITHMS) == {"ba_ppo", "bapo_grpo", "ppo", "grpo"}
 
     @pytest.mark.parametrize("name", ["grpo", "bapo_grpo"])
-    @pytest.mark.parametrize("estimator", ["group_norm", "dr_grpo", "rloo", "reinforce_baseline"])
+    @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
     def test_any_group_estimator_may_be_asked_for(self, name, estimator):
         assert parse("--algorithm", name, "--algo.advantage.estimator", estimator).algo.advantage.estimator == estimator
 

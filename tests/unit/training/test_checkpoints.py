@@ -19,6 +19,7 @@ import torch  # noqa: E402
 from fake_stack import CHOOSING, STATES, Group, World, numbers, trained  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
+from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
 from bapo_openrlhf.training.run import checkpoints  # noqa: E402
@@ -225,6 +226,16 @@ def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
     return again
 
 
+def cases_of_methods_but(named: list[str | None]) -> tuple[dict[str, Any], ...]:
+    """A case of each built-in method that is not named."""
+    kinds = {name: method_class(name) for name in METHODS if METHODS[name] != "bapo" and name not in named}
+    choosing = {"prompts": 16, "adapt.options": "candidates=2"}
+    repeated = {"prompts": 8, "train.num_episodes": 4}
+    return tuple(
+        repeated | {"adapt.method": name} | (choosing if kind.candidates > 1 else {}) for name, kind in kinds.items()
+    )
+
+
 class TestResume:
     CASES = (
         {"prompts": 16},  # the last batch of an epoch is a full one
@@ -247,7 +258,13 @@ class TestResume:
         },
     )
 
-    @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(Path(str(value)).name for value in case.values()))
+    REST = cases_of_methods_but([case.get("adapt.method") for case in CASES])
+
+    SLOW = tuple(pytest.param(case, marks=pytest.mark.slow) for case in REST)
+
+    @pytest.mark.parametrize(
+        "case", CASES + SLOW, ids=lambda case: " ".join(Path(str(value)).name for value in case.values())
+    )
     @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
     def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case, every):
         """From each checkpoint, or from every fourth: one case from the first, fifth, ..., the next from the second."""
@@ -258,7 +275,7 @@ class TestResume:
         assert len(tags) >= 6
         if run.evaluation:
             assert any(tag.startswith("best") for tag in tags)
-        for tag in tags[self.CASES.index(case) % every :: every]:
+        for tag in tags[(self.CASES + self.REST).index(case) % every :: every]:
             again = resumed(run, tmp_path / f"from {tag}", tag, **words)
             again.trainer.fit()
             step = int(tag.rpartition("step")[2])

@@ -26,6 +26,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
+from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
@@ -251,7 +252,7 @@ class TestGroupAdvantages:
         for sample, values in by_sample(theirs, "advantages").items():
             assert ours[sample] == pytest.approx([value * math.sqrt(4 / 3) for value in values], rel=1e-4)
 
-    @pytest.mark.parametrize("estimator", ["rloo", "reinforce_baseline", "dr_grpo"])
+    @pytest.mark.parametrize("estimator", sorted({*GROUP_ESTIMATORS} - {"group_norm"}))
     def test_other_group_estimators_are_openrlhfs(self, estimator):
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
         ours = maker(estimator).with_advantages(split(rewards, parts))
@@ -909,7 +910,7 @@ class TestReview:
             assert list(ours) == list(theirs)
             assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in ours)
 
-    @pytest.mark.parametrize("estimator", ["group_norm", "rloo", "reinforce_baseline", "dr_grpo"])
+    @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
     def test_group_advantages_are_those_of_the_groups_that_stay(self, estimator):
         case = Case(4, (2, 1), 3)
         samples = [generated(n) for n in range(24)]

@@ -36,7 +36,8 @@ class AuthorsCode(FilteredMethod):
     which breaks groups.
 
     Not here: their gaussian and uniform filters (those of the paper are), prompts left out so that GPUs have equal
-    numbers, and the old log-probs of X3, which they compute with the actor of the step that generated it. They give a
+    numbers, and the old log-probs of X3, which they compute with the actor of the step that generated it. With
+    `--adapt.ratio decoupled`, X1 and X2 are as in their code, and X3 is clipped around today's actor. They give a
     single response of a group its reward as advantage; here it has 0. If a prompt is stored twice, they may re-evaluate
     it for both groups; here it is for the newer one.
 

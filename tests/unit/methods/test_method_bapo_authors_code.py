@@ -14,7 +14,7 @@ from reference_authors_code import AuthorsCode as Reference
 
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
-from bapo_openrlhf.methods.authors_code import AuthorsCode
+from bapo_openrlhf.methods.bapo_authors_code import AuthorsCode
 
 C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
 

@@ -13,7 +13,7 @@ import pytest
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.monitor import off_policy
-from bapo_openrlhf.methods.bound import BoundBAPO
+from bapo_openrlhf.methods.bapo_bound import BoundBAPO
 from bapo_openrlhf.record.state_file import load_state, save_state
 
 EPS = 1e-6

@@ -25,7 +25,13 @@ class BoundBAPO(BAPO):
     are 0 if nothing was), and a is the age today. D(a) is the mean of all distances measured at age a, or on the line
     from 0 at age 0 through the nearest mean. Of equal terms, the higher variance comes first, then the newer policy.
     Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in X2 (TV = 0) or
-    stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1.
+    stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1: c1 only says which prompts are
+    hard.
+
+    Deviations: the paper states the theorem and replays by c2, c3 and age; nothing in it acts on a distance. Each group
+    has its own K, and not the largest of its source. `--adapt.replay_steps` still limits the age: raise it to let only
+    the distance decide. A distance is sampled from G responses, so groups whose distance was found too small by chance
+    are preferred. `tv/replayed` above `bound/tv_predicted` shows by how much.
 
     Args:
         least: Least term of a group that is replayed, at most 0. -inf means no limit.
