@@ -5,8 +5,10 @@
     python tools/openrlhf_contract.py --write            # record the installed packages
 
 The record is tools/openrlhf_contract.json. It has one entry for each function of OpenRLHF, DeepSpeed or vLLM on which
-this project depends: a digest of its source, and the reasons why it matters. A comparison reads source files only; it
-imports nothing. It prints one line for each function that was renamed, removed or changed, and exits with status 1.
+this project depends: a digest of its source, and the reasons why it matters. If a change of its body could not break
+this project unnoticed (`COMPARED`, `ADDED_TO`), the digest is only that of its parameters. A comparison reads source
+files only; it imports nothing. It prints one line for each function that was renamed, removed or changed, and exits
+with status 1.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ CALLED = {
     f"{MAKER}.compute_advantages_and_returns": "training/learn/advantages.py does its work",
     f"{MAKER}.get_advantages_and_returns": "training/learn/advantages.py does its work",
     f"{MAKER}.get_cumulative_returns": "training/learn/advantages.py does its work",
+    "openrlhf.trainer.ray.launcher:BaseModelActor._setup_distributed": "training/learn/workers.py calls it",
     "openrlhf.trainer.ray.launcher:RayActorGroup._initiate_actors": "_actor_handlers is read",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer._init_vllm_sync_group": "weight_sync.py uses _model_update_group",
     "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap.init_process_group": "weight_receipt.py uses _model_update_group",
@@ -68,6 +71,53 @@ CALLED = {
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/learn/updates.py does its work",
     "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/learn/updates.py does its work",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/learn/updates.py does its work",
+}
+
+# Functions whose results a test compares with this project's, on the same input: a change of the body fails the test.
+# What a new flag does is not in the test; the flags of a new version are in `__main__`, which is recorded whole.
+BUILT = "test_build.py:test_a_plain_run_asks_for_what_openrlhf_asks_for"
+LOADED = "test_workers.py:test_models_and_trainers_are_built_as_openrlhf_builds_them"
+SUMMED = "test_experience.py:test_sums_over_tokens_are_openrlhfs_to_the_last_bit"
+COMPARED = {
+    "openrlhf.cli.train_ppo_ray:train": BUILT,
+    "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": BUILT,
+    "openrlhf.trainer.ray.launcher:ReferenceModelActor.init_model_from_pretrained": LOADED,
+    "openrlhf.trainer.ray.ppo_actor:PolicyModelActor.init_model_from_pretrained": LOADED,
+    "openrlhf.trainer.ray.ppo_critic:CriticModelActor.init_model_from_pretrained": LOADED,
+    f"{MAKER}.compute_advantages_and_returns": "test_experience.py:test_other_group_estimators_are_openrlhfs",
+    f"{MAKER}.get_advantages_and_returns": SUMMED,
+    f"{MAKER}.get_cumulative_returns": SUMMED,
+    "openrlhf.models.actor:Actor.forward": "test_log_probs.py:test_an_actor_has_openrlhfs_numbers_and_gradients",
+    "openrlhf.utils.utils:get_tokenizer": "test_tokenizer.py:test_it_is_the_one_of_openrlhf",
+}
+
+# Functions that still run as a whole: this project calls them, or its override adds something before or after
+# `super()`. It relies on their parameters and on results that it reads by name, so a change of the body is taken over.
+ADDED_TO = {
+    "openrlhf.cli.train_sft:train",
+    "openrlhf.datasets.prompts_dataset:preprocess_data",
+    "openrlhf.datasets.sft_dataset:preprocess_data",
+    "openrlhf.trainer.ppo_trainer:BasePPOTrainer._compute_rollout_stats",
+    "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key",
+    "openrlhf.trainer.ppo_trainer:BasePPOTrainer.init_checkpoint_states",
+    "openrlhf.trainer.ppo_trainer:PPOTrainer.evaluate",
+    "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.__init__",
+    "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
+    "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator.__init__",
+    "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",
+    "openrlhf.trainer.ray.launcher:BaseModelActor._setup_distributed",
+    "openrlhf.trainer.ray.launcher:BaseModelActor.execute_batch",
+    "openrlhf.trainer.ray.launcher:RewardModelActor.init_model_from_pretrained",
+    "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.__init__",
+    "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.__init__",
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses",
+    "openrlhf.utils.agent:AgentExecutorBase.execute",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_func",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_http",
+    "openrlhf.utils.config:hierarchize",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_train_config",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.prepare",
+    "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.setup_distributed",
 }
 
 
@@ -124,6 +174,13 @@ def reads(source: str, name: str) -> bool:
         or (isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names))
         for node in tree
     )
+
+
+def parameters_of(source: str) -> str:
+    """A digest of the parameters of a function, with their defaults."""
+    node = ast.parse(source).body[0]
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return hashlib.sha256(ast.unparse(node.args).encode()).hexdigest()[:16]
 
 
 def readers(module: str, name: str, roots: dict[str, Path]) -> list[str]:
@@ -205,12 +262,17 @@ def record(roots: dict[str, Path]) -> dict[str, dict]:
     """The entries that the installed packages have.
 
     Raises:
-        KeyError: One of the tables above names a function that is not there.
+        KeyError: One of the tables above names a function that is not there, or on which nothing depends.
     """
     entries = {}
     for name, why in reasons(roots).items():
         module, function = name.split(":")
-        entries[name] = {"digest": functions(file_of(module, roots))[function][0], "why": why}
+        digest, source, *_ = functions(file_of(module, roots))[function]
+        only = name in COMPARED or name in ADDED_TO
+        entries[name] = {"parameters": parameters_of(source)} if only else {"digest": digest}
+        entries[name]["why"] = why
+    if unknown := {*COMPARED, *ADDED_TO} - entries.keys():
+        raise KeyError(f"this project does not depend on {', '.join(sorted(unknown))}")
     return entries
 
 
@@ -233,16 +295,18 @@ def changes(entries: dict[str, dict], roots: dict[str, Path]) -> list[str]:
         path = file_of(module, roots)
         current = functions(path) if path is not None else {}
         if function not in current:
-            same = sorted(other for other, (digest, *_) in current.items() if digest == entry["digest"])
+            same = sorted(other for other, (digest, *_) in current.items() if digest == entry.get("digest"))
             what = f"renamed to {' or '.join(same)}" if same else f"removed{'' if path else ' with its module'}"
         else:
             digest, source, first, last = current[function]
-            if digest == entry["digest"]:
-                continue
-            file = path.relative_to(roots[package].parent)
-            what = f"changed ({file}, lines {first} to {last})"
             names = [why.split(",")[0].removeprefix("reads ") for why in entry["why"] if why.startswith("reads ")]
             gone = [rebound for rebound in names if not reads(source, rebound)]
+            whole = "digest" in entry
+            same = digest == entry["digest"] if whole else parameters_of(source) == entry["parameters"]
+            if same and not gone:
+                continue
+            file = path.relative_to(roots[package].parent)
+            what = f"{'changed' if whole or same else 'given other parameters'} ({file}, lines {first} to {last})"
             if gone:
                 what += f", and no longer reads {', '.join(gone)}"
         messages.append(f"{name} was {what}. Look again, because: {'; '.join(entry['why'])}.")
@@ -268,7 +332,8 @@ def main() -> int:
         cpu.install()
         lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in record(folders()).items()]
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        print(f"{len(lines)} functions in {RECORD}")
+        parts = sum('"parameters": ' in line for line in lines)
+        print(f"{len(lines)} functions in {RECORD}, {parts} of them only by their parameters")
         return 0
     roots = folders()
     if args.source is not None:
