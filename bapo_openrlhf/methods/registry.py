@@ -42,6 +42,8 @@ VARIANTS = """
         arXiv 2602.20722, Fig. 6
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
         Use it as a baseline with BAPO's delay. | arXiv 2505.22257
+    bounded_staleness | GRPO on every fresh group, with generation at most 4 steps ahead of training. | \
+        Use it if generation and training should not wait for each other. | arXiv 2505.24298
     gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \
         Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
     vc_ppo | BA-PPO whose critic is pretrained and has a lambda of its own. | \
