@@ -48,7 +48,7 @@ RUNS = {
     "lora": CRITIC | {"ds__zero_stage": 2, "ds__lora__rank": 8, "ds__lora__alpha": 64},
 }
 CASES = [("stage2", 1, 3), ("stage2", 3, 1), ("stage3", 3, 1), ("stage3", 1, 3), ("lora", 3, 1)]
-LOSS_ERROR, CHANGE_ERROR = 0.03, 0.05  # bf16's rounding: of losses and norms, and of the change of parameters
+LOSS_ERROR, CHANGE_ERROR = 0.005, 0.02  # bf16's rounding: of losses and norms, and of the change of parameters
 
 
 class Killed(NamedTuple):
@@ -156,7 +156,7 @@ def test_buffers_ledger_and_data_position_are_equal(resumed):
 def test_the_first_losses_are_equal_up_to_rounding(resumed):
     names = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm", "kl", "values")
     for name in names:
-        assert resumed.again[name] == pytest.approx(resumed.wanted[name], rel=LOSS_ERROR, abs=1e-3), name
+        assert resumed.again[name] == pytest.approx(resumed.wanted[name], rel=LOSS_ERROR, abs=1e-4), name
 
 
 def parameters(folder, model, tag):
