@@ -136,8 +136,8 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
 - `metrics.jsonl` has a line for each trainer step: the metrics of this page.
 - `groups.jsonl` has a line for each generated group: `step`; `uid`, its number; `prompt`, an id that is the same in
   every run; `source`, which is `fresh` or `reevaluated`; `state`, what became of it; `mean`, its mean reward, mapped
-  from `--adapt.reward_range` to [0, 1] (null if it failed, or if a reward model gives the rewards); `responses`, G;
-  `tokens`, the sum over its responses.
+  from `--adapt.reward_range` to [0, 1] (null if it failed, or if a reward model judges without batch adaptation);
+  `responses`, G; `tokens`, the sum over its responses.
 - `answers.jsonl` has sampled answers: `step`, `prompt`, `kind`, `text` of the prompt, `label`, `response`, `reward`. A
   prompt has at most one answer of kind `failed`, from its first group with mean reward 0. After that it has at most one
   of kind `solved`, the best response of its first group above 0. The middle of a response longer than

@@ -70,6 +70,21 @@ def as_range(given: Sequence[Fraction | float | str]) -> Range:
     return low, high
 
 
+def measured_range(rewards: Iterable[float]) -> Range:
+    """The range of a task whose rewards have no known bounds: from the 1st to the 99th percentile of some of them.
+
+    Both are rewards among them: the least one that is at least as large as 1 % and as 99 % of them.
+
+    Raises:
+        ValueError: The two are the same reward.
+    """
+    ordered = sorted(map(float, rewards))
+    low, high = (ordered[-(-len(ordered) * percent // 100) - 1] for percent in (1, 99))
+    if same_reward(low, high):
+        raise ValueError(f"the 1st and the 99th percentile of {len(ordered)} rewards are both {low:g}")
+    return exact_reward(low), exact_reward(high)
+
+
 def same_reward(first: float, second: float) -> bool:
     """Whether two rewards differ by at most `STEPS` rounding steps of float32, at the size of the larger one."""
     with np.errstate(over="ignore", invalid="ignore"):

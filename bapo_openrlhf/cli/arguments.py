@@ -123,9 +123,15 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     for name, folder in OUTPUTS.items():
         if getattr(flat, name) is None:
             setattr(flat, name, f"{by_group['run']['dir']}/{by_group['run']['name']}/{folder}")
+    dataset = getattr(flat, "eval.dataset")
+    if by_group["adapt"]["method"] != "none":
+        setattr(flat, "eval.dataset", None)  # OpenRLHF refuses one with a reward model
     args = openrlhf_cli.validate(flat)
+    args.eval.dataset = dataset
     for prefix, kind in config.GROUPS.items():
         setattr(args, prefix, kind(**by_group[prefix]))
+    if args.adapt.enabled and not args.reward.remote_url and args.adapt.reward_range is None:
+        args.adapt.reward_range = [config.MEASURED]
     check_algorithm(args)
     args.run.faster = args.run.faster or ["all" if args.adapt.enabled else "none"]
     config.check_numbers("run", args.run)

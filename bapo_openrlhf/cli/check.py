@@ -186,12 +186,17 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns)]
-    return [*rows, ("maximum shift", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
+    given = adapt.rewards()
+    rewards = f"{given[0]} to {given[1]}" if given else "measured in the first step"
+    rows += [("maximum shift", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
+    return [*rows, ("range of rewards", rewards)]
 
 
 def _verifier(args: SimpleNamespace) -> str:
     verifier, endpoints, agent = args.verifier, args.reward.remote_url, args.train.agent_func_path
-    if not agent and not (endpoints and endpoints[0].endswith(".py")):
+    if not endpoints:
+        return "none; the reward model scores the responses"
+    if not agent and not endpoints[0].endswith(".py"):
         return "not a Python file: it runs where it is"
     if not verifier.processes:
         return "within the rollout engine, without limits"

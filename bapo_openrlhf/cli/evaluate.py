@@ -73,7 +73,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
         "max_new_tokens": trained.rollout.max_new_tokens or trained.data.max_len,
         "temperature": trained.rollout.temperature,
         "top_p": trained.rollout.top_p,
-        "reward_range": trained.adapt.rewards(),
+        "reward_range": trained.adapt.rewards() or (0, 1),
     }
 
 

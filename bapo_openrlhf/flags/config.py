@@ -35,6 +35,8 @@ ALGORITHMS = {
 }
 
 
+MEASURED = "measured"  # --adapt.reward_range: the first step says what it is
+
 # What this project does in another way than OpenRLHF only because it takes less time (`--run.faster`).
 FASTER = ("requests", "weights", "log_probs")
 
@@ -92,8 +94,10 @@ class AdaptConfig:
     gaussian_std: float = _flag(0.2,
         "width of the gaussian filter", symbol="sigma", source="A.3, Table 3", allowed="above 0", type=float)
     reward_range: list[str] | None = _flag(None,
-        "LOW HIGH: least and greatest reward of the task. Rewards are mapped from it to [0, 1] for thresholds, "
-        "filters and the record of groups, never for advantages; default: 0 1", symbol="r", source="Eq. 5-8", nargs=2)
+        "LOW HIGH: least and greatest reward of the task; or measured: from the 1st to the 99th percentile of the "
+        "rewards of the first step. Rewards are mapped from it to [0, 1] for thresholds, filters and the record of "
+        "groups, never for advantages; default: 0 1, or measured with a reward model",
+        symbol="r", source="Eq. 5-8", nargs="+")
     c1: str = _flag("1/8", "a prompt is hard if its group mean reward is at most this", symbol="c1", source="Eq. 5, 6")
     c2: list[str] | None = _flag(None,
         "smallest group mean reward that is replayed: LOW HIGH (it moves with the average reward) or one fixed value; "
@@ -177,17 +181,19 @@ class AdaptConfig:
         """Whether batches are adapted at all."""
         return self.method != "none"
 
-    def rewards(self) -> Range:
-        """The least and the greatest reward of the task, in exact arithmetic.
+    def rewards(self) -> Range | None:
+        """The least and the greatest reward of the task, in exact arithmetic; None if the run measures them.
 
         Raises:
             ConfigError: They are not two numbers, the lower one first.
         """
         given = self.reward_range if self.reward_range is not None else [0, 1]
+        if given == [MEASURED]:
+            return None
         try:
             return as_range(given)
         except ValueError as error:
-            raise ConfigError(f"adapt.reward_range is {given}; {error}") from None
+            raise ConfigError(f"adapt.reward_range is {given}; {error}, or {MEASURED}") from None
 
     def thresholds(self) -> tuple[Any, Interval, Interval]:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS, GROUP_ESTIMATORS
-from bapo_openrlhf.flags.config import ALGORITHMS
+from bapo_openrlhf.flags.config import ALGORITHMS, MEASURED
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
@@ -115,10 +115,14 @@ def _pair(flag: str) -> Rule:
     return Rule(flag, lambda f: f[flag][0] >= f[flag][1], "{it}; it must be LOW HIGH with LOW below HIGH")
 
 
-def _rewarded_at_once(flag: str) -> Rule:
-    return Rule(flag, lambda f: f[flag] and "reward" in f.loaded,
-                "{it}; it needs reward.remote_url or train.agent_func_path, because a reward model gives its rewards "
-                "later")  # fmt: skip
+def _rewarded_at_once(flag: str, broken: Callable[[Flags], Any], why: str) -> Rule:
+    return Rule(flag, lambda f: f[flag] and "reward" in f.loaded and broken(f),
+                "{it}; it needs reward.remote_url or train.agent_func_path, because " + why)  # fmt: skip
+
+
+def _only_source(flag: str) -> Rule:
+    return Rule("reward.model_name_or_path", lambda f: f["reward.model_name_or_path"] and f[flag],
+                "{it}, and " + flag + " is {f[" + flag + "]}; only one of them can give the rewards")  # fmt: skip
 
 
 OPTIONS = [
@@ -139,7 +143,10 @@ OPTIONS = [
     Rule("actor.eps_clip_low_high", lambda f: (f["actor.eps_clip_low_high"] or [0])[0] > 1,
          "actor.eps_clip_low_high is {f[actor.eps_clip_low_high][0]} for LOW; it must be in (0, 1], because the ratio "
          "is above 0"),
-    *map(_rewarded_at_once, (FILTERING, "eval.dataset")),
+    *map(_only_source, ("reward.remote_url", "train.agent_func_path")),
+    _rewarded_at_once(FILTERING, lambda f: True, "a reward model gives its rewards after the generation"),
+    _rewarded_at_once("eval.dataset", lambda f: not f.adapted, "without batch adaptation, a reward model is not asked "
+                      "in an evaluation"),
     Rule("eval.steps", lambda f: f["eval.steps"] > 0 and not f["eval.dataset"],
          "{it}; it must be -1 without eval.dataset: there is nothing to evaluate on"),
     Rule("data.prompt_probs", lambda f: f["data.prompt_probs"] is not None
@@ -235,8 +242,12 @@ WITH_ADAPTATION = [
     Rule("adapt.max_staleness",
          lambda f: f.adapted and f["adapt.max_staleness"] is not None and not f["train.async_enable"],
          "{it}; it needs train.async_enable"),
-    Rule("reward.remote_url", lambda f: f.adapted and not f["reward.remote_url"],
-         "reward.remote_url is not set; batch adaptation needs rewards at generation time"),
+    Rule("reward.model_name_or_path", lambda f: f.adapted and "," in (f["reward.model_name_or_path"] or ""),
+         "{it}; it must be one model"),
+    Rule("reward.model_name_or_path",
+         lambda f: f["reward.model_name_or_path"] and f["data.max_images_per_prompt"],
+         "{it}, and data.max_images_per_prompt is {f[data.max_images_per_prompt]}; it must be 0 then, because a reward "
+         "model gets no images"),
     Rule("algo.advantage.estimator", lambda f: f.adapted and f["algo.advantage.estimator"] not in ESTIMATORS,
          "{it}; with adapt.method {f[adapt.method]} it must be one of " + ", ".join(ESTIMATORS) + ", because it "
          "compares the responses of a whole rollout, and an adapted batch is not one"),
@@ -328,7 +339,19 @@ OF_METHODS = [
          "{it}; it must be False with adapt.method {f[adapt.method]}, because what it generates depends on results "
          "that would not be there yet"),
     *map(_no_penalty, ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")),
+    Rule("reward.model_name_or_path", lambda f: f["reward.model_name_or_path"] and _stages(f),
+         "{it}; it must not be set with adapt.method {f[adapt.method]}, because the method needs rewards while it "
+         "generates"),
+    Rule("adapt.reward_range", lambda f: f["adapt.reward_range"] == [MEASURED] and _stages(f),
+         "{it}; it must be LOW HIGH with adapt.method {f[adapt.method]}, because the method needs the range while it "
+         "generates"),
 ]  # fmt: skip
+
+
+def _stages(f: Flags) -> bool:
+    return f.method is not None and f.method.first_responses is not None
+
+
 OF_DATA = [
     Rule("rollout.batch_size", lambda f: f.prompts is not None and f.prompts < f["rollout.batch_size"],
          lambda f: f"{f.words('rollout.batch_size')}; it must be at most {f.prompts}, the number of prompts in "

@@ -20,6 +20,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
+from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
 
@@ -114,6 +115,8 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
     names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
     for flag, name in names:
         check_model(flag, name)
+    if rewards:
+        check_reward_model(args)
     elsewhere = {name: flag for flag, name in reversed(names) if ahead and not Path(name).expanduser().is_dir()}
     warnings = [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "

@@ -158,6 +158,8 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
                 self.ask(self.next_step, [], **kwargs)
             self._ready, self.rollout, left = self._rollouts.popleft().result()
             self._left += left
+            # Not in the thread that generates: the ranks of a model must get all calls in one order.
+            self.score([*chain(*(samples for samples, *_ in self._ready)), *self.rollout.hard_samples])
         return self._ready.pop(0)
 
     def state_dict(self) -> dict[str, Any]:

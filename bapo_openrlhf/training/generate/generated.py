@@ -181,13 +181,14 @@ def has_reward(sample: Experience) -> bool:
     return sample.rewards is not None and math.isfinite(sample.rewards[0])
 
 
-def reward_numbers(fresh: Sequence[Group]) -> tuple[dict[str, float], str]:
-    """Metrics of the rewards of a step's fresh groups, and a warning if some are outside the task's range.
+def reward_numbers(fresh: Sequence[Group], *, measured: bool = False) -> tuple[dict[str, float], str]:
+    """Metrics of the rewards of a step's fresh groups, and a warning if too many are outside the task's range.
 
     Such rewards make the thresholds c1, c2 and c3 meaningless. If all means are above c3, nothing is ever replayed.
 
     Args:
         fresh: Fresh groups that can be used.
+        measured: Whether the range was measured. Then up to half of the rewards may be outside without a warning.
     """
     mean = mean_reward(fresh)
     if mean is None:
@@ -195,10 +196,12 @@ def reward_numbers(fresh: Sequence[Group]) -> tuple[dict[str, float], str]:
     low, high = fresh[0].reward_range
     outside = sum(not 0 <= reward <= 1 for group in fresh for reward in group.rewards)
     share, warning = outside / sum(group.size for group in fresh), ""
-    if outside:
+    if share > (0.5 if measured else 0):
         given = [response.reward for group in fresh for response in group.responses]
+        known = f"was measured as {float(low):g} {float(high):g}" if measured else f"is {low} {high}"
         warning = (
-            f"rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range is {low} {high}. Thresholds and "
+            f"rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range {known}. Thresholds and "
             "filters need rewards within this range, so give --adapt.reward_range LOW HIGH"
         )
-    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share}, warning
+    ends = {"reward/range_low": float(low), "reward/range_high": float(high)} if measured else {}
+    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share} | ends, warning

@@ -139,6 +139,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         first: Number of responses to each fresh prompt that are generated first; None for all.
         more: Called with the rewards of the responses to each prompt without a failed one, if `first` is set. Returns
             how many more to generate for each.
+        score: Called with samples that were generated, while the engines rest. Gives them rewards if they have none.
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
@@ -160,12 +161,13 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
         first: int | None = None,
         more: Callable[[Sequence[Sequence[float]]], Sequence[int]] = lambda rewards: [0] * len(rewards),
+        score: Callable[[Sequence[Experience]], None] = lambda samples: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
         self.begin_step, self.step, self.weights_version = begin_step, step, weights_version
         self.candidates, self.choose = candidates, choose
-        self.first, self.more = first, more
+        self.first, self.more, self.score = first, more, score
         self.rng_after_first_draw: torch.Tensor | None = None
         self.rollout = Rollout()
         self._passed_over, self._added_seconds, self._asked = 0, 0.0, 0
@@ -288,6 +290,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     def generate_samples(self, **kwargs: Any) -> Samples:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
         samples, self.rollout = self._generate_rollout(self.step(), self.weights_version(), self.begin_step, **kwargs)
+        self.score([*samples[0], *self.rollout.hard_samples])
         return samples
 
     @torch.no_grad()
@@ -329,11 +332,9 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
         self._step = self.step()
-        return list(
-            itertools.chain(
-                *usable_groups(by_request(super().generate_eval_samples(**kwargs), kwargs["n_samples_per_prompt"]))
-            )
-        )
+        samples = super().generate_eval_samples(**kwargs)
+        self.score(samples)
+        return list(itertools.chain(*usable_groups(by_request(samples, kwargs["n_samples_per_prompt"]))))
 
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Experience]:
@@ -344,4 +345,5 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         samples = self._collect(self._dispatch_hard_prompts(prompts, kind, **kwargs), **kwargs)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
+        self.score(samples)
         return samples

@@ -260,27 +260,34 @@ class DealtBatch:
         return self._forward_batches[key]
 
     def ask(
-        self, model: RayActorGroup | None, places: Places | None = None, *, images: bool = False, alone: bool = False
+        self,
+        model: RayActorGroup | None,
+        places: Places | None = None,
+        *,
+        inputs: Sequence[str] = INPUTS,
+        images: bool = False,
+        alone: bool = False,
     ) -> Callable[[], dict[int, torch.Tensor]]:
         """Send samples through a model, and return a function that waits for its answers.
 
         Args:
             model: The model's processes. None, or no samples, has no answers.
             places: Positions of the samples; None for all.
+            inputs: Names of what its forward pass takes.
             images: Whether the model takes images.
             alone: Whether the model shares its GPUs: then it is waited for, and empties its cache.
 
         Returns:
-            A function of no arguments. It returns the answer for each sample, shape (A',), by the sample's position.
+            A function of no arguments. It returns the answer for each sample, shape (A',) or (), by its position.
         """
         places = self.places if places is None else places
         if model is None or not places:
             return dict
         batches = self.forward_batches(places, model)
-        inputs = {name: [getattr(batch, name) for batch in batches] for name in INPUTS}
+        given = {name: [getattr(batch, name) for batch in batches] for name in inputs}
         if images and any(any(batch.mm_train_inputs or ()) for batch in batches):
-            inputs["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
-        refs = model.async_run_method_batch("forward", **inputs)
+            given["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
+        refs = model.async_run_method_batch("forward", **given)
         if alone:
             ray.get(refs)
             ray.get(model.async_run_method("empty_cache"))

@@ -10,9 +10,10 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.training.generate.generated import GeneratedStep
+from bapo_openrlhf.training.generate.generated import GeneratedStep, rewards_of
 from bapo_openrlhf.training.generate.rollout import Rollout
 from bapo_openrlhf.training.generate.samples import by_request
 from bapo_openrlhf.training.learn.experience import BatchExperience
@@ -57,9 +58,11 @@ class StepAccounts:
             hard: Samples of hard prompts that today's weights generated after it.
 
         Raises:
-            RuntimeError: Too many groups cannot be used.
+            RuntimeError: Too many groups cannot be used, or the rewards have no range.
         """
         state, size = self.state, self.args.rollout.n_samples_per_prompt
+        if state.reward_range is None:
+            state.reward_range = first_range(fresh)
         size_of_fresh = size if self.method.first_responses is None else None
         generated = GeneratedStep.of(
             [
@@ -69,7 +72,7 @@ class StepAccounts:
             ],
             first_uid=state.generated,
             step=state.step,
-            reward_range=self.args.adapt.rewards(),
+            reward_range=state.reward_range or UNIT,  # a group has a reward if and only if there is a range
         )
         state.generated += len(generated.recorded)
         what = "gave no reward or no finite log-probs"
@@ -118,7 +121,8 @@ class StepAccounts:
         status |= composition(batch, self.capacity, len(generated.reevaluated))
         trained = status["tokens/trained"]
         status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
-        status |= self.recorder.rewards(step + 1, generated.fresh)
+        measured = self.args.adapt.rewards() is None
+        status |= self.recorder.rewards(step + 1, generated.fresh, measured=measured)
         return status | {
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
@@ -126,3 +130,19 @@ class StepAccounts:
             "responses/replayed": sum(group.size for group in batch.replayed),
             "responses/dropped": responses[DROPPED],
         }
+
+
+def first_range(fresh: Sequence[Experience]) -> Range | None:
+    """The range of the task's rewards, measured in those of the first fresh responses; None if none has a reward.
+
+    Raises:
+        RuntimeError: The rewards do not differ.
+    """
+    rewards = rewards_of([sample for sample in fresh if sample.rewards is not None])
+    try:
+        return measured_range(rewards) if rewards else None
+    except ValueError as error:
+        raise RuntimeError(
+            f"adapt.reward_range is measured, and {error}; thresholds need a range, so give --adapt.reward_range LOW "
+            "HIGH, the least and the greatest reward"
+        ) from None

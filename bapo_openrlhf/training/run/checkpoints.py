@@ -20,6 +20,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -29,7 +30,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RunState
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 logger = init_logger(__name__)
 
 
@@ -113,6 +114,7 @@ class WholeCheckpoints:
             "generated": self.state.generated,
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
+            "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
             "epoch_done": self.generator.epoch_done,
             "ahead": self.generator.state_dict() if self.ahead else None,
             "torch_rng": torch.get_rng_state(),
@@ -179,6 +181,7 @@ class WholeCheckpoints:
         self.ledger.load_state_dict(saved["ledger"])
         self.state.reviewed = Review.empty(Batch(), Gap(**saved["gap"]))
         self.state.step, self.state.generated = saved["step"], saved["generated"]
+        self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
         self.recorder.rollouts = saved["rollouts"]
         if saved["epoch_done"]:
             torch.set_rng_state(saved["torch_rng"])

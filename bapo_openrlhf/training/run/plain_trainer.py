@@ -8,7 +8,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.adapt.rewards import without_rounding
+from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
@@ -98,7 +98,7 @@ class RecordedPPOTrainer(Base):
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
         dropped, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size
-        kind = {"source": "fresh", "usable": has_reward, "reward_range": self.args.adapt.rewards()}
+        kind = {"source": "fresh", "usable": has_reward, "reward_range": self.args.adapt.rewards() or UNIT}
         groups = generated_groups(in_groups(trained, size), first_uid=first, **kind)
         filtered = generated_groups(in_groups(dropped, size), first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}

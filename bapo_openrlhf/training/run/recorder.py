@@ -113,9 +113,9 @@ class StepRecorder:
             logger.warning(text)
             self.record.append_rows(WARNINGS, step, [{"kind": kind, "text": text}])
 
-    def rewards(self, step: int, fresh: Sequence[Group]) -> dict[str, float]:
-        """Metrics of the rewards of a step's fresh groups. It warns if some are outside the task's range."""
-        numbers, warning = reward_numbers(fresh)
+    def rewards(self, step: int, fresh: Sequence[Group], *, measured: bool) -> dict[str, float]:
+        """Metrics of the rewards of a step's fresh groups. It warns if too many are outside the task's range."""
+        numbers, warning = reward_numbers(fresh, measured=measured)
         if warning:
             self.warn(step, "reward range", warning)
         return numbers

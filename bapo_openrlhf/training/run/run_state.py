@@ -9,6 +9,7 @@ import ray
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.rewards import Range
 from bapo_openrlhf.adapt.shift import Gap
 
 
@@ -22,6 +23,7 @@ class RunState:
         generated: Number of groups generated so far.
         reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
         waiting: Hard prompts of this step that are not generated with its rollout. They wait for today's weights.
+        reward_range: The least and the greatest reward of the task; None until it is measured.
     """
 
     step: int = 0
@@ -29,6 +31,7 @@ class RunState:
     generated: int = 0
     reviewed: Review = field(default_factory=lambda: Review.empty(Batch(), Gap()))
     waiting: list[Prompt] = field(default_factory=list)
+    reward_range: Range | None = None
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.adapt.rewards import exact_rewards
+from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedLoader
@@ -29,6 +29,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, sche
 from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
 from bapo_openrlhf.training.learn.reviewer import Reviewer
 from bapo_openrlhf.training.reward.failures import UnusableGroups
+from bapo_openrlhf.training.reward.reward_model import RewardModel
 from bapo_openrlhf.training.run.accounts import StepAccounts
 from bapo_openrlhf.training.run.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.run.pretraining import CriticPretraining
@@ -51,7 +52,9 @@ class AdaptedPPOTrainer(Base):
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        adapt, self.state, self.ledger = self.args.adapt, RunState(), Ledger()
+        adapt, self.ledger = self.args.adapt, Ledger()
+        known_range = adapt.rewards()
+        self.state = RunState(reward_range=known_range)
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
         self.ahead = adapt.steps_ahead(self.args.train)
@@ -59,6 +62,9 @@ class AdaptedPPOTrainer(Base):
         schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
         options = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
+        self.reward_model = RewardModel(
+            self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
+        )
         self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator).of(
             self,
             begin_step=self._begin_step,
@@ -67,7 +73,8 @@ class AdaptedPPOTrainer(Base):
             candidates=self.method.candidates,
             choose=lambda prompts, count: self.method.choose_prompts(self.state.step, prompts, count),
             first=self.method.first_responses,
-            more=lambda rewards: self.method.more_responses([exact_rewards(r, adapt.rewards()) for r in rewards]),
+            more=lambda rewards: self.method.more_responses([exact_rewards(r, known_range or UNIT) for r in rewards]),
+            score=self.reward_model.score,
         )
         models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
@@ -139,7 +146,7 @@ class AdaptedPPOTrainer(Base):
         # Every group that was generated ends in exactly one counted state.
         status |= pretrained | timing | self.accounts.settle(step, generated, rollout)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
-        return status | self.samples_generator.metrics(), next_step
+        return status | self.samples_generator.metrics() | self.reward_model.metrics(), next_step
 
     def _begin_step(self) -> list[Prompt]:
         """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.

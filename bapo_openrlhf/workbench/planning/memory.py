@@ -101,7 +101,7 @@ class Memory:
 
 
 def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Memory:
-    """Memory if `total` GPUs are shared as the workload says. The critic has the actor's shape.
+    """Memory if `total` GPUs are shared as the workload says. Critic and reward model have the actor's shape.
 
     A colocated model stays on the GPU while another role works: only its 16-bit weights if it sleeps (OpenRLHF keeps
     them there), everything otherwise. An engine leaves nothing there if it sleeps, and its share otherwise.
@@ -117,20 +117,25 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
     reference = weights("reference") if workload.has_reference(algorithm) and not args.ref.offload else 0.0
+    reward = weights("reward") if workload.reward_model and not args.reward.offload else 0.0
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
     forward = logit_bytes(shape, workload, constants, workload.micro_samples("rollout"))
     if args.train.colocate_all:
         idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
-        resident = reference + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)
-        generation = engine + (sum(idle.values()) + reference if workload.shared_engines else 0.0)
+        frozen = reference + reward
+        resident = frozen + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)
+        generation = engine + (sum(idle.values()) + frozen if workload.shared_engines else 0.0)
         experience = forward + sum(idle.values()) + resident
         training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
     else:
-        on_actor = reference if args.train.colocate_actor_ref else 0.0
+        beside = {
+            "actor": reference if args.train.colocate_actor_ref else 0.0,
+            "critic": reward if args.train.colocate_critic_reward else 0.0,
+        }
         generation = engine
-        experience = forward + max(state("actor") + on_actor, reference)
-        training = max(state(m) + activations[m] + (on_actor if m == "actor" else 0.0) for m in trained)
+        experience = forward + max(state("actor") + beside["actor"], reference, reward)
+        training = max(state(m) + activations[m] + beside[m] for m in trained)
     largest = max(state(model) + activations[model] for model in trained)
     usable, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))

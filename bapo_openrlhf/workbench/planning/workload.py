@@ -123,6 +123,11 @@ class Workload:
         """Whether a reference model is loaded."""
         return self.reference and algorithm.reference
 
+    @property
+    def reward_model(self) -> bool:
+        """Whether a reward model gives the rewards."""
+        return not self.args.reward.remote_url
+
     def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
         """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
         adapt = self.args.adapt
@@ -136,6 +141,8 @@ class Workload:
             models["critic"] = args.critic if args.critic.model_name_or_path else args.actor
         if self.has_reference(algorithm) and not args.train.colocate_actor_ref:
             models["reference"] = args.ref
+        if self.reward_model and not (algorithm.critic and args.train.colocate_critic_reward):
+            models["reward"] = args.reward
         gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
         return gpus | {"engines": max(args.vllm.num_engines or 1, 1) * self.engine_gpus}
 

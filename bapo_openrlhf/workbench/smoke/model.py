@@ -34,7 +34,9 @@ def source_folder(flag: str, name: str) -> Path:
         ) from None
 
 
-def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, dtype: str) -> list[Reduction]:
+def make_small_model(
+    name: str, source: Path, folder: Path, *, cpu: bool, dtype: str, scores: bool = False
+) -> list[Reduction]:
     """Write a model with the architecture and the vocabulary of another one, but two layers and random weights.
 
     Args:
@@ -43,6 +45,7 @@ def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, dtype:
         folder: The folder to write.
         cpu: Whether widths shrink, too.
         dtype: Kind of the weights, as --ds.param_dtype has it.
+        scores: Whether it is a reward model.
 
     Returns:
         The sizes that are smaller.
@@ -62,6 +65,8 @@ def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, dtype:
     if vision is not None:
         changes += smaller("vision", vision, cpu=cpu, hidden=text.hidden_size)
     kind = transformers.AutoModelForImageTextToText if vision is not None else transformers.AutoModelForCausalLM
+    if scores:
+        kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     torch.manual_seed(0)
     model = kind.from_config(config, dtype=getattr(torch, DTYPES[dtype]))
     if vision is not None:

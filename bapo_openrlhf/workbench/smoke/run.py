@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
@@ -136,16 +137,18 @@ class Smoke:
         for number, (name, source) in enumerate(sources.items(), 1):
             folder, kind = self.folder / f"model{number}", self.args.ds.param_dtype
             changes += [reduce.Reduction("weights", name, "random", "two layers have no others")]
-            changes += make_small_model(name, source, folder, cpu=on_cpu, dtype=kind)
+            scores = name == given["reward"]
+            changes += make_small_model(name, source, folder, cpu=on_cpu, dtype=kind, scores=scores)
         places = {name: str(self.folder / f"model{number}") for number, name in enumerate(sources, 1)}
         return {flag: places[given[model]] for model, flag in flags.items()}, changes
 
     def _rewards(self) -> list[reduce.Reduction]:
         """Write the reward file. An agent and a reward model keep their own rewards."""
-        args, (low, high) = self.args, self.args.adapt.rewards()
+        args = self.args
         if not args.reward.remote_url or args.train.agent_func_path:
             return []
         (given, *_), path = args.reward.remote_url, self.folder / "reward.py"
+        low, high = args.adapt.rewards() or UNIT
         write_reward(path, given if given.endswith(".py") else None, float(low), float(high))
         why = "a random model solves nothing; the true function is called, too"
         return [reduce.Reduction("reward.remote_url", given, str(path), f"a hash of the response is the reward: {why}")]

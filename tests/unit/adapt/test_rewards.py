@@ -19,6 +19,7 @@ from bapo_openrlhf.adapt.rewards import (
     exact_rewards,
     exact_sum,
     marks,
+    measured_range,
     same_reward,
     without_rounding,
 )
@@ -54,6 +55,26 @@ class TestAsFraction:
         with pytest.raises(ValueError, match=r"is not a number or a fraction such as 1/8") as error:
             as_fraction(value)
         assert repr(value) in str(error.value)
+
+
+class TestMeasuredRange:
+    @given(st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=400))
+    def test_is_what_numpy_says(self, rewards):
+        low, high = np.percentile(rewards, [1, 99], method="inverted_cdf")
+        if same_reward(low, high):
+            with pytest.raises(ValueError, match=f"percentile of {len(rewards)} rewards are both"):
+                measured_range(rewards)
+        else:
+            assert tuple(np.float32(float(end)) for end in measured_range(rewards)) == (low, high)
+
+    def test_by_hand(self):
+        assert measured_range([0.1, -2.0, 3.5]) == (-2, F(7, 2))  # of few rewards: the least and the greatest
+        assert measured_range([*range(200)]) == (1, 197)
+        assert measured_range([BELOW_1] * 99 + [0.0] * 2) == (0, F("0.99999994"))
+
+    def test_rewards_that_differ_only_by_rounding_have_none(self):
+        with pytest.raises(ValueError, match="both 1"):
+            measured_range([BELOW_1, 1.0])
 
 
 @given(st.lists(st.fractions(), max_size=12))

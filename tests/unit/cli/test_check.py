@@ -102,6 +102,7 @@ class TestNumbers:
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
         assert facts["reward function"] == "4 processes for each rollout engine, 1 min and 4 GiB a call"
+        assert facts["range of rewards"] == "0 to 1"
         assert facts["checkpoints"] == "none (--ckpt.save_steps)"
         assert facts["GPUs"] == "10 in total: 2 for actor, 1 for reference, 1 for critic, 6 for engines"
         schedule = "cosine_with_min_lr, warm-up in 3% of the steps"
@@ -120,7 +121,7 @@ class TestNumbers:
         assert facts["optimizer steps"].startswith("2 per epoch")
         assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
         gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
-        gone += ("returns", "maximum shift", "reward function")
+        gone += ("returns", "maximum shift", "reward function", "range of rewards")
         assert not set(gone) & set(facts)
 
     def test_without_batch_adaptation_its_flags_do_not_count(self, capsys, words):
@@ -157,6 +158,17 @@ class TestNumbers:
         words += ["--train.colocate_critic_reward"]
         expected = "10 in total: 2 for actor, 1 for reference, 1 for critic + reward model, 6 for engines"
         assert report(capsys, *words, warned=1)["GPUs"] == expected
+
+    @pytest.mark.parametrize(
+        ("more", "measured"),
+        [([], "measured in the first step"), (["--adapt.reward_range", "-3", "1/2"], "-3 to 1/2")],
+    )
+    def test_rewards_of_a_reward_model(self, capsys, words, more, measured):
+        words = [word for word in words if not word.startswith("--reward")]
+        words += ["--reward.model_name_or_path=m", "--reward.num_gpus_per_node=1", *more]
+        facts = report(capsys, "--algorithm=bapo_grpo", *words, warned=1)
+        assert facts["reward function"] == "none; the reward model scores the responses"
+        assert facts["range of rewards"] == measured
 
     def test_epochs_and_passes_multiply_the_optimizer_steps(self, capsys, words):
         facts = report(capsys, "--algorithm=ba_ppo", *words, "--train.max_epochs=2", "--train.num_episodes=1")

@@ -310,7 +310,15 @@ BAD = [
     ("algo.dynamic_filtering_enable", "algo.dynamic_filtering_enable is True; it must be False with adapt.method"),
     ("train.partial_rollout_enable train.async_enable", "train.partial_rollout_enable is True; it must be False wi"),
     ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
-    (REWARD_MODEL, "reward.remote_url is not set; batch adaptation needs rewards at generation time"),
+    ("reward.model_name_or_path=model", "reward.model_name_or_path is model, and reward.remote_url is reward.py; onl"),
+    ("reward.remote_url= train.agent_func_path=agent.py reward.model_name_or_path=model",
+     "reward.model_name_or_path is model, and train.agent_func_path is agent.py; only one of them can give"),
+    (f"{REWARD_MODEL},model", "reward.model_name_or_path is model,model; it must be one model"),
+    (f"{REWARD_MODEL} data.max_images_per_prompt=1",
+     "reward.model_name_or_path is model, and data.max_images_per_prompt is 1; it must be 0 then"),
+    (f"{REWARD_MODEL} adapt.method=ar3po", "reward.model_name_or_path is model; it must not be set with adapt.metho"),
+    ("adapt.method=ar3po adapt.reward_range=measured", "adapt.reward_range is measured; it must be LOW HIGH with ada"),
+    ("adapt.reward_range=measure", "adapt.reward_range is ['measure']; it must be two numbers LOW HIGH, LOW below"),
     ("adapt.returns=vtrace", "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator group_norm ha"),
     ("adapt.ratio=decoupled actor.policy_loss_type=gspo", "actor.policy_loss_type gspo cannot be combined with adapt."),
     ("adapt.max_second_moment=0.04 adapt.ratio=decoupled", "adapt.max_second_moment is 0.04; it needs adapt.ratio beh"),
@@ -352,6 +360,17 @@ def test_a_reward_model_comes_too_late(capsys, flag):
     words = f"algorithm=grpo reward.remote_url= reward.model_name_or_path=model {flag}"
     words += "=train.jsonl" if flag == "eval.dataset" else ""
     assert f"{flag} is {value}; it needs reward.remote_url or train.agent_func_path" in check(capsys, words)[2]
+
+
+@pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+def test_a_reward_model_with_batch_adaptation(capsys, algorithm):
+    """Also with an evaluation. The critic begins as the reward model, as in OpenRLHF."""
+    words = f"algorithm={algorithm} {REWARD_MODEL} reward.num_gpus_per_node=1 eval.dataset=train.jsonl eval.steps=4"
+    status, out, err = check(capsys, words)
+    assert (status, err) == (0, "") and "measured in the first step" in out
+    args = arguments.parse(argv_of(words))
+    assert (args.eval.dataset, args.adapt.reward_range) == ("train.jsonl", ["measured"])
+    assert args.critic.model_name_or_path == (None if algorithm == "bapo_grpo" else "model")
 
 
 @pytest.mark.parametrize(
@@ -549,7 +568,10 @@ def test_no_warning_of_what_has_no_effect(capsys, words):
 
 # Rows whose messages other tests look at.
 ELSEWHERE = [
-    (f"{REWARD_MODEL} eval.dataset=train.jsonl algo.dynamic_filtering_enable", "test_a_reward_model_comes_too_late"),
+    (
+        f"algorithm=grpo {REWARD_MODEL} eval.dataset=train.jsonl algo.dynamic_filtering_enable",
+        "test_a_reward_model_comes_too_late",
+    ),
     ("algorithm=ba_ppo data.max_images_per_prompt=1", "test_preflight"),
     ("data.max_images_per_prompt=1 ds.packing_samples", "test_preflight"),
     ("algorithm=ba_ppo algo.advantage.estimator=rloo", "test_arguments"),

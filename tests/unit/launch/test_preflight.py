@@ -651,11 +651,6 @@ class TestCombinations:
         set_openrlhf_flags(args)
         assert repr(args) == before
 
-    def test_rewards_are_needed_at_generation(self, run):
-        args = run.parse(reward__remote_url=None, reward__model_name_or_path="rm")
-        with pytest.raises(ConfigError, match=r"^reward\.remote_url is not set"):
-            check_inputs(args)
-
     def test_behaviour_ratio_leaves_openrlhfs_correction_alone(self, run):
         correction = {"level": "seq", "mode": "mask", "gating": "tv", "threshold": "0.4"}
         args = run.parse(**{f"algo__advantage__is_correction_{key}": value for key, value in correction.items()})

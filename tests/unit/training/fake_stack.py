@@ -168,7 +168,7 @@ class Engine:
         for sample in range(num_samples):
             drawn = digest(prompt, self.weights, sample, None if seed is None else request_seed(seed, sample))
             tokens = [3, 4, *(5 + drawn // 7**place % 40 for place in range(1 + drawn % 4))]
-            reward = self.world.reward(prompt, self.weights, sample)
+            reward = self.world.reward(prompt, self.weights, sample) if self.world.judge is None else None
             answers.append(
                 {
                     "prompt": prompt,
@@ -276,7 +276,10 @@ class Group:
             return [self._actor_handlers[0].append.remote(**kwargs)]
         assert method_name == "forward"
         self.world.fail_at("forward")
-        calls = list(zip(kwargs["sequences"], kwargs["action_mask"], strict=True))
+        mask = "attention_mask" if self.model == "reward" else "action_mask"
+        calls = list(zip(kwargs["sequences"], kwargs[mask], strict=True))
+        if self.model == "reward":
+            self.world.note("score", [sorted(engine.awake) for engine in self.world.engines])
         share, left = divmod(len(calls), len(self.workers))
         assert share and not left  # a rank with a call less than another would wait for it for ever
         return [
@@ -284,6 +287,10 @@ class Group:
         ]
 
     def answer(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.model == "reward":
+            rows = [row[on.bool()].tolist() for row, on in zip(sequences, mask, strict=True)]
+            self.world.scored += [(self.world.step, row) for row in rows]
+            return torch.tensor([self.world.score(row) for row in rows]).bfloat16()
         return self.reference(sequences, mask) if self.model == "reference" else self.forward(sequences)
 
     def reference(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -311,6 +318,7 @@ class Tokenizer:
         self.decode = decode
 
 
+SCORED = {"reward.remote_url": None, "reward.model_name_or_path": "reward", "reward.num_gpus_per_node": 1}
 CHOOSING = f"{Path(__file__).parent}/choosing_method.py:First"
 
 
@@ -322,6 +330,7 @@ class World:
         trained: the step and the experiences of each update.
         taught: the same for the critic, also if the actor is not updated.
         referred: the step and the tokens of each sample that the reference model was asked for.
+        scored: the same for the reward model, with fillers.
         events: what else happened, in order: (name, argument).
     """
 
@@ -330,6 +339,7 @@ class World:
         self.trained: list[tuple[int, list]] = []
         self.taught: list[tuple[int, list]] = []
         self.referred: list[tuple[int, list[int]]] = []
+        self.scored: list[tuple[int, list[int]]] = []
         self.events: list[tuple[str, Any]] = []
         self.updates = {"actor": 0, "critic": 0}
         self.norms = {"actor_grad_norm": 1.0}
@@ -346,6 +356,8 @@ class World:
         }
         with_reference = has_reference(self.args)
         self.reference = Group(self, "reference", self.args.ref.num_gpus_per_node) if with_reference else None
+        judged = not self.args.reward.remote_url
+        self.judge = Group(self, "reward", self.args.reward.num_gpus_per_node) if judged else None
         rows = [("data", f"prompt {n}", str(n), None) for n in range(prompts)]
         self.data = lambda: StatefulDataLoader(rows, batch_size=1, shuffle=True, drop_last=True, collate_fn=columns)
         self.evaluation = [columns([("data", f"eval {n}", str(n), None)]) for n in range(evaluation)] or None
@@ -382,7 +394,8 @@ class World:
         argv = []
         for name, value in flags.items():
             many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
-            argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
+            if value is not None:
+                argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
         args = arguments.parse(argv)
         args.checked = Checked(batch_arithmetic(args))
         set_openrlhf_flags(args)
@@ -410,6 +423,10 @@ class World:
         hardness = digest(prompt) % 8
         return float(digest(prompt, weights // 2, sample) % 8 >= hardness)
 
+    def score(self, tokens: list[int]) -> float:
+        """The reward model's, which bfloat16 holds: from -3 to 5."""
+        return digest(tokens) % 33 / 4 - 3
+
     def log_probs(self, tokens: list[int], weights: int) -> list[float]:
         """Of all tokens but the first."""
         return [-1.0 - digest(token, place, weights) % 64 / 512 for place, token in enumerate(tokens[1:])]
@@ -424,7 +441,7 @@ class World:
                 SimpleNamespace(args=self.args),
                 self.groups["actor"],
                 self.groups.get("critic"),
-                None,
+                self.judge,
                 self.reference,
                 [Handle(engine) for engine in self.engines],
                 max_len=64,

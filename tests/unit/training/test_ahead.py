@@ -18,7 +18,7 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import STATES, World, numbers, trained  # noqa: E402
+from fake_stack import SCORED, STATES, World, numbers, trained  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
@@ -158,6 +158,7 @@ def test_staleness_is_bounded_below_the_queue(world):
         {"queue": 2, "delay": 1, "prompts": 14, "algorithm": "ba_ppo"},
         {"queue": 1, "delay": 3, "prompts": 14, "algo.kl.init_coef": 0.02},
         {"queue": 3, "delay": 2, "prompts": 9, "adapt.max_shift_replayed": 1e-3},
+        {"queue": 2, "delay": 2, "prompts": 14, **SCORED},
     ],
     ids=lambda case: " ".join(map(str, case.values())),
 )

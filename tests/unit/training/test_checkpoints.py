@@ -16,7 +16,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from fake_stack import CHOOSING, STATES, Group, World, numbers, trained  # noqa: E402
+from fake_stack import CHOOSING, SCORED, STATES, Group, World, numbers, trained  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
@@ -256,6 +256,7 @@ class TestResume:
             **{"prompts": 16, "algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "adapt.critic_lambd": 0.8},
             **{"adapt.value_pretraining": 2, "critic.freezing_steps": 2},  # also resumed while the actor is frozen
         },
+        {"prompts": 16, "eval.steps": 3, "evaluation": 1, **SCORED},
     )
 
     REST = cases_of_methods_but([case.get("adapt.method") for case in CASES])
@@ -285,7 +286,7 @@ class TestResume:
             assert again.requests == wanted, tag
             assert trained(again, 0) == trained(run, step)
             assert numbers(again.metrics()) == numbers(run.metrics())
-            for name in ("groups.jsonl", "answers.jsonl"):
+            for name in {"groups.jsonl", "answers.jsonl"} & {path.name for path in run.record.iterdir()}:
                 assert (again.record / name).read_text() == (run.record / name).read_text()
             assert again.updates == run.updates and again.engines[0].weights == run.engines[0].weights
             if step < run.trainer.state.step:
@@ -399,8 +400,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 5}, "the state is of format 5; this version reads 4"),
-            ({"version": 3}, "the state is of format 3; this version reads 4"),
+            ({"version": 6}, "the state is of format 6; this version reads 5"),
+            ({"version": 4}, "the state is of format 4; this version reads 5"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

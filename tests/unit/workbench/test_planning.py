@@ -458,6 +458,30 @@ def test_memory_of_roles_apart():
     assert result.training == pytest.approx(trained + 2 * shape.parameters)
 
 
+def test_memory_of_a_reward_model():
+    """Its weights, 2 bytes a parameter: beside all models, beside the critic, or on GPUs of its own."""
+    shape = SHAPES["1.5B"]
+    kept = {"reward.remote_url": None, "reward.num_gpus_per_node": 1}
+    with_it = with_flags(WORKLOAD, kept)
+    assert with_it.gpus == WORKLOAD.gpus
+    result, before = (memory.gpu_memory(shape, one, CONSTANTS, BA_PPO, 8) for one in (with_it, WORKLOAD))
+    for phase in memory.PHASES:
+        assert getattr(result, phase) == pytest.approx(getattr(before, phase) + 2 * shape.parameters / 8)
+    on_host = with_flags(with_it, {"reward.offload": True})
+    assert memory.gpu_memory(shape, on_host, CONSTANTS, BA_PPO, 8) == before
+
+    apart = with_flags(APART, kept)
+    assert apart.gpus == APART.gpus + 1
+    assert memory.gpu_memory(shape, apart, CONSTANTS, BA_PPO, 5) == memory.gpu_memory(
+        shape, APART, CONSTANTS, BA_PPO, 4
+    )
+    beside = with_flags(apart, {"train.colocate_critic_reward": True})
+    assert beside.gpus == APART.gpus and with_flags(beside, {"algo.advantage.estimator": "rloo"}).gpus == apart.gpus - 1
+    critic = 16 * shape.parameters + 16 * 48 * LAYER["1.5B"] * 28
+    training = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4).training
+    assert training == pytest.approx(critic + 2 * shape.parameters)
+
+
 def test_engines():
     """48 GiB without a reserve of 3 hold weights and cache. 70B needs 131.4 GiB, so an engine has 4 GPUs."""
     assert memory.tensor_parallel(SHAPES["7B"], WORKLOAD, CONSTANTS) == 1

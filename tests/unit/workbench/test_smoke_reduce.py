@@ -195,6 +195,14 @@ def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
     assert (folder / "small" / "tokenizer.json").read_text() == "{}"
 
 
+def test_the_small_reward_model_gives_one_score(folder):
+    from transformers import AutoModelForSequenceClassification
+
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16", scores=True)
+    small, loading = AutoModelForSequenceClassification.from_pretrained(folder / "small", output_loading_info=True)
+    assert small.score.weight.shape == (1, 64) and not loading["missing_keys"]
+
+
 def test_changed_weights(folder):
     from safetensors.torch import load_file, save_file
 
