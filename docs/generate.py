@@ -97,8 +97,7 @@ OPENRLHF = """
 | `--train.max_epochs` | passes over each training batch |
 | `--vllm.enforce_eager`, `--vllm.sync_backend gloo`, `--ds.attn_implementation eager` | needed without a GPU |
 
-Batch adaptation refuses `--train.partial_rollout_enable` and `--algo.dynamic_filtering_enable`. [Design
-decisions](decisions.md#refused-for-now) says why.
+Batch adaptation refuses `--train.partial_rollout_enable`. [Design decisions](decisions.md#refused-for-now) says why.
 """
 
 METRICS_HEAD = """
@@ -291,7 +290,8 @@ def section(name: str, kind: type[Method]) -> str:
     parts = [f"### `{name}`", title, story]
     flags = {item.name for item in fields(config.AdaptConfig)}
     parameters = inspect.signature(kind).parameters
-    options = {n: p.default for n, p in parameters.items() if n not in flags | {"capacity", "group_size", "seed"}}
+    given = flags | {"capacity", "group_size", "seed", "signal_between"}
+    options = {n: p.default for n, p in parameters.items() if n not in given}
     if options:
         meaning = arguments(kind)
         items = (wrapped(f"- `{option}` {shown(default)}: {meaning[option]}") for option, default in options.items())

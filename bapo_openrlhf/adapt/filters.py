@@ -5,29 +5,45 @@ A filter maps the fresh groups of one step to a mask. True keeps the group.
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.rewards import exact_mean
 
 UNIFORM = 0.6  # share of the groups that the uniform filter keeps (A.3)
 FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
+Between = tuple[Fraction | float, Fraction | float]  # a mean is strictly between these; a float stands for infinity
 
 
-def has_signal(group: Group) -> bool:
-    """Whether the group's mean is informative: 1/G <= mu <= (G-1)/G for 0/1 rewards (Eq. 5, first term).
+def informative(rewards: Sequence[Fraction], between: Between | None = None) -> bool:
+    """Whether the rewards of a group have a signal: they differ, so that their variance is above 0.
 
-    For other rewards, a mean is informative if the rewards differ at all: variance > 0. With 0/1 rewards, the mean is a
-    multiple of 1/G, so 0 < mu < 1 says the same.
+    With rewards of 0 and 1 the mean is a multiple of 1/G. Then this is 1/G <= mu <= (G-1)/G (Eq. 5, first term).
+
+    Args:
+        rewards: The rewards of the group's responses, mapped to [0, 1].
+        between: The numbers that their mean must be between, for a step that draws prompts until enough groups have a
+            signal (--algo.dynamic_filtering_range). None means that the mean does not matter.
     """
-    if group.is_binary:
-        return 0 < group.mean < 1
-    return group.variance > 0
+    if len(set(rewards)) < 2:
+        return False
+    return between is None or between[0] < exact_mean(rewards) < between[1]
 
 
-def range_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
-    """Mode 1 of A.3, the paper's default. It drops the groups that are all right or all wrong."""
-    return [has_signal(group) for group in groups]
+def has_signal(group: Group, between: Between | None = None) -> bool:
+    """Whether the group is informative (see `informative`)."""
+    return informative(group.baseline, between)
+
+
+def range_filter(between: Between | None = None) -> FreshFilter:
+    """Mode 1 of A.3, the paper's default. It drops the groups that are all right or all wrong (see `informative`)."""
+
+    def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
+        return [has_signal(group, between) for group in groups]
+
+    return keep
 
 
 def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
@@ -56,14 +72,18 @@ def keep_all(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
     return [True] * len(groups)
 
 
-def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2) -> FreshFilter:
+def make_filter(name: str, *, mean: float = 0.5, std: float = 0.2, between: Between | None = None) -> FreshFilter:
     """The fresh filter called `name`: range, gaussian, uniform or none.
+
+    Args:
+        mean, std: Parameters of the gaussian filter.
+        between: Parameter of the range filter, see `informative`.
 
     Raises:
         KeyError: There is no filter of this name.
     """
     return {
-        "range": range_filter,
+        "range": range_filter(between),
         "gaussian": gaussian_filter(mean, std),
         "uniform": uniform_filter,
         "none": keep_all,

@@ -159,11 +159,6 @@ class Group:
         """Population variance of the rewards, exact; mu (1 - mu) for 0/1 rewards (Eq. 37)."""
         return exact_mean([reward * reward for reward in self.baseline]) - self.mean**2
 
-    @cached_property
-    def is_binary(self) -> bool:
-        """Whether every reward is 0 or 1."""
-        return all(reward in (0, 1) for reward in self.baseline)
-
     def keep(self, positions: Iterable[int], *, relative_to: Relative) -> Self:
         """This group with only some of its responses.
 

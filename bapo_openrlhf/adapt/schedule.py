@@ -6,6 +6,8 @@ t - t mod v.
 
 from dataclasses import dataclass
 
+ROUNDS = 4  # of generation in a step at most, with dynamic filtering: as in the paper's runs of DAPO (Fig. 9)
+
 
 def due(step: int, every: int) -> bool:
     """Whether something that happens every `every` steps happens in `step`. Never in step 0, or if `every` is 0."""

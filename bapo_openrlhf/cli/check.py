@@ -224,8 +224,9 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     steps = epoch_steps(args, checked.prompts, checked.candidates)
     total, arithmetic = steps * args.train.num_episodes, checked.arithmetic
     updates = total * args.train.max_epochs * arithmetic.optimizer_steps
+    most = "at most " if args.algo.dynamic_filtering_enable else ""
     rows = [
-        ("epoch", f"{checked.prompts} prompts = {steps} trainer steps; {args.train.num_episodes} epoch(s)"),
+        ("epoch", f"{checked.prompts} prompts = {most}{steps} trainer steps; {args.train.num_episodes} epoch(s)"),
         ("whole run", f"{total} rollout steps, at most {updates} optimizer steps"),
     ]
     if args.adapt.enabled:

@@ -12,6 +12,7 @@ from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.filters import Between
 from bapo_openrlhf.adapt.rewards import Range, as_fraction, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ALLOWED, ConfigError
@@ -230,8 +231,13 @@ class AdaptConfig:
         """Largest number of prompts of a re-evaluation (X2), if a rollout batch has this many prompts."""
         return self.max_reevaluated_prompts or max(prompts // 2, 1)
 
-    def make_method(self, arithmetic: BatchArithmetic, seed: int) -> Method:
+    def make_method(self, arithmetic: BatchArithmetic, seed: int, signal_between: Between | None = None) -> Method:
         """The batch adaptation method of this configuration.
+
+        Args:
+            arithmetic: Sizes of the run.
+            seed: Seed of the method's random draws.
+            signal_between: See `adapt.filters.informative`.
 
         Raises:
             ConfigError: There is no method of this name, or it does not take its options.
@@ -241,6 +247,7 @@ class AdaptConfig:
             "capacity": arithmetic.capacity,
             "group_size": arithmetic.group_size,
             "seed": seed,
+            "signal_between": signal_between,
             "c1": c1,
             "c2": c2,
             "c3": c3,

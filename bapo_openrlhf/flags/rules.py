@@ -216,25 +216,16 @@ PROBE = [
     _no_probe("train.async_enable", lambda f: f["train.async_enable"], "False"),
     _no_probe("data.max_images_per_prompt", lambda f: f["data.max_images_per_prompt"], "0"),
 ]
-NOT_WITH_ADAPTATION = {
-    "train.partial_rollout_enable": (
-        "a response would go on with other weights after a sync, so its prompt could not be generated again from one "
-        "policy, and a resumed run would not repeat it"
-    ),
-    "algo.dynamic_filtering_enable": "it drops groups before they are counted",
-}
-
-
-def _not_with_adaptation(flag: str) -> Rule:
-    return Rule(
-        flag,
-        lambda f: f.adapted and f[flag],
-        "{it}; it must be False with adapt.method {f[adapt.method]}, because " + NOT_WITH_ADAPTATION[flag],
-    )
-
-
 WITH_ADAPTATION = [
-    *map(_not_with_adaptation, NOT_WITH_ADAPTATION),
+    Rule("train.partial_rollout_enable", lambda f: f.adapted and f["train.partial_rollout_enable"],
+         "{it}; it must be False with adapt.method {f[adapt.method]}, because a response would go on with other "
+         "weights after a sync, so its prompt could not be generated again from one policy, and a resumed run would "
+         "not repeat it"),
+    Rule(FILTERING, lambda f: f.adapted and f[FILTERING] and f["train.async_enable"],
+         "{it}; it must be False with adapt.method {f[adapt.method]} and train.async_enable, because a rollout is "
+         "asked for before its step, and only the step knows how many groups its buffer can replay"),
+    Rule("adapt.filter", lambda f: f.adapted and f[FILTERING] and f["adapt.filter"] != "range",
+         "{it}; it must be range with algo.dynamic_filtering_enable, which draws prompts until enough groups pass it"),
     Rule("rollout.vllm_generate_batch_size",
          lambda f: f.adapted and (f["rollout.vllm_generate_batch_size"] or 0) > f["rollout.batch_size"],
          "{it}; with adapt.method {f[adapt.method]} it must be at most rollout.batch_size, {f[rollout.batch_size]}: "

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 
 
@@ -52,8 +53,10 @@ def pretraining_steps(args: SimpleNamespace) -> int:
         args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
     """
     rollout, train = args.rollout, args.train
+    rounds = ROUNDS if args.algo.dynamic_filtering_enable else 1
     epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
-    steps: int = epochs * math.ceil(rollout.batch_size * rollout.n_samples_per_prompt / train.batch_size)
+    responses = rounds * rollout.batch_size * rollout.n_samples_per_prompt
+    steps: int = epochs * math.ceil(responses / train.batch_size)
     return steps
 
 

@@ -55,6 +55,11 @@ class BAPO(FilteredMethod):
         self.replay = ReplayBuffer(self.buffer_size, self.replay_steps)
         self._unanswered: Sequence[Prompt] = ()
 
+    def wanted(self, step: int, prompts: int) -> int:
+        """B less what X3 could replay by the c2 and c3 of the step before, because Eq. 8 needs this step's rewards."""
+        self.replay.expire(step)
+        return self.capacity - sum(map(self.replayable, self.replay))
+
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
         self.replay.expire(step)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.filters import make_filter
+from bapo_openrlhf.adapt.filters import Between, make_filter
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import Metric
 from bapo_openrlhf.adapt.rewards import as_fraction
@@ -21,10 +21,11 @@ from bapo_openrlhf.errors import ALLOWED
 class Method(ABC):
     """Chooses the groups that a step trains on. Pure: no Ray, no torch, no files; all randomness from one generator.
 
-    The trainer calls a method in this order in step t. `choose_prompts(t, ...)` selects the prompts to generate for, if
-    more are drawn than needed. `begin_step(t)` names prompts to generate again with today's policy. After generation,
-    `unanswered(prompts)` tells which of them gave no group, and `build_batch(t, fresh, reevaluated)` returns the batch.
-    Then `observe_distances(t, distances)` reports how far the policy has moved from its groups.
+    The trainer calls a method in this order in step t. `wanted(t, ...)` says how many groups should have a signal, with
+    dynamic filtering. `choose_prompts(t, ...)` selects the prompts to generate for, if more are drawn than needed.
+    `begin_step(t)` names prompts to generate again with today's policy. After generation, `unanswered(prompts)` tells
+    which of them gave no group, and `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe_distances(t,
+    distances)` reports how far the policy has moved from its groups.
 
     With `--train.async_enable`, generation is q steps ahead: `begin_step(t)` comes right before `build_batch(t)`, and
     the groups of the prompts that it names come to `build_batch(t + q)`.
@@ -59,7 +60,8 @@ class Method(ABC):
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The prompts to generate for in this step: positions among the candidates, each at most once.
 
-        Called before `begin_step`, and only if the attribute `candidates` is above 1.
+        Called before `begin_step`, and only if the attribute `candidates` is above 1. A step with several rounds of
+        prompts (`wanted`) calls it again for each further round.
 
         Args:
             step: Trainer step.
@@ -69,7 +71,7 @@ class Method(ABC):
         return list(range(count))
 
     def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
-        """How many more responses to generate for each prompt of the step; at most G in all.
+        """How many more responses to generate for each prompt of a round; at most G in all.
 
         Called if `first_responses` is set, again and again, until it is 0 for each prompt.
 
@@ -78,6 +80,17 @@ class Method(ABC):
                 failed is not among them.
         """
         return [0] * len(rewards)
+
+    def wanted(self, step: int, prompts: int) -> int:
+        """How many fresh groups with a signal this step wants (--algo.dynamic_filtering_enable).
+
+        Called before `begin_step`, and only with this flag. While fewer are there, the step generates for more prompts.
+
+        Args:
+            step: Trainer step.
+            prompts: Number of prompts that a step generates for at a time.
+        """
+        return prompts
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Start trainer step `step` (0, 1, ...): the prompts to re-evaluate with today's policy, oldest first."""
@@ -159,6 +172,7 @@ class FilteredMethod(Method):
         capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
         filter, gaussian_mean, gaussian_std: The fresh filter, as the --adapt flags.
+        signal_between: See `adapt.filters.informative`.
 
     Raises:
         ValueError: A field is out of its range (`option`).
@@ -172,6 +186,7 @@ class FilteredMethod(Method):
     filter: str = "range"
     gaussian_mean: float = 0.5
     gaussian_std: float = 0.2
+    signal_between: Between | None = None
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -183,7 +198,9 @@ class FilteredMethod(Method):
                 raise ValueError(f"{item.name} is {value}; it must be {allowed}")
         self.max_responses = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
-        self.fresh_filter = make_filter(self.filter, mean=self.gaussian_mean, std=self.gaussian_std)
+        self.fresh_filter = make_filter(
+            self.filter, mean=self.gaussian_mean, std=self.gaussian_std, between=self.signal_between
+        )
 
     def keeps(self, fresh: Sequence[Group]) -> list[bool]:
         """Which of the fresh groups pass the filter."""

@@ -50,6 +50,9 @@ VARIANTS = """
         Use it with a critic that begins without knowledge. | arXiv 2503.01491
     dapo | Plain OpenRLHF that draws prompts until the batch is full of groups with signal. | \
         Use it as a baseline that drops groups without signal and has no buffers. | arXiv 2503.14476
+    dapo_with_buffer | BAPO that draws prompts until its batch and its replay buffer are enough. | \
+        Use it if few groups have a signal and every step should have a full batch. | \
+        this project, after arXiv 2503.14476
 """
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 

@@ -83,14 +83,16 @@ class Run(NamedTuple):
     refused: list
 
 
-def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None, **resumed):
-    """Kill the victim two steps after the checkpoint, and resume with other flags. `initial`: of the first part only.
+def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None, phase="training", **resumed):
+    """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
+
+    `initial` is for the first part only.
 
     `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
     returns its result, and what it found.
     """
     initial, saved = initial or {}, values["ckpt__save_steps"]
-    more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/training/0.05"}
+    more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/{phase}/0.05"}
     values = values | {"run__name": name}
     begin = partial(train, name, *PROBE, switches=SWITCHES, **values, **initial | {"environment": more})
     first, refused = meanwhile(begin) if meanwhile else (begin(), [])

@@ -105,6 +105,7 @@ PRINTED = {
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
     "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],
+    "dynamic filtering ahead": [*CHECK, "--train.async_enable", "--algo.dynamic_filtering_enable"],
     "too large an optimizer batch": [*CHECK, "--train.batch_size", "4096"],
     "one checkpoint": [*CHECK, "--ckpt.save_steps", "5", "--ckpt.max_num", "1"],
     "image without template": [

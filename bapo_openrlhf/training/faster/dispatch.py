@@ -21,9 +21,9 @@ VARYING = ("prompt", "label", "images")  # what a request does not share with th
 class DispatchingGenerator(SamplesGenerator):
     """OpenRLHF's generator, which sends prompts together and without the tokenizer, which the engines already have.
 
-    OpenRLHF still gets a reference for each prompt. With dynamic filtering each prompt is a call of its own, because
-    OpenRLHF replaces a filtered prompt as soon as its responses are there. So it is for an agent, whose responses may
-    take very different times.
+    OpenRLHF still gets a reference for each prompt. With OpenRLHF's own dynamic filtering each prompt is a call of its
+    own, because a filtered prompt is replaced as soon as its responses are there. So it is for an agent, whose
+    responses may take very different times.
     """
 
     @classmethod
@@ -108,7 +108,8 @@ class DispatchingGenerator(SamplesGenerator):
         """Send requests to an engine. Returns Ray's reference for each place."""
         if self.args.train.agent_func_path or not self.faster:
             return {place: engine.generate_responses.remote(**request) for place, request in box}
-        size = 1 if self.args.algo.dynamic_filtering_enable else -(-len(box) // CALLS) or 1
+        one_by_one = self.args.algo.dynamic_filtering_enable and not self.args.adapt.enabled
+        size = 1 if one_by_one else -(-len(box) // CALLS) or 1
         refs: dict[int, Any] = {}
         for start in range(0, len(box), size):
             places, requests = zip(*box[start : start + size], strict=True)

@@ -207,8 +207,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """Send prompts to the engines, and then the hard prompts of the step."""
         refs = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
         if self._kind == "fresh":
-            hard = self._hard_prompts()
-            self._asked = len(prompts) + len(hard)
+            hard, self._hard_prompts = self._hard_prompts(), list  # they are asked for once in a step
+            self._asked += len(prompts) + len(hard)
             if hard:
                 kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
                 self._hard_requests = self._dispatch_hard_prompts(hard, self.HARD_KIND, **kwargs)
@@ -226,14 +226,27 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
 
     @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
-        """Generate for prompts of the data, which are chosen first if there are more, and collect the hard samples.
+        """Generate for prompts of the data, and collect the samples of the hard prompts that went with them."""
+        generated = self._generate_prompts(dataloader_iter, num_prompts, **kwargs)
+        start = time.perf_counter()
+        # Collect them here, because OpenRLHF puts the engines to sleep after this.
+        self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
+        self._added_seconds = time.perf_counter() - start
+        return generated
 
-        The samples are in the order of their requests. OpenRLHF has them in the order in which they were finished.
+    def _generate_prompts(
+        self, dataloader_iter: Any, num_prompts: int, **kwargs: Any
+    ) -> tuple[list[Experience], int, bool]:
+        """Generate for the next prompts of the data, which are chosen first if there are more.
+
+        Returns:
+            The samples in the order of their requests; OpenRLHF has them in the order in which they were finished. Then
+            the number of prompts that were drawn, and whether the data has ended.
         """
         passed_over = 0
         if self._kind == "fresh" and self.candidates > 1:
             dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
-            self._passed_over = passed_over
+            self._passed_over += passed_over
         staged = self._kind == "fresh" and self.first is not None
         samples, consumed, exhausted = super()._generate_vllm(
             dataloader_iter=dataloader_iter,
@@ -243,10 +256,6 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         samples.sort(key=lambda sample: sample.index)
         if staged:
             samples = self._generate_more(samples, **kwargs)
-        start = time.perf_counter()
-        # Collect them here, because OpenRLHF puts the engines to sleep after this.
-        self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
-        self._added_seconds = time.perf_counter() - start
         return samples, consumed + passed_over, exhausted
 
     def _generate_more(self, samples: list[Experience], **kwargs: Any) -> list[Experience]:
@@ -255,7 +264,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         Raises:
             ValueError: The method asks for more than G responses to a prompt.
         """
-        kind, most = self._kind, self.args.rollout.n_samples_per_prompt
+        kind, numbers, most = self._kind, self._numbers, self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
             groups = [group for group in by_request(samples) if all(one.rewards is not None for one in group)]
             counts = list(self.more([[float(one.rewards[0]) for one in group] for group in groups]))
@@ -274,7 +283,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
                     images=[one.images[0] for one in asked],
                     **kwargs | {"n_samples_per_prompt": count},
                 )
-            self._kind = kind
+            self._kind, self._numbers = kind, numbers
             samples = sorted([*samples, *self._collect(refs, **kwargs)], key=lambda sample: sample.index)
         return samples
 
@@ -299,7 +308,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     ) -> tuple[Samples, Rollout]:
         """What OpenRLHF's loop gets for a trainer step, and what else there is of it."""
         start, self._hard_prompts = time.perf_counter(), hard_prompts
-        self._kind, self._step, self._numbers, self._asked = "fresh", step, itertools.count(), 0
+        self._kind, self._step, self._numbers = "fresh", step, itertools.count()
+        self._asked = self._passed_over = 0
         if self.rng_after_first_draw is not None:
             # Creating the iterator consumes random numbers. The original run did so before the checkpoint, so create
             # it first, then restore the generator.

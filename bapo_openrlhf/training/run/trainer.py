@@ -18,12 +18,15 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
+from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
+from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedLoader
+from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
 from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
@@ -53,10 +56,9 @@ class AdaptedPPOTrainer(Base):
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         adapt, self.ledger = self.args.adapt, Ledger()
-        known_range = adapt.rewards()
-        self.state = RunState(reward_range=known_range)
+        self.state = RunState(reward_range=adapt.rewards())
         self.arithmetic = batch_arithmetic(self.args)
-        self.method = adapt.make_method(self.arithmetic, seed=self.args.train.seed)
+        self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
         schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
@@ -65,17 +67,7 @@ class AdaptedPPOTrainer(Base):
         self.reward_model = RewardModel(
             self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
         )
-        self.samples_generator = (AheadSamplesGenerator if self.ahead else AdaptedSamplesGenerator).of(
-            self,
-            begin_step=self._begin_step,
-            step=lambda: self.state.step,
-            weights_version=lambda: self.rollout_weights.weights_version,
-            candidates=self.method.candidates,
-            choose=lambda prompts, count: self.method.choose_prompts(self.state.step, prompts, count),
-            first=self.method.first_responses,
-            more=lambda rewards: self.method.more_responses([exact_rewards(r, known_range or UNIT) for r in rewards]),
-            score=self.reward_model.score,
-        )
+        self.samples_generator = generator_of(self)
         models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
         self.experience_maker = AdaptedExperienceMaker(*models, self.kl_ctl, strategy, self.tokenizer, reference=name)
@@ -298,6 +290,31 @@ def timed(timing: dict[str, float], name: str) -> Iterator[None]:
         yield
     finally:
         timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
+
+
+def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
+    """What generates for a trainer: in one round a step, in several of them, or ahead of training."""
+    reward_range = trainer.args.adapt.rewards() or UNIT
+    options = {
+        "begin_step": trainer._begin_step,
+        "step": lambda: trainer.state.step,
+        "weights_version": lambda: trainer.rollout_weights.weights_version,
+        "candidates": trainer.method.candidates,
+        "choose": lambda prompts, count: trainer.method.choose_prompts(trainer.state.step, prompts, count),
+        "first": trainer.method.first_responses,
+        "more": lambda given: trainer.method.more_responses([exact_rewards(group, reward_range) for group in given]),
+        "score": trainer.reward_model.score,
+    }
+    if trainer.ahead:
+        return AheadSamplesGenerator.of(trainer, **options)
+    if (between := signal_between(trainer.args)) is None:
+        return AdaptedSamplesGenerator.of(trainer, **options)
+    return RefillingSamplesGenerator.of(
+        trainer,
+        **options,
+        wanted=lambda: trainer.method.wanted(trainer.state.step, trainer.arithmetic.rollout_groups),
+        informative=lambda given: informative(exact_rewards(given, reward_range), between),
+    )
 
 
 AdaptedPPOTrainerActor = ray.remote(AdaptedPPOTrainer)

@@ -4,7 +4,7 @@ import math
 from dataclasses import astuple, dataclass
 
 from bapo_openrlhf.adapt.filters import UNIFORM
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.adapt.schedule import ROUNDS, RolloutSchedule
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
@@ -65,6 +65,16 @@ def replayable_groups(workload: Workload, constants: Constants) -> float:
     return min(recent, float(workload.replay_capacity))
 
 
+def rounds(workload: Workload, constants: Constants) -> int:
+    """How often a step with batch adaptation draws prompts (`training/generate/refill.py`)."""
+    args = workload.args
+    if not args.algo.dynamic_filtering_enable:
+        return 1
+    wanted = (args.adapt.batch_size or args.rollout.batch_size) - replayable_groups(workload, constants)
+    informative = args.rollout.batch_size * constants.signal_share  # of a round
+    return min(max(math.ceil(wanted / informative), 1), ROUNDS) if informative else ROUNDS
+
+
 def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constants, *, reevaluates: bool) -> Groups:
     """The groups of one step.
 
@@ -77,12 +87,13 @@ def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constant
     if not algorithm.adapted:
         return Groups(prompts, 0.0, prompts, 0.0, 0.0)
     again = hard_prompts(workload, constants) if reevaluates else 0.0
-    x1, x2 = prompts * kept_share(workload, constants), again * constants.improved_share
+    fresh = prompts * rounds(workload, constants)
+    x1, x2 = fresh * kept_share(workload, constants), again * constants.improved_share
     capacity = workload.args.adapt.batch_size or prompts
     chosen = min(1.0, capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
     x1, x2 = x1 * chosen, x2 * chosen
     x3 = min(replayable_groups(workload, constants), max(capacity - x1 - x2, 0.0))
-    return Groups(prompts, again, x1, x2, x3)
+    return Groups(fresh, again, x1, x2, x3)
 
 
 def average_groups(algorithm: Algorithm, workload: Workload, constants: Constants) -> Groups:

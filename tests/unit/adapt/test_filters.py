@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.filters import (
     gaussian_filter,
     has_signal,
+    informative,
     keep_all,
     make_filter,
     range_filter,
@@ -50,15 +54,36 @@ class TestSignal:
         assert has_signal(make_group(rewards)) is expected
 
 
+class TestBetween:
+    @given(
+        rewards=st.lists(st.sampled_from([0, 0.25, 0.5, 1, 1.5, -1]), min_size=1, max_size=6),
+        ends=st.tuples(*[st.sampled_from([-math.inf, -1, 0, 0.25, 0.5, 0.75, 1, math.inf])] * 2),
+    )
+    @settings(derandomize=True, database=None)
+    def test_is_openrlhfs_condition_for_groups_whose_rewards_differ(self, make_group, rewards, ends):
+        """All numbers are sums of powers of 2, so that OpenRLHF's mean of floats is exact too."""
+        low, high = ends
+        average = sum(rewards) / len(rewards) if len(rewards) in (1, 2, 4) else Fraction(sum(rewards)) / len(rewards)
+        expected = low < average < high and min(rewards) < max(rewards)
+        group = make_group([float(reward) for reward in rewards])
+        assert has_signal(group, ends) is informative(group.rewards, ends) is expected
+        assert make_filter("range", between=ends)([group], generator()) == [expected]
+
+    def test_ends_are_the_numbers_that_were_written(self, make_group):
+        group = make_group([0.0] * 7 + [1.0] * 3)
+        for ends, expected in (("0.3", "1"), False), (("0", "0.3"), False), (("0.29", "0.31"), True):
+            assert has_signal(group, tuple(map(Fraction, ends))) is expected
+
+
 class TestRange:
     def test_hand_worked_batch(self, make_group):
         groups = [make_group(right) for right in (0, 1, 4, 7, 8, 0, 2)]
-        assert range_filter(groups, generator()) == [False, True, True, True, False, False, True]
+        assert range_filter()(groups, generator()) == [False, True, True, True, False, False, True]
 
     def test_draws_no_random_number(self, make_group):
         rng = generator()
         before = rng.bit_generator.state
-        range_filter([make_group(3)] * 10, rng)
+        range_filter()([make_group(3)] * 10, rng)
         keep_all([make_group(3)] * 10, rng)
         assert rng.bit_generator.state == before
 

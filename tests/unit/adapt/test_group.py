@@ -105,14 +105,12 @@ class TestGroup:
             assert group.size == size
             assert group.mean == F(right, size)
             assert group.variance == F(right, size) * (1 - F(right, size))  # Eq. 37
-            assert group.is_binary
 
     def test_hand_worked_rewards(self, make_group):
         group = make_group([0.25, 0.5, 0.75, -1.5])
         assert group.rewards == (F(1, 4), F(1, 2), F(3, 4), F(-3, 2))
         assert group.mean == 0
         assert group.variance == F(1, 4) * (F(1, 16) + F(1, 4) + F(9, 16) + F(9, 4))
-        assert not group.is_binary
 
     @pytest.mark.parametrize("text", ["0.1", "0.3", "0.7", "-0.2", "1.1", "0.05", "2", "0.125", "1e-5", "-3.75"])
     def test_a_reward_is_the_decimal_it_was_written_as(self, make_group, text):
@@ -152,12 +150,6 @@ class TestGroup:
     @pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 1e-30, -0.7])
     def test_equal_rewards_have_no_variance_at_all(self, make_group, value):
         assert make_group([value] * 7).variance == 0
-
-    @pytest.mark.parametrize(
-        ("rewards", "binary"), [([0, 1], True), ([1, 1], True), ([0, 0.5], False), ([-1, 1], False)]
-    )
-    def test_binary_means_0_or_1(self, make_group, rewards, binary):
-        assert make_group(rewards).is_binary is binary
 
     def test_no_responses_is_an_error_that_names_the_prompt(self):
         with pytest.raises(ValueError, match="'where am I' has no responses"):
@@ -276,7 +268,6 @@ class TestKeep:
         assert float(part.mean) == pytest.approx(np.mean(related)) and float(part.variance) == pytest.approx(
             np.var(related), abs=1e-12
         )
-        assert part.is_binary == all(reward in (0, 1) for reward in related)
         assert (part.uid, part.prompt, part.step, part.weights_version) == (group.uid, group.prompt, 3, 2)
         assert all(response is group.responses[at] for response, at in zip(part.responses, positions, strict=True))
         again = group_from_state(group_state(part))

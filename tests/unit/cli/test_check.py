@@ -297,6 +297,10 @@ class TestNumbers:
         assert facts["replay (X3)"] == "3 steps, c2 in [1/2, 1/2], c3 in [1/2, 1/2]"
         assert facts["re-evaluation (X2)"].endswith("c1 0")
 
+    def test_dynamic_filtering_may_take_more_prompts_in_a_step(self, capsys, words):
+        facts = report(capsys, "--algorithm=ba_ppo", "--algo.dynamic_filtering_enable", *words)
+        assert facts["epoch"] == "83 prompts = at most 11 trainer steps; 3 epoch(s)"
+
     def test_data_that_is_not_local(self, capsys, words):
         more = ["--algorithm=ba_ppo", *words, "--data.prompt_dataset=org/data"]
         facts = report(capsys, *more, warned=1)

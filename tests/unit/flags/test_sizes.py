@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.flags.sizes import batch_arithmetic, most_tokens
+from bapo_openrlhf.flags.sizes import batch_arithmetic, most_tokens, pretraining_steps
 
 
 class TestArithmetic:
@@ -60,3 +60,16 @@ def test_tokens_of_a_rank(limit, dynamic, tokens):
         ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if limit is None else 2),
     )
     assert [most_tokens(args, phase) for phase in ("train", "rollout")] == tokens
+
+
+@pytest.mark.parametrize(("dynamic", "steps"), [(False, 2 * 3 * 3 * 5), (True, 2 * 3 * 3 * 20)])
+def test_steps_of_the_critic_before_the_actors(dynamic, steps):
+    """Passes x trainer steps x epochs x optimizer steps of all fresh responses, of up to four rounds of prompts."""
+    args = SimpleNamespace(
+        adapt=SimpleNamespace(value_pretraining=2),
+        algo=SimpleNamespace(dynamic_filtering_enable=dynamic),
+        critic=SimpleNamespace(freezing_steps=2),
+        rollout=SimpleNamespace(batch_size=10, n_samples_per_prompt=8),
+        train=SimpleNamespace(max_epochs=3, batch_size=16),
+    )
+    assert pretraining_steps(args) == steps

@@ -880,6 +880,10 @@ class SideBySide:
 
     def check_step(self, fresh_outcomes, reevaluated_rewards) -> None:
         t, method, plain = self.t, self.method, self.plain
+        c2, c3 = plain.range_today()
+        recent = [group for group in plain.high if t - group["step"] <= self.s["age"]]
+        replayable = sum(c2 <= plain.mean(group) <= c3 for group in recent)
+        assert method.wanted(t, 99) == self.s["capacity"] - replayable
         named = method.begin_step(t)
         assert texts(named) == plain.due(t) == texts(self.twin.begin_step(t))
         reevaluated = self.groups(list(zip(plain.due(t), reevaluated_rewards, strict=False)), policy=t)

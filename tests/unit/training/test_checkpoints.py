@@ -16,7 +16,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from fake_stack import CHOOSING, SCORED, STATES, Group, World, numbers, trained  # noqa: E402
+from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, numbers, trained  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
@@ -257,6 +257,7 @@ class TestResume:
             **{"adapt.value_pretraining": 2, "critic.freezing_steps": 2},  # also resumed while the actor is frozen
         },
         {"prompts": 16, "eval.steps": 3, "evaluation": 1, **SCORED},
+        {"prompts": 60, "adapt.batch_size": 10, **DYNAMIC},  # steps have up to four rounds of prompts
     )
 
     REST = cases_of_methods_but([case.get("adapt.method") for case in CASES])

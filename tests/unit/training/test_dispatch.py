@@ -40,13 +40,14 @@ class Engine:
         return SimpleNamespace(remote=many)
 
 
-def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, faster="all"):
+def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, adapted=False, faster="all"):
     advantage = SimpleNamespace(is_correction_level="token")
     args = SimpleNamespace(
         run=RunConfig(faster=[faster]),
         train=SimpleNamespace(agent_func_path=agent),
         rollout=SimpleNamespace(n_samples_per_prompt=4),
         algo=SimpleNamespace(advantage=advantage, dynamic_filtering_enable=dynamic),
+        adapt=SimpleNamespace(enabled=adapted),
     )
     engines = [Engine(name, load) for name, load in enumerate(busy)]
     generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
@@ -73,7 +74,11 @@ class Numbered(DispatchingGenerator):
 
 @pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])
 @pytest.mark.parametrize("prompts", [1, 2, 7, 64, 100])
-@pytest.mark.parametrize("how", [{}, {"dynamic": True}, {"agent": "agent.py"}, {"faster": "weights"}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"dynamic": True, "adapted": True}, {"dynamic": True}, {"agent": "agent.py"}, {"faster": "weights"}],
+    ids=str,
+)
 def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     wanted_refs, wanted = dispatch(SamplesGenerator, prompts, busy=busy)
     refs, engines = dispatch(Numbered, prompts, busy=busy, **how)
@@ -87,7 +92,7 @@ def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
         assert all(request.pop("hf_tokenizer") == "the tokenizer" for request in plain)
         assert requests == plain
         most = max(map(len, engine.calls), default=0)
-        if how:
+        if how and "adapted" not in how:
             assert most <= 1
         else:
             assert len(engine.calls) <= CALLS and most == -(-len(requests) // CALLS)

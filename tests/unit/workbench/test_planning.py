@@ -179,6 +179,17 @@ def test_dapo_draws_until_its_batch_is_full():
     assert result.fresh == pytest.approx(draws.sum(axis=1).mean(), rel=0.01) and result.trained == places
 
 
+@pytest.mark.parametrize(("share", "rounds"), [(0.9, 1), (0.5, 2), (0.25, 4), (0.1, 4), (0, 4)])
+def test_a_step_draws_prompts_until_its_batch_and_its_buffer_are_enough(share, rounds):
+    flags = {"rollout.batch_size": 20, "adapt.batch_size": 23, "adapt.replay_steps": 1}
+    constants = replace(CONSTANTS, signal_share=share, replayable_share=0.25)  # 18 are wanted
+    for dynamic, times in ((True, rounds), (False, 1)):
+        workload = with_flags(WORKLOAD, flags | {"algo.dynamic_filtering_enable": dynamic})
+        found = groups_of_step(BAPO_GRPO, workload, constants, reevaluates=False)
+        assert found.fresh == 20 * times and found.x1 == pytest.approx(min(20 * times * share, 23))
+        assert found.x3 == pytest.approx(min(5, 23 - found.x1))
+
+
 @pytest.mark.parametrize(
     ("flags", "leaving"),
     [

@@ -1,0 +1,218 @@
+"""Dynamic filtering with batch adaptation: how many rounds a step makes, of which prompts, and what becomes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+from fake_stack import DYNAMIC, STATES, digest  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from test_rollout import SEED, Engine, arguments, hard, rows, texts  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.record import metrics  # noqa: E402
+from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator  # noqa: E402
+from bapo_openrlhf.training.generate.rollout import prompt_seed  # noqa: E402
+
+REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def answers_at_once(monkeypatch):
+    """A reference is its value; what was sent last is finished first."""
+    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
+
+
+def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **options):
+    """A generator over prompts with these rewards, which wants one number after the other; `calls` notes the rest."""
+    calls, clock, begun = [], SimpleNamespace(step=0), []
+    args = arguments(batch_size=batch, sleep=True)
+    args.algo.dynamic_filtering_enable, args.adapt = True, SimpleNamespace(enabled=True)
+    generator = RefillingSamplesGenerator(
+        strategy=SimpleNamespace(args=args),
+        prompts_dataloader=rows(*map(str, range(len(data)))),
+        eval_dataloader=rows("0", "1"),
+        tokenizer="the tokenizer",
+        vllm_engines=[Engine(calls, lambda prompt, sample: data[int(prompt)][sample] if prompt.isdigit() else 1.0)],
+        begin_step=lambda: begun.append(clock.step) or with_fresh,
+        step=lambda: clock.step,
+        wanted=lambda: wanted[clock.step % len(wanted)],
+        informative=lambda rewards: len(set(rewards)) > 1,
+        **options,
+    )
+    return SimpleNamespace(generator=generator, calls=calls, clock=clock, begun=begun)
+
+
+def requests(run) -> list:
+    return [call for call in run.calls if call.method == "generate"]
+
+
+def by_hand(data: list, start: int, batch: int, wanted: int) -> tuple[range, int, int, bool]:
+    """Prompts of a step from position `start` on, its rounds, its groups with a signal, and whether the data ends."""
+    end, rounds, informative = start, 0, 0
+    while True:
+        part = range(end, min(end + batch, len(data)))
+        end, rounds = part.stop, rounds + (len(part) > 0)
+        informative += sum(set(data[place]) == {0.0, 1.0} for place in part)
+        if len(part) < batch or informative >= wanted or rounds == 4:
+            return range(start, end), rounds, informative, len(part) < batch
+
+
+class TestRounds:
+    @given(
+        data=st.lists(st.sampled_from(REWARDS), min_size=1, max_size=40),
+        batch=st.integers(1, 6),
+        wanted=st.lists(st.integers(-2, 9), min_size=1, max_size=5),
+    )
+    @settings(max_examples=5 * settings.default.max_examples, derandomize=True, database=None)
+    def test_are_those_of_a_plain_loop_over_the_data(self, data, batch, wanted):
+        run = refilling(data, batch=batch, wanted=wanted, with_fresh=hard("h"))
+        for _ in range(2):  # epochs
+            start, ended = 0, False
+            while not ended:
+                run.calls.clear()
+                step = run.clock.step
+                prompts, rounds, informative, ended = by_hand(data, start, batch, wanted[step % len(wanted)])
+                samples, rate, drawn, exhausted = run.generator.generate_samples()
+                assert (drawn, exhausted, start + drawn) == (len(prompts), ended, prompts.stop)
+                assert texts(samples) == [str(place) for place in prompts for _ in range(2)]
+                assert rate == (200 * informative / len(prompts) if prompts else None)
+                assert run.generator.rollout.exhausted == ended
+                numbers = run.generator.metrics()
+                assert numbers["prompts/rounds"] == rounds
+                assert numbers["groups/wanted"] == wanted[step % len(wanted)]
+                seeds = {call.prompt: call.seed for call in requests(run)}
+                again = {"h": prompt_seed(SEED, step, "reevaluated", 0)} if prompts else {}
+                assert seeds == again | {
+                    str(place): prompt_seed(SEED, step, "fresh", number) for number, place in enumerate(prompts)
+                }
+                assert texts(run.generator.rollout.hard_samples) == ["h", "h"] * bool(prompts)
+                assert [call.method for call in run.calls if call.method != "generate"] == ["wake_up", "sleep"]
+                start, run.clock.step = prompts.stop, step + 1
+        asked = Counter(run.begun)
+        assert set(asked.values()) <= {1} and len(asked) >= 2  # hard prompts are asked for once in a step
+
+    def test_draw_more_prompts_for_a_method_that_chooses(self):
+        data = [(0.0, 0.0)] * 20
+        run = refilling(data, batch=2, wanted=[9], candidates=2, choose=lambda prompts, count: range(1, 1 + count))
+        samples, _, drawn, _ = run.generator.generate_samples()
+        assert texts(samples)[::2] == ["1", "2", "5", "6", "9", "10", "13", "14"]  # of 4 at a time
+        assert drawn == 16 and run.generator.metrics()["prompts/passed_over"] == 8
+        run.clock.step += 1
+        assert run.generator.generate_samples()[2:] == (4, True)  # 4 are left, and the next round finds none
+        assert run.generator.metrics()["prompts/passed_over"] == 2
+
+    def test_are_whole_before_the_next_one_if_responses_come_in_stages(self):
+        data = [(0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
+        more = lambda given: [int(len(rewards) == 1 and rewards[0] == 0) for rewards in given]  # noqa: E731
+        run = refilling(data, batch=1, wanted=[1], first=1, more=more)
+        # the second response to a prompt is sample 0 of its request, so it is always equal to the first
+        samples, *_ = run.generator.generate_samples()
+        assert texts(samples) == ["0", "0", "1", "1", "2", "2", "3"]
+        assert [call.prompt for call in requests(run)] == ["0", "0", "1", "1", "2", "2", "3"]
+        assert len({call.seed for call in requests(run)}) == 7
+
+    def test_an_evaluation_makes_none(self):
+        run = refilling([(0.0, 0.0)] * 9, batch=1, wanted=[1])
+        samples = run.generator.generate_eval_samples(n_samples_per_prompt=2)
+        assert texts(samples) == ["0", "0", "1", "1"] and run.begun == []
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+WORDS = DYNAMIC | {"adapt.batch_size": 10, "adapt.rollout_delay": 2, "train.full_determinism_enable": True}
+
+
+def of_record(run) -> dict[int, list[dict]]:
+    """The lines of groups.jsonl of fresh groups, by step from 0."""
+    groups = sorted(read_groups(run.record), key=lambda group: group["step"])
+    fresh = (group for group in groups if group["source"] == "fresh")
+    return {step - 1: list(of_step) for step, of_step in itertools.groupby(fresh, key=lambda group: group["step"])}
+
+
+class TestRun:
+    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
+    def test_every_group_is_counted_and_no_prompt_is_left_out(self, world, algorithm):
+        run = world(algorithm=algorithm, prompts=90, **WORDS)
+        run.trainer.fit()
+        rows, groups = run.metrics(), of_record(run)
+        epochs: list[list[str]] = [[]]
+        for step, row in enumerate(rows):
+            assert set(row) - {"step"} <= metrics.names(algorithm, optional=True)
+            assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES)
+            assert row["groups/generated"] == sum(request.step == step for request in run.requests)
+            fresh = groups[step]
+            with_signal = sum(0 < group["mean"] < 1 for group in fresh)
+            full = len(fresh) == 4 * row["prompts/rounds"]
+            assert row["dynamic_filtering_pass_rate"] == 400 * with_signal / len(fresh)
+            before = sum(0 < group["mean"] < 1 for group in fresh[: 4 * (row["prompts/rounds"] - 1)])
+            assert before < row["groups/wanted"] or row["prompts/rounds"] == 1
+            assert with_signal >= row["groups/wanted"] or row["prompts/rounds"] == 4 or not full
+            assert {group["state"] for group in fresh if group["mean"] in (0, 1)} <= {"filtered"}
+            epochs[-1] += [group["prompt"] for group in fresh]
+            if len(epochs[-1]) == 90:
+                epochs.append([])
+        ids = sorted(Prompt(f"prompt {n}", str(n)).id for n in range(90))
+        assert [sorted(prompts) for prompts in epochs] == [ids, ids, []]
+        assert len({row["prompts/rounds"] for row in rows}) > 2 and run.trainer.ledger.counts["filtered"] > 0
+        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
+
+    def test_bapo_wants_what_its_buffer_could_not_replay(self, world):
+        run = world(prompts=90, **WORDS, **{"adapt.reevaluate_every": 0})
+        wanted, replay = run.trainer.method.wanted, run.trainer.method.replay
+        stored = []
+        run.trainer.method.wanted = lambda *about: stored.append([g for g in replay]) or wanted(*about)
+        run.trainer.fit()
+        rows = run.metrics()
+        for step, (row, held) in enumerate(zip(rows, stored, strict=False)):
+            usable = [g for g in held if step - g.step <= 3 and 1 / 4 <= g.mean <= 3 / 4]
+            assert row["groups/wanted"] == 10 - len(usable)
+            # thresholds do not move here: what could be replayed is what fits
+            assert row["groups/replayed"] == min(len(usable), 10 - row["groups/fresh"])
+        assert rows[0]["groups/wanted"] == 10 > min(row["groups/wanted"] for row in rows)
+
+    def test_other_methods_want_a_group_for_each_prompt_of_a_rollout(self, world):
+        run = world(prompts=30, **WORDS, **{"adapt.method": "freshness"})
+        run.trainer.fit()
+        assert {row["groups/wanted"] for row in run.metrics()} == {4}
+        assert max(row["prompts/rounds"] for row in run.metrics()) > 1
+
+    def test_hard_prompts_of_all_rounds_are_generated_again(self, world):
+        run = world(prompts=64, **WORDS, **{"adapt.buffer_size": 64, "adapt.c1": 0})
+        run.reward = lambda prompt, weights, n: float(digest(prompt) % 3 == 0 and n == 0)
+        run.trainer.fit()
+        first = of_record(run)[0]
+        assert len(first) == 16 and run.metrics()[0]["groups/fresh"] < 10
+        solved_never = [group["prompt"] for group in first if group["mean"] == 0]
+        again = [Prompt(r.prompt, r.prompt[7:]).id for r in run.requests if r.step == 2][4:6]
+        assert again == solved_never[:2] and len(solved_never) > 4  # half of a rollout batch, the oldest first
+
+    def test_a_range_drops_groups_with_a_signal(self, world):
+        run = world(prompts=90, **WORDS, **{"algo.dynamic_filtering_range": (0.3, 0.6), "adapt.replay_steps": 0})
+        run.trainer.fit()
+        groups = [group for fresh in of_record(run).values() for group in fresh]
+        assert {group["mean"] for group in groups if group["state"] == "fresh"} == {0.5}
+        assert {group["mean"] for group in groups if group["state"] == "filtered"} == {0, 0.25, 0.75, 1}
+        assert sum(row["filtered/by_draw"] for row in run.metrics()) > 0
+        for row, fresh in zip(run.metrics(), of_record(run).values(), strict=True):
+            assert row["dynamic_filtering_pass_rate"] == 400 * sum(g["mean"] == 0.5 for g in fresh) / len(fresh)
+
+    def test_what_does_not_fit_is_cut_and_may_be_replayed(self, world):
+        run = world(prompts=90, **WORDS | {"adapt.batch_size": 6, "rollout.batch_size": 5, "adapt.buffer_size": 20})
+        run.reward = lambda prompt, weights, n: float(n < 1 + digest(prompt) % 3)
+        run.trainer.fit()
+        first, second = run.metrics()[:2]
+        assert (first["prompts/rounds"], first["groups/fresh"], first["groups/cut"]) == (2, 6, 4)
+        assert (second["groups/wanted"], second["prompts/rounds"], second["groups/replayed"]) == (-4, 1, 1)
