@@ -16,6 +16,24 @@ class RunError(RuntimeError):
     """A run that failed, after it had started: the step, the phase, and why."""
 
 
+class Ended(SystemExit):
+    """A run that ends before its time and has not failed: a signal told it to, or it stalled.
+
+    It is no Exception, so that only the end of the process catches it.
+
+    Args:
+        how: "stopped" or "stalled".
+        code: Status of the process.
+        text: What is said at its end.
+    """
+
+    code: int
+
+    def __init__(self, how: str, code: int, text: str) -> None:
+        super().__init__(code)
+        self.how, self.text = how, text
+
+
 def one_line(error: BaseException) -> str:
     """The type and the message of an error on one line, with at most 300 characters of the message."""
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from bapo_openrlhf import __version__
-from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.errors import ConfigError, Ended, RunError
 
 COMMANDS = {
     "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
@@ -36,7 +36,10 @@ def usage() -> str:
 
 
 def run(argv: Sequence[str], prog: str | None = None) -> int:
-    """Run one command. Bad input gives one line on standard error and status 2, a failed run one line and status 1."""
+    """Run one command. Bad input gives one line on standard error and status 2, a failed run one line and status 1.
+
+    So does a run that a signal stopped, with status 128 + the signal, and a run that stalled, with status 75.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0
@@ -53,6 +56,9 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except Ended as ended:
+        print(ended.text, file=sys.stderr)
+        return ended.code
 
 
 def main() -> None:

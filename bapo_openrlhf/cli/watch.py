@@ -51,6 +51,6 @@ def _live(follower: Follower, console: Console) -> None:
             start = time.monotonic()
             follower.poll()
             live.update(picture(follower, console.width, console.height - 1), refresh=True)
-            if follower.ended:
+            if follower.how is not None:
                 return
             time.sleep(max(TICK - (time.monotonic() - start), 0.05))

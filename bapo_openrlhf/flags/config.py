@@ -272,6 +272,14 @@ class RunConfig:
     answer_chars: int = _flag(1000,
         "characters of a sampled answer in answers.jsonl, which has answers to prompts that failed, and to those of "
         "them that were solved later; 0: no such file", allowed="at least 0", type=int)
+    grace_seconds: float | None = _flag(None,
+        "after the first SIGTERM, SIGINT or SIGUSR1, seconds in which the step may end and be saved; then the run ends "
+        "at once, and its last checkpoint counts; default: no limit",
+        allowed="finite and at least 0", type=float)
+    stall_timeout: float | None = _flag(None,
+        "the run ends with status 75 if a phase of a step takes more seconds than this, so that a scheduler starts it "
+        "again; give several times the longest phase; default: it waits without end",
+        allowed="finite and above 0", type=float)
     gradient_probe: int = _flag(0,
         "every so many steps, compare the policy gradient of each group with that of 512 fresh groups (probes.jsonl); "
         "it needs an actor on one GPU, synchronous, with ds.zero_stage below 3; 0: never",

@@ -162,6 +162,9 @@ OPTIONS = [
     Rule("ds.zero_stage", lambda f: f["ds.enable_sleep"] and not f["ds.zero_stage"],
          "{it}; it must be in [1, 3] with ds.enable_sleep, because DeepSpeed moves only the states of a ZeRO optimizer "
          "to the host"),
+    Rule("run.stall_timeout", lambda f: f["run.stall_timeout"] and f["train.async_enable"] and not f.adapted,
+         "{it}; with train.async_enable it needs batch adaptation, because OpenRLHF's own trainer does not say what it "
+         "does"),
     Rule("train.partial_rollout_enable", lambda f: f["train.partial_rollout_enable"] and not f["train.async_enable"],
          "{it}; it needs train.async_enable"),
     Rule("run.overwrite", lambda f: f["run.overwrite"] and f["ckpt.load_enable"],

@@ -13,7 +13,7 @@ from bapo_openrlhf.flags.paths import check_written
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.checkpoint_store import ADAPT, CheckpointStore
+from bapo_openrlhf.record.checkpoint_store import ADAPT, MANIFEST, CheckpointStore
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
 
@@ -165,9 +165,9 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None
 
 
 def keep_settings(args: SimpleNamespace, settings: Settings) -> None:
-    """Write the settings next to the checkpoints, if there will be any."""
+    """Write the settings next to the checkpoints, if there may be any."""
     ckpt = args.ckpt
-    if not ckpt.disable_ds and (ckpt.save_steps > 0 or args.eval.dataset or ckpt.load_enable):
+    if not ckpt.disable_ds:  # a signal may ask for a checkpoint in any run
         Path(ckpt.path).mkdir(parents=True, exist_ok=True)
         write_document(Path(ckpt.path) / SETTINGS, SETTINGS_KIND, settings)
 
@@ -182,6 +182,15 @@ def next_step(args: SimpleNamespace) -> int:
     if match is None:
         raise ConfigError(f"ckpt.path is {args.ckpt.path}; {latest} names no checkpoint, but {text[:40]!r}")
     return int(match[1]) + 1
+
+
+def saved_step(args: SimpleNamespace) -> int:
+    """The step of the newest checkpoint that was finished; 0 if there is none. Its files are not read."""
+    if not args.adapt.enabled:
+        return next_step(args) - 1
+    store = _store(args)
+    finished = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
+    return next((int(tag.split("global_step")[1]) for tag in finished), 0)
 
 
 def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:

@@ -3,11 +3,12 @@
 import sys
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from bapo_openrlhf.cpu import flash_attention, products
 from bapo_openrlhf.cpu import stack as cpu
@@ -16,6 +17,7 @@ from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute
 from bapo_openrlhf.flags.sizes import run_steps
+from bapo_openrlhf.launch.ending import recorded
 from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,
@@ -28,6 +30,7 @@ from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
+from bapo_openrlhf.training.run.signals import Signals
 
 # What flags must be on a machine without a GPU.
 ON_THE_CPU = {
@@ -51,12 +54,16 @@ def logical_gpus(args: SimpleNamespace) -> int:
     )
 
 
-def launch(args: SimpleNamespace, checked: Checked) -> Path:
+def launch(
+    args: SimpleNamespace, checked: Checked, signals: Signals, command: Sequence[str] = ("bapo-openrlhf", "train")
+) -> Path:
     """Train to the end and write the summary.
 
     Args:
         args: Arguments as `cli.arguments.parse` returns them.
         checked: What `preflight.check_inputs` worked out; the run gets it as `args.checked`.
+        signals: The signals that this process gets.
+        command: The words of the command line.
 
     Returns:
         The folder of the run's record.
@@ -64,6 +71,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
     Raises:
         ConfigError: The run cannot start. Nothing was loaded.
         RunError: The run failed.
+        Ended: A signal stopped the run, or it stalled.
     """
     settings = settings_of(args, checked.prompts)  # as the user gave them
     _check_device(args)
@@ -80,7 +88,7 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         "name": args.run.name,
         "algorithm": label,
         "seed": args.train.seed,
-        "started": _now(),
+        "started": record.now(),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
         "bf16_products": products_by_step(args, products.way(), resumes=resumes) if cpu.active() else None,
@@ -100,25 +108,27 @@ def launch(args: SimpleNamespace, checked: Checked) -> Path:
         ) from error
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
-    with cpu.forked_processes(), bar:
-        _train(args)
+    with recorded(args, folder, command):
+        with cpu.forked_processes(), bar:
+            _train(args, signals)
+        _summarise(args, folder, metadata, clock)
+    return folder
+
+
+def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
+    """Write the summary. `metadata` is what run.json has, and `clock` is when the run began."""
     rows = record.read_metrics(folder)
     summary = {
         **{name: metadata[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
         **record.summarise(rows),
         "nothing_trained": nothing_trained(rows, args.algo.advantage.estimator),
         "started": metadata["started"],
-        "finished": _now(),
+        "finished": record.now(),
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
     if summary["nothing_trained"]:
         print(f"warning: {summary['nothing_trained']}", file=sys.stderr)
-    return folder
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _check_device(args: SimpleNamespace) -> None:
@@ -148,7 +158,7 @@ def _lost_nodes() -> str:
     return "".join(f" Ray has lost the node {n['NodeManagerAddress']}: {n['DeathReasonMessage']}." for n in lost)
 
 
-def _train(args: SimpleNamespace) -> None:
+def _train(args: SimpleNamespace, signals: Signals) -> None:
     """Build the run and train. On the CPU it gets a Ray of its own."""
     cpu.install()
     if not cpu.active():
@@ -162,7 +172,7 @@ def _train(args: SimpleNamespace) -> None:
     if own_ray:
         ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
     try:
-        train(args)
+        train(args, signals)
     except ray.exceptions.RayError as error:
         traceback.print_exc()
         raise RunError(_last_line(error) + _lost_nodes()) from error

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
+from bapo_openrlhf.record.owner import is_gone
 from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, WARNINGS, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
@@ -37,6 +38,7 @@ class Seen:
         broken: Number of lines that contain no row and were skipped.
         warnings: Rows of warnings.jsonl.
         damaged: Names of the files that say something else than a run writes there, and were skipped.
+        killed: Whether its process was one of this machine that is gone without a word.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Seen:
     broken: int = 0
     warnings: Sequence[Mapping[str, Any]] = ()
     damaged: set[str] = field(default_factory=set)
+    killed: bool = False
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -65,6 +68,13 @@ class Seen:
         return bool(self.summary) and self.summary.get("steps") == len(self.rows)
 
     @property
+    def how(self) -> str | None:
+        """How the run ended: finished, stopped, stalled, failed or killed. None if it goes on, as far as is known."""
+        if self.ended:
+            return "finished"
+        return self.run.get("ended", {}).get("how", "killed" if self.killed else None)
+
+    @property
     def step_seconds(self) -> float | None:
         """Mean seconds of a recent step."""
         return mean_of(self.recent, "timing/step_total")
@@ -72,7 +82,7 @@ class Seen:
     @property
     def is_silent(self) -> bool:
         """Whether the next step is long overdue."""
-        return not self.ended and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
+        return self.how is None and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
 
 
 class Follower(Seen):
@@ -102,6 +112,7 @@ class Follower(Seen):
             except OSError as error:  # for example a mount that has lost its server
                 self.problem = f"{self.folder / name} cannot be read: {error.strerror}"
         written = self._written.get(METRICS) or self._written.get(RUN)
+        self.killed = is_gone(self.folder)
         self.age = None if written is None else max(time.time() - written[2] / 1e9, 0.0)
 
     def _look(self, name: str) -> None:

@@ -79,6 +79,15 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
                 folder.rmdir()
 
 
+def is_gone(folder: Path) -> bool:
+    """Whether the owner of a folder was a process of this machine that was killed: it left its file, and is gone."""
+    try:
+        owner = _owner(folder / LOCK)
+    except OSError:
+        return False
+    return owner is not None and _gone(owner)
+
+
 # ── With locks ──
 
 

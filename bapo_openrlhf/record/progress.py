@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import REWARD, read_warnings
 
@@ -31,7 +32,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
     Each warning of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
-    the block fails, the end of the log is printed.
+    the block fails, the end of the log is printed; not if it ends before its time.
 
     Args:
         folder: Folder of the run.
@@ -53,6 +54,9 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     try:
         yield
         failed = False
+    except Ended:
+        failed = False
+        raise
     finally:
         stop.set()
         watcher.join()

@@ -3,6 +3,7 @@
 | file | content | written |
 | --- | --- | --- |
 | run.json | name, algorithm, seed, start, total_steps, provenance, bf16_products, every flag | before training |
+| | how the run ended | at the end |
 | metrics.jsonl | one line per trainer step: its metrics (docs/metrics.md) | after each step |
 | groups.jsonl | one line per generated group: what became of it | after each step |
 | answers.jsonl | sampled answers of prompts that failed, and of those that were solved later | after each step |
@@ -28,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +95,18 @@ class RunRecord:
         Raises:
             TypeError: A value is not something that JSON can hold. The message names its key.
         """
-        lines = [
-            _line({"step": int(step)} | {key: plain(key, value) for key, value in row.items() if key != "step"})
-            for row in rows
-        ]
-        if lines:
-            with open(self.directory / name, "a", encoding="utf-8") as file:
-                file.write("".join(lines))
+        append_rows(self.directory, name, step, rows)
+
+
+def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """The same for a process that has no `RunRecord`."""
+    lines = [
+        _line({"step": int(step)} | {key: plain(key, value) for key, value in row.items() if key != "step"})
+        for row in rows
+    ]
+    if lines:
+        with open(Path(directory) / name, "a", encoding="utf-8") as file:
+            file.write("".join(lines))
 
 
 def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resumes: bool = False) -> None:
@@ -131,6 +138,24 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
     _write(directory / RUN, metadata)
+
+
+def end_run(directory: str | os.PathLike, how: str, *, status: int, text: str) -> None:
+    """Write into run.json how a run ended.
+
+    Args:
+        directory: Folder of the run.
+        how: "finished"; "stopped" (by a signal); "stalled"; or "failed".
+        status: Status of its process.
+        text: What it said at its end. Empty if it finished.
+    """
+    ended = {"how": how, "at": now(), "status": status, "text": text}
+    _write(Path(directory) / RUN, read_run(directory) | {"ended": ended})
+
+
+def now() -> str:
+    """The time as a record has it: ISO, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def holds_run(directory: str | os.PathLike) -> bool:
@@ -173,7 +198,7 @@ def empty_folder(folder: Path) -> None:
 
 
 def read_run(directory: str | os.PathLike) -> dict[str, Any]:
-    """Read run.json (see `begin_run`). Empty if there is none."""
+    """Read run.json (see `begin_run` and `end_run`). Empty if there is none."""
     return _read(Path(directory) / RUN, shapes.METADATA)
 
 
@@ -259,10 +284,13 @@ def provenance(secret: str | None = None) -> dict[str, Any]:
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    words = sys.orig_argv
-    if secret:
-        words = [HIDDEN.join(word.rsplit(secret, 1)) if word.endswith(secret) else word for word in words]
+    words = without_secret(sys.orig_argv, secret)
     return {"commit": _commit(), "cpu": cpu_kind(), "command": shlex.join(words), "versions": versions}
+
+
+def without_secret(words: Sequence[str], secret: str | None) -> list[str]:
+    """The words of a command line, with HIDDEN for an argument that must not be written."""
+    return [HIDDEN.join(word.rsplit(secret, 1)) if secret and word.endswith(secret) else word for word in words]
 
 
 def cpu_kind(file: Path = Path("/proc/cpuinfo")) -> str | None:

@@ -50,6 +50,8 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
 def warnings(seen: Seen) -> list[str]:
     """What the user should look at, worst first, one line each."""
     lines = [seen.problem] if seen.problem else []
+    if seen.how not in (None, "finished"):
+        lines.append(seen.run.get("ended", {}).get("text") or "the run was killed: its process is gone without a word")
     if seen.broken:
         lines.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
     lines += [f"{name} is damaged, so what it says is left out" for name in sorted(seen.damaged)]
@@ -104,8 +106,8 @@ def _head(seen: Seen, width: int) -> list[Text]:
 
 
 def _state(seen: Seen) -> Text:
-    if seen.ended:
-        return Text("finished", style="bold green")
+    if seen.how is not None:
+        return Text(seen.how, style="bold green" if seen.how == "finished" else WARNING)
     if seen.is_silent:
         return Text("silent", style=WARNING)
     if not seen.rows:
@@ -305,7 +307,7 @@ def _rate(seen: Seen, name: str, seconds: float) -> str | None:
 
 
 def _seconds_left(seen: Seen) -> float | None:
-    if seen.ended or not seen.total or seen.step_seconds is None:
+    if seen.how is not None or not seen.total or seen.step_seconds is None:
         return None
     return (seen.total - len(seen.rows)) * seen.step_seconds
 

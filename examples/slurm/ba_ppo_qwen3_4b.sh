@@ -6,6 +6,9 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --output=%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@600
 # BA-PPO on mathematics, Qwen3-4B as actor and critic: 2 machines with 8 GPUs of 80 GB each, one Ray over both.
 # In the project's folder, which all machines see: sbatch examples/slurm/ba_ppo_qwen3_4b.sh
 # Flags of `bapo-openrlhf train` may follow. docs/several_machines.md says what must be there before, and what has run.
@@ -23,7 +26,7 @@ run=(
     --actor.num_nodes "$SLURM_JOB_NUM_NODES" --actor.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
     --critic.num_nodes "$SLURM_JOB_NUM_NODES" --critic.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
     --ref.num_nodes "$SLURM_JOB_NUM_NODES" --ref.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
-    --vllm.num_engines "$gpus" --ckpt.load_enable "$@"
+    --vllm.num_engines "$gpus" --ckpt.load_enable --run.stall_timeout 3600 "$@"
 )
 bapo-openrlhf check "${run[@]}"
 
@@ -40,4 +43,16 @@ if ! timeout 10m bash -c 'until ray status 2> /dev/null | grep -F "/$0.0 GPU"; d
     echo "error: Ray has not found $gpus GPUs within 10 minutes" >&2
     exit 1
 fi
-bapo-openrlhf train "${run[@]}"
+train=
+trap 'told=yes; kill -USR1 $train || true' USR1 # ten minutes before the time limit: the step ends and is saved
+bapo-openrlhf train "${run[@]}" &
+train=$!
+while :; do # a signal ends `wait`, but not the training
+    told= status=0
+    wait "$train" || status=$?
+    [[ $told ]] || break
+done
+if ((status == 128 + 10 || status == 75)); then # stopped by SIGUSR1, or stalled
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

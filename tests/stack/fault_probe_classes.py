@@ -1,5 +1,7 @@
 """A trainer that kills a process of its own run: FAULT is VICTIM/STEP/PHASE/SECONDS (see fault_probe.py).
 
+VICTIM may be followed by :SIGNAL, as in driver:SIGTERM, which it then gets in the place of a SIGKILL, once.
+
 VICTIM, one of driver, trainer, engine, core (vLLM's own process, a child of the engine), actor, critic, reference and
 node (FAULT_NODE is the process of its raylet), gets a SIGKILL that many seconds after the phase has begun whose name
 starts with PHASE. Training may take less than that, so a worker that has to die in a phase is stopped (SIGSTOP) where
@@ -43,6 +45,7 @@ class FaultyState(RunState):
     """A state that strikes when a phase begins."""
 
     _phase = "starting"
+    struck = None  # the phase in which a signal other than SIGKILL was sent
 
     @property
     def phase(self):
@@ -52,16 +55,19 @@ class FaultyState(RunState):
     def phase(self, name):
         self._phase = name
         victim, step, phase, seconds = os.environ["FAULT"].split("/")
-        if name.startswith(phase) and self.step == int(step):
+        if name.startswith(phase) and self.step == int(step) and self.struck is None:
+            if ":" in victim:
+                self.struck = name
             if victim == "core" or (victim in WORKERS and not phase.startswith("saving")):
                 os.kill(self.victims[victim], signal.SIGSTOP)
             threading.Thread(target=self.strike, args=(victim, float(seconds)), daemon=True).start()
             if float(seconds) == 0:
-                time.sleep(1)  # let it be dead before the phase begins
+                time.sleep(3 if ":" in victim else 1)  # let it be dead, or the trainer told, before the phase begins
 
     def strike(self, victim, seconds):
         time.sleep(seconds)
-        os.kill(self.victims[victim], signal.SIGKILL)
+        victim, _, number = victim.partition(":")
+        os.kill(self.victims[victim], getattr(signal, number or "SIGKILL"))
 
 
 class FaultyTrainer(trainer.AdaptedPPOTrainer):
@@ -89,7 +95,7 @@ class FaultyTrainer(trainer.AdaptedPPOTrainer):
             nodes = {name: list(map(node_of, processes)) for name, processes in actors.items()}
             print("nodes:", json.dumps(nodes), flush=True)
         self.state.__class__, self.state.victims = FaultyState, self.victims  # the parts have this state too
-        super().fit(global_step)
+        return super().fit(global_step)
 
 
 FaultyTrainerActor = ray.remote(FaultyTrainer)

@@ -2,12 +2,14 @@
 
 A resumed run does the steps after the checkpoint again. Both times they must have the same numbers. The runs have more
 features, whose tests are here: BAPO-GRPO has the decoupled ratio, the KL to the behaviour policy, evaluations and, when
-it is resumed, the probe of gradients. BA-PPO has ZeRO-3 and verifiers that fail.
+it is resumed, the probe of gradients, and a signal in its seventh step, which ends it. BA-PPO has ZeRO-3 and verifiers
+that fail.
 """
 
 import json
 import math
 import re
+import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +35,7 @@ MARK = uuid.uuid4().hex  # of the processes of the run whose driver is killed
 SHARED = {"adapt__c2": "1/8", "adapt__c3": "7/8"}
 # v = 3 and m = 4, and the checkpoint is after 4 steps. It has the weights of step 3, which the engines hold. At step 4
 # (from 0), hard prompts are generated and gradients are probed with today's weights. Step 5 has those of step 3 again.
-GRPO_SAVED = 4
+GRPO_SAVED, GRPO_TOLD = 4, 7
 GRPO = SHARED | {
     "algorithm": "bapo_grpo",
     "adapt__batch_size": 16,  # there is room for replay in each step
@@ -83,10 +85,14 @@ class Run(NamedTuple):
     refused: list
 
 
-def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None, phase="training", **resumed):
+def killed_and_resumed(
+    train, name, victim, values, initial=None, meanwhile=None, told=None, phase="training", **resumed
+):
     """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
 
     `initial` is for the first part only.
+
+    In the step `told`, the resumed part gets a SIGTERM.
 
     `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
     returns its result, and what it found.
@@ -101,8 +107,9 @@ def killed_and_resumed(train, name, victim, values, initial=None, meanwhile=None
     assert len(before) == saved + 2, first.output[-6000:]
     again = {"switches": (*SWITCHES, "ckpt.load_enable"), **resumed}
     refused = [*refused, train(name, *CLI, **again, **values | {"actor__adam__lr": 0.5})]
-    second = train(name, *CLI, **again, **values)
-    assert second.status == 0, second.output[-6000:]
+    sent = {"environment": {"FAULT": f"driver:SIGTERM/{told - 1}/training/0"}} if told else {}
+    second = train(name, *(PROBE if told else CLI), **again, **sent, **values)
+    assert second.status == (128 + signal.SIGTERM if told else 0), second.output[-6000:]
     assert f"resuming from global_step{saved}" in second.output
     return Run(saved, before, second.metrics, first.output + second.output, second.folder, refused)
 
@@ -123,7 +130,15 @@ def grpo(train, workspace):
             return first.result(), [second]
 
     return killed_and_resumed(
-        train, "grpo", "driver", values, marked(MARK), meanwhile, own_ray=True, run__gradient_probe=GRPO_SAVED
+        train,
+        "grpo",
+        "driver",
+        values,
+        marked(MARK),
+        meanwhile,
+        GRPO_TOLD,
+        own_ray=True,
+        run__gradient_probe=GRPO_SAVED,
     )
 
 
@@ -152,7 +167,7 @@ def test_the_steps_after_the_checkpoint_are_the_same_again(run):
 def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     """Under stage 2 of the actor, because there is no reference; under stage 3 of actor, critic and reference."""
     wanted = noted(AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16))
-    (line,) = re.findall(r"frequencies: (\[.*\])", run.output)
+    (line,) = set(re.findall(r"frequencies: (\[.*\])", run.output))  # both parts of a run say them
     models = {role: model for worker in json.loads(line) for role, model in worker.items()}
     critic_path = any("critic_loss" in row for row in run.rows)
     assert set(models) == ({"actor", "critic", "model"} if critic_path else {"actor"})  # OpenRLHF's name of the last
@@ -190,14 +205,16 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
     trained = [row for row in rows if row["groups/replayed"]]
     assert trained and all(math.isfinite(row["policy_loss"]) and row["kl"] != 0 for row in trained)
     assert any(row["actor_grad_norm"] > 0 for row in rows)
-    assert grpo.output.count("Evaluation completed") == 2
+    assert grpo.output.count("Evaluation completed") == 1
     # After the evaluation with the weights of step 4, its rollout has the delayed ones of step 3 again.
-    assert [row["staleness/rollout_policy"] for row in rows] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert [row["staleness/rollout_policy"] for row in rows] == [0, 1, 2, 0, 1, 2, 0]
     # A step that trains no fresh group has no distance of fresh groups.
     distances = [(row["staleness/rollout_policy"], row["tv/fresh"]) for row in rows if "tv/fresh" in row]
     assert max(far for age, far in distances if age == 0) < 0.05 < max(far for age, far in distances if age > 0)
     attempts = [row["groups/reevaluation_attempts"] > 0 for row in rows]
-    assert attempts == ["timing/reevaluation" in row for row in rows] == [step == GRPO_SAVED for step in range(8)]
+    assert (
+        attempts == ["timing/reevaluation" in row for row in rows] == [step == GRPO_SAVED for step in range(GRPO_TOLD)]
+    )
     assert all(row["tv/reevaluated"] < 0.05 for row in rows if row["groups/reevaluated"])
 
 
@@ -207,6 +224,14 @@ def test_the_checkpoint_of_the_best_evaluation_is_whole(grpo, workspace):
     best = next(tag for tag in store.tags() if tag.startswith("best"))
     store.check(best)
     assert load_state(store.folder(best))["step"] == int(best.removeprefix("best_global_step"))
+
+
+def test_a_signal_ends_the_run_when_its_step_is_saved(grpo, workspace):
+    found = json.loads((grpo.folder / "run.json").read_text())["ended"]
+    assert (found["how"], found["status"]) == ("stopped", 128 + signal.SIGTERM)
+    assert found["text"].startswith("stopped by SIGTERM after step 7. It goes on with step 8: bapo-openrlhf train --")
+    assert grpo.output.splitlines()[-1] == found["text"]
+    CheckpointStore(workspace / "grpo" / "checkpoints", critic=False).check("global_step7")
 
 
 def test_the_probe_says_where_each_group_points(grpo):

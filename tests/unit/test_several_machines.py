@@ -7,6 +7,7 @@ other files are read.
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -79,7 +80,11 @@ def submit(tmp_path):
     stubs.mkdir()
     note = '#!/bin/bash\nprintf "%s\\0" "${SLURM_NODEID-}" "${0##*/}" "$@" $\'\\1\' >> "$CALLS"\n'
     programs = {
-        "bapo-openrlhf": '[[ $1 != train ]] || exit "$STATUS"\n',
+        "bapo-openrlhf": (
+            '[[ $1 == train ]] || exit 0\n[[ $SIGNALS ]] || exit "$STATUS"\n'
+            "trap '((++n == SIGNALS)) && exit \"$STATUS\"' USR1\n"
+            "while :; do kill -USR1 $PPID; /bin/sleep 0.3; done\n"
+        ),
         "scontrol": "printf 'gpu01\\ngpu02\\n'\n",
         "getent": 'printf "%s STREAM gpu01\\n" $ADDRESSES\n',
         "srun": 'for node in 0 1; do SLURM_NODEID=$node "${@:2}" || exit; done\n',
@@ -92,7 +97,9 @@ def submit(tmp_path):
     (tmp_path / VENV / "bin").mkdir(parents=True)
     (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
 
-    def start(*flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, registered=None, status=0):
+    def start(
+        *flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, registered=None, status=0, told=""
+    ):
         machines, gpus = machines or int(directives()["nodes"]), gpus or int(directives()["gpus-per-node"])
         environment = {
             "PATH": "/usr/bin:/bin",
@@ -101,6 +108,7 @@ def submit(tmp_path):
             "ADDRESSES": addresses,
             "FOUND": str(machines * gpus if registered is None else registered),
             "STATUS": str(status),
+            "SIGNALS": str(told),
             "SLURM_JOB_ID": "4711",
             "SLURM_JOB_NODELIST": "gpu[01-02]",
             "SLURM_JOB_NUM_NODES": str(machines),
@@ -157,8 +165,23 @@ def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(sub
     assert_fills(trained(job), 4, 2, capsys)
 
 
-def test_the_job_has_the_status_of_the_training(submit):
-    assert submit(status=7).status == 7
+@pytest.mark.parametrize(
+    ("status", "again"), [(0, False), (1, False), (7, False), (143, False), (75, True), (128 + signal.SIGUSR1, True)]
+)
+def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_go_on(submit, status, again):
+    job = submit(status=status)
+    assert job.status == status
+    assert [words for _, words in job.calls if words[:2] == ["scontrol", "requeue"]] == [
+        ["scontrol", "requeue", "4711"]
+    ] * again
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit, signals):
+    """Slurm sends it to the script alone, and may send it again."""
+    assert directives()["signal"] == f"B:{signal.SIGUSR1.name.removeprefix('SIG')}@600" and "requeue" in directives()
+    job = submit(status=128 + signal.SIGUSR1, told=signals)
+    assert job.status == 128 + signal.SIGUSR1 and ("", ["scontrol", "requeue", "4711"]) in job.calls
 
 
 def test_the_job_fails_if_a_machine_is_missing(submit):

@@ -4,7 +4,7 @@ With `requests` among `run.faster` they do so in few calls, because each call co
 prompt is a call, as in OpenRLHF.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import ray
@@ -24,7 +24,12 @@ class DispatchingGenerator(SamplesGenerator):
     OpenRLHF still gets a reference for each prompt. With OpenRLHF's own dynamic filtering each prompt is a call of its
     own, because a filtered prompt is replaced as soon as its responses are there. So it is for an agent, whose
     responses may take very different times.
+
+    Attributes:
+        before_samples: Called before OpenRLHF's loop gets the samples of a step.
     """
+
+    before_samples: Callable[[], None] = staticmethod(lambda: None)
 
     @classmethod
     def of(cls, trainer: Any, **options: Any) -> Self:

@@ -152,6 +152,7 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> Samples:
         """The samples of the next step, once they are there."""
+        self.before_samples()
         if not self._ready:
             if not self._rollouts:  # at the start of a run, or of epochs that were added to it
                 self.next_step = self.step()

@@ -2,12 +2,15 @@
 
 - vLLM's process does not notice that the Ray actor that started it is killed. It would stay, and keep its GPU memory.
 - If vLLM's process dies, vLLM 0.29 leaves some calls without an answer. Whoever called would wait without end.
+- Ctrl-C reaches all processes of a terminal's job, and vLLM's process would end in the middle of the run's last step.
 """
 
 import atexit
 import os
+import signal
 import sys
 import threading
+from multiprocessing import resource_tracker
 from typing import Any
 
 from bapo_openrlhf.training.reward.reward_worker import die_with
@@ -20,6 +23,13 @@ def vllm_plugin() -> None:
     """vLLM's entry point, called in each of its processes. It acts only in the children of a rollout engine."""
     if os.environ.get(ENGINE) == str(os.getppid()):
         die_with(os.getppid())
+        block_interrupts()
+
+
+def block_interrupts() -> None:
+    """Let no Ctrl-C reach this thread, nor the processes that it starts. Ray blocks them in its processes, too."""
+    resource_tracker.ensure_running()  # because Python unblocks them in the thread that starts this process
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def end_with(llm: Any) -> None:

@@ -32,7 +32,7 @@ from bapo_openrlhf.training.faster.single_turn import GroupTurn, PackedGroup, Si
 from bapo_openrlhf.training.faster.weight_receipt import Piece, borrow, receive
 from bapo_openrlhf.training.generate.adapters import merge_adapters
 from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
-from bapo_openrlhf.training.generate.engine_core import ENGINE, end_with
+from bapo_openrlhf.training.generate.engine_core import ENGINE, block_interrupts, end_with
 from bapo_openrlhf.training.generate.user_agent import load_agent
 from bapo_openrlhf.training.reward.failures import Failures
 from bapo_openrlhf.training.reward.reward_pool import RewardPool
@@ -142,6 +142,7 @@ class RolloutEngine(Engine):
         self._configure_vllm_env(packaging.version, vllm, full_determinism)
         self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
         self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
+        block_interrupts()
         self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
         end_with(self.llm)
         await self.llm.is_sleeping()  # waits until it has loaded
@@ -150,6 +151,10 @@ class RolloutEngine(Engine):
     async def live(self) -> None:
         """Never return, so that a caller who waits for this call learns at once that the engine died."""
         await asyncio.Event().wait()
+
+    async def answers(self) -> None:
+        """Return as soon as vLLM's process answers."""
+        await self.llm.is_sleeping()
 
     def set_up(self, tokenizer: Any, verifier: VerifierConfig, adapted: bool) -> None:
         """Take the tokenizer for all requests, and limit the user's reward function or agent from now on.

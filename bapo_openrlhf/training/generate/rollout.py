@@ -79,6 +79,12 @@ class RecordedSamplesGenerator(DispatchingGenerator):
         self._converted: list[Experience] = []
 
     @extends(SamplesGenerator)
+    def generate_samples(self, **kwargs: Any) -> Any:
+        """Generate the samples of a step, as OpenRLHF does."""
+        self.before_samples()
+        return super().generate_samples(**kwargs)
+
+    @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
         """Make a sample of a response, and remember it."""
         sample = super()._process_response_into_experience(response, **kwargs)
@@ -298,6 +304,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> Samples:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
+        self.before_samples()
         samples, self.rollout = self._generate_rollout(self.step(), self.weights_version(), self.begin_step, **kwargs)
         self.score([*samples[0], *self.rollout.hard_samples])
         return samples

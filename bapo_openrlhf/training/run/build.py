@@ -12,6 +12,8 @@ Three things are different:
 """
 
 import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,10 +28,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
 
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.record.run_record import WARNINGS, append_rows
 from bapo_openrlhf.training.contract import require_version
 from bapo_openrlhf.training.generate import engines
 from bapo_openrlhf.training.learn import dealing, workers
-from bapo_openrlhf.training.run import plain_trainer, trainer
+from bapo_openrlhf.training.run import plain_trainer, trainer, waiting
+from bapo_openrlhf.training.run.signals import Signals
 
 SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
 
@@ -66,6 +70,7 @@ class Run:
 
     Args:
         args: Nested arguments of the run, checked. All processes get them.
+        signals: The signals that the driver gets.
 
     Attributes:
         engines: The rollout engines.
@@ -73,8 +78,8 @@ class Run:
         trainer: The trainer's process.
     """
 
-    def __init__(self, args: SimpleNamespace) -> None:
-        self.args, self.strategy, self._parts = args, get_strategy(args), parts_of(args)
+    def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
+        self.signals, self.args, self.strategy, self._parts = signals, args, get_strategy(args), parts_of(args)
         self.strategy.print(args)
         parts, train = self._parts, args.train
         beside_actor = reserved_for(args.actor) if train.colocate_actor_ref or train.colocate_all else None
@@ -89,7 +94,9 @@ class Run:
         self.critic = self._workers(parts.critic, args.critic, self._beside_critic) if critic else None
         computed = args.reward.remote_url  # by a function, an agent or a server
         self.reward = None if computed else self._workers(parts.reward, args.reward, self._beside_critic)
-        self.trainer = parts.trainer.remote(
+        stops = args.adapt.enabled or not train.async_enable  # it is this project's
+        kind = parts.trainer.options(max_concurrency=2) if stops else parts.trainer  # it answers while it trains
+        self.trainer = kind.remote(
             args.actor.model_name_or_path,
             self.strategy,
             self.actor,
@@ -103,6 +110,26 @@ class Run:
             temperature=args.rollout.temperature,
             top_p=args.rollout.top_p,
         )
+        self._waiting = waiting.Waiting(
+            args.run, signals=signals, trainer=self.trainer if stops else None, processes=self._named(), warn=self._warn
+        )
+
+    def _named(self) -> dict[str, Any]:
+        """All processes of the run, by names that a user understands."""
+        models = {"actor": self.actor, "critic": self.critic, "reference": self.reference, "reward model": self.reward}
+        ranks = {
+            f"{name} rank {rank}": process
+            for name, group in models.items()
+            if group is not None
+            for rank, process in enumerate(group._actor_handlers)
+        }
+        engines = {f"{waiting.ENGINE} {number}": engine for number, engine in enumerate(self.engines)}
+        return {"trainer": self.trainer, **ranks, **engines}
+
+    def _warn(self, step: int, text: str) -> None:
+        """Say a warning, and write it down for the progress bar and for `watch`."""
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+        append_rows(Path(self.args.run.dir) / self.args.run.name, WARNINGS, step, [{"kind": "stalled", "text": text}])
 
     def _workers(self, kind: Any, model: SimpleNamespace, place: Any) -> Any:
         """The processes of a model, on the GPUs of a place that it shares with others, or on GPUs of its own."""
@@ -124,28 +151,38 @@ class Run:
         if self.reward is not None and args.reward.model_name_or_path:
             loading += self.reward.async_init_model_from_pretrained(self.strategy, args.reward.model_name_or_path)
         if self._beside_critic is not None:
-            ray.get(loading)  # a model needs more memory while it loads than afterwards
+            self._waiting.get(loading, waiting.LOADING)  # a model needs more memory while it loads than afterwards
         if self.critic is not None:
             critic = args.critic.model_name_or_path
             loading += self.critic.async_init_model_from_pretrained(self.strategy, critic, steps)
-        ray.get(loading)
+        self._waiting.get(loading, waiting.LOADING)
 
     def train(self) -> None:
-        """Train, and save the trained models."""
-        ray.get(self.trainer.fit.remote())
-        ray.get(self.actor.async_save_model())
+        """Train, and save the trained models.
+
+        Raises:
+            Ended: A signal stopped the run, or it stalled.
+        """
+        self._waiting.note_homes()
+        self.signals.waits = True
+        [stopped] = self._waiting.get([self.trainer.fit.remote()])
+        if stopped is not None:
+            raise self.signals.ended(f"after step {stopped}")
+        saving = "saving the trained models"
+        self._waiting.get(self.actor.async_save_model(), saving)
         if self.critic is not None and self.args.critic.save_value_network:
-            ray.get(self.critic.async_save_model())
+            self._waiting.get(self.critic.async_save_model(), saving)
 
 
-def train(args: SimpleNamespace) -> None:
+def train(args: SimpleNamespace, signals: Signals) -> None:
     """Build a run, load its models, train and save. The arguments are those of `Run`."""
     require_version()
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         env = {name: os.environ.get(name, value) for name, value in defaults.items()}
         ray.init(runtime_env={"env_vars": env})
-    run = Run(args)
+    signals.listen()
+    run = Run(args, signals)
     run.load()
     run.train()
 

@@ -28,7 +28,7 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
-from bapo_openrlhf.training.run.run_state import RunState
+from bapo_openrlhf.training.run.run_state import RESUMING, RunState
 
 STATE_VERSION = 5
 logger = init_logger(__name__)
@@ -102,6 +102,7 @@ class WholeCheckpoints:
             if self.rollout_weights.weights_version != self.state.step:
                 self.rollout_weights.save(folder)
             self.store.complete(tag, self.state.step)
+            self.state.saved = self.state.step
             self.store.forget_rotated()
         self.state.phase = "finishing the step"
 
@@ -139,7 +140,7 @@ class WholeCheckpoints:
         """
         if not states["global_step"]:
             return
-        self.state.phase = "resuming"
+        self.state.phase = RESUMING
         tag = self.args.checked.resume_tag
         saved = load_state(self.store.folder(tag))
         if saved["step"] != states["global_step"]:
@@ -147,6 +148,7 @@ class WholeCheckpoints:
                 f"checkpoint {tag} has the layer of step {saved['step']} and the actor of step {states['global_step']}"
             )
         self.load_state_dict(saved)
+        self.state.saved = self.state.step
         start = {"next_step": saved["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
         ahead = saved["ahead"] or start
         if self.ahead:

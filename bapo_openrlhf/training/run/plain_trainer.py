@@ -15,11 +15,12 @@ from bapo_openrlhf.training.generate.generated import GeneratedGroup, generated_
 from bapo_openrlhf.training.generate.rollout import RecordedSamplesGenerator
 from bapo_openrlhf.training.generate.samples import in_groups
 from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.run.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
 
 
-class RecordedPPOTrainer(Base):
+class RecordedPPOTrainer(StoppableTrainer):
     """OpenRLHF's trainer, which also records what each step generated."""
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
@@ -34,20 +35,23 @@ class RecordedPPOTrainer(Base):
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Restore OpenRLHF's state, and continue the record at the checkpoint."""
         states: dict[str, Any] = super().init_checkpoint_states()
-        self.recorder.resume(states["global_step"])
+        self.state.step = states["global_step"]
+        self.state.saved = self.state.step or None
+        self.recorder.resume(self.state.step)
         return states
 
     @extends(Base)
-    def fit(self, global_step: int = 0) -> None:
-        """Train.
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train, and return what `StoppableTrainer.fit` does.
 
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
         self.samples_generator.set_up_engines()
-        super().fit(global_step)
-        if self.filtered:
+        stopped = super().fit(global_step)
+        if self.filtered and stopped is None:
             step = self.recorder.step + 1
             self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
+        return stopped
 
     @extends(Base)
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
@@ -56,6 +60,7 @@ class RecordedPPOTrainer(Base):
         Raises:
             RuntimeError: The reward function or its endpoint gave no reward for a response. OpenRLHF needs each.
         """
+        self.state.phase = "making experience"
         missing = sum(sample.rewards is None for sample in rollout_samples)
         if missing and self.experience_maker.reward_model_group is None:
             raise RuntimeError(
@@ -63,10 +68,23 @@ class RecordedPPOTrainer(Base):
                 f"one. The log of the rollout engine has each error{self.samples_generator.failed_calls()}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
+        self.state.step, self.state.phase = next_step, "finishing the step"
         status |= self._counts(rollout_samples, next_step)
         if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model
             status["reward/fresh_mean"] = status["rollout/reward_mean"]
         return status, next_step
+
+    @extends(Base)
+    def ppo_train(self, global_steps: int) -> dict:
+        """OpenRLHF's optimizer steps."""
+        self.state.phase = "training"
+        return super().ppo_train(global_steps)
+
+    @extends(Base)
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to the engines, as OpenRLHF does."""
+        self.state.phase = "syncing weights"
+        super().broadcast_to_vllm()
 
     @extends(Base)
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
@@ -76,6 +94,7 @@ class RecordedPPOTrainer(Base):
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
         """Evaluate as OpenRLHF does, and record the result."""
+        self.state.phase = "evaluating"
         numbers = super().evaluate(global_step, **generate_kwargs)
         self.recorder.add_evaluation(global_step, numbers)
         return numbers
@@ -85,8 +104,12 @@ class RecordedPPOTrainer(Base):
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
         """Record the step's metrics, then log and save as OpenRLHF does."""
+        self.save_if_stopping()
         self.recorder.add_metrics(global_step, logs_dict)
+        saves = global_step % self.args.ckpt.save_steps == 0
+        self.state.phase = "saving a checkpoint" if saves else "finishing the step"
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self.state.saved = global_step if saves else self.state.saved
 
     def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
         """Record what was generated since the last step. Returns its metrics.

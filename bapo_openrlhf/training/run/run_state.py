@@ -12,6 +12,8 @@ from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import Range
 from bapo_openrlhf.adapt.shift import Gap
 
+STARTING, RESUMING = "starting", "resuming"  # the phases before the first step
+
 
 @dataclass
 class RunState:
@@ -20,6 +22,8 @@ class RunState:
     Attributes:
         step: Number of updates so far. The actor holds the weights of this step.
         phase: What the run does now. Whoever begins something else sets it. The error of a run that fails names it.
+        stopping: Whether the run was told to stop at the end of a step.
+        saved: The newest step that a whole checkpoint has; None if there is none.
         generated: Number of groups generated so far.
         reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
         waiting: Hard prompts of this step that are not generated with its rollout. They wait for today's weights.
@@ -27,7 +31,9 @@ class RunState:
     """
 
     step: int = 0
-    phase: str = "starting"
+    phase: str = STARTING
+    stopping: bool = False
+    saved: int | None = None
     generated: int = 0
     reviewed: Review = field(default_factory=lambda: Review.empty(Batch(), Gap()))
     waiting: list[Prompt] = field(default_factory=list)

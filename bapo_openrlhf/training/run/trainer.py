@@ -38,16 +38,15 @@ from bapo_openrlhf.training.run.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.run.pretraining import CriticPretraining
 from bapo_openrlhf.training.run.probe import GradientProbe
 from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
-from bapo_openrlhf.training.run.run_state import RunState
+from bapo_openrlhf.training.run.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
 
 
-class AdaptedPPOTrainer(Base):
+class AdaptedPPOTrainer(StoppableTrainer):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
-        state: Where the run is.
         ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
     """
 
@@ -56,7 +55,7 @@ class AdaptedPPOTrainer(Base):
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         adapt, self.ledger = self.args.adapt, Ledger()
-        self.state = RunState(reward_range=adapt.rewards())
+        self.state.reward_range = adapt.rewards()
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
         self.ahead = adapt.steps_ahead(self.args.train)
@@ -145,7 +144,6 @@ class AdaptedPPOTrainer(Base):
 
         If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
         """
-        self.state.phase = "generating"
         prompts = self.method.begin_step(self.state.step)
         if self.rollout_weights.weights_version == self.state.step:
             return prompts
@@ -198,8 +196,10 @@ class AdaptedPPOTrainer(Base):
         return run_steps(self.args, len(self.prompts_dataloader), self.method.candidates) * updates
 
     @extends(Base)
-    def fit(self, global_step: int = 0) -> None:
-        """Train. At the start the engines hold the actor's initial weights, which are those of step 0.
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train, and return what `StoppableTrainer.fit` does.
+
+        At the start the engines hold the actor's initial weights, which are those of step 0.
 
         Raises:
             RuntimeError: The run failed. The message names the step and the phase.
@@ -209,7 +209,7 @@ class AdaptedPPOTrainer(Base):
             if self.args.checked.resume_tag is None:
                 self.rollout_weights.keep_if_needed()
             self.samples_generator.set_up_engines()
-            super().fit(global_step)
+            return super().fit(global_step)
 
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
@@ -269,6 +269,7 @@ class AdaptedPPOTrainer(Base):
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
         """Record, log and save the step. A saved checkpoint is made whole."""
+        self.save_if_stopping()
         with self.checkpoints.of_step(global_step, client_states):
             self.recorder.add_metrics(global_step, logs_dict)
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)

@@ -67,7 +67,9 @@ def build(runs: Sequence[Run]) -> list[Section]:
 def _overview(page: Comparison) -> Section:
     notes = []
     for run in page.runs:
-        if not run.summary:
+        if ended := run.about.get("ended", {}).get("text"):
+            notes.append(f"{run.name}: {ended}")
+        elif not run.summary:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
         if resumed := run.metadata.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")

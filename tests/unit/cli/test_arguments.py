@@ -705,7 +705,17 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens"},
     "verifier": numbers(VerifierConfig),
-    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe", "faster"},
+    "run": {
+        "name",
+        "dir",
+        "logs",
+        "overwrite",
+        "answer_chars",
+        "gradient_probe",
+        "faster",
+        "grace_seconds",
+        "stall_timeout",
+    },
 }
 
 

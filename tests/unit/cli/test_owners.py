@@ -5,6 +5,7 @@ The owner is this process, or the stand-in of a run in another one.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ from bapo_openrlhf.cli import main
 from bapo_openrlhf.launch import hub, preflight, start
 preflight.check_inputs = lambda args: preflight.Checked(None)
 hub.check_hub_models = lambda args: None
-start.launch = lambda args, checked: print("training", flush=True) or sys.stdin.read()
+start.launch = lambda args, checked, *_: print("training", flush=True) or sys.stdin.read()
 sys.exit(main.run(sys.argv[1:]))
 """
 
@@ -162,8 +163,21 @@ def test_two_runs_of_one_name(tmp_path):
     assert again.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_before_the_first_step_ends_the_run_with_one_line(tmp_path, number):
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "train", *FLAGS, "--run.name=mine"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == b"training\n"
+    process.send_signal(number)
+    assert process.communicate()[1].decode() == f"stopped by {number.name} before the first step\n"
+    assert process.returncode == 128 + number and tree(tmp_path) == {}
+
+
 def test_the_folders_are_free_after_the_run(run, tmp_path, monkeypatch):
-    def launch(args, checked):
+    def launch(args, checked, signals, command):
+        assert command == ["bapo-openrlhf", "train", *FLAGS, "--run.name=mine"]
         with pytest.raises(ConfigError, match="going on"), resume.own_folders(args):
             pass
         (tmp_path / "runs/mine/run.json").write_text("{}")

@@ -214,6 +214,10 @@ BAD = [
     ("run.overwrite=true ckpt.load_enable=yes", "run.overwrite is True; it must be False with ckpt.load_enable"),
     ("run.gradient_probe=-1", "run.gradient_probe is -1; it must be at least 0"),
     ("run.answer_chars=-1", "run.answer_chars is -1; it must be at least 0"),
+    ("run.grace_seconds=-1", "run.grace_seconds is -1.0; it must be finite and at least 0"),
+    ("run.stall_timeout=0", "run.stall_timeout is 0.0; it must be finite and above 0"),
+    ("algorithm=grpo run.stall_timeout=9 train.async_enable",
+     "run.stall_timeout is 9.0; with train.async_enable it needs batch adaptation"),
     # GPUs and memory
     ("vllm.num_engines=0", "vllm.num_engines is 0; it must be at least 1"),
     ("vllm.num_engines=-2", "vllm.num_engines is -2; it must be at least 0"),

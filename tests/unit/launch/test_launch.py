@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, Ended, RunError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.sizes import batch_arithmetic
@@ -19,6 +21,9 @@ from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
+from bapo_openrlhf.training.run.signals import Signals
+
+COMMAND = ("bapo-openrlhf", "train", "--config", "my run.yaml")
 
 
 @pytest.fixture
@@ -28,8 +33,9 @@ def start(tmp_path, monkeypatch):
     result = []
 
     def run(
-        *, prompts: int | None = None, candidates: int = 1, fails: bool = False, metrics: dict | None = None, **flags
-    ) -> tuple[dict, dict]:
+        *, prompts: int | None = None, candidates: int = 1, fails: bool = False, does: Callable = lambda: None,
+        metrics: dict | None = None, **flags,
+    ) -> tuple[dict, dict]:  # fmt: skip
         words = {
             "algorithm": "bapo_grpo",
             "actor.model_name_or_path": "model",
@@ -44,18 +50,19 @@ def start(tmp_path, monkeypatch):
         } | {name.replace("__", "."): value for name, value in flags.items()}
         argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in words.items()]
 
-        def train(args) -> None:
+        def train(args, signals) -> None:
             run.checked = args.checked
             folder = Path(args.run.dir) / args.run.name
             result.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
             record.RunRecord(folder).append_rows(record.GROUPS, 1, [{"uid": 0}])
+            does()
             if fails:
                 raise KeyboardInterrupt
 
         monkeypatch.setattr(launch, "_train", train)
         args = arguments.parse(argv)
-        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates))
+        launch.launch(args, Checked(batch_arithmetic(args), prompts=prompts, candidates=candidates), Signals(), COMMAND)
         return result[-1][0], record.read_summary(tmp_path / "runs" / "mine")
 
     run.begun = result
@@ -100,7 +107,7 @@ def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
     model.mkdir(parents=True)
     (model / "model.pt").write_text("weights")
     store.complete("global_step2", 2)
-    start(ckpt__load_enable=True)
+    start(prompts=10, ckpt__load_enable=True)
     assert start.checked.resume_tag == "global_step2"
 
 
@@ -153,6 +160,90 @@ def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, 
     assert start.begun[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
     # asked for nothing, it goes on from nothing
     assert "resumed" not in start(algorithm=algorithm, run__overwrite=True)[0]
+
+
+class TestEnd:
+    """run.json says how a run ended, and the last line of one that ended early says how it goes on."""
+
+    @pytest.fixture
+    def end(self, start, tmp_path):
+        """end(error, saves, flag=value...): what run.json says of the end, and the error that goes on."""
+
+        def of(error: BaseException | None, saves=lambda: None, **flags) -> tuple[dict, BaseException | None]:
+            def does():
+                saves()
+                if error:
+                    raise error
+
+            caught = None
+            try:
+                start(does=does, **flags)
+            except (Ended, RunError, OSError) as raised:
+                caught = raised
+            metadata = record.read_run(tmp_path / "runs" / "mine")
+            assert datetime.fromisoformat(metadata["ended"].pop("at")) >= datetime.fromisoformat(metadata["started"])
+            return metadata["ended"], caught
+
+        return of
+
+    def checkpoint(self, tmp_path, step: int, *, whole: bool = True) -> None:
+        store, tag = CheckpointStore(tmp_path / "checkpoints", critic=False), f"global_step{step}"
+        store.begin(tag)
+        (tmp_path / "checkpoints/_actor" / tag).mkdir(parents=True)
+        (tmp_path / "checkpoints/_actor" / tag / "model.pt").write_text("weights")
+        (tmp_path / "checkpoints/_actor/latest").write_text(tag)
+        if whole:
+            store.complete(tag, step)
+
+    def test_that_it_finished(self, end):
+        assert end(None)[0] == {"how": "finished", "status": 0, "text": ""}
+
+    @pytest.mark.parametrize(
+        ("error", "text"),
+        [
+            (RunError("step 3, training: the actor died"), "step 3, training: the actor died"),
+            (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        ],
+    )
+    def test_that_it_failed(self, end, error, text):
+        assert end(error) == ({"how": "failed", "status": 1, "text": text}, error)
+
+    @pytest.mark.parametrize(("flags", "more"), [({}, ""), ({"run__overwrite": True}, " --run.overwrite=false")])
+    def test_that_it_was_stopped_and_goes_on_after_the_newest_whole_checkpoint(self, end, tmp_path, flags, more):
+        def saves():
+            for step in (2, 4):
+                self.checkpoint(tmp_path, step)
+            self.checkpoint(tmp_path, 5, whole=False)
+
+        ended, raised = end(Ended("stopped", 143, "stopped by SIGTERM after step 4"), saves, **flags)
+        text = (
+            "stopped by SIGTERM after step 4. It goes on with step 5: bapo-openrlhf train --config 'my run.yaml' "
+            f"--ckpt.load_enable{more}"
+        )
+        assert ended == {"how": "stopped", "status": 143, "text": text}
+        assert (raised.how, raised.code, raised.text) == ("stopped", 143, text)
+
+    def test_of_openrlhfs_own_checkpoint(self, end, tmp_path):
+        def saves():
+            self.checkpoint(tmp_path, 3, whole=False)
+
+        ended, _ = end(Ended("stalled", 75, "stalled"), saves, algorithm="grpo", train__batch_size=16)
+        assert ended["how"] == "stalled" and "It goes on with step 4: bapo-openrlhf" in ended["text"]
+
+    @pytest.mark.parametrize(("flags", "why"), [({}, ""), ({"ckpt__disable_ds": True}, " (ckpt.disable_ds)")])
+    def test_without_a_checkpoint_it_begins_again(self, end, flags, why):
+        ended, _ = end(Ended("stopped", 130, "stopped by SIGINT within step 0, training"), **flags)
+        assert f"step 0, training. No step is saved{why}, so it begins again: bapo-openrlhf train" in ended["text"]
+
+    def test_keys_are_not_said(self, end, monkeypatch):
+        monkeypatch.setitem(globals(), "COMMAND", ("train", "--logger.wandb.key", "s3cret"))
+        ended, raised = end(Ended("stopped", 143, "stopped"), logger__wandb__key="s3cret")
+        assert "s3cret" not in raised.text + ended["text"] and "'***'" in raised.text
+
+    def test_a_resume_forgets_how_the_run_ended_before(self, start, end):
+        end(Ended("stopped", 143, "stopped"))
+        start(ckpt__load_enable=True)
+        assert "ended" not in start.begun[-1][0]
 
 
 class TestResume:
@@ -323,8 +414,11 @@ class TestResume:
         ):
             start(ckpt__save_steps=1)
 
-    def test_a_run_that_saves_nothing_leaves_no_settings(self, go, tmp_path):
-        go(ckpt__save_steps=-1)
+    def test_a_run_that_can_save_nothing_leaves_no_settings(self, go, tmp_path):
+        go(ckpt__save_steps=-1)  # but a signal would
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["settings.json"]
+        shutil.rmtree(tmp_path / "checkpoints")
+        go(ckpt__disable_ds=True, run__overwrite=True)
         assert not (tmp_path / "checkpoints").exists()
 
 
@@ -363,7 +457,7 @@ class TestEarlierRun:
 
     def test_is_replaced(self, start, folder, tmp_path):
         start(run__overwrite=True, ckpt__path=folder / "checkpoints")
-        assert start.begun[-1][1] == ["notes.txt", "run.json"]
+        assert start.begun[-1][1] == ["checkpoints", "notes.txt", "run.json"]
 
     def test_one_that_did_not_end_is_one_too(self, start, folder):
         (folder / "summary.json").unlink()
@@ -421,7 +515,7 @@ def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
 
     monkeypatch.setattr(launch.flash_attention, "do_without", do_without)
     with pytest.raises(InterruptedError):
-        launch._train(None)
+        launch._train(None, Signals())
 
 
 @pytest.mark.parametrize(

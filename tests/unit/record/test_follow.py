@@ -63,6 +63,28 @@ def test_rows_come_as_they_are_written(tmp_path):
     assert follower.rows == []
 
 
+def test_a_process_that_was_killed(tmp_path):
+    """It leaves its lock behind, and its number is of no process any more."""
+    follower = Follower(tmp_path)
+    program = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom bapo_openrlhf.record.owner import owned\n"
+        "with owned(Path(sys.argv[1]), field='x', what='run', instead=''):\n"
+        "    print('there', flush=True)\n    sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"there\n"
+        follower.poll()
+        assert not follower.killed and follower.how is None
+        process.kill()
+    follower.poll()
+    assert follower.killed and follower.how == "killed"
+    (tmp_path / "run.json").write_text('{"ended": {"how": "stopped", "at": "", "status": 143, "text": ""}}')
+    follower.poll()
+    assert follower.how == "stopped"
+
+
 def test_a_file_is_read_once(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     follower, read = Follower(tmp_path), 0

@@ -57,6 +57,42 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
             os.kill(child, signal.SIGKILL)
 
 
+# A rollout engine in a group with the process that it starts, which uses what vLLM's process uses.
+INTERRUPTED = """
+import os, subprocess, sys, time
+from bapo_openrlhf.training.generate.engine_core import ENGINE, block_interrupts
+os.environ[ENGINE] = str(os.getpid())
+{first}
+child = subprocess.Popen([sys.executable, "-c", '''
+from multiprocessing import resource_tracker
+from bapo_openrlhf.training.generate.engine_core import vllm_plugin
+{plugin}
+resource_tracker.ensure_running()
+print("ready", flush=True)
+input()
+'''], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline(), end="", flush=True)
+input()
+child.communicate("\\n")
+sys.exit(child.returncode)
+"""
+
+
+@pytest.mark.parametrize("shielded", [True, False])
+def test_ctrl_c_ends_no_process_of_an_engine(shielded):
+    parts = {"first": "block_interrupts()", "plugin": "vllm_plugin()"} if shielded else {"first": "", "plugin": ""}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED.format(**parts)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    assert parent.stdout.readline() == "ready\n"
+    os.killpg(parent.pid, signal.SIGINT)
+    time.sleep(0.2)
+    parent.communicate("\n")
+    assert (parent.returncode == 0) is shielded
+
+
 # A rollout engine that does a few things after the test has seen that it is there.
 ENGINE_OF = """
 import atexit, sys, threading, time

@@ -169,6 +169,17 @@ def test_a_run_without_batch_adaptation_has_less_to_say():
     assert "\n".join(shown(Seen("plain", [{"step": 1, "reward/fresh_mean": None, "tv/fresh": None}])))
 
 
+SAID = "stopped by SIGTERM after step 5. It goes on with step 6: bapo-openrlhf train"
+ENDED = RUN | {"ended": {"how": "stopped", "at": "2026-11-01T00:00:00+00:00", "status": 143, "text": SAID}}
+
+
+def test_how_a_run_ended_is_said_first():
+    assert warnings(Seen("x", make_rows(5), ENDED, {}, 9999.0)) == [SAID]
+    killed = Seen("x", make_rows(5), RUN, {}, 9999.0, killed=True)
+    assert warnings(killed) == ["the run was killed: its process is gone without a word"]
+    assert "left" not in shown(killed)[1]
+
+
 @pytest.mark.parametrize(
     ("seen", "state"),
     [
@@ -181,6 +192,9 @@ def test_a_run_without_batch_adaptation_has_less_to_say():
         (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
         (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
         (Seen("x", make_rows(60), RUN, {"steps": 60}, 9999.0), "finished"),
+        (Seen("x", make_rows(5), ENDED, {}, 9999.0), "stopped"),
+        (Seen("x", make_rows(5), RUN, {}, 1.0, killed=True), "killed"),
+        (Seen("x", make_rows(60), RUN, {"steps": 60}, 1.0, killed=True), "finished"),
         (Seen("x", make_rows(5), RUN, {"steps": 60}, 1.0), "running"),  # the summary is of an earlier run
     ],
 )

@@ -1,0 +1,73 @@
+"""Signals that end a run: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1, which job schedulers send some time before they kill.
+
+Before the first step, a signal ends the run where it is. Later the first signal is only noted, and the driver passes it
+on (`watch.py`). Ray starts its services so that Ctrl-C does not reach them, nor the processes that they start.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bapo_openrlhf.errors import Ended
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SAME = (
+    1.0  # seconds in which a second signal counts as the first, because `timeout` sends it to a process and its group
+)
+BEFORE = "before the first step"
+
+
+class Signals:
+    """The signals that the driver got.
+
+    Attributes:
+        first: The first of them; None if there was none.
+        since: When it came, by the clock.
+        again: Whether another one came later.
+        waits: Whether the first one waits for the end of a step.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.first: signal.Signals | None = None
+        self.since, self.again, self.waits = 0.0, False, False
+
+    def __call__(self, number: int, _frame: Any = None) -> None:
+        """Note a signal. It is the handler, and raises Ended for the first one if that does not wait."""
+        now = self._clock()
+        if self.first is not None:
+            self.again = self.again or now - self.since > SAME
+            return
+        self.first, self.since = signal.Signals(number), now
+        if not self.waits:
+            raise self.ended(BEFORE)
+
+    def listen(self) -> None:
+        """Become the handler of the signals that are not ignored. Ray takes SIGTERM for itself when it starts."""
+        for number in NUMBERS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGINT is in a background job of a shell
+                signal.signal(number, self)
+
+    def ended(self, when: str) -> Ended:
+        """What ends the run that the first signal stopped."""
+        assert self.first is not None  # otherwise nothing stopped it
+        return Ended("stopped", 128 + self.first, f"stopped by {self.first.name} {when}")
+
+
+@contextmanager
+def caught() -> Iterator[Signals]:
+    """Note the signals in the block."""
+    signals, before = Signals(), {number: signal.getsignal(number) for number in NUMBERS}
+    signals.listen()
+    try:
+        yield signals
+    except SystemExit as error:
+        if error.code != signal.SIGTERM:
+            raise
+        signals.first = signal.SIGTERM  # while Ray starts, its own handler exits so
+        raise signals.ended(BEFORE) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

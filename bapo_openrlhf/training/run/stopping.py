@@ -1,0 +1,61 @@
+"""A trainer that says where it is, and that can be told to stop at the end of a step."""
+
+from typing import Any
+
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.run.run_state import RunState
+
+Base = plain_class(PPOTrainer)
+
+
+class StopTraining(Exception):
+    """Leaves OpenRLHF's loop between two steps."""
+
+
+class StoppableTrainer(Base):
+    """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
+
+    A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` (as
+    `before_samples`) before the samples of each step.
+
+    Attributes:
+        state: Where the run is.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.state = RunState()
+        super().__init__(*args, **kwargs)
+
+    def place(self) -> tuple[int, str]:
+        """The step and the phase."""
+        return self.state.step, self.state.phase
+
+    def stop(self) -> None:
+        """Stop as soon as a step has ended and is saved. If the data ends with it, the run goes to its end."""
+        self.state.stopping = True
+
+    def begin(self) -> None:
+        """Begin a step, unless the run was told to stop and the last step is saved, or no step ever is."""
+        state = self.state
+        if state.stopping and (state.saved == state.step or self.args.ckpt.disable_ds):
+            raise StopTraining
+        state.phase = "generating"
+
+    def save_if_stopping(self) -> None:
+        """Once the run was told to stop, every step is saved: only the next one is left."""
+        if self.state.stopping:
+            self.args.ckpt.save_steps = 1
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train. Returns the step after which the run stopped because it was told to; None at its end."""
+        self.samples_generator.before_samples = self.begin
+        try:
+            super().fit(global_step)
+        except StopTraining:
+            for log in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                log.close()  # as OpenRLHF does at the end
+            return self.state.step
+        return None

@@ -1,0 +1,189 @@
+"""Real signals to the driver, and workers that are stopped: where the run stops, what it says, and its resume.
+
+In `make test`, a run of test_resume.py gets a signal.
+"""
+
+import json
+import os
+import re
+import signal
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_ahead import AHEAD
+from test_faults import (
+    CLI,
+    GRPO,
+    PROBE,
+    RUN,
+    SWITCHES,
+    assert_nothing_is_left,
+    marked,
+    same_steps,
+    survivors,
+    uninterrupted,
+)
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+
+# Signal, step, the beginning of the phase, and the step after which the run stops. v = 3 and m = 2, as in test_faults.
+IN_TURN = (
+    ("SIGTERM", 0, "syncing", 1),  # later, a run syncs first when it is resumed
+    ("SIGINT", 1, "making experience", 2),
+    ("SIGUSR1", 2, "generating hard", 3),
+    ("SIGTERM", 3, "generating", 4),
+    ("SIGINT", 4, "training", 5),
+)
+AHEAD_IN_TURN = (
+    ("SIGUSR1", 0, "syncing", 1),
+    ("SIGTERM", 1, "training", 2),
+    ("SIGTERM", 2, "making experience", 3),
+    ("SIGINT", 3, "generating", 4),
+    ("SIGUSR1", 4, "generating hard", 5),
+)
+
+
+def ended(result):
+    """What run.json says of the end of a run, whose last line says it too, once and without a traceback."""
+    end = json.loads((result.folder / "run.json").read_text())["ended"]
+    assert result.output.splitlines().count(end["text"]) == 1, result.output[-4000:]
+    assert "Traceback" not in result.output and result.status == end["status"]
+    return end
+
+
+def stopped_and_resumed(train, name, signals, reference, switches, **more):
+    """Stop a run with one signal after the other, each time from where it stopped, and then let it come to its end.
+
+    A step is saved only because of the signal.
+    """
+    values, marks = RUN | GRPO | {"ckpt__save_steps": -1, "run__name": name} | more, []
+    for index, (number, step, phase, after) in enumerate(signals):
+        marks.append(uuid.uuid4().hex)
+        process = marked(marks[-1])
+        process["environment"] |= {"FAULT": f"driver:{number}/{step}/{phase}/0"}
+        again = ("ckpt.load_enable",) if index else ()
+        result = train(name, *PROBE, switches=(*SWITCHES, *switches, *again), **process, **values)
+        end = ended(result)
+        assert end["how"] == "stopped" and end["status"] == 128 + getattr(signal, number)
+        assert end["text"].startswith(f"stopped by {number} after step {after}. It goes on with step {after + 1}: ")
+        assert end["text"].count("--ckpt.load_enable") == 1
+        assert not index or f"resuming from global_step{step}" in result.output
+    result = train(name, *CLI, switches=(*SWITCHES, *switches, "ckpt.load_enable"), own_ray=True, **values)
+    assert result.status == 0, result.output[-6000:]
+    same_steps(result.metrics, reference.metrics, first=1)
+    assert json.loads((result.folder / "run.json").read_text())["ended"]["how"] == "finished"
+    for mark in marks:
+        assert_nothing_is_left(mark)
+
+
+@pytest.fixture(scope="module")
+def grpo(train):
+    return uninterrupted(train, "signals_whole", GRPO)
+
+
+def test_in_each_phase(train, grpo):
+    stopped_and_resumed(train, "signals", IN_TURN, grpo, ())
+
+
+def test_in_each_phase_with_generation_ahead_of_training(train):
+    flags = RUN | GRPO | {"run__name": "signals_ahead_whole", "ckpt__save_steps": -1}
+    whole = train("signals_ahead_whole", *CLI, switches=(*SWITCHES, *AHEAD), own_ray=True, **flags)
+    assert whole.status == 0, whole.output[-6000:]
+    stopped_and_resumed(train, "signals_ahead", AHEAD_IN_TURN, whole, AHEAD)
+
+
+def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
+    """The first signal finds the step that it is about to save; the second run may not wait for the end of a step."""
+    values, mark = RUN | GRPO | {"run__name": "signals_saving", "ckpt__save_steps": 2}, uuid.uuid4().hex
+    process = marked(mark)
+    process["environment"] |= {"FAULT": "driver:SIGTERM/2/saving/0"}
+    first = train("signals_saving", *PROBE, switches=SWITCHES, **process, **values)
+    assert ended(first)["text"].startswith("stopped by SIGTERM after step 2. It goes on with step 3: ")
+    process["environment"] |= {"FAULT": "driver:SIGINT/3/training/0"}
+    again = (*SWITCHES, "ckpt.load_enable")
+    second = train("signals_saving", *PROBE, switches=again, run__grace_seconds=0, **process, **values)
+    assert second.status == 130
+    assert "stopped by SIGINT within step 3, " in ended(second)["text"]
+    assert ", because the step did not end within run.grace_seconds 0. It goes on with step 3: " in second.output
+    third = train("signals_saving", *CLI, switches=again, own_ray=True, **values)
+    assert third.status == 0, third.output[-6000:]
+    same_steps(third.metrics, grpo.metrics, first=1)
+    assert_nothing_is_left(mark)
+
+
+@pytest.mark.parametrize(
+    ("victim", "name"), [("actor", "actor rank 0"), ("engine", "rollout engine 0"), ("trainer", "trainer")]
+)
+def test_a_process_that_is_stopped(train, grpo, victim, name):
+    mark, run = uuid.uuid4().hex, f"stall_{victim}"
+    values = RUN | GRPO | {"run__name": run}
+    process = marked(mark)
+    phase = "generating" if victim == "engine" else "training"
+    process["environment"] |= {"FAULT": f"{victim}:SIGSTOP/3/{phase}/0"}
+    first = train(run, *PROBE, switches=SWITCHES, run__stall_timeout=15, **process, **values)
+    end = ended(first)
+    assert (end["how"], end["status"]) == ("stalled", 75)
+    wanted = (
+        rf"stalled for run\.stall_timeout 15: step 3, {phase}.*It waits for {name} \(process \d+ on \S+, which is st"
+    )
+    assert re.match(wanted, end["text"]), end["text"]
+    assert_nothing_is_left(mark)
+    second = train(run, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **values)
+    assert second.status == 0, second.output[-6000:]
+    same_steps(second.metrics, grpo.metrics, first=1)
+
+
+def sent(train, name, number, when, *, group=False, environment=None, **flags):
+    """Run, and send a signal to the driver, or to its process group as Ctrl-C does, as soon as `when(mark)`."""
+    mark = uuid.uuid4().hex
+    process = marked(mark)
+    process["environment"] |= environment or {}
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(train, name, *CLI, switches=SWITCHES, run__name=name, **process, **RUN | GRPO | flags)
+        while not (drivers := driver_of(mark)) or not when(mark):
+            assert not going.done(), going.result().output[-4000:]
+            time.sleep(0.05)
+        (os.killpg if group else os.kill)(drivers[0], number)
+        result = going.result()
+    assert_nothing_is_left(mark)
+    return result
+
+
+def driver_of(mark):
+    """The number of the run's first process, which leads its group."""
+    drivers = []
+    for entry in Path("/proc").iterdir():
+        try:
+            number, marked = int(entry.name), mark.encode() in (entry / "environ").read_bytes()
+            if marked and os.getpgid(number) == number and b"train_ppo_ray" in (entry / "cmdline").read_bytes():
+                drivers.append(number)
+        except (OSError, ValueError):
+            continue
+    return drivers
+
+
+@pytest.mark.parametrize(
+    ("name", "process"), [("imports", "train_ppo_ray"), ("ray_starts", "gcs_server"), ("loading", "EngineCore")]
+)
+def test_before_the_first_step(train, name, process):
+    def there(mark):
+        time.sleep(0.5)
+        return any(process in command for command in survivors(mark))
+
+    result = sent(train, f"signals_{name}", signal.SIGTERM, there)
+    assert result.status == 143 and "Traceback" not in result.output
+    assert result.output.splitlines()[-1].startswith("stopped by SIGTERM before the first step")
+
+
+def test_ctrl_c_reaches_the_whole_group(train, workspace):
+    """Without forks, as on a machine with GPUs, where Ray's workers are in the group of the driver."""
+    name = "signals_group"
+    metrics = workspace / "runs" / name / "metrics.jsonl"
+    environment = {"BAPO_OPENRLHF_FORK": "0"}
+    result = sent(train, name, signal.SIGINT, lambda _: metrics.exists(), group=True, environment=environment)
+    end = ended(result)
+    assert re.match(r"stopped by SIGINT after step [1-5]\. It goes on with step [2-6]: ", end["text"]), end
+    assert (result.status, end["how"]) == (130, "stopped")

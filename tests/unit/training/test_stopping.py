@@ -1,0 +1,140 @@
+"""A trainer that is told to stop: where it stops, what it saves, and what its resume is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import World, trained  # noqa: E402
+from test_ahead import without_times  # noqa: E402
+from test_checkpoints import REPEATABLE, resumed  # noqa: E402
+
+from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.run.run_state import RunState  # noqa: E402
+
+NEVER = {"ckpt.save_steps": -1}
+EVALUATED = {"eval.steps": 3, "evaluation": 2}
+AHEAD = {"train.async_enable": True, "train.async_queue_size": 2}
+
+
+def told(run: World, step: int, phase: str) -> World:
+    """Tell the trainer to stop when a phase begins."""
+
+    class Told(RunState):
+        @property
+        def phase(self) -> str:
+            return self.now
+
+        @phase.setter
+        def phase(self, name: str) -> None:
+            self.now = name
+            if (self.step, name) == (step, phase):
+                run.trainer.stop()
+
+    run.trainer.state.now = run.trainer.state.__dict__.pop("phase")
+    run.trainer.state.__class__ = Told
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "step", "phase", "after"),
+    [
+        (NEVER, 2, "generating", 3),
+        (NEVER, 2, "generating hard prompts again", 3),
+        (NEVER, 3, "making the batch", 4),  # the last one of an epoch
+        (NEVER, 4, "making experience", 5),
+        (NEVER, 2, "training", 3),
+        (NEVER, 2, "syncing weights", 3),
+        (NEVER, 3, "finishing the step", 3),
+        ({"ckpt.save_steps": 2}, 4, "saving checkpoint global_step4", 4),
+        (NEVER | EVALUATED, 2, "training", 3),
+        (NEVER | EVALUATED, 3, "evaluating", 3),  # as the best so far
+        (EVALUATED | {"ckpt.save_steps": 3}, 3, "evaluating", 3),
+        (NEVER | EVALUATED | {"ckpt.best_metric_key": "none"}, 3, "evaluating", 4),
+        (EVALUATED | {"ckpt.best_metric_key": "none", "ckpt.save_steps": 2}, 3, "evaluating", 4),
+        (NEVER | AHEAD, 0, "generating", 1),
+        (NEVER | AHEAD, 2, "training", 3),
+        (NEVER | AHEAD, 3, "syncing weights", 4),
+        (NEVER | {"algorithm": "ba_ppo"}, 2, "training", 3),
+    ],
+)
+def test_it_stops_when_the_step_is_saved_and_the_resume_is_the_run_that_was_never_stopped(
+    world, tmp_path, words, step, phase, after
+):
+    """With whatever ckpt.save_steps. The engines hold delayed weights, and two epochs have eight steps."""
+    words = REPEATABLE | {"adapt.rollout_delay": 3} | words
+    whole = world(**words)
+    assert whole.trainer.fit() is None
+    run = told(world(**words), step, phase)
+    assert run.trainer.fit() == after
+    store = run.trainer.checkpoints.store
+    (tag,) = [tag for tag in store.tags() if tag.endswith(f"global_step{after}")][:1]
+    store.check(tag)
+    assert len(run.metrics()) == after
+    again = resumed(run, tmp_path / "again", tag, **{n: v for n, v in words.items() if n != "evaluation"})
+    assert again.trainer.fit() is None
+    assert without_times(again) == without_times(whole)
+    assert trained(again, 0) == trained(whole, after)
+
+
+def test_when_its_data_has_ended_it_goes_to_its_end(world):
+    run = told(world(prompts=7, **NEVER), 3, "training")
+    assert run.trainer.fit() is None
+    assert run.trainer.checkpoints.store.tags() == ["global_step4"] and len(run.metrics()) == 4
+
+
+def test_before_its_first_step_nothing_is_saved_yet(world):
+    run = world(**NEVER)
+    run.trainer.stop()
+    assert run.trainer.fit() == 1
+
+
+def test_after_a_resume_the_step_of_the_checkpoint_is_saved(world, tmp_path):
+    run = told(world(**REPEATABLE), 2, "training")
+    run.trainer.fit()
+    again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
+    again.trainer.stop()
+    assert again.trainer.fit() == 3 and again.requests == []
+
+
+@pytest.mark.parametrize("kind", [None, RecordedPPOTrainer])
+def test_without_checkpoints_it_stops_at_the_end_of_the_step(world, kind):
+    plain = {"algorithm": "grpo", "kind": kind} if kind else {}
+    run = told(world(**plain, **{"ckpt.disable_ds": True}), 1, "training")
+    assert run.trainer.fit() == 2
+    assert not run.checkpoints.exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "phase", "after"),
+    [(0, "generating", 1), (1, "making experience", 2), (1, "training", 2), (1, "syncing weights", 2),
+     (2, "finishing the step", 2), (4, "saving a checkpoint", 4)],
+)  # fmt: skip
+def test_of_a_run_without_batch_adaptation(world, step, phase, after):
+    run = told(world(algorithm="grpo", kind=RecordedPPOTrainer, **{"ckpt.save_steps": 4}), step, phase)
+    assert run.trainer.fit() == after
+    assert (run.checkpoints / "_actor" / "latest").read_text() == f"global_step{after}"
+    assert [row["step"] for row in run.metrics()] == list(range(1, after + 1))
+
+
+def test_logs_are_closed_as_at_the_end_of_a_run(world):
+    closed = []
+    run = told(world(**NEVER), 1, "training")
+    run.trainer.wandb_logger = SimpleNamespace(
+        log_train=lambda *_: None, close=lambda: closed.append(run.trainer.state.step)
+    )
+    run.trainer.fit()
+    assert closed == [2]
+
+
+def test_where_it_is(world):
+    run = world(**NEVER)
+    assert run.trainer.place() == (0, "starting")
+    run.trainer.fit()
+    assert run.trainer.place() == (8, "generating")

@@ -1,0 +1,272 @@
+"""How the driver waits for a run, with Ray's answers and the time as the test sets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+
+from bapo_openrlhf.errors import Ended  # noqa: E402
+from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
+from bapo_openrlhf.training.run import waiting  # noqa: E402
+from bapo_openrlhf.training.run.signals import Signals  # noqa: E402
+
+NUMBERS = {"trainer": 10, "actor rank 0": 20, "actor rank 1": 21, "rollout engine 0": 30}  # of the processes
+
+
+class Ref:
+    """Ray's reference to an answer, which comes at a time."""
+
+    def __init__(self, value=None, *, at: float = 0.0, error: Exception | None = None) -> None:
+        self.value, self.at, self.error = value, at, error
+
+
+class Driver:
+    """A driver with a trainer that is at a place at each time, and workers of which some are late.
+
+    Attributes:
+        events: (seconds, function) of what happens meanwhile.
+    """
+
+    def __init__(self, monkeypatch, **flags) -> None:
+        self.now, self.told, self.said, self.events = 0.0, [], [], []
+        self.place, self.late, self.stopped = (0, "starting"), set(), set()
+        clock = lambda: self.now  # noqa: E731
+        self.signals = Signals(clock)
+        self.signals.waits = True
+        self.processes = {name: self.process(name) for name in NUMBERS}
+        handles = {"trainer": self.processes["trainer"], "processes": self.processes}
+        self.waiting = waiting.Waiting(
+            RunConfig(**flags), signals=self.signals, warn=lambda *said: self.said.append(said), clock=clock, **handles
+        )
+        monkeypatch.setattr(ray, "wait", self.wait)
+        monkeypatch.setattr(ray, "get", self.get)
+        monkeypatch.setattr(ray, "remote", lambda **_: lambda function: SimpleNamespace(
+            options=lambda scheduling_strategy: SimpleNamespace(remote=lambda process: Ref(process in self.stopped))
+        ))  # fmt: skip
+
+    def process(self, name):
+        number = NUMBERS[name]
+
+        def answer(*_, late=True):
+            home = waiting.Home(28 * "ab", "host", number)
+            return Ref(home, at=float("inf") if late and name in self.late else self.now)
+
+        def call(*_):  # an engine answers calls although vLLM's process does not
+            return answer(late=not name.startswith("rollout"))
+
+        return SimpleNamespace(
+            place=SimpleNamespace(remote=lambda: Ref(self.place, at=answer().at)),
+            stop=SimpleNamespace(remote=lambda: self.told.append(self.now)),
+            answers=SimpleNamespace(remote=answer),
+            **{"__ray_call__": SimpleNamespace(remote=call)},
+        )
+
+    def at(self, seconds, function, *args):
+        self.events.append((seconds, lambda: function(*args)))
+
+    def goes(self, seconds, step, phase):
+        """The trainer is somewhere else from then on."""
+        self.at(seconds, lambda: setattr(self, "place", (step, phase)))
+
+    def wait(self, refs, *, num_returns=1, timeout=None):
+        """Let time pass until enough references have their answers."""
+        end = self.now + timeout
+        while sum(ref.at <= self.now for ref in refs) < num_returns and self.now < end:
+            self.now = min(self.now + 0.25, end)
+            due = [event for event in self.events if event[0] <= self.now]
+            self.events = [event for event in self.events if event not in due]
+            for _, function in due:
+                function()
+        return [ref for ref in refs if ref.at <= self.now], [ref for ref in refs if ref.at > self.now]
+
+    def get(self, refs):
+        if isinstance(refs, list):
+            return [self.get(ref) for ref in refs]
+        assert refs.at <= self.now, "the driver would wait without looking"
+        if refs.error:
+            raise refs.error
+        return refs.value
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Makes a driver with these flags of the run."""
+    return lambda **flags: Driver(monkeypatch, **flags)
+
+
+def ended(run, refs, **given):
+    with pytest.raises(Ended) as caught:
+        run.waiting.get(refs, **given)
+    return caught.value
+
+
+class TestWithoutASignal:
+    def test_it_returns_what_the_calls_return(self, driver):
+        run = driver()
+        assert run.waiting.get([Ref("a", at=3), Ref("b", at=700)]) == ["a", "b"]
+        assert run.waiting.get([]) == [] and run.told == []
+
+    def test_the_first_endis_raised_at_once(self, driver):
+        run = driver()
+        with pytest.raises(ray.exceptions.RayActorError):
+            run.waiting.get([Ref(at=9000), Ref(at=2, error=ray.exceptions.RayActorError())])
+        assert run.now < 4
+
+
+class TestASignal:
+    def test_is_passed_on_to_the_trainer_once(self, driver):
+        run = driver()
+        run.goes(1, 2, "training")
+        run.at(5, run.signals, signal.SIGTERM)
+        assert run.waiting.get([Ref(3, at=40)]) == [3]
+        assert len(run.told) == 1 and 5 <= run.told[0] < 5 + 2 * waiting.LOOK
+
+    @pytest.mark.parametrize("phase", ["starting", "resuming"])
+    def test_before_the_first_step_ends_the_run(self, driver, phase):
+        run = driver()
+        run.goes(0, 0, phase)
+        run.at(5, run.signals, signal.SIGINT)
+        error = ended(run, [Ref(at=9000)])
+        assert (error.code, error.text) == (130, "stopped by SIGINT before the first step")
+        assert run.now < 5 + 2 * waiting.LOOK and not run.told
+
+    def test_waits_for_a_first_step_that_has_just_begun(self, driver):
+        run = driver()
+        run.goes(4.75, 0, "generating")
+        run.at(5, run.signals, signal.SIGTERM)
+        assert run.waiting.get([Ref(1, at=40)]) == [1] and len(run.told) == 1
+
+    def test_and_a_second_one_ends_it_at_once(self, driver):
+        run = driver()
+        run.goes(1, 2, "training")
+        run.at(5, run.signals, signal.SIGUSR1)
+        run.at(8, run.signals, signal.SIGTERM)
+        error = ended(run, [Ref(at=9000)])
+        assert error.code == 128 + signal.SIGUSR1 and run.now < 8 + 2 * waiting.LOOK
+        assert error.text == "stopped by SIGUSR1 within step 2, training, because a second signal came"
+
+    @pytest.mark.parametrize(("grace", "at"), [(0, 5), (30, 35)])
+    def test_waits_for_the_step_no_longer_than_allowed(self, driver, grace, at):
+        run = driver(grace_seconds=grace)
+        run.goes(1, 2, "training")
+        run.at(5, run.signals, signal.SIGTERM)
+        error = ended(run, [Ref(at=9000)])
+        assert at <= run.now < at + 2 * waiting.LOOK and len(run.told) == (grace > 0)
+        assert error.text.endswith(f"because the step did not end within run.grace_seconds {grace}")
+
+    def test_that_all_processes_got_leaves_no_step_to_end(self, driver):
+        run = driver()
+        run.goes(1, 2, "training")
+        run.at(5, run.signals, signal.SIGTERM)
+        error = ended(run, [Ref(at=7, error=ray.exceptions.RayActorError())])
+        assert (error.how, error.code) == ("stopped", 143) and "\n" not in error.text
+        assert "because the step could not end: RayActorError: " in error.text
+
+    def test_ends_a_run_whose_trainer_cannot_stop(self, driver):
+        run = driver()
+        run.waiting.trainer = None
+        run.at(5, run.signals, signal.SIGTERM)
+        assert "asynchronous trainer cannot stop" in ended(run, [Ref(at=9000)]).text
+
+
+class TestAStall:
+    def steps(self, run, seconds, count=4):
+        """Steps of so many seconds, of two phases each. Returns when the last of them is over."""
+        for step in range(count):
+            run.goes(seconds * step, step, "generating")
+            run.goes(seconds * (step + 0.5), step, "training")
+        return seconds * count
+
+    @pytest.mark.parametrize(("seconds", "limit"), [(4, 60), (100, 300)])
+    def test_is_said_once_by_the_runs_own_steps(self, driver, seconds, limit):
+        run = driver()
+        end = self.steps(run, seconds)
+        since = end - seconds / 2
+        run.at(since, run.late.update, ["actor rank 0", "actor rank 1"])
+        run.stopped.add(NUMBERS["actor rank 1"])
+        run.waiting.note_homes()
+        run.waiting.get([Ref(at=end + 5000)])
+        ((step, text),) = run.said
+        assert step == 3 and text.startswith("step 3, training: nothing new for ")
+        assert text.endswith(
+            " s. It waits for actor rank 0 (process 20 on host), actor rank 1 (process 21 on host, which is stopped)"
+        )
+        waited = float(text.split("nothing new for ")[1].split(" ")[0])
+        assert limit <= waited <= 1.05 * limit + waiting.ANSWER + 3
+
+    def test_is_not_a_phase_that_takes_as_long_as_a_step(self, driver):
+        run = driver()
+        end = self.steps(run, 100)
+        run.goes(end, 4, "generating")  # a short one
+        run.goes(end + 10, 5, "generating")
+        run.goes(end + 260, 5, "training")
+        run.waiting.get([Ref(at=end + 500)])
+        assert run.said == []
+
+    def test_in_the_first_step_takes_ten_minutes(self, driver):
+        run = driver()
+        run.goes(1, 0, "generating")
+        run.waiting.get([Ref(at=590)])
+        assert run.said == []
+        run.waiting.get([Ref(at=700)])
+        ((_, text),) = run.said
+        assert text.endswith(" s. It waits for no process, as all answer: look at rewards")
+
+    @pytest.mark.parametrize("who", ["trainer", "rollout engine 0"])
+    def test_of_a_process_that_does_not_answer(self, driver, who):
+        run = driver()
+        end = self.steps(run, 4)
+        run.at(end, run.late.add, who)
+        run.waiting.note_homes()
+        run.waiting.get([Ref(at=end + 100)])
+        ((_, text),) = run.said
+        assert text.endswith(f"It waits for {who} (process {NUMBERS[who]} on host)")
+
+    def test_while_models_load(self, driver):
+        run = driver()
+        run.late.add("actor rank 1")
+        run.waiting.get([Ref(at=700)], waiting.LOADING)
+        ((_, text),) = run.said
+        assert text.startswith("step 0, loading the models: ") and text.endswith("It waits for actor rank 1")
+
+    def test_ends_the_run_after_the_timeout(self, driver):
+        run = driver(stall_timeout=20.0)
+        end = self.steps(run, 4)
+        run.at(end, run.late.add, "actor rank 1")
+        error = ended(run, [Ref(at=9000)])
+        assert (error.how, error.code, run.said) == ("stalled", 75, [])
+        assert error.text.startswith("stalled for run.stall_timeout 20: step 3, training: nothing new for 2")
+        assert error.text.endswith("It waits for actor rank 1")
+        assert end + 18 <= run.now < end + 30
+
+    def test_is_not_looked_for_without_a_trainer_that_says_where_it_is(self, driver):
+        run = driver()
+        run.waiting.trainer = None
+        run.waiting.get([Ref(at=2000)])
+        assert run.said == []
+
+
+def test_a_process_that_is_stopped():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        assert not waiting.is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while not waiting.is_stopped(process.pid):
+            assert time.monotonic() < deadline
+    finally:
+        process.kill()
+        process.wait()
