@@ -67,7 +67,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
 def _overview(page: Comparison) -> Section:
     notes = []
     for run in page.runs:
-        if ended := run.about.get("ended", {}).get("text"):
+        if ended := run.metadata.get("ended", {}).get("text"):
             notes.append(f"{run.name}: {ended}")
         elif not run.summary:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
