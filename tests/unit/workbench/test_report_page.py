@@ -284,6 +284,14 @@ def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
     )
 
 
+def test_a_run_that_a_signal_stopped_says_so(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run", steps=3)
+    ended = {"how": "stopped", "at": "2026-01-02T03:04", "status": 143, "text": "stopped by SIGTERM after step 3"}
+    (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | {"ended": ended}))
+    words = " ".join(page_of(folder)[0].words("section"))
+    assert "run: stopped by SIGTERM after step 3" in words and "has no summary.json" not in words
+
+
 # ── several runs ──
 
 
