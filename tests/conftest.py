@@ -32,7 +32,7 @@ OWN_RAY = (
     "test_evaluate.py", "test_faults.py", "test_first_hour.py", "test_forks.py", "test_rotary.py", "test_smoke.py",
     "test_study.py", "test_vision.py", "test_warmup.py",
 )  # fmt: skip
-MINUTES = {"direct": 7, "float32": 8}  # of `make test` on 2 idle cores, by how the CPU multiplies bfloat16 matrices
+MINUTES = 10  # of `make test` on 2 idle cores of a CPU with instructions for bfloat16
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,9 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HF_DATASETS_CACHE"] = copies.name  # the processes of xdist have it, too
     if hasattr(config, "workerinput") or config.option.numprocesses is None:
         return
-    way = products.way()
-    has = "with" if way == "direct" else "without"
-    print(f"a CPU {has} instructions for bfloat16; make test takes about {MINUTES[way]} minutes on 2 idle cores")
+    has = "with" if products.way() == "direct" else "without"
+    print(f"a CPU {has} instructions for bfloat16; make test takes about {MINUTES} minutes on 2 idle cores with them")
 
 
 @pytest.hookimpl(optionalhook=True)
