@@ -32,16 +32,16 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 # Signal, step, the beginning of the phase, and the step after which the run stops. v = 3 and m = 2, as in test_faults.
 IN_TURN = (
     ("SIGTERM", 0, "syncing", 1),  # later, a run syncs first when it is resumed
-    ("SIGINT", 1, "making experience", 2),
+    ("SIGINT", 1, "generating", 2),
     ("SIGUSR1", 2, "generating hard", 3),
-    ("SIGTERM", 3, "generating", 4),
+    ("SIGTERM", 3, "making experience", 4),
     ("SIGINT", 4, "training", 5),
 )
 AHEAD_IN_TURN = (
     ("SIGUSR1", 0, "syncing", 1),
-    ("SIGTERM", 1, "training", 2),
-    ("SIGTERM", 2, "making experience", 3),
-    ("SIGINT", 3, "generating", 4),
+    ("SIGTERM", 1, "generating", 2),
+    ("SIGINT", 2, "training", 3),
+    ("SIGTERM", 3, "making experience", 4),
     ("SIGUSR1", 4, "generating hard", 5),
 )
 
