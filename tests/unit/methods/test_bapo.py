@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from one_step import uids
 
 import bapo_openrlhf
 from bapo_openrlhf.adapt.batch import Batch
@@ -36,10 +37,6 @@ def bapo(seed: int = 0, **changes) -> BAPO:
 def fixed(low: str | F, high: str | F) -> dict[str, Interval]:
     """c2 and c3 that do not move."""
     return {"c2": Interval(as_fraction(low), as_fraction(low)), "c3": Interval(as_fraction(high), as_fraction(high))}
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def hard_texts(method: BAPO) -> list[str]:

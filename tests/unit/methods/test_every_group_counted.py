@@ -21,6 +21,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch, drop, fill, fitting
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
@@ -36,10 +37,6 @@ FIFOReplay = runpy.run_path(str(EXAMPLE))["FIFOReplay"]
 PROMPTS = [Prompt(f"prompt {letter}", "1") for letter in "abcdefg"]
 LISTS = [field.name for field in fields(Batch)]
 OF_EARLIER_STEPS = ("replayed", "unused")
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def rewards(size: int) -> st.SearchStrategy[list[float]]:

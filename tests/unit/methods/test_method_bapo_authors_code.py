@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_step import uids
 from reference_authors_code import AuthorsCode as Reference
 
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -23,10 +24,6 @@ def authors_code(seed: int = 0, **changes) -> AuthorsCode:
     flags = {"capacity": 6, "group_size": 8, "buffer_size": 12, "reevaluate_every": 2, "c2": Interval(*C2),
              "c3": Interval(*C3)}  # fmt: skip
     return AuthorsCode(seed=seed, **flags | changes)
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 class Run:

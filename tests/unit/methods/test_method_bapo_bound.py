@@ -9,6 +9,7 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
+from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -21,10 +22,6 @@ EPS = 1e-6
 
 def bound_bapo(seed: int = 0, **changes) -> BoundBAPO:
     return BoundBAPO(**{"capacity": 6, "group_size": 4, "seed": seed, "reevaluate_every": 0, **changes})
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def term(group, tv: float) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt
@@ -34,10 +35,6 @@ def run(method: DOTS, fresh: Sequence[Group], step: int = 0) -> Batch:
     Ledger().settle(fresh, batch)
     assert (batch.reevaluated, batch.unimproved, batch.solved) == ([], [], [])
     return batch
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def stored(method: DOTS) -> list[int]:

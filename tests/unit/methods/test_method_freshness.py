@@ -11,6 +11,7 @@ import pytest
 import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -21,18 +22,6 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 def freshness(capacity: int = 8, **options) -> Freshness:
     return Freshness(capacity=capacity, **{"group_size": 8} | options)
-
-
-def run(method: Freshness, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    return batch
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 class TestOptions:

@@ -12,6 +12,7 @@ import pytest
 import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import uids
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, drop
@@ -32,10 +33,6 @@ def run(method: PODS, step: int, fresh=()) -> Batch:
     Ledger().settle(fresh, batch)
     assert batch.reevaluated == batch.replayed == []
     return batch
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def places(group) -> list[int]:

@@ -6,27 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.popo import POPO
 from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def popo(capacity: int = 4, **options) -> POPO:
     return POPO(capacity=capacity, **{"group_size": 4} | options)
-
-
-def run(method: POPO, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    return batch
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def test_by_hand(make_group):

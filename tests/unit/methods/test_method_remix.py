@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -23,20 +24,8 @@ def remix(capacity: int = 10, **options) -> ReMix:
     return ReMix(capacity=capacity, **{"group_size": 8} | options)
 
 
-def run(method: ReMix, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    return batch
-
-
 def sizes(batch: Batch) -> tuple[int, int, int]:
     return len(batch.fresh), len(batch.replayed), len(batch.cut)
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def test_the_papers_mixture_by_hand(make_group):

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import run
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
-from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.batch import drop
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
@@ -38,14 +39,6 @@ def make(make_group):
         return group
 
     return build
-
-
-def run(method: RePO, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    return batch
 
 
 def names(group) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ import pytest
 import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import run, uids
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, drop
@@ -23,18 +24,6 @@ from bapo_openrlhf.record.state_file import load_state, save_state
 
 def rollout_replay(capacity: int = 8, **options) -> RolloutReplay:
     return RolloutReplay(capacity=capacity, **{"group_size": 8, "warm_up": 0} | options)
-
-
-def run(method: RolloutReplay, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    return batch
-
-
-def uids(groups) -> list[int]:
-    return [group.uid for group in groups]
 
 
 def names(groups) -> list[tuple[int, int]]:
