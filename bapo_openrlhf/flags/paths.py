@@ -69,7 +69,12 @@ def check_written(args: SimpleNamespace) -> None:
         value = _get(args, name)
         if value:
             _check_folder(f"{name} is {value}", Path(value))
-    _check_folder(f"run.name is {args.run.name}", Path(args.run.dir) / args.run.name)
+    _check_folder(f"run.name is {args.run.name}", run_folder(args))
+
+
+def run_folder(args: SimpleNamespace) -> Path:
+    """The folder of the run."""
+    return Path(args.run.dir, args.run.name)
 
 
 def _check_folder(asked: str, path: Path) -> None:

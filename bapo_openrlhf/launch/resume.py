@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.paths import check_written
+from bapo_openrlhf.flags.paths import check_written, run_folder
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.checkpoint_store import ADAPT, MANIFEST, CheckpointStore
+from bapo_openrlhf.record.checkpoint_store import ADAPT, MANIFEST, CheckpointStore, step_of
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
 
@@ -56,11 +56,6 @@ def choose_start(args: SimpleNamespace) -> tuple[str | None, bool]:
     if asked and not resumes and (args.run.overwrite or (run_folder(args) / record.SUMMARY).exists()):
         _check_free(args)  # A run that did not end, and has no checkpoint, starts again from the beginning.
     return tag, resumes
-
-
-def run_folder(args: SimpleNamespace) -> Path:
-    """The folder of the run."""
-    return Path(args.run.dir) / args.run.name
 
 
 def _check_free(args: SimpleNamespace) -> None:
@@ -190,7 +185,7 @@ def saved_step(args: SimpleNamespace) -> int:
         return next_step(args) - 1
     store = _store(args)
     finished = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
-    return next((int(tag.split("global_step")[1]) for tag in finished), 0)
+    return next((step_of(tag) for tag in finished), 0)
 
 
 def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:

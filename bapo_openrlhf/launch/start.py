@@ -15,7 +15,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.paths import make_absolute
+from bapo_openrlhf.flags.paths import make_absolute, run_folder
 from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.launch.ending import recorded
 from bapo_openrlhf.launch.resume import (
@@ -24,7 +24,6 @@ from bapo_openrlhf.launch.resume import (
     keep_settings,
     next_step,
     products_by_step,
-    run_folder,
 )
 from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record

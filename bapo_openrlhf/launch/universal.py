@@ -6,9 +6,9 @@ stay as they are, so the same number of ranks can still resume it without the un
 
 import shutil
 import sys
+from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -90,7 +90,7 @@ def _converted(source: Path, folder: Path) -> Path:
         )
     from deepspeed.checkpoint import ds_to_universal
 
-    words = SimpleNamespace(
+    arguments = Namespace(
         input_folder=str(source),
         output_folder=str(folder / "universal"),  # DeepSpeed writes a file next to it
         num_extract_workers=EXTRACTING,
@@ -101,7 +101,7 @@ def _converted(source: Path, folder: Path) -> Path:
     )
     try:
         with redirect_stdout(sys.stderr):
-            ds_to_universal.main(words)
+            ds_to_universal.main(arguments)
     except Exception as error:
         raise RunError(f"{source}: DeepSpeed could not convert it: {one_line(error)}") from error
     return folder / "universal" / UNIVERSAL

@@ -158,7 +158,7 @@ class CheckpointStore:
     @os_errors()
     def tags(self) -> list[str]:
         """All tags with a folder in _adapt, newest step first. Within a step global_stepN comes before the best one."""
-        return sorted(self._tags_in(ADAPT), key=lambda tag: (-int(tag.split("global_step")[1]), tag.startswith("best")))
+        return sorted(self._tags_in(ADAPT), key=lambda tag: (-step_of(tag), tag.startswith("best")))
 
     @os_errors()
     def newest_whole(self, report: Callable[[str], None]) -> str | None:
@@ -302,6 +302,11 @@ class CheckpointStore:
             if folder.exists():
                 _remove_tree(folder)
                 sync_folder(folder.parent)
+
+
+def step_of(tag: str) -> int:
+    """The step of a checkpoint's tag."""
+    return int(tag.split("global_step")[1])
 
 
 def _entries(top: Path) -> Iterator[Path]:

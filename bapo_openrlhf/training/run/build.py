@@ -13,7 +13,6 @@ Three things are different:
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
 
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.record.run_record import WARNINGS, append_rows
 from bapo_openrlhf.training.contract import require_version
 from bapo_openrlhf.training.generate import engines
@@ -129,7 +129,7 @@ class Run:
     def _warn(self, step: int, text: str) -> None:
         """Say a warning, and write it down for the progress bar and for `watch`."""
         print(f"warning: {text}", file=sys.stderr, flush=True)
-        append_rows(Path(self.args.run.dir) / self.args.run.name, WARNINGS, step, [{"kind": "stalled", "text": text}])
+        append_rows(run_folder(self.args), WARNINGS, step, [{"kind": "stalled", "text": text}])
 
     def _workers(self, kind: Any, model: SimpleNamespace, place: Any) -> Any:
         """The processes of a model, on the GPUs of a place that it shares with others, or on GPUs of its own."""

@@ -27,7 +27,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
-        self.recorder = StepRecorder.of(self.args.run, self.tokenizer)
+        self.recorder = StepRecorder.of(self.args, self.tokenizer)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
         self.samples_generator = RecordedSamplesGenerator.of(self, filtered=self.filtered)
 

@@ -5,6 +5,7 @@ The rows come from OpenRLHF's samples, so every group has one, also a group that
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -14,7 +15,7 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
-from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
@@ -56,9 +57,9 @@ class StepRecorder:
         self._warned: set[str] = set()  # kinds of warnings
 
     @classmethod
-    def of(cls, run: RunConfig, tokenizer: Any) -> Self:
-        """The recorder of a run with these `--run.*` flags."""
-        return cls(folder=Path(run.dir) / run.name, tokenizer=tokenizer, answer_chars=run.answer_chars)
+    def of(cls, args: SimpleNamespace, tokenizer: Any) -> Self:
+        """The recorder of a run with these (nested) arguments."""
+        return cls(folder=run_folder(args), tokenizer=tokenizer, answer_chars=args.run.answer_chars)
 
     def resume(self, step: int) -> None:
         """Continue the record after this step; a run at step 0 has none to continue.

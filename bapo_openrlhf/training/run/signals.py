@@ -1,7 +1,7 @@
 """Signals that end a run: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1, which job schedulers send some time before they kill.
 
 Before the first step, a signal ends the run where it is. Later the first signal is only noted, and the driver passes it
-on (`watch.py`). Ray starts its services so that Ctrl-C does not reach them, nor the processes that they start.
+on (`waiting.py`). Ray starts its services so that Ctrl-C does not reach them, nor the processes that they start.
 """
 
 import signal
@@ -13,9 +13,7 @@ from typing import Any
 from bapo_openrlhf.errors import Ended
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-SAME = (
-    1.0  # seconds in which a second signal counts as the first, because `timeout` sends it to a process and its group
-)
+SAME = 1.0  # seconds in which a second signal is the first one: `timeout` sends it to a process and to its group
 BEFORE = "before the first step"
 
 

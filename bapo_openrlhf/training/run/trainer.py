@@ -77,7 +77,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
         generator, maker = self.samples_generator, self.experience_maker
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
-        self.recorder = StepRecorder.of(args.run, self.tokenizer)
+        self.recorder = StepRecorder.of(args, self.tokenizer)
         unusable = UnusableGroups(
             max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.resume import choose_checkpoint, products_by_step, run_folder
+from bapo_openrlhf.flags.paths import run_folder
+from bapo_openrlhf.launch.resume import choose_checkpoint, products_by_step
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
