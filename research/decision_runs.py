@@ -218,7 +218,7 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], un
 
 
 def count_solved(runs: Iterable[Planned], root: Path) -> None:
-    """Count what the trained models solve, for the runs for which that has not been done."""
+    """Count what each trained model solves, unless it was counted before."""
     for run in runs:
         if run.done:
             solved_by(run.folder, root)

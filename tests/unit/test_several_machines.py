@@ -178,7 +178,7 @@ def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit, signals):
-    """Slurm sends it to the script alone, and may send it again."""
+    """Slurm sends it only to the script, and may send it again."""
     assert directives()["signal"] == f"B:{signal.SIGUSR1.name.removeprefix('SIG')}@600" and "requeue" in directives()
     job = submit(status=128 + signal.SIGUSR1, told=signals)
     assert job.status == 128 + signal.SIGUSR1 and ("", ["scontrol", "requeue", "4711"]) in job.calls

@@ -34,7 +34,7 @@ class Ref:
 
 
 class Driver:
-    """A driver with a trainer that is at a place at each time, and workers of which some are late.
+    """A driver that waits. Its trainer says at each time where it is, and some of its workers answer late.
 
     Attributes:
         events: (seconds, function) of what happens meanwhile.
