@@ -20,9 +20,7 @@ release = __version__
 CONTENTS = {
     "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
     "Use": [
-        "docs/own_model",
-        "docs/algorithms",
-        "docs/eight_gpus",
+        "docs/own_data",
         "docs/several_machines",
         "docs/smoke",
         "docs/plan",

@@ -48,7 +48,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     for name, meaning in FILES.items():
         print(f"{folder / name}  {meaning}")
-    print(f"next: pytest {folder}; bapo-openrlhf check --config {folder}/config.yaml; docs/own_model.md")
+    print(f"next: pytest {folder}; bapo-openrlhf check --config {folder}/config.yaml; docs/own_data.md")
     return 0
 
 

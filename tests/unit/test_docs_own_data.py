@@ -1,4 +1,4 @@
-"""docs/own_model.md: its table of settings is that of the flags and files, its predictions are those of `plan`."""
+"""docs/own_data.md: its table of settings is that of the flags and files, its predictions are those of `plan`."""
 
 import re
 import shlex
@@ -14,16 +14,13 @@ from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, propose
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own_model.md").read_text()
+PAGE = (ROOT / "docs" / "own_data.md").read_text()
 PRESETS = {path.stem: ["--config", str(path)] for path in (ROOT / "configs").glob("*.yaml")}
 # Only what a parser asks for.
 NOTHING = ["--actor.model_name_or_path=m", "--reward.remote_url=r.py", "--rollout.n_samples_per_prompt=2"]
-DEFAULT = {"default": ["--algorithm=bapo_grpo", *NOTHING]}
 COLUMNS = {
     "8 GPUs": {name: words for name, words in PRESETS.items() if name not in ("quickstart", "bapo_grpo_math_one_gpu")},
     "one GPU": {"bapo_grpo_math_one_gpu": PRESETS["bapo_grpo_math_one_gpu"]},
-    "default": DEFAULT,
-    "quickstart": {"quickstart": PRESETS["quickstart"]},
 }
 
 
@@ -61,20 +58,12 @@ def test_settings(column):
         for flag, row in SETTINGS.items():
             usual, _, for_ba_ppo = row[column].partition("; BA-PPO ")
             cell = for_ba_ppo if for_ba_ppo and name.startswith("ba_ppo") else usual
-            if (flag, column) == ("rollout.n_samples_per_prompt", "default"):
-                continue  # OpenRLHF refuses its own default with groups: see the next test
             assert meant(flag, args) == [number(word) for word in cell.split()], (name, flag)
-
-
-def test_the_group_size_has_no_default_that_works():
-    parser = arguments.build_parser("docs")
-    flag = "rollout.n_samples_per_prompt"
-    assert str(parser.get_default(flag)) == SETTINGS[flag]["default"]
 
 
 def test_what_the_table_must_name():
     """Every flag of batch adaptation, the KL penalty and the optimizers that a preset changes; each with a reason."""
-    default, changed = config.flags_of(arguments.parse(DEFAULT["default"])), set()
+    default, changed = config.flags_of(arguments.parse(["--algorithm=bapo_grpo", *NOTHING])), set()
     for words in PRESETS.values():
         flags = config.flags_of(arguments.parse(words))
         changed |= {flag for flag in flags if flags[flag] != default[flag]}
@@ -83,47 +72,27 @@ def test_what_the_table_must_name():
     assert all(len(row["why"]) > 5 for row in SETTINGS.values())
 
 
-def boxes():
-    """(box, model, flags) of each command of the section about boxes."""
-    section = PAGE.split("\n## One command for each box\n")[1].split("```bash\n")[1].split("```")[0]
-    for comment, command in re.findall(r"^# (.*)\n((?:.*\\\n)*.*)$", section, re.M):
-        words = shlex.split(command.replace("\\\n", " "))
-        assert words[:4] == ["bapo-openrlhf", "train", "--config", "my_task/config.yaml"]
-        yield *comment.split(", "), words[4:]
-
-
-def test_predictions_are_those_of_plan(tmp_path, capsys, monkeypatch):
-    """The GPUs in the command are the box's, its stage and the activations are as proposed, and `check` takes it."""
-    assert main.run(["init", str(tmp_path / "my_task")]) == 0
-    base = ["--config", str(tmp_path / "my_task" / "config.yaml")]
-    kept = tmp_path / "kept.yaml"
-    kept.write_text("actor: {gradient_checkpointing_enable: false}")
+@pytest.mark.parametrize("row", table("\n## 1 to 8 GPUs\n"), ids=lambda row: f"{row['GPUs']}, {row['model']}")
+def test_predictions_are_those_of_plan(row, tmp_path, capsys, monkeypatch):
+    """With `init` for these GPUs and these flags, stage and activations are as proposed, and `check` takes it."""
+    count, memory = re.fullmatch(r"(\d) x (24|80) GB", row["GPUs"]).groups()
+    assert main.run(["init", str(tmp_path / "task"), "--gpus", count, "--model", f"Qwen/{row['model']}"]) == 0
+    flags = ["--config", str(tmp_path / "task" / "config.yaml"), *shlex.split(row["flags"].strip("`"))]
+    args = arguments.parse(flags)
     plans = []
     monkeypatch.setattr(plan, "page", lambda planned: plans.append(planned) or "")
+    gpu = {"24": "4090", "80": "H100"}[memory]
+    assert main.run(["check", *flags]) == 0
+    assert main.run(["plan", *flags, "--gpu", gpu, "--gpus", count]) == 0
+    (planned,) = plans
+    wanted = proposed(*planned.shapes, int(count), planned.workload, constants_of(gpu))
+    assert {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable} == wanted
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
-    rows = table("\n## One command for each box\n")
-    actual = list(boxes())
-    assert [(box, model) for box, model, _ in actual] == [(row["box"], row["model"]) for row in rows] and len(rows) >= 8
-    for (box, model, flags), row in zip(actual, rows, strict=True):
-        count, memory = re.fullmatch(r"(\d) x (24|80) GB", box).groups()
-        again = {"again": True, "kept": False}[row["activations"]]
-        flags += [] if again else ["--config", str(kept)]
-        args = arguments.parse([*base, *flags])
-        assert args.actor.model_name_or_path == f"Qwen/{model}"
-        assert {args.actor.num_gpus_per_node, args.ref.num_gpus_per_node, args.vllm.num_engines} == {int(count)}
-        gpu = {"24": "4090", "80": "H100"}[memory]
-        capsys.readouterr()
-        assert main.run(["check", *base, *flags]) == 0
-        capsys.readouterr()
-        assert main.run(["plan", *base, *flags, "--gpu", gpu, "--gpus", count]) == 0
-        planned = plans.pop()
-        wanted = proposed(*planned.shapes, int(count), planned.workload, constants_of(gpu))
-        assert {STAGE: args.ds.zero_stage, RECOMPUTES: again} == wanted, box
-        actual = planned.sizes(*planned.shapes, *planned.gpus, method)
-        assert (actual["model"], actual["word"]) == (model, "fits")
-        gib = {phase: f"{actual[phase] / 2**30:.1f}" for phase in ("generation", "training")}
-        assert actual["experience"] < max(actual["generation"], actual["training"])
-        assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"]), box
+    actual = planned.sizes(*planned.shapes, *planned.gpus, method)
+    assert (actual["model"], actual["word"]) == (row["model"], "fits")
+    gib = {phase: f"{actual[phase] / 2**30:.1f}" for phase in ("generation", "training")}
+    assert actual["experience"] < max(actual["generation"], actual["training"])
+    assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"])
 
 
 def test_the_page_shows_the_reward_function_of_init():
