@@ -90,24 +90,17 @@ def test_every_quoted_message_is_in_the_code():
 
 CHECK = ["check", "--config", "configs/quickstart.yaml"]
 PRINTED = {
-    "no model folder": ["evaluate", "--model", "runs/base_model", "--benchmarks", "aime24"],
     "no evaluation": ["compare", "runs/a", "runs/b"],
     "no run": ["watch", "runs/x", "--once"],
-    "no run's folder": ["report", "runs"],
     "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "not prepared": ["train", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
-    "columns of a copy": ["prepare", "math", "--parts", "train", "--local", "train=other.jsonl"],
     "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
-    "unknown flag": ["check", "--config", "quickstart.yaml"],
     "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
     "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],
-    "dynamic filtering ahead": [*CHECK, "--train.async_enable", "--algo.dynamic_filtering_enable"],
-    "too large an optimizer batch": [*CHECK, "--train.batch_size", "4096"],
-    "one checkpoint": [*CHECK, "--ckpt.save_steps", "5", "--ckpt.max_num", "1"],
     "image without template": [
         *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
         *["--data.prompt_dataset", "data/geometry/train.jsonl", "--actor.model_name_or_path", "vision"],
@@ -120,21 +113,17 @@ def folder(tmp_path, monkeypatch):
     """A project's folder, with little in it."""
     for name in ("configs", "bapo_openrlhf"):
         (tmp_path / name).symlink_to(ROOT / name)
-    preset = (ROOT / "configs" / "quickstart.yaml").read_text()
     files = {
         "runs/empty/metrics.jsonl": "",
         "runs/empty/run.json": '{"name": "empty"}',
-        "runs/bapo_grpo/run.json": "{}",
         "runs/base_model/config.json": "{}",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
         "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
         "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
         "vision/config.json": json.dumps({"vision_config": {}}),
         "vision/preprocessor_config.json": "{}",
-        "other.jsonl": json.dumps({"question": "x?", "answer": "1"}),
         "deepscaler.jsonl": "\n".join(json.dumps({"problem": f"{x}?", "answer": r"\frac{1}{"}) for x in "xy"),
-        "quickstart.yaml": preset.replace("buffer_size", "bufer_size"),
-        "no_reward.yaml": preset.replace("reward: ", "#"),
+        "no_reward.yaml": (ROOT / "configs" / "quickstart.yaml").read_text().replace("reward: ", "#"),
     }
     for name, text in files.items():
         path = tmp_path / name
