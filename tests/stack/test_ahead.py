@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_faults import GRPO, PPO, PROBE, RUN, assert_nothing_is_left, marked, same_steps
+from test_faults import AHEAD, GRPO, PPO, PROBE, RUN, assert_nothing_is_left, marked, same_steps
 from test_training import noted_weights, recomputed, succeeded
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.stack
 
 HERE = Path(__file__).parent
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
-AHEAD = ("train.async_enable",)
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
 EVERY = 2  # m
 slow = pytest.mark.slow

@@ -36,6 +36,7 @@ RUN = {
     "ckpt__save_steps": 1,
 }
 SWITCHES = ("train.full_determinism_enable",)
+AHEAD = ("train.async_enable",)
 # How many groups are there before their step depends on how fast the engines are.
 NOT_COMPARED = ("groups/in_flight",)
 

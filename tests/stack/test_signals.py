@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from test_ahead import AHEAD
 from test_faults import (
+    AHEAD,
     CLI,
     GRPO,
     PROBE,

@@ -1,10 +1,11 @@
-"""What the unit tests share: a builder of groups, a tokenizer, and pages without their charts."""
+"""What the unit tests share: a builder of groups, a tokenizer, pages without their charts, and unblocked signals."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ import pytest
 from hypothesis import settings
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
+
+
+@pytest.fixture(autouse=True)
+def signals_reach_this_thread() -> Iterator[None]:
+    """A test that blocks a signal in this process, and leaves that so, fails. Later tests would not get the signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    after = signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert after == before, f"the test leaves {after - before} blocked"
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,23 @@ def test_no_two_files_import_each_other():
     assert left == {}
 
 
+def test_a_name_that_tests_import_is_that_of_one_file():
+    """Tests that import helpers by name share the folders in which these are looked for (`sys.path`)."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    places = {}
+    for file in files:
+        places.setdefault(file.stem, set()).add(file.parent)
+    found = {
+        (node.module, file.parent)
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module in places
+    }
+    assert ("fake_stack", ROOT / "tests" / "unit" / "training") in found
+    importing = {parent for _, parent in found}
+    assert {module: shared for module, _ in found if len(shared := places[module] & importing) > 1} == {}
+
+
 def too_large(source):
     """Classes and functions above the limits, with their numbers of lines."""
     for node in ast.walk(ast.parse(source)):

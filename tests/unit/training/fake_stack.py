@@ -498,6 +498,11 @@ def numbers(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("timing/")} for row in rows]
 
 
+def without_times(run: World) -> list[dict]:
+    """The record without times, and without what depends on how far the engines are when a step ends."""
+    return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(run.metrics())]
+
+
 def trained(run: World, first: int) -> list[tuple]:
     """What each update from step `first` on was made with."""
     names = ("sequences", "action_mask", "action_log_probs", "rollout_log_probs", "advantages", "returns", "rewards")

@@ -18,7 +18,7 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import SCORED, STATES, World, numbers, trained  # noqa: E402
+from fake_stack import SCORED, STATES, World, numbers, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
@@ -40,11 +40,6 @@ def watched(run: World) -> list[tuple]:
 
     run.trainer.method.build_batch = build_batch
     return seen
-
-
-def without_times(run: World) -> list[dict]:
-    """The record without times, and without what depends on how far the engines are when a step ends."""
-    return [{k: v for k, v in row.items() if k != "groups/in_flight"} for row in numbers(run.metrics())]
 
 
 def periods():

@@ -88,6 +88,7 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     for settings in (ours[0]["kwargs"], ours[0]["llm"]):
         assert settings.pop("disable_log_stats", False) is faster
     assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE) and ours[0].pop("faster") is faster
+    assert ours[1].pop("interrupts") == "blocked"
     assert ours[0]["llm"].pop("ends_with_its_process")
     assert ours == theirs
 
@@ -103,6 +104,7 @@ def made_by(kind, monkeypatch, given):
         patched.setattr(vllm, "AsyncEngineArgs", lambda **settings: settings)
         patched.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda settings: Llm(settings)))
         patched.setattr(engines, "end_with", lambda llm: llm.update(ends_with_its_process=not llm.get("waited")))
+        patched.setattr(engines, "block_interrupts", lambda: os.environ.update(interrupts="blocked"))
         patched.setattr(cpu, "active", lambda: False)
         patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "0,1"})
         engine = object.__new__(kind)

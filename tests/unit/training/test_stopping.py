@@ -11,8 +11,7 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import World, trained  # noqa: E402
-from test_ahead import without_times  # noqa: E402
+from fake_stack import World, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
