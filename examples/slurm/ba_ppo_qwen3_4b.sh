@@ -33,6 +33,7 @@ bapo-openrlhf check "${run[@]}"
 export RAY_ADDRESS=$address:6379
 export RAY_TMPDIR=/tmp/ray_$SLURM_JOB_ID # another user's Ray may have left its files in /tmp/ray
 # One Ray on each machine: the first starts it, the others join it. It ends with the job.
+# `ray symmetric-run` is not used: a job ended with status 0 although Ray had not started (Ray 2.55.0).
 srun --cpu-bind=none bash -c '
     if ((SLURM_NODEID == 0)); then
         exec ray start --block --head --node-ip-address "${RAY_ADDRESS%:*}" --port "${RAY_ADDRESS#*:}" --num-gpus "$0"

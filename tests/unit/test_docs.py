@@ -276,10 +276,6 @@ class TestCustomTask:
             numbers, target = re.fullmatch(r"([\d ]+):(\d+)=", row["input"]).groups()
             assert sum(map(int, numbers.split())) == int(target) == int(row["label"])
 
-    def test_the_page_shows_the_reward_function(self):
-        shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.S)
-        assert (self.FOLDER / "reward.py").read_text() in shown
-
 
 def test_the_lines_that_read_the_buffers_of_a_checkpoint(tmp_path, monkeypatch, capsys, make_group):
     """docs/watch.md, on a checkpoint after one step, with a hard prompt and a group to replay."""
