@@ -25,7 +25,7 @@ from decision_stages import FAILED, STAGES, Stage, planned, results_of, stage_of
 from folders import DOCS_IMAGES, RESULTS
 from hard_prompts import SOLVED
 from held_out import held_out
-from replay_map import UPDATED, add_costs, by_share, heights, optimizer_steps, units_of
+from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
 from replay_probe import ratios
 from scipy import stats
 from smollm2 import keep
@@ -158,8 +158,7 @@ class Records:
 def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
     """Add the running totals of tokens and seconds to the steps, see `add_costs`.
 
-    The arms in PRICED_AS have the costs of not training on groups without a signal. These groups have no gradient, so
-    training on them only divides that of the others, which costs nothing.
+    The arms in PRICED_AS have the costs of not training on groups without a signal, see `discount`.
 
     Args:
         units: Index: the arm. Columns: `response` and `update`, the seconds of one.
@@ -168,23 +167,7 @@ def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
         same = {arm: units.loc[other] for arm, other in PRICED_AS.items() if other in units.index}
         units = pd.concat([units.drop(index=list(same), errors="ignore"), pd.DataFrame(same).T])
     add_costs(results, units)
-    steps = results.steps
-    tokens = without_signal(results).groupby([*RUN, "step"])["tokens"].sum()
-    of_step = tokens.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0.0).to_numpy()
-    free = pd.Series(of_step * steps["arm"].isin(PRICED_AS).to_numpy(), steps.index)
-    for column in (UPDATED, "cost/tokens"):
-        steps[column] -= free.groupby([steps["arm"], steps["seed"]]).cumsum()
-
-
-def without_signal(results: Results) -> pd.DataFrame:
-    """The groups that a run was trained on although all of their rewards are equal: arm, seed, step and tokens."""
-    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"])]
-    for study_run in results.runs:
-        groups = study_run.run.groups
-        if not groups.empty:
-            useless = groups[(groups["state"] == "fresh") & groups["mean"].isin([0, 1])]
-            tables.append(useless[["step", "tokens"]].assign(arm=study_run.arm.name, seed=study_run.seed))
-    return pd.concat([table for table in tables if not table.empty] or tables)
+    discount(results, PRICED_AS)
 
 
 def trained_once(probes: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,17 @@ SHARE = "cost/share"  # the column for a given share of generation, see `by_shar
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
 DRAWN = ("BAPO", "BAPO without X2", "BAPO, all near groups", "DAPO")  # arms that are compared in several settings
+FREE = "free"  # the method of plain OpenRLHF's runs, priced as `with_free_groups` says
+SIMPLE = {  # the simplest alternatives to replay: methods, and the labels under which they are drawn
+    "small": "GRPO, half of the prompts",
+    "two_epochs": "GRPO, two epochs",
+    FREE: "GRPO, groups without signal free",
+}
+REPLAY = {"recipe": "BAPO, all near groups", "without_x2": "BAPO without X2", "bapo": "BAPO"}
+LINES = {  # of the figure by the share of generation: label, and colour
+    **dict(zip(SIMPLE.values(), ("#6B6B6B", "#0072B2", "#009E73"), strict=True)),
+    **dict(zip(REPLAY.values(), ("#E69F00", "#CC79A7", "#D55E00"), strict=True)),
+}
 ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
@@ -136,10 +148,10 @@ def difference(results: Results, arm: str, other: str, column: str) -> dict[str,
     return {"pairs": interval.count, **points, **verdict}
 
 
-def compared(results: Results) -> list[tuple[str, Arm, Arm]]:
-    """Path, arm and baseline of each comparison with plain OpenRLHF."""
-    sides = [(path, results.of_path(path)) for path in results.paths]
-    return [(path, arm, plain) for path, (plain, *others) in sides if plain.method == PLAIN for arm in others]
+def compared(results: Results, against: str = PLAIN) -> list[tuple[str, Arm, Arm]]:
+    """Path, arm and other arm of each comparison with a method; plain OpenRLHF is the baseline of most tables."""
+    of_path = {arm.path: arm for arm in results.arms if arm.method == against}
+    return [(arm.path, arm, of_path[arm.path]) for arm in results.arms if arm.path in of_path and arm.method != against]
 
 
 def gains(results: Results) -> pd.DataFrame:
@@ -170,11 +182,14 @@ def pairs(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def by_share(results: Results) -> pd.DataFrame:
-    """The difference of each arm to the baseline of its path, by how much of a step the generation takes.
+def by_share(results: Results, against: str = PLAIN) -> pd.DataFrame:
+    """The difference of each arm to another one on its path, by how much of a step the generation takes.
 
-    The baseline trains once on each token that it generates. If generation takes the share s of its step, a generated
+    Plain OpenRLHF trains once on each token that it generates. If generation takes the share s of its step, a generated
     token costs s and one that is trained on costs 1 - s.
+
+    Args:
+        against: The method of the other arm.
 
     Returns:
         A row for each arm and each of SHARES: label, path, share, gain, low and high (points).
@@ -183,11 +198,80 @@ def by_share(results: Results) -> pd.DataFrame:
     for share in SHARES:
         of_step = results.steps
         of_step[SHARE] = share * of_step[GENERATED] + (1 - share) * of_step[UPDATED]
-        for path, arm, plain in compared(results):
-            if row := difference(results, arm.name, plain.name, SHARE):
+        for path, arm, other in compared(results, against):
+            if row := difference(results, arm.name, other.name, SHARE):
                 points = {name: row[name] for name in ("gain", "low", "high")}
                 rows.append({"label": results.labels[arm.name], "path": path, "share": share, **points})
     return pd.DataFrame(rows)
+
+
+def without_signal(results: Results) -> pd.DataFrame:
+    """The groups that a run was trained on although all of their rewards are equal: arm, seed, step and tokens."""
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"])]
+    for study_run in results.runs:
+        groups = study_run.run.groups
+        if not groups.empty:
+            useless = groups[(groups["state"] == "fresh") & groups["mean"].isin([0, 1])]
+            tables.append(useless[["step", "tokens"]].assign(arm=study_run.arm.name, seed=study_run.seed))
+    return pd.concat([table for table in tables if not table.empty] or tables)
+
+
+def discount(results: Results, arms: Collection[str]) -> None:
+    """Take the tokens of groups without a signal off what these arms have trained on.
+
+    These groups have no gradient with group-relative advantages. Training on them only divides that of the others,
+    which costs nothing.
+    """
+    steps = results.steps
+    tokens = without_signal(results).groupby([*RUN, "step"])["tokens"].sum()
+    of_step = tokens.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0.0).to_numpy()
+    free = pd.Series(of_step * steps["arm"].isin(arms).to_numpy(), steps.index)
+    for column in (UPDATED, "cost/tokens"):
+        steps[column] -= free.groupby([steps["arm"], steps["seed"]]).cumsum()
+
+
+def with_free_groups(results: Results) -> Results:
+    """The same runs, and those of GRPO once more, as if it had not paid for training on groups without a signal.
+
+    So these runs say what the filter saves, without replay.
+    """
+    plain = [arm for arm in results.arms if (arm.method, arm.path) == (PLAIN, "group")]
+    free = {arm.name: replace(arm, method=FREE, label=SIMPLE[FREE]) for arm in plain}
+    again = [replace(run, arm=free[run.arm.name]) for run in results.runs if run.arm.name in free]
+    study = replace(results.study, arms=(*results.study.arms, *free.values()))
+    both = Results(study, [*results.runs, *again])
+    add_costs(both, None)
+    discount(both, [arm.name for arm in free.values()])
+    return both
+
+
+def shares(results: Results) -> pd.DataFrame:
+    """What `by_share` returns, with `with_free_groups`."""
+    return by_share(with_free_groups(results))
+
+
+def beside_simple(studies: Mapping[str, Results]) -> pd.DataFrame:
+    """Arms with replay against the simplest alternatives, by the share of generation.
+
+    Args:
+        studies: Results by the study's name. Those of map_near_small and map_neighbours have the same runs of GRPO.
+
+    Returns:
+        A row for each setting, arm, alternative and share: setting, label, against, share, gain, low and high (points).
+    """
+    centre, near, small = (studies[name] for name in ("map_centre", "map_near_small", "map_neighbours"))
+    more = [run for run in near.runs if run.arm.method in REPLAY]
+    arms = (*small.study.arms, *(arm for arm in near.study.arms if arm.method in REPLAY))
+    joint = Results(replace(small.study, arms=arms), [*small.runs, *more])
+    tables = []
+    for setting, results in (("centre", centre), ("small batches", joint)):
+        both = with_free_groups(results)
+        for method, label in SIMPLE.items():
+            table = by_share(both, method)
+            if not table.empty:
+                wanted = table[table["label"].isin(REPLAY.values())].drop(columns="path")
+                tables.append(wanted.assign(setting=setting, against=label))
+    return joined(tables)
 
 
 def confirmation(studies: Mapping[str, Results]) -> pd.DataFrame:
@@ -254,14 +338,15 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
 
 def drawn_as(label: str) -> str:
     """The label under which an arm is drawn: the same with and without a critic."""
-    return label.replace("BA-PPO", "BAPO")
+    return label.replace("BA-PPO", "BAPO").replace("GRPO, smaller batch", SIMPLE["small"])
 
 
-def of_drawn(table: pd.DataFrame) -> pd.DataFrame:
+def of_drawn(table: pd.DataFrame, labels: Collection[str]) -> pd.DataFrame:
     """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
-    panels = table["setting"].where(table["path"] == "group", table["setting"] + ", critic")
+    settings = table["setting"].str.replace("centre", "base setting")
+    panels = settings.where(table["path"] == "group", settings + ", critic")
     named = table.assign(panel=panels, label=table["label"].map(drawn_as))
-    return named[named["label"].isin(DRAWN)]
+    return named[named["label"].isin(labels)]
 
 
 def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt.FacetChart:
@@ -286,7 +371,7 @@ def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt
 
 def picture(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by setting: a row for each setting, and a colour for each arm."""
-    wanted = of_drawn(table)
+    wanted = of_drawn(table, DRAWN)
     axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
     return intervals(
         wanted, ["responses", "seconds"],
@@ -319,12 +404,15 @@ def picture_of_arms(table: pd.DataFrame, optimizer: pd.DataFrame) -> alt.HConcat
 
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
     """Gain over the baseline by the share of generation: a panel for each setting and path, a line for each arm."""
-    wanted = of_drawn(table[table["setting"].isin(PRECISE)])
+    wanted = of_drawn(table[table["setting"].isin(PRECISE)], LINES)
+    wanted = wanted.drop_duplicates(["panel", "label", "share"])  # two studies have the same runs of GRPO
+    colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
+    legend = alt.Legend(orient="top", columns=3, labelLimit=300, symbolType="stroke", symbolOpacity=1)
     base = alt.Chart(wanted).encode(
-        x=alt.X("share:Q", title="share of generation in a step", axis=alt.Axis(format="%")),
-        color=alt.Color("label:N", title=None, sort=DRAWN),
+        x=alt.X("share:Q", title="share of generation in a step of GRPO or PPO", axis=alt.Axis(format="%")),
+        color=alt.Color("label:N", title=None, scale=colours, legend=legend),
     )
-    spread = base.mark_area(opacity=0.2).encode(
+    spread = base.mark_area(opacity=0.15).encode(
         y=alt.Y("low:Q", title="gain over GRPO or PPO, points (95 %)"), y2="high:Q"
     )
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
@@ -364,7 +452,7 @@ TABLES = {  # of all studies: what makes their rows, and the decimals of their C
     "pairs": (pairs, 2),
     "signal": (signal, 4),
     "optimizer_steps": (optimizer_steps, 2),
-    "shares": (by_share, 3),
+    "shares": (shares, 3),
 }
 
 
@@ -417,6 +505,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.to_parquet(FOLDER / "gains.parquet", index=False)
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
+    beside_simple(studies).round(3).to_csv(FOLDER / "simple.csv", index=False)
     save_png(picture(table), DOCS_IMAGES / "map.png")
     save_png(picture_of_arms(table, tables["optimizer_steps"]), DOCS_IMAGES / "map_arms.png")
     save_png(picture_of_shares(tables["shares"]), DOCS_IMAGES / "map_shares.png")

@@ -167,7 +167,7 @@ def test_groups_without_a_signal_cost_nothing_where_they_only_divide(records):
     useless = next(tokens for state, mean, tokens in GROUPS if state == "fresh" and mean == 0)
     for step in (1, STEPS):
         for arm, trained in (("plain-group", 500), ("in_denominator-group", 500 - useless)):
-            assert steps.loc[(arm, 61, step), decision.UPDATED] == trained * step
+            assert steps.loc[(arm, 61, step), replay_map.UPDATED] == trained * step
             assert steps.loc[(arm, 61, step), "cost/tokens"] == (500 + trained) * step
 
 
@@ -196,7 +196,7 @@ def test_gains_at_equal_seconds_have_the_error_of_the_unit_times(records):
     wanted = decision.crossed_interval(np.array(divided))
     assert tuple(priced[["gain", "low", "high"]]) == pytest.approx(wanted, abs=0.01)
     assert (
-        results.steps.set_index(["arm", "seed", "step"]).loc[("in_denominator-group", 61, 1), decision.UPDATED] == 400
+        results.steps.set_index(["arm", "seed", "step"]).loc[("in_denominator-group", 61, 1), replay_map.UPDATED] == 400
     )
 
 

@@ -9,19 +9,26 @@ from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study.data import Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
-RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8}  # in a step
-TRAINED = {"plain": 100, "bapo": 50, "dapo": 100, "recipe": 100}  # tokens of a step, which generates 100
+RESPONSES = {"plain": 8, "bapo": 10, "dapo": 16, "recipe": 8, "small": 8}  # in a step
+TRAINED = {"plain": 100, "bapo": 50, "dapo": 100, "recipe": 150, "small": 100}  # tokens of a step, which generates 100
+USELESS = [("fresh", 0.0, 20), ("fresh", 1.0, 10), ("fresh", 0.5, 70), ("filtered", 0.0, 5)]  # state, mean and tokens
 EPOCHS = {"bapo": 2}
 UNITS = pd.DataFrame({"response": [0.5, 0.25], "update": [2.0, 3.0]}, index=["plain-group", "bapo-group"])
 HEIGHTS = {
     ("plain", 1): 0.3, ("plain", 2): 0.4, ("bapo", 1): 0.5, ("bapo", 2): 0.55,
     ("dapo", 1): 0.6, ("dapo", 2): 0.5, ("recipe", 1): 0.7, ("recipe", 2): 0.65,
+    ("small", 1): 0.6, ("small", 2): 0.62,
 }  # at the last step  # fmt: skip
 
 
 def results_of(*methods: str) -> Results:
-    arms = tuple(Arm(method, "group", method.upper(), {}) for method in methods)
+    arms = tuple(Arm(method, "group", replay_map.REPLAY.get(method, method.upper()), {}) for method in methods)
     runs = []
+    groups = groups_frame([
+        {"step": step, "uid": 4 * step + place, "prompt": "p", "source": "fresh", "state": state, "mean": mean,
+         "responses": 8, "tokens": tokens}
+        for step in range(1, 9) for place, (state, mean, tokens) in enumerate(USELESS)
+    ])  # fmt: skip
     for arm in arms:
         epochs = EPOCHS.get(arm.method, 1)
         config = {"train.max_epochs": epochs}
@@ -33,9 +40,7 @@ def results_of(*methods: str) -> Results:
             ]  # fmt: skip
             top = HEIGHTS[arm.method, seed]
             held_out = [{"step": step, "eval_sums_pass1": 0.1 + (top - 0.1) * (step / 8) ** 2} for step in (4, 8)]
-            runs.append(
-                StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": config}, groups_frame([])), held_out)
-            )
+            runs.append(StudyRun(arm, seed, Run("", rows, {"total_steps": 8, "config": config}, groups), held_out))
     results = Results(Study("made", arms, (1, 2), evaluations=("sums",), start=0.1), runs)
     replay_map.add_costs(results, UNITS)
     return results
@@ -78,6 +83,48 @@ def test_gains_by_the_share_of_generation(share):
     assert row["gain"] == pytest.approx(100 * sum(wanted) / 2, abs=1e-3)
 
 
+def of_share(share: float, trained: float) -> float:
+    """Cost of a step that generates 100 tokens."""
+    return 100 * share + trained * (1 - share)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_plain_runs_once_more_without_the_costs_of_groups_without_a_signal(share):
+    """30 of the 100 tokens that a step of them trains on are in groups that are all right or all wrong."""
+    rows = replay_map.shares(results_of("plain", "bapo")).query("share == @share").set_index("label")
+    free, plain = of_share(share, 70), of_share(share, 100)
+    wanted = [height("plain", seed, free, 8 * free) - height("plain", seed, plain, 8 * free) for seed in (1, 2)]
+    label = replay_map.SIMPLE[replay_map.FREE]
+    assert rows.loc[label, "gain"] == pytest.approx(100 * sum(wanted) / 2, abs=1e-3)
+    before = replay_map.by_share(results_of("plain", "bapo")).query("share == @share").set_index("label")
+    assert rows.loc["BAPO", "gain"] == pytest.approx(before.loc["BAPO", "gain"])
+
+
+def test_replay_beside_the_simplest_alternatives(monkeypatch):
+    """The runs of a method that only one study has are compared with the alternatives of the other one."""
+    monkeypatch.setattr(replay_map, "SHARES", [share := 0.25])
+    studies = {
+        "map_centre": results_of("plain", "bapo"),
+        "map_near_small": results_of("plain", "recipe"),
+        "map_neighbours": results_of("plain", "bapo", "small"),
+    }
+    table = replay_map.beside_simple(studies)
+    free, half = replay_map.SIMPLE[replay_map.FREE], replay_map.SIMPLE["small"]
+    found = table[["setting", "label", "against"]].drop_duplicates().itertuples(index=False)
+    assert {tuple(row) for row in found} == {
+        ("centre", "BAPO", free), ("small batches", "BAPO", free), ("small batches", "BAPO", half),
+        ("small batches", "BAPO, all near groups", free), ("small batches", "BAPO, all near groups", half),
+    }  # fmt: skip
+    of_step = {"bapo": of_share(share, 50), "recipe": of_share(share, 150), "small": of_share(share, 100)}
+    for method in ("bapo", "recipe"):
+        end = 8 * min(of_step[method], of_step["small"])
+        wanted = [height(method, seed, of_step[method], end) - height("small", seed, of_step["small"], end)
+                  for seed in (1, 2)]  # fmt: skip
+        rows = table[(table["label"] == replay_map.REPLAY[method]) & (table["against"] == half)]
+        [row] = rows.to_dict("records")
+        assert row["gain"] == pytest.approx(100 * sum(wanted) / 2, abs=1e-3)
+
+
 def test_pairs_have_the_heights_of_both_runs():
     rows = replay_map.pairs(results_of("plain", "bapo")).to_dict("records")
     assert [(row["label"], row["seed"]) for row in rows] == [("BAPO", 1), ("BAPO", 2)]
@@ -105,7 +152,7 @@ def test_the_tested_method_is_compared_in_each_study():
 def test_an_arm_without_unit_times_has_no_answer_at_equal_seconds():
     results = results_of("plain", "bapo", "recipe")
     rows = replay_map.gains(results)
-    assert set(rows.query("label == 'RECIPE'")["cost"]) == {"responses", "tokens"}
+    assert set(rows.query("label == 'BAPO, all near groups'")["cost"]) == {"responses", "tokens"}
     assert set(rows.query("label == 'BAPO'")["cost"]) == {"responses", "tokens", "seconds"}
 
 
