@@ -62,6 +62,7 @@ CONTENTS = {
     "Research": [
         "research/README",
         "research/study_design",
+        "research/study_results",
         "research/decision_design",
         "research/first_study",
         "research/results/corrections",

@@ -9,6 +9,6 @@ ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ROOT / "research" / "studies"  # their definitions; that of the example, countdown, is in configs/studies
 RESULTS = ROOT / "research" / "results"
 IMAGES = ROOT / "research" / "images"  # of the pages in research/
-DOCS_IMAGES = ROOT / "docs" / "images"  # of docs/results.md and the README
+DOCS_IMAGES = ROOT / "docs" / "images"  # of docs/results.md, study_results.md and the README
 
 sys.path.append(str(ROOT / "benchmarks"))

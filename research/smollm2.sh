@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real chat model on two CPU cores: SmolLM2-135M-Instruct learns sums from worked solutions for some minutes, then from
-# rewards: GRPO, BAPO-GRPO, PPO and BA-PPO. No model hub. docs/results.md has what came out.
+# rewards: GRPO, BAPO-GRPO, PPO and BA-PPO. No model hub. research/study_results.md has what came out.
 # The study takes hours. The same command continues it, because runs that are done stay.
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
