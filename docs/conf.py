@@ -32,7 +32,7 @@ CONTENTS = {
         "docs/studies",
         "docs/faq",
     ],
-    "Look up": ["docs/config", "docs/methods", "docs/metrics", "docs/presets"],
+    "Look up": ["docs/config", "docs/api", "docs/methods", "docs/metrics", "docs/presets"],
     "Why and how": ["docs/paper_to_code", "docs/decisions", "docs/reliability"],
     "Extend": [
         "docs/architecture",

@@ -38,6 +38,9 @@ class HardBuffer:
 
     Args:
         capacity: Most prompts stored. If the buffer is full, the oldest is evicted.
+
+    Raises:
+        ValueError: The capacity is below 1.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
@@ -138,6 +141,9 @@ class ReplayBuffer:
     Args:
         capacity: Most groups stored. If the buffer is full, the oldest is evicted.
         max_age: Most trainer steps that a group is kept for (3 in the paper). None means that groups never expire.
+
+    Raises:
+        ValueError: The capacity is below 1, or max_age is negative.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""

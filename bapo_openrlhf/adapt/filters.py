@@ -18,9 +18,7 @@ Between = tuple[Fraction | float, Fraction | float]  # a mean is strictly betwee
 
 
 def informative(rewards: Sequence[Fraction], between: Between | None = None) -> bool:
-    """Whether the rewards of a group have a signal: they differ, so that their variance is above 0.
-
-    With rewards of 0 and 1 the mean is a multiple of 1/G. Then this is 1/G <= mu <= (G-1)/G (Eq. 5, first term).
+    """Whether the rewards of a group have a signal (see `has_signal`): they differ, so that their variance is above 0.
 
     Args:
         rewards: The rewards of the group's responses, mapped to [0, 1].
@@ -33,7 +31,10 @@ def informative(rewards: Sequence[Fraction], between: Between | None = None) -> 
 
 
 def has_signal(group: Group, between: Between | None = None) -> bool:
-    """Whether the group is informative (see `informative`)."""
+    """Whether a group has a signal: its rewards differ, and its mean is strictly between two numbers, if any are given.
+
+    With rewards of 0 and 1 the mean is a multiple of 1/G. Then this is 1/G <= mu <= (G-1)/G (Eq. 5, first term).
+    """
     return informative(group.baseline, between)
 
 

@@ -102,7 +102,9 @@ class Method(ABC):
 
     @abstractmethod
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
-        """The batch of this step.
+        """The batch of this step: X1, X2 and X3 (Eq. 5), and what became of every other group that is given here.
+
+        The run stops if the batch has more than B x G responses, or if a group is in none of its lists or in two.
 
         Args:
             step: Trainer step, as given to `begin_step`.
@@ -112,7 +114,13 @@ class Method(ABC):
         """
 
     def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:
-        """Called after `build_batch` and before the update, with what `Review.distances` has of the batch."""
+        """Called after `build_batch` and before the update.
+
+        Args:
+            step: Trainer step, as given to `begin_step`.
+            distances: Sampled TV distance (Eq. 9, 10; from 0 on, no unit) of each group of the batch to today's policy.
+                It has groups that are too far to be trained on, and none whose log-probs are not finite.
+        """
         return
 
     def constants(self) -> tuple[float, float, float]:
@@ -158,7 +166,7 @@ class Method(ABC):
 
 
 def option(default: Any, allowed: str) -> Any:
-    """A field of a `FilteredMethod` with a range, which is a key of `errors.ALLOWED`."""
+    """A field of a `FilteredMethod`: its default, and its range, such as "at least 1" (a key of `errors.ALLOWED`)."""
     return field(default=default, metadata={"allowed": allowed})
 
 
@@ -171,8 +179,8 @@ class FilteredMethod(Method):
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
-        filter, gaussian_mean, gaussian_std: The fresh filter, as the --adapt flags.
-        signal_between: See `adapt.filters.informative`.
+        filter, gaussian_mean, gaussian_std: The fresh filter, as the `--adapt` flags of these names.
+        signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 
     Raises:
         ValueError: A field is out of its range (`option`).
