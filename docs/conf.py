@@ -41,6 +41,7 @@ CONTENTS = {
         "CONTRIBUTING",
         "docs/upgrade_openrlhf",
         "docs/dependencies",
+        "SECURITY",
         "CHANGELOG",
     ],
     "Measured": [

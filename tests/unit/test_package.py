@@ -176,3 +176,16 @@ def test_issue_forms_ask_for_what_helps():
         assert len({field["id"] for field in fields}) == len(fields) >= 2
     bug = " ".join(str(field["attributes"]) for field in forms["bug"]["body"])
     assert all(word in bug for word in ("run.json", "ommand", "ersions", "log"))
+
+
+def test_the_citation_is_that_of_the_readme():
+    """The paper in CITATION.cff and in the bibtex of README. Software, licence and authors are those of the package."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    [paper] = citation["references"]
+    bibtex = (ROOT / "README.md").read_text().split("```bibtex\n")[1].split("```")[0]
+    names = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
+    for words in (paper["title"], names, str(paper["year"]), paper["journal"]):
+        assert "{" + words + "}" in bibtex
+    assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
+    assert citation["title"].startswith("bapo_openrlhf: ")
