@@ -21,7 +21,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 from decision_runs import mixtures, origins_of
-from decision_stages import FAILED, STAGES, Stage, planned, results_of, stage_of, study_of
+from decision_stages import FAILED, STAGES, Stage, explained, planned, results_of, stage_of, study_of
 from folders import DOCS_IMAGES, RESULTS
 from hard_prompts import SOLVED
 from held_out import held_out
@@ -384,6 +384,17 @@ def updates(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def critics(records: Records) -> pd.DataFrame:
+    """What the critics of part 3 explain of the variance of the returns: a row for each run of a stage."""
+    rows = [
+        {"stage": stage.name, "label": run.arm.label, "seed": run.seed, "explained": explained(run)}
+        for stage in STAGES
+        if stage.climb or stage.settings_from
+        for run in records.runs(stage)
+    ]
+    return pd.DataFrame(rows)
+
+
 # ── the page ──
 
 
@@ -416,14 +427,16 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     """The tables of the page by their titles, of the stages that have runs."""
     units = records.units()
     tables = {"Primary comparisons": primary(records)}
-    for stage in ("runs", "hard"):
+    for stage in ("runs", "hard", "critic"):
         results = records.results(stage)
         if results is None:
             continue
-        tables[f"Gain over GRPO ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
+        plain = "PPO" if stage == "critic" else "GRPO"
+        tables[f"Gain over {plain} ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
         tables[f"Updates ({stage})"] = updates(results)
     if (results := records.results("runs")) is not None:
         tables["Gain by the share of generation"] = by_share(results)
+    tables["What the critic explains"] = critics(records)
     tables["Unit times"] = units
     for stage in ("hard", "hard_more"):
         solved = records.solved(stage)

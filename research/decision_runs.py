@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from decision_stages import AVX2, FAILED, LATER, STAGES, Stage, ended, planned, seconds_left, stage_of, study_of
+from decision_stages import AVX2, FAILED, STAGES, Stage, ended, planned, seconds_left, stage_of, study_of
 from folders import RESULTS, ROOT
 from hard_prompts import BASE_COUNTS, solved_by, write_never
 
@@ -279,8 +279,7 @@ def left(root: Path) -> str:
     for stage in STAGES:
         runs, seconds = seconds_left(stage, root)
         rows.append({"stage": stage.name, "part": stage.part, "runs left": runs, "hours": seconds / 3600})
-    rows += [dict(zip(rows[0], later, strict=True)) for later in LATER]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows).astype({"part": object, "runs left": float})
     table.loc[len(table)] = {"stage": "all", "part": "", **table[["runs left", "hours"]].sum()}
     table["hours with AVX2"] = table["hours"] * AVX2
     return table.astype({"runs left": int}).round(1).to_markdown(index=False)

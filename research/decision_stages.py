@@ -1,7 +1,8 @@
 """The stages of decision_design.md: which runs there are, with which learning rates, and how long they take.
 
 A stage is a study of research/studies with seeds of its own. A *search* finds the best learning rate of some methods. A
-stage that has `rates_from` gives each arm the rate that this search has found. Stages are run in the order of STAGES.
+stage that has `rates_from` gives each arm the rate that this search has found. A *climb* finds settings in which the
+critic explains something, and a stage that has `settings_from` takes them. Stages are run in the order of STAGES.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from folders import STUDIES
 
 from bapo_openrlhf.record import run_record as record
@@ -23,6 +26,8 @@ RATE = "actor.adam.lr"
 FACTOR = 2  # between two rates of a search
 MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
 NEAR = 0.02  # of two rates whose mean heights differ by less, the smaller one is taken
+EXPLAINED = "value/explained_variance"
+ENOUGH = 0.2  # of the variance of the returns, for a critic that a claim can be about
 FAILED = "failed"  # file in the folder of a run that has ended twice with an error
 AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
 
@@ -55,6 +60,8 @@ class Stage:
         flags: Flags of all runs, which win over those of the study and its arms.
         solved: Whether the problems that each trained model solves are counted.
         beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
+        climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
+        settings_from: Name of the climb whose settings all arms take. Without enough of them there are no arms.
     """
 
     name: str
@@ -67,6 +74,8 @@ class Stage:
     flags: Mapping[str, object] = field(default_factory=dict)
     solved: bool = False
     beside: str = ""
+    climb: tuple[tuple[str, ...], ...] = ()
+    settings_from: str = ""
 
     def folder(self, root: Path) -> Path:
         """Where its runs are, in the project's folder `root`."""
@@ -88,6 +97,8 @@ SECONDS = {
 SEARCHED = ("plain", "half", "two_epochs", "filter_only", "bapo", "replay_all")
 OF_HARD = {"plain": 180.0, "half": 270.0, "filter_only": 170.0, "bapo": 180.0, "without_x2": 175.0, "bapo_c1_0": 180.0}
 MORE_OF_HARD = {"bapo_asks_eighths": 180.0, "bapo_in_place": 180.0, "replay_all_8": 260.0, "ar3po": 160.0}
+OF_CRITIC = {"plain": 340.0, "filter_only": 320.0, "two_epochs": 460.0, "without_x2": 330.0}
+CLIMB = (("fast", "faster"), ("passes_4", "passes_16"), ("partial",), ("longer", "longer_partial"))
 COUNTED = 25.0  # seconds in which the problems are counted that a model solves
 TIMED_STEPS = 20  # of a run that measures unit times
 TIMED = {method: seconds for method, seconds in SECONDS.items() if method != "in_denominator"}  # it has filter only's
@@ -104,10 +115,12 @@ STAGES = (
           rates_from="hard_rates", solved=True),
     Stage("hard_more", 2, "hard_prompts_more", (71, 72, 73), resized(MORE_OF_HARD, 0.75, REST + COUNTED),
           rates_from="hard_rates", solved=True, beside="hard"),
+    Stage("critic_search", 3, "critic_search", (205,), {method: 340.0 for step in CLIMB for method in step},
+          rates_from="rates", climb=CLIMB),
+    Stage("critic", 3, "critic", tuple(range(81, 91)), OF_CRITIC, rates_from="rates", settings_from="critic_search"),
     Stage("age", 4, "age_or_distance", (91, 92), {"small": 780.0, "large": 780.0}),
 )  # fmt: skip
 _chosen: dict[tuple[str, Path], dict[str, float]] = {}  # what the searches that have ended found, by their folder
-LATER = (("critic", 3, 46, 4.6),)  # parts without files: name, part, runs and hours with AMX
 HARD_NEAREST = {"half": "plain", "filter_only": "bapo"}  # with hard prompts, the rates of two methods are searched
 
 
@@ -128,6 +141,11 @@ def with_rate(arm: Arm, rate: float) -> Arm:
     return replace(arm, method=name, label=f"{arm.label}, {rate:.0e}", flags={**arm.flags, RATE: rate})
 
 
+def nearest_of(stage: Stage) -> dict[str, str]:
+    """The searched method whose learning rate a method of the stage takes, if it is not its own."""
+    return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "plain")
+
+
 def study_of(stage: Stage, root: Path) -> Study:
     """The study of a stage, with the learning rates that are known so far.
 
@@ -141,11 +159,16 @@ def study_of(stage: Stage, root: Path) -> Study:
         chosen_arms = [with_rate(arm, rate) for method, arm in arms.items() for rate in rates_of(stage, method, root)]
     elif stage.rates_from:
         chosen = chosen_rates(stage_of(stage.rates_from), root)
-        nearest = NEAREST | (HARD_NEAREST if stage.part == 2 else {})
+        nearest = nearest_of(stage)
         chosen_arms = [
             replace(arm, flags={**arm.flags, **stage.flags, RATE: chosen[nearest.get(method, method)]})
             for method, arm in arms.items()
         ]
+    if stage.climb:
+        chosen_arms = climbed(stage, chosen_arms, root).arms
+    elif stage.settings_from:
+        settings = settings_of(stage_of(stage.settings_from), root)
+        chosen_arms = [on_top(settings, arm) for arm in chosen_arms] if settings else []
     return replace(study, arms=tuple(chosen_arms), seeds=stage.seeds)
 
 
@@ -227,6 +250,70 @@ def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
             chosen[method] = choose(by_rate)
         _chosen[stage.name, root] = chosen
     return _chosen[stage.name, root]
+
+
+# ── climbs ──
+
+
+class Climb(NamedTuple):
+    """How far a climb has come.
+
+    Attributes:
+        arms: Those that have been run, or have to be run now.
+        best: The one whose critic explains most; None if none has ended well.
+        explained: The share of the variance of the returns that it explains.
+        over: Whether nothing is left to be run.
+    """
+
+    arms: list[Arm]
+    best: Arm | None
+    explained: float
+    over: bool
+
+
+def explained(run: Planned) -> float:
+    """The explained variance of a run that is done: the mean over the second half of its steps that have one."""
+    values = [row[EXPLAINED] for row in record.read_metrics(run.folder) if row.get(EXPLAINED) is not None]
+    return float(np.mean(values[len(values) // 2 :])) if values else -np.inf
+
+
+def on_top(settings: Arm, arm: Arm) -> Arm:
+    """The arm with the settings of another one, which give way to its own."""
+    config = [*settings.config, *(file for file in arm.config if file not in settings.config)]
+    return replace(arm, config=tuple(config), flags={**settings.flags, **arm.flags})
+
+
+def climbed(stage: Stage, arms: Sequence[Arm], root: Path) -> Climb:
+    """Go through the steps of a climb until the critic explains ENOUGH, or as far as the runs that have ended."""
+    by_method, seen, best, most = {arm.method: arm for arm in arms}, [], None, -np.inf
+    for step in stage.climb:
+        here = [on_top(best, by_method[method]) if best else by_method[method] for method in step]
+        seen += here
+        study = replace(definition(stage.study), arms=tuple(here), seeds=stage.seeds)
+        runs = plan(study, stage.folder(root))
+        if not all(map(ended, runs)):
+            return Climb(seen, best, most, over=False)
+        of_arm = {run.arm.method: explained(run) for run in runs if run.done}
+        if of_arm and max(of_arm.values()) > most:
+            method = max(of_arm, key=of_arm.__getitem__)
+            best, most = next(arm for arm in here if arm.method == method), of_arm[method]
+        if most >= ENOUGH:
+            break
+    return Climb(seen, best, most, over=True)
+
+
+def settings_of(stage: Stage, root: Path) -> Arm | None:
+    """The settings that a climb has found, as an arm without a learning rate; None if no critic explains ENOUGH.
+
+    Raises:
+        LookupError: The climb has not ended.
+    """
+    result = climbed(stage, study_of(stage, root).arms, root)
+    if not result.over:
+        raise LookupError(f"the climb {stage.name} has not ended")
+    if result.best is None or result.explained < ENOUGH:
+        return None
+    return replace(result.best, flags={name: value for name, value in result.best.flags.items() if name != RATE})
 
 
 # ── time ──

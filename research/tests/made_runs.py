@@ -15,7 +15,9 @@ def flag(run: Planned, name: str, default=None):
     return found[-1] if found else default
 
 
-def write_run(run: Planned, top: float, *, trained: int = 400, update: float = 1.0, norm: float = 2.0, **about) -> None:
+def write_run(
+    run: Planned, top: float, *, trained: int = 400, update: float = 1.0, norm: float = 2.0, explained=(), **about
+) -> None:
     """Write the record of a run that is done.
 
     Args:
@@ -23,6 +25,7 @@ def write_run(run: Planned, top: float, *, trained: int = 400, update: float = 1
         trained: Tokens trained on in a step, which generates 500.
         update: Seconds of an update. A response takes 0.01.
         norm: Norm of the gradient in the even steps; in the others it is 0.5.
+        explained: What the critic explains in each step; nothing without a critic.
         about: Other values of MADE.
     """
     epochs = int(flag(run, "train.max_epochs", 1))
@@ -36,6 +39,7 @@ def write_run(run: Planned, top: float, *, trained: int = 400, update: float = 1
             "tokens/trained": trained, "tokens/trained_total": trained * step, "responses/trained": OF_STEP,
             "timing/generation": 0.01 * OF_STEP, "timing/step_total": 0.01 * OF_STEP + update,
             "actor_grad_norm": 0.5 if step % 2 else norm, "ppo_clip_ratio": 0.25,
+            **({"value/explained_variance": explained[step - 1]} if explained else {}),
         })  # fmt: skip
         rows.append_rows(record.GROUPS, step, [
             {"uid": 3 * step + n, "prompt": f"p{n}", "source": "fresh", "state": state, "mean": mean, "responses": 8,

@@ -23,7 +23,6 @@ def small(monkeypatch, tmp_path):
     names = []
     for module in (runner, stages):
         monkeypatch.setattr(module, "STAGES", (SEARCH, AFTER))
-    monkeypatch.setattr(runner, "LATER", ())
     monkeypatch.setattr(runner, "unpack_model", lambda root: None)
     monkeypatch.setattr(runner, "require_base", lambda: None)
     monkeypatch.setattr(runner, "run_command", lambda command, root: None)

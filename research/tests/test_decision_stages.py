@@ -11,7 +11,9 @@ import yaml
 from folders import RESULTS, STUDIES
 from made_runs import flag, write_run
 
-OWN = ("age_or_distance", "best_rates", "hard_prompts", "hard_prompts_more")  # files of this study
+OWN = (  # files of this study
+    "age_or_distance", "best_rates", "critic", "critic_search", "hard_prompts", "hard_prompts_more"
+)  # fmt: skip
 SEARCH = stages.Stage("search", 1, "best_rates", (201, 202), {"plain": 1.0, "bapo": 1.0}, grid=(1e-4, 2e-4))
 OF_AFTER = {"plain": 1.0, "two_epochs": 2.0, "without_x2": 3.0, "bapo": 4.0}
 AFTER = stages.Stage("after", 1, "best_rates", (61, 62), OF_AFTER, rates_from="search", flags={"eval.steps": -1})
@@ -127,7 +129,73 @@ def test_every_searched_or_nearest_method_has_a_rate():
     for stage in stages.STAGES:
         if stage.rates_from:
             searched = stages.stage_of(stage.rates_from).seconds
-            nearest = stages.NEAREST | (stages.HARD_NEAREST if stage.part == 2 else {})
+            nearest = stages.nearest_of(stage)
             assert {nearest.get(method, method) for method in stage.seconds} <= set(searched), stage.name
         methods = yaml.safe_load((STUDIES / f"{stage.study}.yaml").read_text())["methods"]
         assert set(stage.seconds) <= set(methods), stage.name
+
+
+# ── climbs ──
+
+STEPS_OF = (("fast", "faster"), ("passes_4",), ("partial",))
+CLIMB = stages.Stage("climb", 3, "critic_search", (205,), dict.fromkeys(sum(STEPS_OF, ()), 1.0), climb=STEPS_OF,
+                     rates_from="search")  # fmt: skip
+CRITIC = stages.Stage("critic", 3, "critic", (81, 82), {"plain": 1.0, "without_x2": 1.0}, rates_from="search",
+                      settings_from="climb")  # fmt: skip
+
+
+@pytest.fixture
+def climbing(monkeypatch, tmp_path):
+    """Makes the runs of a climb, whose critics explain what the test says. Returns the methods that were run."""
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, CLIMB, CRITIC))
+    run_search(tmp_path, lambda method, rate: 0.6 if rate == {"plain": 1e-4, "bapo": 2e-4}[method] else 0.3)
+
+    def run(explained):
+        ran = []
+        while left := [run for run in stages.planned(CLIMB, tmp_path) if not stages.ended(run)]:
+            for one in left:
+                with pytest.raises(LookupError, match="climb"):
+                    stages.planned(CRITIC, tmp_path)
+                value = explained[one.arm.method]
+                if value is None:
+                    one.folder.mkdir(parents=True)
+                    (one.folder / stages.FAILED).touch()
+                else:
+                    write_run(one, 0.5, explained=[-5.0, -5.0, value - 0.01, value + 0.01])
+                ran.append(one)
+        return ran
+
+    return run
+
+
+def flags_of(run, *names):
+    return [flag(run, name) for name in names]
+
+
+SETTINGS = ("critic.adam.lr", "adapt.value_pretraining", "reward.remote_url")
+
+
+def test_a_climb_keeps_what_has_gained_and_stops_at_enough(climbing, tmp_path):
+    ran = climbing({"fast": 0.02, "faster": 0.05, "passes_4": 0.25})
+    assert [run.arm.method for run in ran] == ["fast", "faster", "passes_4"]
+    assert flags_of(ran[-1], *SETTINGS) == ["0.002", "4", None] and flag(ran[-1], stages.RATE) == "0.0001"
+    runs = stages.planned(CRITIC, tmp_path)
+    assert {(run.arm.method, *flags_of(run, *SETTINGS, stages.RATE), run.seed) for run in runs} == {
+        (method, "0.002", "4", None, rate, seed)
+        for method, rate in (("plain", "0.0001"), ("without_x2", "0.0002"))
+        for seed in (81, 82)
+    }
+    of_plain = next(run for run in runs if run.arm.method == "plain")
+    assert flag(of_plain, "adapt.filter") == "none"  # it is PPO
+    assert all(flag(run, "adapt.filter") is None for run in runs if run.arm.method == "without_x2")
+
+
+def test_what_loses_is_not_kept_and_what_fails_is_passed_over(climbing, tmp_path):
+    ran = climbing({"fast": None, "faster": 0.1, "passes_4": 0.05, "partial": 0.3})
+    assert flags_of(ran[-1], *SETTINGS) == ["0.002", None, "research/partial_sums.py"]
+    assert len(stages.planned(CRITIC, tmp_path)) == 4
+
+
+def test_without_enough_there_are_no_runs(climbing, tmp_path):
+    climbing({"fast": None, "faster": None, "passes_4": 0.1, "partial": 0.19})
+    assert stages.planned(CRITIC, tmp_path) == [] and stages.seconds_left(CRITIC, tmp_path) == (0, 0)

@@ -7,7 +7,9 @@ from bapo_openrlhf import user_file
 
 starts = user_file.load("starts", ROOT / "tests" / "unit" / "test_benchmarks_start.py")
 SCRIPTS = starts.scripts(ROOT / "research")
-NO_PARSER = {"hard_prompts.py", "hard_sums.py", "replay_probe.py", "study_picture.py"}  # they are only imported
+NO_PARSER = {  # they are only imported
+    "hard_prompts.py", "hard_sums.py", "partial_sums.py", "replay_probe.py", "study_picture.py"
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_faults import AHEAD, GRPO, PPO, PROBE, RUN, assert_nothing_is_left, marked, same_steps
+from test_resume import killed_and_resumed
 from test_training import noted_weights, recomputed, succeeded
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -16,6 +17,7 @@ from bapo_openrlhf.record.state_file import load_state
 pytestmark = pytest.mark.stack
 
 HERE = Path(__file__).parent
+METHODS = HERE.parents[1] / "configs" / "methods"
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
 EVERY = 2  # m
@@ -126,6 +128,18 @@ def test_without_staleness_it_is_the_synchronous_run(train, run, delay, tmp_path
 
 
 # ── kill -9 at random moments ──
+
+
+@slow
+def test_bounded_staleness_is_killed_while_it_generates_and_resumed(train):
+    """The preset: every group is trained on once, at most four steps after its weights were trained."""
+    values = {"config": METHODS / "bounded_staleness.yaml", "ckpt__save_steps": 6, "train__num_episodes": 2}
+    run = killed_and_resumed(train, "bounded", "engine", GRPO | values, phase="generating")
+    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    assert [row["staleness/rollout_policy"] for row in run.rows] == [min(step, 4) for step in range(len(run.rows))]
+    assert all(row["groups/fresh"] == row["groups/generated"] == 8 for row in run.rows) and len(run.rows) == 12
+    assert not any(row["groups/replayed"] or row["groups/reevaluation_attempts"] for row in run.rows)
+
 
 KILLS = 13  # of each run
 VICTIMS = ("driver", "trainer", "engine", "core", "actor")

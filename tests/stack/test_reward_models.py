@@ -169,3 +169,12 @@ def test_ba_ppo_whose_critic_begins_as_the_reward_model_beside_it(train, workspa
     run = killed(train, "judged_ppo", "critic", judge, **flags)
     assert_stored(workspace, run, judge)
     assert max(abs(row["return"]) for row in run.rows) <= 0.5 < max(abs(row["reward/range_high"]) for row in run.rows)
+
+
+def test_generation_ahead_of_training(train, workspace, judge):
+    """Scores are made when a rollout is taken, so those of the rollouts that are ahead are made after the resume."""
+    flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "adapt__rollout_delay": 1}
+    flags |= {"train__async_enable": "true", "vllm__enable_sleep": "false"}
+    run = killed(train, "judged_ahead", "engine", judge, **flags)
+    assert_stored(workspace, run, judge)
+    assert {row["staleness/rollout_policy"] for row in run.rows[1:]} == {1}

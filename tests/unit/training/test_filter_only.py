@@ -25,14 +25,16 @@ FLAGS = {f"adapt.{name}": value for name, value in yaml.safe_load(FILE.read_text
 SIZE, EPS = 4, 1e-6  # responses of a group in the fake stack, and eps of Eq. 2
 
 
-def samples(experiences: list) -> list[tuple]:
-    """What an update has of each response, sorted: tokens, reward, and its advantages and old log-probs."""
+def samples(experiences: list, *more: str) -> list[tuple]:
+    """What an update has of each response, sorted: tokens, reward, its advantages and old log-probs, and more."""
     rows = []
     for experience in experiences:
         for row, tokens in enumerate(experience.sequences):
             mask = experience.action_mask[row].bool()
             whole = tuple(tokens[experience.attention_mask[row].bool()].tolist())
-            numbers = [getattr(experience, name)[row][mask].tolist() for name in ("advantages", "action_log_probs")]
+            numbers = [
+                getattr(experience, name)[row][mask].tolist() for name in ("advantages", "action_log_probs", *more)
+            ]
             rows.append((whole, float(experience.rewards[row]), *numbers))
     return sorted(rows)
 
@@ -78,6 +80,23 @@ def deviation(right: int, reward: float) -> float:
     """|A| of GRPO for a response with this reward, in a group with so many right responses."""
     rewards = np.array([1.0] * right + [0.0] * (SIZE - right))
     return abs(reward - rewards.mean()) / rewards.std(ddof=1)
+
+
+def test_with_a_critic_the_control_trains_as_ppo(world):
+    """Number by number: tokens, rewards, advantages, old log-probs, and the returns that the critic learns.
+
+    Advantages are whitened over the batch, in whose order the sums are rounded.
+    """
+    common = {"prompts": 12, "train.num_episodes": 2}
+    plain = world(algorithm="ppo", kind=RecordedPPOTrainer, **common)
+    control = world(algorithm="ba_ppo", **common, **FLAGS, **{"adapt.filter": "none"})
+    for run in (plain, control):
+        run.trainer.fit()
+    assert len(plain.trained) == len(control.trained) == 6
+    for (_, theirs), (_, ours) in zip(plain.trained, control.trained, strict=True):
+        for one, other in zip(samples(theirs, "returns"), samples(ours, "returns"), strict=True):
+            assert one[:2] == other[:2]
+            assert one[2:] == tuple(pytest.approx(numbers, rel=1e-5, abs=1e-6) for numbers in other[2:])
 
 
 def test_filter_only_trains_on_the_groups_of_its_control_that_have_a_signal(runs):
