@@ -69,6 +69,7 @@ CALLED = {
     "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.append": "training/learn/whole_batch.py does its work",
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/learn/updates.py does its work",
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/learn/updates.py does its work",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "training/faster/single_turn.py does its work",
     "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/learn/updates.py does its work",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/learn/updates.py does its work",
 }
@@ -89,6 +90,7 @@ COMPARED = {
     f"{MAKER}.get_cumulative_returns": SUMMED,
     "openrlhf.models.actor:Actor.forward": "test_log_probs.py:test_an_actor_has_openrlhfs_numbers_and_gradients",
     "openrlhf.utils.utils:get_tokenizer": "test_tokenizer.py:test_it_is_the_one_of_openrlhf",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "test_single_turn.py:test_is_what_openrlhf_makes",
 }
 
 # Functions that still run as a whole: this project calls them, or its override adds something before or after

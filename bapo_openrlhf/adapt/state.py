@@ -29,6 +29,7 @@ def group_state(group: Group) -> dict[str, Any]:
                 "reward": response.reward,
                 "extras": response.extras,
                 "weights_version": response.weights_version,
+                "segments": [list(segment) for segment in response.segments],
             }
             for response in group.responses
         ],
@@ -45,6 +46,7 @@ def group_from_state(state: dict[str, Any]) -> Group:
             reward=item["reward"],
             extras=item["extras"],
             weights_version=item["weights_version"],
+            segments=tuple((version, tokens) for version, tokens in item["segments"]),
         )
         for item in state["responses"]
     )

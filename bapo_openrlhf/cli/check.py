@@ -183,6 +183,8 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     rows = sources if issubclass(registry.method_class(adapt.method), BAPO) else []
     if checked.candidates > 1:
         rows = [("prompts drawn", f"{checked.candidates} for each one that is generated for"), *rows]
+    if adapt.partial_rollout_tokens is not None:
+        rows = [("partial rollouts", f"a response stops after {adapt.partial_rollout_tokens} tokens of a step"), *rows]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns)]

@@ -1,6 +1,7 @@
 """What may be meant, but is seldom what a user wants: each is a warning, and the run goes on."""
 
 import inspect
+import math
 
 from bapo_openrlhf.adapt.findings import MOST_X2
 from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
@@ -11,8 +12,8 @@ FAR = 2  # times the replay window that generation may be ahead without a warnin
 # Batch adaptation reads these flags with each method. The other --adapt flags are arguments of methods.
 OF_ALL_METHODS = (
     "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
-    "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd", "value_pretraining",
-    "ratio", "max_second_moment", "scale_learning_rate", "kl_target", "max_failed_share", "eps",
+    "partial_rollout_tokens", "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd",
+    "value_pretraining", "ratio", "max_second_moment", "scale_learning_rate", "kl_target", "max_failed_share", "eps",
 )  # fmt: skip
 # Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
 SOURCES = (
@@ -118,9 +119,13 @@ NO_EFFECT = [
          "{it}: no effect, because generation is at most train.async_queue_size {f[train.async_queue_size]} "
          "steps ahead"),
     Rule("adapt.ratio", lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["adapt.rollout_delay"] == 1
-         and not f.ahead and (f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
+         and not f.ahead and f["adapt.partial_rollout_tokens"] is None
+         and (f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
          "{it}: no effect, because adapt.rollout_delay is 1 and adapt.replay_steps is 0, so that today's policy "
          "has generated every response"),
+    Rule("adapt.partial_rollout_tokens",
+         lambda f: f.adapted and (f["adapt.partial_rollout_tokens"] or 0) >= (f["rollout.max_new_tokens"] or math.inf),
+         "{it}: no effect, because a response has at most rollout.max_new_tokens {f[rollout.max_new_tokens]} tokens"),
     Rule("adapt.kl_target", lambda f: f.adapted and f["adapt.kl_target"] == "behaviour" and f["algo.kl.init_coef"] == 0,
          "{it}: no effect, because algo.kl.init_coef is 0"),
     Rule("algo.kl.target", lambda f: f["algo.kl.target"] is not None and f["algo.kl.init_coef"] == 0,

@@ -122,6 +122,10 @@ class AdaptConfig:
         "with --train.async_enable: largest number of trainer steps that generation is ahead of training, in addition "
         "to the v - 1 of the rollout delay; 0: none; default: --train.async_queue_size",
         symbol="eta", source="arXiv 2505.24298", allowed="at least 0", type=int)
+    partial_rollout_tokens: int | None = _flag(None,
+        "partial rollouts: a response to a fresh prompt stops after this many tokens, and goes on in the next step "
+        "with the weights that the engines hold then. A group is trained on once all of its responses are finished; "
+        "default: each response runs to its end", source="arXiv 2501.12599, Sec. 2.6.2", allowed="at least 1", type=int)
     max_shift_rollout: float | None = _flag(None,
         "the rollout engines get the actor's weights before v steps are over if the shift of today's policy on the "
         "fresh groups is above this. The shift is the mean of (log pi/alpha)^2 over the tokens, less the same mean of "

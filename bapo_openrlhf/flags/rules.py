@@ -221,9 +221,9 @@ PROBE = [
 ]
 WITH_ADAPTATION = [
     Rule("train.partial_rollout_enable", lambda f: f.adapted and f["train.partial_rollout_enable"],
-         "{it}; it must be False with adapt.method {f[adapt.method]}, because a response would go on with other "
-         "weights after a sync, so its prompt could not be generated again from one policy, and a resumed run would "
-         "not repeat it"),
+         "{it}; it must be False with adapt.method {f[adapt.method]}, because the moment of a sync decides which "
+         "weights generate which tokens, and it follows the clock, so a resumed run would not repeat it; "
+         "adapt.partial_rollout_tokens stops a response after a number of tokens instead"),
     Rule(FILTERING, lambda f: f.adapted and f[FILTERING] and f["train.async_enable"],
          "{it}; it must be False with adapt.method {f[adapt.method]} and train.async_enable, because a rollout is "
          "asked for before its step, and only the step knows how many groups its buffer can replay"),
@@ -262,6 +262,28 @@ WITH_ADAPTATION = [
     Rule("ckpt.max_num", lambda f: f.adapted and f["ckpt.save_steps"] > 0 and not f["ckpt.disable_ds"]
          and f["ckpt.max_num"] < 2,
          "{it}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it writes a new one"),
+]  # fmt: skip
+
+
+def _no_partial(name: str, broken: Callable[[Flags], Any], why: str) -> Rule:
+    return Rule("adapt.partial_rollout_tokens", lambda f: f["adapt.partial_rollout_tokens"] is not None and broken(f),
+                "{it}, and " + name + " is {f[" + name + "]}; they cannot be combined, because " + why)  # fmt: skip
+
+
+# What partial rollouts cannot be combined with.
+PARTIAL = [
+    _no_partial("adapt.method", lambda f: not f.adapted, "only batch adaptation knows groups of several policies"),
+    _no_partial("train.agent_func_path", lambda f: f["train.agent_func_path"],
+                "what an agent did so far is in no checkpoint"),
+    _no_partial("data.max_images_per_prompt", lambda f: f["data.max_images_per_prompt"],
+                "vLLM would take an image token among those that a response has already for an image"),
+    _no_partial(FILTERING, lambda f: f[FILTERING],
+                "a step draws prompts until enough groups have a signal, and an unfinished group has no reward"),
+    _no_partial("run.faster", lambda f: not {"requests", "all"} & set(f["run.faster"] or ()),
+                "OpenRLHF's requests have no place for the tokens that a response has already"),
+    _no_partial("adapt.method", lambda f: f.method and (
+                f.method.candidates > 1 or not f.method.asynchronous or _stages(f)),
+                "what it generates depends on results that would not be there yet"),
 ]  # fmt: skip
 
 
@@ -358,4 +380,4 @@ def _cut(f: Flags) -> bool:
     return bool(f.prompts == f["data.max_samples"])
 
 
-COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *OF_METHODS, *OF_DATA]
+COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *OF_METHODS, *OF_DATA]

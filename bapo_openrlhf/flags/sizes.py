@@ -37,6 +37,8 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
         candidates: Prompts that a step takes from the data for each prompt for which it generates responses.
     """
     drawn: int = args.rollout.batch_size * candidates
+    if args.adapt.partial_rollout_tokens is not None:
+        return prompts // drawn + 1  # the last one may have no prompts, and finish what is in flight
     return math.ceil(prompts / drawn)
 
 

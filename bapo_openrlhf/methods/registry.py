@@ -44,6 +44,8 @@ VARIANTS = """
         Use it as a baseline with BAPO's delay. | arXiv 2505.22257
     bounded_staleness | GRPO on every fresh group, with generation at most 4 steps ahead of training. | \
         Use it if generation and training should not wait for each other. | arXiv 2505.24298
+    partial_rollouts | GRPO on every complete group; a long response goes on in the next step with newer weights. | \
+        Use it if a few long responses hold up each step. | arXiv 2501.12599, Sec. 2.6.2
     gspo | One importance ratio for each response instead of each token, with any algorithm and method. | \
         Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
     vc_ppo | BA-PPO whose critic is pretrained and has a lambda of its own. | \

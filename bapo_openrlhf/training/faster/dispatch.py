@@ -15,7 +15,7 @@ from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.reward.failures import Failures
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
-VARYING = ("prompt", "label", "images")  # what a request does not share with the others of its rollout
+VARYING = ("prompt", "label", "images", "prefix")  # what a request does not share with the others of its rollout
 
 
 class DispatchingGenerator(SamplesGenerator):

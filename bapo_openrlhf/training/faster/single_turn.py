@@ -1,28 +1,33 @@
 """Responses of one turn: all responses to a prompt are one request of vLLM, and go back as packed arrays.
 
-OpenRLHF's executor makes one response a call. It still does, but the responses to a prompt share what is equal for all:
-the tokens of the prompt are computed once, and vLLM gets one request for n responses. A response that is finished goes
-on to its reward at once, and does not wait for the others.
+OpenRLHF's executor makes one response a call, and the responses to a prompt are calls of their own. Here they share
+what is equal for all: the prompt becomes tokens once, vLLM computes these once, and it gets one request for n
+responses. A response that is finished goes on to its reward at once, and does not wait for the others. What is made is
+what OpenRLHF's executor makes, and a test compares them.
 """
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 from openrlhf.utils.agent import SingleTurnAgentExecutor
+from openrlhf.utils.logging_utils import init_logger
+from openrlhf.utils.vlm_utils import process_prompt_with_images
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf import user_file
+from bapo_openrlhf.adapt.vocabulary import STOPPED
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.reward.failures import Failures
 from bapo_openrlhf.training.reward.reward_pool import RewardPool
 
 WHOLE = 2**31  # tokens; vLLM gives the first token of a response, and the others together at its end
+logger = init_logger(__name__)
 
 
 class SingleTurn(SingleTurnAgentExecutor):
@@ -64,6 +69,30 @@ class SingleTurn(SingleTurnAgentExecutor):
             self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.reward_endpoints))
             raise
 
+    async def judged(self, tokenizer: Any, tokens: Sequence[int], prompt: str, label: Any) -> dict[str, Any]:
+        """What the reward function or the endpoint says of a response: reward, score, and numbers for the log.
+
+        They are None, and there are no numbers, if nothing judges it here or the call failed.
+
+        Args:
+            tokenizer: Makes text of the tokens.
+            tokens: Token ids of prompt and response.
+            prompt: Text of the prompt.
+            label: Its label.
+        """
+        answer: dict[str, Any] = {}
+        if self.reward_endpoints:
+            fetch = self._fetch_rewards_via_func if self.reward_func else self._fetch_rewards_via_http
+            try:
+                query = tokenizer.decode(tokens, skip_special_tokens=False)
+                given = (await fetch([query], [prompt], [label]))[0] or {}
+                answer = {name: given.get(name) for name in ("rewards", "scores", "extra_logs")}
+            except Exception as error:
+                logger.info(f"no reward: {one_line(error)}")
+        reward, score = answer.get("rewards"), answer.get("scores")
+        logs = answer.get("extra_logs") or {}
+        return {"reward": reward, "scores": reward if score is None else score, "extra_logs": logs}
+
 
 @dataclass(frozen=True)
 class PackedGroup:
@@ -85,28 +114,26 @@ class PackedGroup:
     log_probs: np.ndarray | None
     lengths: list[int]
 
-    SHARED = ("prompt", "label", "images", "mm_train_inputs")
-
     @classmethod
-    def of(cls, responses: Sequence[dict[str, Any]], number: int | None, log_probs: Sequence[Any]) -> Self:
-        """Pack what OpenRLHF's executor gave for each response of a prompt.
+    def of(
+        cls, shared: dict[str, Any], prompt_tokens: Sequence[int], made: Sequence[tuple["Generated", dict[str, Any]]]
+    ) -> Self:
+        """Pack the responses to a prompt.
 
         Args:
-            responses: Of one prompt; each has one action range, which ends with its last token.
-            number: Number of the request.
-            log_probs: For each response the log-probs of its generated tokens; None if they were not asked for.
+            shared: See the attribute.
+            prompt_tokens: Token ids of the prompt.
+            made: What vLLM generated for each response, and its other entries.
         """
-        ((start, _),) = responses[0]["action_ranges"]
-        shared = {name: responses[0][name] for name in cls.SHARED} | {"number": number}
-        packed = {*cls.SHARED, "observation_tokens", "action_ranges", "rollout_log_probs"}
-        generated = [response["observation_tokens"][start:] for response in responses]
+        parts = [generated for generated, _ in made]
+        known = [np.array(part.log_probs, dtype=np.float32) for part in parts if part.log_probs is not None]
         return cls(
             shared,
-            [{name: value for name, value in response.items() if name not in packed} for response in responses],
-            np.array(responses[0]["observation_tokens"][:start], dtype=np.int32),
-            np.concatenate([np.array(tokens, dtype=np.int32) for tokens in generated]),
-            None if log_probs[0] is None else np.concatenate([np.array(one, dtype=np.float32) for one in log_probs]),
-            [len(tokens) for tokens in generated],
+            [response for _, response in made],
+            np.array(prompt_tokens, dtype=np.int32),
+            np.concatenate([np.array(part.token_ids, dtype=np.int32) for part in parts]),
+            np.concatenate(known) if known else None,
+            [len(part.token_ids) for part in parts],
         )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -126,45 +153,124 @@ class PackedGroup:
             }
 
 
+@dataclass(frozen=True)
+class Prefix:
+    """What a response has already, if it goes on in a later step (partial rollouts).
+
+    Attributes:
+        tokens: Its generated token ids, int32, shape (P,).
+        log_probs: Their log-probs under the weights that sampled them, float32, shape (P,).
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as vLLM gets it.
+
+    Attributes:
+        tokens: Its token ids.
+        params: vLLM's sampling parameters, with the largest number of tokens of a response.
+        media: Its images by kind, as vLLM takes them; None if it has none.
+        train_inputs: Their tensors for the trainer; None if it has none.
+    """
+
+    tokens: list[int]
+    params: Any
+    media: dict[str, Any] | None = None
+    train_inputs: Any = None
+
+    @classmethod
+    def of(cls, tokenizer: Any, prompt: str, images: Any, sampling_params: Any, max_length: int) -> Self:
+        """A prompt of text, or of text and images. One that is too long for a response loses its first tokens.
+
+        Args:
+            tokenizer: Its tokenizer, or its processor if the model takes images.
+            prompt: Its text.
+            images: Its images as in the data; None if it has none.
+            sampling_params: As in vLLM. Without `max_tokens`, a response may have as many as fit.
+            max_length: Largest number of tokens of prompt and response.
+
+        Raises:
+            ValueError: A prompt with images is too long.
+        """
+        params, media, inputs = deepcopy(sampling_params), None, None
+        if images and hasattr(tokenizer, "image_processor"):
+            tokens, inputs, pictures = process_prompt_with_images(tokenizer, prompt, images)
+            media = {"image": pictures} if pictures else None
+        else:
+            tokens = tokenizer(text=prompt, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
+        if params.max_tokens is None:
+            params.max_tokens = max(1, max_length - len(tokens))
+        room = max_length - params.max_tokens
+        if len(tokens) > room:
+            sizes = f"a prompt has {len(tokens)} tokens, and {params.max_tokens} of {max_length} are for the response"
+            if media:
+                raise ValueError(f"{sizes}; a prompt with images cannot be cut")
+            logger.warning(f"{sizes}; its first tokens are cut")
+            tokens = tokens[-room:]
+        return cls(tokens, params, media, inputs)
+
+
 class GroupTurn:
-    """One prompt, as OpenRLHF's executor sees engine and tokenizer while it makes the prompt's responses.
+    """The responses to one prompt.
 
     Args:
         engine: The rollout engine.
-        tokenizer: Its tokenizer or processor.
+        prompt: The prompt.
         seeds: Seed of each response; None if they share vLLM's stream of random numbers, and so one request.
         size: Number of responses.
+        budget: Tokens that each response may generate now; None for no limit but its own.
+        prefix: What the one response has already; None for nothing.
     """
 
-    def __init__(self, engine: Any, tokenizer: Any, seeds: Sequence[int] | None, size: int) -> None:
-        self.engine, self.seeds, self.size = engine, seeds, size
-        self.tokenizer = _Once(tokenizer)
-        self.turns = [_Turn(self, place) for place in range(size)]
+    def __init__(
+        self, engine: Any, prompt: Encoded, seeds: Sequence[int] | None, size: int, *, budget: int | None = None,
+        prefix: Prefix | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.prompt, self.seeds, self.size = engine, prompt, seeds, size
+        before = [] if prefix is None else prefix.tokens.tolist()
+        self.prefix, self._tokens = prefix, [*prompt.tokens, *before]
+        self.left = prompt.params.max_tokens - len(before)
+        self.params = copy(prompt.params)
+        self.params.max_tokens = self.left if budget is None else min(self.left, budget)
+        self.params.min_tokens = min(max(self.params.min_tokens - len(before), 0), self.params.max_tokens)
         self._finished: list[asyncio.Future] = []  # of each response, once they are asked for
         self._request: asyncio.Task | None = None
 
-    async def response(self, place: int, tokens: Any, params: Any, images: Any) -> "_Generated":
+    async def response(self, place: int) -> "Generated":
+        """The response in this place, with what it had already."""
+        new = await self._new_tokens(place)
+        stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.left
+        if self.prefix is not None:
+            new = new.after(self.prefix)
+        return replace(new, finish_reason=STOPPED) if stopped else new
+
+    async def _new_tokens(self, place: int) -> "Generated":
         """What vLLM generated for the response in this place. The first one that asks sends the request of all."""
         if self.seeds is not None:
+            params = copy(self.params)
             params.seed = self.seeds[place]
-            return _Generated.of((await self.engine.generate(tokens, params, images)).outputs)
+            return Generated.of((await self.engine.generate(self._tokens, params, self.prompt.media)).outputs)
         if self._request is None:
             loop = asyncio.get_running_loop()
             self._finished = [loop.create_future() for _ in range(self.size)]
-            self._request = loop.create_task(self._generate(tokens, params, images))
+            self._request = loop.create_task(self._generate())
         return await self._finished[place]
 
-    async def _generate(self, tokens: Any, params: Any, images: Any) -> None:
+    async def _generate(self) -> None:
         """Send one request, and hand out each response when it is finished. An error goes to all that wait."""
         error: BaseException = RuntimeError(f"vLLM did not finish all {self.size} responses of a request")
         asked = {"n": self.size, "output_kind": RequestOutputKind.DELTA, "stream_interval": WHOLE}
         parts: dict[int, list[Any]] = {}  # of each response
         try:
-            async for output in self.engine.outputs(tokens, params, images, **asked):
+            async for output in self.engine.outputs(self._tokens, self.params, self.prompt.media, **asked):
                 for part in output.outputs:
                     parts.setdefault(part.index, []).append(part)
                     if part.finish_reason is not None:
-                        self._finished[part.index].set_result(_Generated.of(parts.pop(part.index)))
+                        self._finished[part.index].set_result(Generated.of(parts.pop(part.index)))
         except BaseException as raised:
             error = raised
         for future in self._finished:
@@ -173,17 +279,18 @@ class GroupTurn:
 
 
 @dataclass(frozen=True)
-class _Generated:
-    """A finished response, in the form of a completion of vLLM.
+class Generated:
+    """What vLLM generated for a response.
 
-    OpenRLHF's executor finds no log-probs in it, so it does not look them up token by token.
+    Attributes:
+        token_ids: Its token ids.
+        finish_reason: vLLM's, or `STOPPED` if the response used up its budget before its end.
+        log_probs: Log-probs of its tokens; None if they were not asked for.
     """
 
     token_ids: list[int]
-    text: str
     finish_reason: str
     log_probs: list[float] | None
-    logprobs: None = None
 
     @classmethod
     def of(cls, parts: Sequence[Any]) -> Self:
@@ -198,33 +305,9 @@ class _Generated:
             if [token for part in parts for token in part.logprobs.token_ids] != tokens:
                 raise RuntimeError("vLLM's log-probs are not those of the tokens that it generated")
             log_probs = [value for part in parts for value in part.logprobs.logprobs]
-        return cls(tokens, "".join(part.text for part in parts), parts[-1].finish_reason, log_probs)
+        return cls(tokens, parts[-1].finish_reason, log_probs)
 
-
-class _Turn:
-    """The engine as the executor sees it for one response. It keeps the log-probs."""
-
-    def __init__(self, group: GroupTurn, place: int) -> None:
-        self._group, self._place = group, place
-        self.log_probs: list[float] | None = None
-
-    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
-        """This response, in the form of vLLM's output."""
-        response = await self._group.response(self._place, prompt_token_ids, sampling_params, multi_modal_data)
-        self.log_probs = response.log_probs
-        return SimpleNamespace(outputs=[response])
-
-
-class _Once:
-    """A tokenizer that is asked the same for each response of a prompt, and computes it for the first one."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._encoded = tokenizer, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, **request: Any) -> Any:
-        if self._encoded is None:
-            self._encoded = self._tokenizer(**request)
-        return self._encoded
+    def after(self, prefix: Prefix) -> Self:
+        """The response with what it had already."""
+        log_probs = None if self.log_probs is None else [*prefix.log_probs.tolist(), *self.log_probs]
+        return replace(self, token_ids=[*prefix.tokens.tolist(), *self.token_ids], log_probs=log_probs)

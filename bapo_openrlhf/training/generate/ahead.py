@@ -138,10 +138,15 @@ class AheadSamplesGenerator(AdaptedSamplesGenerator):
         self._waited += time.perf_counter() - start
 
     @property
+    def there(self) -> list[Rollout]:
+        """The rollouts that were generated, and have not reached the trainer yet."""
+        done = [rollout for rollout in self._rollouts if rollout.done() and not rollout.exception()]
+        return [rollout.result()[1] for rollout in done]
+
+    @property
     def in_flight(self) -> int:
         """Number of prompts whose groups were generated, and have not reached the trainer yet."""
-        there = [rollout for rollout in self._rollouts if rollout.done() and not rollout.exception()]
-        return sum(rollout.result()[1].asked for rollout in there)
+        return sum(rollout.asked for rollout in self.there)
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step, with what overlapped and what did not."""

@@ -24,11 +24,11 @@ from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from bapo_openrlhf.adapt.vocabulary import VERSIONS
+from bapo_openrlhf.adapt.vocabulary import STOPPED, VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.faster.single_turn import GroupTurn, PackedGroup, SingleTurn
+from bapo_openrlhf.training.faster.single_turn import Encoded, Generated, GroupTurn, PackedGroup, SingleTurn
 from bapo_openrlhf.training.faster.weight_receipt import Piece, borrow, receive
 from bapo_openrlhf.training.generate.adapters import merge_adapters
 from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
@@ -225,16 +225,29 @@ class RolloutEngine(Engine):
 
     async def _group(
         self, prompt: str, label: Any, images: Any, sampling_params: Any, max_length: int, num_samples: int,
-        seed: int | None = None, number: int | None = None,
+        seed: int | None = None, number: int | None = None, **part: Any,
     ) -> PackedGroup:  # fmt: skip
-        """The responses to one prompt. The arguments are those of `generate_responses`."""
+        """The responses to one prompt. The arguments are those of `generate_responses`, and of `GroupTurn` in `part`.
+
+        A response that used up its budget is not judged.
+        """
+        first, encoded = self.weights_version, Encoded.of(self.tokenizer, prompt, images, sampling_params, max_length)
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
-        group, first = GroupTurn(self, self.tokenizer, seeds, num_samples), self.weights_version
-        request = {"prompt": prompt, "label": label, "images": images, "max_length": max_length}
-        request |= {"sampling_params": sampling_params, "hf_tokenizer": group.tokenizer}
-        responses = await asyncio.gather(*(self.executor.execute(**request, llm_engine=turn) for turn in group.turns))
-        responses = [self._versioned(response, first) for response in responses]
-        return PackedGroup.of(responses, number, [turn.log_probs for turn in group.turns])
+        turn = GroupTurn(self, encoded, seeds, num_samples, **part)
+
+        async def made(place: int) -> tuple[Generated, dict[str, Any]]:
+            generated = await turn.response(place)
+            if generated.finish_reason == STOPPED:
+                judged: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
+            else:
+                tokens = [*encoded.tokens, *generated.token_ids]
+                judged = await self.executor.judged(self.tokenizer, tokens, prompt, label)
+            return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
+
+        shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
+        return PackedGroup.of(
+            shared | {"number": number}, encoded.tokens, await asyncio.gather(*map(made, range(num_samples)))
+        )
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:

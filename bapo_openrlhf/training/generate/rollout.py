@@ -4,8 +4,8 @@ import hashlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -115,9 +115,10 @@ class Rollout:
         hard_samples: Samples of the hard prompts that were generated together with the fresh ones: G each, in order.
         added_seconds: Time that the rollout waited for hard prompts after its fresh prompts were done.
         passed_over: Number of prompts that were drawn and not generated for.
-        asked: Number of prompts that were generated for.
+        asked: Number of prompts that were generated for; with partial rollouts, those whose groups are complete.
         exhausted: Whether it has the last prompts of an epoch.
         seconds: Time that it took.
+        numbers: Other metrics of it.
     """
 
     weights_version: int = 0
@@ -127,6 +128,7 @@ class Rollout:
     asked: int = 0
     exhausted: bool = False
     seconds: float = 0.0
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 class AdaptedSamplesGenerator(DispatchingGenerator):
@@ -337,7 +339,11 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step for the log."""
-        return {"prompts/passed_over": self.rollout.passed_over}
+        return {"prompts/passed_over": self.rollout.passed_over, **self.rollout.numbers}
+
+    def unfinished(self) -> list[dict[str, Any]]:
+        """The groups in flight that go on in the next step, as plain data and tensors. Here there are none."""
+        return []
 
     @property
     def epoch_done(self) -> bool:

@@ -9,6 +9,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT, Range
+from bapo_openrlhf.adapt.vocabulary import SEGMENTS
 
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
@@ -28,17 +29,20 @@ def response_of(sample: Experience) -> Response:
     OpenRLHF's action_mask and rollout_log_probs have the shape (1, T - 1). Position i belongs to token i + 1.
     """
     mask = sample.action_mask[0].bool()
+    segments = tuple((int(version), int(tokens)) for version, tokens in sample.info.get(SEGMENTS, ()))
     return Response(
         token_ids=sample.sequences[0].numpy(),
         action_spans=tuple((start + 1, end + 1) for start, end in spans_of(mask)),
         log_probs=sample.rollout_log_probs[0][mask].numpy(),
         reward=float(sample.rewards[0]),
         extras={
-            "info": {key: value[0].item() for key, value in sample.info.items()},
+            "info": {key: value[0].item() for key, value in sample.info.items() if key != SEGMENTS},
             "score": None if sample.scores is None else float(sample.scores[0]),
             "truncated": bool(sample.truncated[0]),
             "mm_train_inputs": sample.mm_train_inputs[0] if sample.mm_train_inputs else None,
         },
+        weights_version=min((version for version, _ in segments), default=None),
+        segments=segments,
     )
 
 
@@ -84,7 +88,8 @@ def groups_of(
         samples: The samples of each group.
         first_uid: Number of the first group.
         step: Trainer step.
-        weights_version: Number of updates behind the weights that generated the samples.
+        weights_version: Number of updates behind the weights that generated the samples. A group of samples with
+            segments has that of its oldest token.
         reward_range: The least and the greatest reward of the task.
 
     Raises:
@@ -96,7 +101,8 @@ def groups_of(
             raise ValueError(f"the samples of group {first_uid + number} are not responses to one prompt")
         responses = tuple(map(response_of, members))
         uid, prompt = first_uid + number, prompt_of(members[0])
-        groups.append(Group(uid, prompt, responses, step, weights_version, reward_range))
+        known = [response.weights_version for response in responses if response.weights_version is not None]
+        groups.append(Group(uid, prompt, responses, step, min(known, default=weights_version), reward_range))
     return groups
 
 

@@ -30,7 +30,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RESUMING, RunState
 
-STATE_VERSION = 5
+STATE_VERSION = 6
 logger = init_logger(__name__)
 
 
@@ -118,6 +118,7 @@ class WholeCheckpoints:
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
             "epoch_done": self.generator.epoch_done,
             "ahead": self.generator.state_dict() if self.ahead else None,
+            "unfinished": self.generator.unfinished(),
             "torch_rng": torch.get_rng_state(),
             "worker_rng": {
                 name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
@@ -160,11 +161,26 @@ class WholeCheckpoints:
             )
         else:
             self.state.waiting = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
+        self._resume_unfinished(tag, saved["unfinished"])
         self.resumed_weights_version = saved["weights_version"]
         logger.info(f"resumed from {tag}")
         if states["episode"] >= self.args.train.num_episodes:
             what = f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes)"
             self.recorder.warn(self.state.step, "nothing left", f"{what}: nothing is left to train")
+
+    def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
+        """Go on with the groups of which responses are unfinished.
+
+        Raises:
+            ValueError: There are some, and partial rollouts are off.
+        """
+        if self.args.adapt.partial_rollout_tokens is not None:
+            self.generator.take_unfinished(groups)
+        elif groups:
+            raise ValueError(
+                f"checkpoint {tag} has {len(groups)} groups with unfinished responses; resume it with "
+                "--adapt.partial_rollout_tokens, as it was written"
+            )
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.

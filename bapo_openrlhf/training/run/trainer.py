@@ -26,6 +26,7 @@ from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedLoader
+from bapo_openrlhf.training.generate.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
 from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
@@ -294,7 +295,7 @@ def timed(timing: dict[str, float], name: str) -> Iterator[None]:
 
 
 def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
-    """What generates for a trainer: in one round a step, in several of them, or ahead of training."""
+    """What generates for a trainer: in one round a step, in several, in parts of responses, or ahead of training."""
     reward_range = trainer.args.adapt.rewards() or UNIT
     options = {
         "begin_step": trainer._begin_step,
@@ -306,6 +307,9 @@ def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
         "more": lambda given: trainer.method.more_responses([exact_rewards(group, reward_range) for group in given]),
         "score": trainer.reward_model.score,
     }
+    if (budget := trainer.args.adapt.partial_rollout_tokens) is not None:
+        kind = PartialAheadSamplesGenerator if trainer.ahead else PartialSamplesGenerator
+        return kind.of(trainer, **options, budget=budget)
     if trainer.ahead:
         return AheadSamplesGenerator.of(trainer, **options)
     if (between := signal_between(trainer.args)) is None:

@@ -110,6 +110,8 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
     micro = min(args.train.micro_batch_size, MICRO, max(samples // max(trained), 1))
     unit = math.lcm(*trained) * micro
     tokens = min(args.rollout.max_new_tokens or args.data.max_len, TOKENS)
+    if (budget := args.adapt.partial_rollout_tokens) is not None:
+        changes["adapt.partial_rollout_tokens"] = (min(budget, TOKENS // 2), "responses are short")
     prompt_tokens = args.data.max_len - (args.rollout.max_new_tokens or 0)  # for the prompt
     return changes | {
         "vllm.num_engines": (engines, few),

@@ -97,6 +97,14 @@ class TestResponse:
         assert len(response(action_spans=spans, log_probs=[-1.0] * count).log_probs) == count
 
 
+class TestSegments:
+    @pytest.mark.parametrize("segments", [((0, 1),), ((0, 1), (1, 2))])
+    def test_of_another_number_of_tokens_are_an_error(self, segments):
+        assert response(segments=((0, 1), (1, 1))).segments == ((0, 1), (1, 1))
+        with pytest.raises(ValueError, match=r"^segments .* for 2 generated tokens$"):
+            response(segments=segments)
+
+
 class TestGroup:
     @pytest.mark.parametrize("size", [1, 3, 5, 8, 10])
     def test_mean_and_variance_are_exact(self, make_group, size):
@@ -239,6 +247,14 @@ class TestState:
         mixed = group.exchange(2, past.standalone(past.responses[0]))
         again = group_from_state(group_state(mixed))
         assert [response.weights_version for response in again.responses] == [None, None, 0, *[None] * 5]
+
+    def test_each_response_keeps_its_segments(self, make_group):
+        group = make_group(2, size=3)
+        parts = ((3, 1), (5, 1))
+        mixed = replace(group.responses[1], segments=parts, weights_version=3)
+        group = replace(group, responses=(group.responses[0], mixed, group.responses[2]))
+        again = group_from_state(pickle.loads(pickle.dumps(group_state(group))))
+        assert [response.segments for response in again.responses] == [(), parts, ()]
 
     def test_state_is_plain_data(self, make_group):
         plain = (dict, list, str, int, float, bool, type(None), np.ndarray)

@@ -234,6 +234,11 @@ class TestNumbers:
         assert report(capsys, "--algorithm=ba_ppo", *words, "--adapt.returns=vtrace")["returns"] == "vtrace"
         assert "returns" not in report(capsys, "--algorithm=bapo_grpo", *words)
 
+    def test_partial_rollouts(self, capsys, words):
+        facts = report(capsys, "--algorithm=ba_ppo", *words, "--adapt.partial_rollout_tokens=512")
+        assert facts["partial rollouts"] == "a response stops after 512 tokens of a step"
+        assert "partial rollouts" not in report(capsys, "--algorithm=ba_ppo", *words)
+
     @pytest.mark.parametrize(
         ("more", "text"),
         [

@@ -315,6 +315,18 @@ BAD = [
      "algo.dynamic_filtering_enable is True; it must be False with adapt.method bapo and train.async_enable, because"),
     ("algo.dynamic_filtering_enable adapt.filter=none", "adapt.filter is none; it must be range with algo.dynamic_fil"),
     ("train.partial_rollout_enable train.async_enable", "train.partial_rollout_enable is True; it must be False wi"),
+    ("algorithm=grpo adapt.partial_rollout_tokens=8", "adapt.partial_rollout_tokens is 8, and adapt.method is none; t"),
+    ("adapt.partial_rollout_tokens=0", "adapt.partial_rollout_tokens is 0; it must be at least 1"),
+    ("adapt.partial_rollout_tokens=8 reward.remote_url= train.agent_func_path=agent.py",
+     "adapt.partial_rollout_tokens is 8, and train.agent_func_path is agent.py; they cannot be combined, because"),
+    ("adapt.partial_rollout_tokens=8 data.max_images_per_prompt=1",
+     "adapt.partial_rollout_tokens is 8, and data.max_images_per_prompt is 1; they cannot be combined, because"),
+    ("adapt.partial_rollout_tokens=8 algo.dynamic_filtering_enable",
+     "adapt.partial_rollout_tokens is 8, and algo.dynamic_filtering_enable is True; they cannot be combined, because"),
+    ("adapt.partial_rollout_tokens=8 run.faster=weights",
+     "adapt.partial_rollout_tokens is 8, and run.faster is ['weights']; they cannot be combined, because"),
+    ("adapt.partial_rollout_tokens=8 adapt.method=mopps",
+     "adapt.partial_rollout_tokens is 8, and adapt.method is mopps; they cannot be combined, because"),
     ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
     ("reward.model_name_or_path=model", "reward.model_name_or_path is model, and reward.remote_url is reward.py; onl"),
     ("reward.remote_url= train.agent_func_path=agent.py reward.model_name_or_path=model",
@@ -521,6 +533,10 @@ MEANT = [
         "adapt.kl_target=behaviour algo.kl.init_coef=0",
         "adapt.kl_target is behaviour: no effect, because algo.kl.init_coe",
     ),
+    (
+        "adapt.partial_rollout_tokens=24",
+        "adapt.partial_rollout_tokens is 24: no effect, because a response has at most rollout.max_new_tokens 24 t",
+    ),
     ("algo.kl.target=6 algo.kl.init_coef=0", "algo.kl.target is 6.0: no effect, because algo.kl.init_coef is 0, and"),
     (
         "data.apply_chat_template data.input_template=Q:{}",
@@ -566,9 +582,17 @@ def test_the_steps_of_data_on_another_machine_count_too(capsys):
     assert "adapt.rollout_delay" not in check(capsys, words, "--prompts=257")[2]
 
 
-@pytest.mark.parametrize("words", ["algorithm=grpo rollout.top_p=0.9", "critic.adam.lr=0"])
-def test_no_warning_of_what_has_no_effect(capsys, words):
-    # plain GRPO divides by the actor's own log-probs, and group-relative advantages have no critic
+@pytest.mark.parametrize(
+    "words",
+    [
+        "algorithm=grpo rollout.top_p=0.9",  # plain GRPO divides by the actor's own log-probs
+        "critic.adam.lr=0",  # group-relative advantages have no critic
+        "adapt.method=pods adapt.partial_rollout_tokens=8",
+        # a mixed response is not of today's policy
+        "adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 adapt.partial_rollout_tokens=8",
+    ],
+)
+def test_no_warning_of_what_has_an_effect_or_is_not_there(capsys, words):
     assert check(capsys, words)[2] == ""
 
 

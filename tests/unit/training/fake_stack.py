@@ -26,7 +26,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.adapt.vocabulary import VERSIONS  # noqa: E402
+from bapo_openrlhf.adapt.vocabulary import STOPPED, VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
@@ -158,8 +158,9 @@ class Engine:
         return groups if len(groups) > 1 else groups[0]
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None
-    ) -> list[dict]:
+        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None,
+        budget=None, prefix=None,
+    ) -> list[dict]:  # fmt: skip
         self.world.fail_at("generate")
         self.world.requests.append(
             SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed)
@@ -167,8 +168,14 @@ class Engine:
         answers = []
         for sample in range(num_samples):
             drawn = digest(prompt, self.weights, sample, None if seed is None else request_seed(seed, sample))
-            tokens = [3, 4, *(5 + drawn // 7**place % 40 for place in range(1 + drawn % 4))]
+            count = 1 + drawn % 4
+            stopped = budget is not None and count > budget
+            new = [5 + drawn // 7**place % 40 for place in range(budget if stopped else count)]
+            before = [3, 4] if prefix is None else [3, 4, *prefix.tokens.tolist()]
+            tokens = before + new
+            known = [0.0, 0.0] if prefix is None else [0.0, 0.0, *prefix.log_probs.tolist()]
             reward = self.world.reward(prompt, self.weights, sample) if self.world.judge is None else None
+            reward = None if stopped else reward
             answers.append(
                 {
                     "prompt": prompt,
@@ -176,11 +183,11 @@ class Engine:
                     "images": images,
                     "observation_tokens": tokens,
                     "action_ranges": [(2, len(tokens))],
-                    "rollout_log_probs": [0.0, 0.0, *self.world.log_probs(tokens, self.weights)[1:]],
+                    "rollout_log_probs": [*known, *self.world.log_probs(tokens, self.weights)[len(before) - 1 :]],
                     "truncated": False,
                     "reward": reward,
                     "scores": reward,
-                    "extra_logs": dict.fromkeys(VERSIONS, self.weights_version),
+                    "extra_logs": dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {}),
                     "number": number,
                 }
             )

@@ -154,6 +154,7 @@ def test_staleness_is_bounded_below_the_queue(world):
         {"queue": 1, "delay": 3, "prompts": 14, "algo.kl.init_coef": 0.02},
         {"queue": 3, "delay": 2, "prompts": 9, "adapt.max_shift_replayed": 1e-3},
         {"queue": 2, "delay": 2, "prompts": 14, **SCORED},
+        {"queue": 2, "delay": 1, "prompts": 32, "adapt.partial_rollout_tokens": 2},
     ],
     ids=lambda case: " ".join(map(str, case.values())),
 )
@@ -178,6 +179,8 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
         # Nothing is generated again that the checkpoint has.
         asked = {(request.prompt, request.seed) for request in again.requests}
         assert asked <= {(request.prompt, request.seed) for request in run.requests}
+        if "adapt.partial_rollout_tokens" in case:
+            continue  # a group has several requests
         assert len(again.requests) == len(run.requests) - sum(
             row["groups/generated"] for row in run.metrics()[:step]
         ) - in_flight_of(run, tag)

@@ -258,6 +258,7 @@ class TestResume:
         },
         {"prompts": 16, "eval.steps": 3, "evaluation": 1, **SCORED},
         {"prompts": 60, "adapt.batch_size": 10, **DYNAMIC},  # steps have up to four rounds of prompts
+        {"prompts": 32, "adapt.partial_rollout_tokens": 1, "adapt.rollout_delay": 2},  # groups are in flight
     )
 
     REST = cases_of_methods_but([case.get("adapt.method") for case in CASES])
@@ -358,6 +359,19 @@ class TestResume:
             again.trainer.fit()
         assert again.requests == []
 
+    def test_groups_in_flight_need_partial_rollouts(self, world, tmp_path):
+        run = world(prompts=16, **REPEATABLE | {"adapt.partial_rollout_tokens": 1})
+        run.trainer.fit()
+        (count,) = (row["groups/in_flight"] for row in run.metrics() if row["step"] == 3)
+        again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
+        text = (
+            rf"checkpoint global_step3 has {count:g} groups with unfinished responses; resume it with "
+            r"--adapt.partial_rollout_tokens, as it was written$"
+        )
+        with pytest.raises(RuntimeError, match=text):
+            again.trainer.fit()
+        assert count > 0 and again.requests == []
+
     def test_an_actor_of_another_step_is_refused(self, world, tmp_path):
         run = world(**REPEATABLE)
         run.trainer.fit()
@@ -401,8 +415,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 6}, "the state is of format 6; this version reads 5"),
-            ({"version": 4}, "the state is of format 4; this version reads 5"),
+            ({"version": 7}, "the state is of format 7; this version reads 6"),
+            ({"version": 5}, "the state is of format 5; this version reads 6"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

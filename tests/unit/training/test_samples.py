@@ -19,6 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
+from bapo_openrlhf.adapt.vocabulary import SEGMENTS  # noqa: E402
 from bapo_openrlhf.training.generate.samples import (  # noqa: E402
     by_request,
     groups_of,
@@ -203,6 +204,16 @@ class TestGroups:
         assert [(g.prompt.text, g.prompt.label) for g in groups] == [("p0", "0"), ("p1", "1"), ("p2", "2")]
         assert {(group.step, group.weights_version, group.size) for group in groups} == {(7, 5, 2)}
         assert [[r.reward for r in group.responses] for group in groups] == [[0, 1 / 8], [2 / 8, 3 / 8], [4 / 8, 5 / 8]]
+
+    def test_a_group_with_segments_is_as_old_as_its_oldest_token(self):
+        samples = [made_by_openrlhf(seed=n) for n in range(3)]  # of 4 generated tokens
+        for sample, segments in zip(samples, ([(5, 1), (6, 3)], [(4, 2), (5, 1), (6, 1)], [(6, 4)]), strict=True):
+            sample.info[SEGMENTS] = torch.tensor(segments)
+        (group,) = groups_of([samples], first_uid=0, step=6, weights_version=6)
+        assert (group.step, group.weights_version) == (6, 4)
+        assert [group.weights_version_of(response) for response in group.responses] == [5, 4, 6]
+        assert group.responses[1].segments == ((4, 2), (5, 1), (6, 1))
+        assert all(SEGMENTS not in sample.info for sample in samples_of([group]))  # OpenRLHF would take its mean
 
     def test_equal_prompts_of_two_rows_are_two_groups(self):
         groups = groups_of(in_groups([made_by_openrlhf() for _ in range(4)], 2), first_uid=0, step=0, weights_version=0)

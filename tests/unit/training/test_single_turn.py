@@ -17,11 +17,13 @@ import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from openrlhf.utils import agent  # noqa: E402
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
+from PIL import Image  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.logprobs import FlatLogprobs, Logprob  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from bapo_openrlhf.training.faster.single_turn import SingleTurn  # noqa: E402
+from bapo_openrlhf.adapt.vocabulary import STOPPED  # noqa: E402
+from bapo_openrlhf.training.faster.single_turn import Prefix, SingleTurn  # noqa: E402
 from bapo_openrlhf.training.generate.engines import Engine, RolloutEngine, request_seed  # noqa: E402
 from bapo_openrlhf.training.reward.reward_pool import RewardPool  # noqa: E402
 
@@ -76,13 +78,16 @@ class Llm:
         for place in range(params.n):
             yield self.output(tokens, place, params, 0, 1)
         for place in range(params.n):
-            if len(response_to(tokens, place)[0]) > 1:
+            if min(len(self.response(tokens, place)[0]), params.max_tokens) > 1:
                 if self.gate:
                     await self.gate(place)
                 yield self.output(tokens, place, params, 1, 99)
 
+    def response(self, prompt, place):
+        return response_to(prompt, place)
+
     def output(self, prompt, place, params, start, end, index=None):
-        tokens, log_probs, reason = response_to(prompt, place)
+        tokens, log_probs, reason = self.response(prompt, place)
         if params.max_tokens < len(tokens):
             tokens, log_probs, reason = tokens[: params.max_tokens], log_probs[: params.max_tokens], "length"
         chosen, given = tokens[start:end], None
@@ -294,3 +299,112 @@ def test_log_probs_of_other_tokens_are_an_error():
 
     with pytest.raises(RuntimeError, match="not those of the tokens"):
         ours(engine_of(RolloutEngine, SingleTurn(), Wrong()), ["abc"], **shared())
+
+
+class Processor(Tokenizer):
+    """It makes a token and a tensor of each image."""
+
+    image_processor = True
+
+    def __call__(self, text, images=None, **options):
+        if images is None:
+            return super().__call__(text, **options)
+        encoded = super().__call__(text[0], **options)["input_ids"]
+        marks = torch.full((1, len(images)), 7)
+        return {"input_ids": torch.cat([marks, encoded], dim=1), "pixel_values": torch.full((len(images), 3), 0.5)}
+
+
+def test_a_prompt_with_images_is_what_openrlhf_makes_of_it():
+    asked, picture = request("abc", images=[Image.new("RGB", (2, 2))]), {}
+
+    class Seeing(Llm):
+        async def generate(self, prompt, params, request_id):
+            picture[request_id] = prompt["multi_modal_data"]["image"]
+            async for output in super().generate(prompt, params, request_id):
+                yield output
+
+    made = {}
+    for kind, executor in ((Engine, SingleTurnAgentExecutor()), (RolloutEngine, SingleTurn())):
+        engine = engine_of(kind, executor, Seeing())
+        engine.tokenizer = Processor()
+        if kind is Engine:
+            making = engine.generate_responses(**asked, hf_tokenizer=engine.tokenizer, **shared())
+        else:
+            making = engine.generate_groups([asked | {"number": 0}], **shared())
+        made[kind] = list(asyncio.run(making))
+    assert list(picture.values()) == [asked["images"]] * (SIZE + 1)
+    for response, wanted in zip(made[RolloutEngine], made[Engine], strict=True):
+        pixels, pixels_wanted = (one.pop("mm_train_inputs") for one in (response, wanted))
+        assert list(pixels) == list(pixels_wanted) == ["pixel_values"]
+        assert torch.equal(pixels["pixel_values"], pixels_wanted["pixel_values"])
+        assert_equal(response, wanted)
+    engine.tokenizer.decode = None  # the prompt is too long, and cannot be cut as text can
+    with pytest.raises(ValueError, match="a prompt has 4 tokens, and 9 of 12 are for the response; a prompt with im"):
+        asyncio.run(engine.generate_groups([asked], **shared(max_length=12)))
+
+
+class GoingOn(Llm):
+    """vLLM, which generates the last response to "abc" from where its tokens end."""
+
+    def response(self, prompt, place):
+        tokens, log_probs, reason = response_to(prompt[:3], SIZE - 1)
+        done = len(prompt) - 3
+        assert list(prompt[3:]) == tokens[:done]
+        return tokens[done:], log_probs[done:], reason
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    ("most", "budget", "ends", "cut"),
+    [
+        (9, 3, (3, 6, 7), False),
+        (9, 7, (7,), False),  # its last token is its end
+        (6, 4, (4, 6), True),
+        (4, 4, (4,), True),  # all that it may have, which is no stop
+        (9, None, (7,), False),
+    ],
+)
+def test_a_response_stops_after_its_budget_and_goes_on(tmp_path, seed, most, budget, ends, cut):
+    (tmp_path / "reward.py").write_text(REWARD)
+    engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "reward.py")), GoingOn())
+    prompt = [97, 98, 99]
+    tokens, log_probs, _ = response_to(prompt, SIZE - 1)
+    one, done, part = shared(max_tokens=most, min_tokens=4) | {"num_samples": 1, "budget": budget}, 0, {}
+    for end in ends:
+        (response,) = asyncio.run(engine.generate_groups([request("abc", seed=seed) | part], **one))
+        # what it had keeps the log-probs of the weights that sampled it
+        known = [-5.0 - place for place in range(done)] + log_probs[done:end]
+        assert response["observation_tokens"].tolist() == prompt + tokens[:end]
+        assert response["rollout_log_probs"].tolist() == pytest.approx([0.0] * 3 + known)
+        assert response["action_ranges"] == [(3, 3 + end)]
+        _, params = engine.llm.asked[-1]
+        left = most - done
+        assert params.max_tokens == (left if budget is None else min(left, budget))
+        assert params.min_tokens == min(max(4 - done, 0), params.max_tokens)
+        if end != ends[-1]:
+            assert (response["reward"], response["scores"], response["truncated"]) == (None, None, False)
+            assert response["extra_logs"] == {STOPPED: 1} and engine.tokenizer.decoded == []
+        done = end
+        before = np.array(tokens[:end], dtype=np.int32), np.array([-5.0 - place for place in range(end)])
+        part = {"prefix": Prefix(*before)}
+    assert (response["reward"], response["truncated"]) == (3.0 + done, cut)  # the length of prompt and response
+    assert engine.tokenizer.decoded == [prompt + tokens[:done]]
+
+
+def test_only_the_responses_of_a_group_that_are_finished_are_judged(tmp_path):
+    (tmp_path / "reward.py").write_text(REWARD)
+    engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "reward.py")))
+    (group,) = ours(engine, ["abc"], **shared() | {"budget": 2})
+    responses = list(group)
+    assert [response["action_ranges"][0][1] - 3 for response in responses] == [1, 2, 2]
+    assert [response["reward"] for response in responses] == [4.0, None, None]
+    assert len(engine.llm.asked) == 1 and len(engine.tokenizer.decoded) == 1
+
+
+def test_a_response_that_fills_the_context_has_not_stopped():
+    class Full(Llm):
+        def response(self, prompt, place):
+            return [97, 98], [-1.0, -2.0], "length"
+
+    (group,) = ours(engine_of(RolloutEngine, SingleTurn(), Full()), ["abc"], **shared() | {"budget": 5})
+    assert [(response["truncated"], response["extra_logs"]) for response in group] == [(True, {})] * SIZE

@@ -118,6 +118,13 @@ def test_nothing_is_evaluated(critic):
     assert (result["eval.dataset"], result["eval.steps"]) == (None, -1)
 
 
+@pytest.mark.parametrize(("budget", "expected"), [(4096, 8), (3, 3)])
+def test_responses_still_stop_when_they_are_short(critic, budget, expected):
+    critic.adapt.partial_rollout_tokens = budget
+    assert (flags_of(critic) | used(critic, cpu=True))["adapt.partial_rollout_tokens"] == expected
+    assert "adapt.partial_rollout_tokens" not in used(critic, cpu=False)
+
+
 def test_two_machines_become_one(critic):
     for part in (critic.actor, critic.critic, critic.ref):
         part.num_nodes = 2

@@ -1,0 +1,174 @@
+"""Partial rollouts in whole runs on the fake stack: each token's policy and log-prob, and each group counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import SCORED, STATES  # noqa: E402
+
+from bapo_openrlhf.record import metrics  # noqa: E402
+
+WORDS = {
+    "adapt.partial_rollout_tokens": 1,
+    "adapt.rollout_delay": 1,
+    "adapt.reevaluate_every": 2,
+    "train.full_determinism_enable": True,
+}
+
+
+AHEAD = {"train.async_enable": True, "train.async_queue_size": 2}
+
+
+def watched(run) -> list:
+    """The fresh groups that reach the method, with the step in which they do."""
+    seen, build = [], run.trainer.method.build_batch
+
+    def noted(step, fresh, reevaluated):
+        seen.extend((step, "fresh", group) for group in fresh)
+        seen.extend((step, "reevaluated", group) for group in reevaluated)
+        return build(step, fresh, reevaluated)
+
+    run.trainer.method.build_batch = noted
+    return seen
+
+
+def updates(run) -> list[int]:
+    """Number of updates that the actor had made before each step."""
+    rows = run.metrics()
+    return [sum("skipped_update" not in row for row in rows[:version]) for version in range(len(rows) + 1)]
+
+
+def sampled(run, response, weights: list[int]) -> list[float]:
+    """The log-prob of each token under the weights of its segment."""
+    wanted, tokens = [], response.token_ids.tolist()
+    for version, count in response.segments:
+        start = 1 + len(wanted)
+        wanted += run.log_probs(tokens, weights[version])[start : start + count]
+    return wanted
+
+
+@pytest.mark.parametrize(("prompts", "algorithm"), [(16, "bapo_grpo"), (14, "ba_ppo")])
+@pytest.mark.parametrize("budget", [1, 2])
+class TestRun:
+    def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, world, prompts, algorithm, budget):
+        run = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
+        seen = watched(run)
+        run.trainer.fit()
+        mixed, weights = 0, updates(run)
+        for step, source, group in seen:
+            versions = []
+            for response in group.responses:
+                if source == "reevaluated":
+                    assert response.segments == () and group.weights_version_of(response) == step
+                    continue
+                parts = [version for version, _ in response.segments]
+                assert parts == sorted(set(parts)) and parts[-1] <= step
+                assert sum(tokens for _, tokens in response.segments) == len(response.log_probs)
+                assert group.weights_version_of(response) == parts[0]
+                assert response.log_probs.tolist() == pytest.approx(sampled(run, response, weights))
+                versions += parts
+                mixed += len(parts) > 1
+            assert group.weights_version == min(versions, default=step) and group.step == step
+        assert mixed > 3
+
+    def test_every_prompt_is_settled_once_or_in_flight(self, world, prompts, algorithm, budget):
+        run = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
+        seen = watched(run)
+        run.trainer.fit()
+        rows, asked = run.metrics(), 0
+        drawn, settled = Counter(), 0
+        for step, row in enumerate(rows):
+            assert set(row) - {"step"} <= metrics.names(algorithm, optional=True)
+            assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) > 0
+            settled += sum(at == step and source == "fresh" for at, source, _ in seen)
+            requests = [r for r in run.requests if r.step == step]
+            assert len({r.seed for r in requests}) == len(requests)
+            asked += len(requests)
+        for _, source, group in seen:
+            drawn[group.prompt.text] += source == "fresh"
+        episodes = run.args.train.num_episodes
+        assert set(drawn.values()) == {episodes} and len(drawn) == prompts
+        assert rows[-1]["groups/in_flight"] == 0 and max(row["groups/in_flight"] for row in rows) > 0
+        assert sum(row["responses/continued"] for row in rows) > 0
+        for step, row in enumerate(rows):
+            parts = [
+                len(r.segments) for at, kind, group in seen for r in group.responses if (at, kind) == (step, "fresh")
+            ]
+            assert row["responses/mixed_share"] == sum(count > 1 for count in parts) / max(len(parts), 1)
+        assert len(rows) <= (prompts // 4 + 1) * episodes
+
+
+def test_the_end_of_the_data_finishes_all_responses_in_a_step_of_its_own(world):
+    """The last rollout of an epoch is a full one, so one step more has no new prompts. It may have hard ones."""
+    run, begun = world(prompts=16, **WORDS | {"adapt.partial_rollout_tokens": 3, "adapt.reevaluate_every": 1}), []
+    run.reward = lambda *_: 0.0  # all prompts are hard
+    begin = run.trainer.method.begin_step
+    run.trainer.method.begin_step = lambda step: begun.append((step, begin(step))) or begun[-1][1]
+    run.trainer.fit()
+    rows = run.metrics()
+    assert [step for step, _ in begun] == list(range(len(rows)))  # each step asks for its hard prompts once
+    prompts = [[request.prompt for request in run.requests if request.step == step] for step in range(len(rows))]
+    assert len({prompt for step in range(4) for prompt in prompts[step]}) == 16 and len(rows) == 2 * 5
+    for last in (4, 9):
+        assert rows[last - 1]["groups/in_flight"] > 0 == rows[last]["groups/in_flight"]
+        hard = [prompt.text for prompt in begun[last][1]]
+        assert hard and Counter(prompts[last]) - Counter(hard) and rows[last]["rollouts/step"] > 4 * len(hard)
+        assert len(prompts[last]) == rows[last]["responses/continued"] + len(hard)
+
+
+def test_a_reward_model_scores_the_responses_of_complete_groups(world):
+    run = world(prompts=14, **WORDS | SCORED)
+    seen = watched(run)
+    run.trainer.fit()
+    for step in range(len(run.metrics())):
+        complete = {tuple(r.token_ids.tolist()) for at, _, group in seen for r in group.responses if at == step}
+        assert {tuple(tokens) for at, tokens in run.scored if at == step} == complete
+        assert complete
+
+
+@pytest.mark.parametrize("prompts", [16, 14])
+@pytest.mark.parametrize("delay", [1, 2])
+def test_a_response_goes_on_in_the_next_rollout_ahead_of_training(world, prompts, delay):
+    run = world(prompts=prompts, **WORDS | AHEAD | {"adapt.partial_rollout_tokens": 2, "adapt.rollout_delay": delay})
+    seen, begun, counts = watched(run), [], []
+    generate, save = run.engines[0].generate_responses, run.trainer.save_logs_and_checkpoints
+
+    def save_logs_and_checkpoints(*args):
+        run.trainer.samples_generator.wait()
+        counts.append((len(begun), run.trainer.samples_generator.in_flight))
+        save(*args)
+
+    def generate_responses(**request):
+        begun.extend([1] * ("prefix" not in request))
+        return generate(**request)
+
+    run.engines[0].generate_responses = generate_responses
+    run.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
+    run.trainer.fit()
+    settled, weights = 0, updates(run)
+    for row, (groups, in_flight) in zip(run.metrics(), counts, strict=True):
+        settled += sum(row[f"groups/{state}"] for state in STATES)
+        assert groups == settled + in_flight
+        assert delay > 1 or row["groups/in_flight"] == in_flight
+    assert in_flight == 0 < max(flying for _, flying in counts)
+    mixed = 0
+    for step, source, group in seen:
+        if source == "reevaluated":
+            continue
+        newest = max(0, step - 2) // delay * delay  # the rollout of step t is generated in step t - 2
+        parts = [[version for version, _ in response.segments] for response in group.responses]
+        assert max(versions[-1] for versions in parts) == newest
+        assert group.weights_version == min(versions[0] for versions in parts)
+        mixed += sum(len(versions) > 1 for versions in parts)
+        for response in group.responses:
+            assert response.log_probs.tolist() == pytest.approx(sampled(run, response, weights))
+    assert mixed > 3
+    fresh = Counter(group.prompt.text for _, source, group in seen if source == "fresh")
+    assert set(fresh.values()) == {2} and len(fresh) == prompts
