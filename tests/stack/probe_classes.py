@@ -10,6 +10,7 @@ import ray
 import stages
 
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator
+from bapo_openrlhf.training.generate.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker
 from bapo_openrlhf.training.run import trainer
@@ -40,12 +41,21 @@ class ProbeAheadGenerator(Noting, AheadSamplesGenerator):
     """The generator of a run in which generation is ahead."""
 
 
+class ProbePartialGenerator(Noting, PartialSamplesGenerator):
+    """The generator of a run with partial rollouts."""
+
+
+class ProbePartialAheadGenerator(Noting, PartialAheadSamplesGenerator):
+    """The generator of a run with partial rollouts ahead of training."""
+
+
 class ProbeMaker(AdaptedExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
     def forward(self, batch):
         pairs = zip(batch.origins, batch.responses, strict=True)
         self.weights_versions = [origin.group.weights_version_of(response) for origin, response in pairs]
+        self.segments = [response.segments for response in batch.responses]
         return super().forward(batch)
 
     def finish(self, passed, kept, **how):
@@ -61,7 +71,9 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         stages.note_calls()
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])
-        self.samples_generator.__class__ = ProbeAheadGenerator if self.ahead else ProbeGenerator
+        kinds = (ProbeGenerator, ProbeAheadGenerator, ProbePartialGenerator, ProbePartialAheadGenerator)
+        (kind,) = (kind for kind in kinds if kind.__mro__[2] is type(self.samples_generator))
+        self.samples_generator.__class__ = kind
         self.samples_generator.note = self.note
         self.experience_maker.__class__ = ProbeMaker
         self.experience_maker.note_experience = self.note_experience
@@ -92,6 +104,8 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
                 for name in NOTED:
                     if (numbers := getattr(experience, name)) is not None:
                         arrays[f"{index}/{name}"] = numbers[row].numpy()
+                segments = self.experience_maker.segments[kept[index]]
+                arrays[f"{index}/segments"] = np.array(segments, dtype=int).reshape(-1, 2)
         np.savez(
             self.folder / f"{'pretraining' if pretraining else 'experience'}{step}.npz",
             source=np.array([origin.source for origin in batch.origins]),

@@ -1,0 +1,78 @@
+"""Partial rollouts on the real stack: ratios by the weights of each token's version, and a kill with a resume."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_faults import same_steps
+from test_resume import killed_and_resumed
+from test_training import catalogued, recomputed, succeeded
+
+from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+HERE = Path(__file__).parent
+SAVED = 3
+RUN = {
+    "algorithm": "bapo_grpo",
+    "adapt__partial_rollout_tokens": 3,  # of 8
+    "adapt__rollout_delay": 1,
+    "adapt__reevaluate_every": 2,
+    "adapt__filter": "none",
+    "adapt__c3": "7/8",
+}
+
+
+@pytest.mark.parametrize(
+    ("switches", "prompts"), [((), 32), (("train.async_enable",), 48)], ids=["synchronous", "ahead"]
+)
+def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, switches, prompts):
+    """Each token's stored log-prob is computed again outside, by transformers from the weights of its version."""
+    name = f"partial{len(switches)}"
+    folder = workspace / f"probe_{name}"
+    folder.mkdir()
+    result = train(
+        name,
+        str(HERE / "probe.py"),
+        environment={"PROBE_FOLDER": str(folder)},
+        switches=switches,
+        run__name=name,
+        reward__remote_url=HERE / "scripted_reward.py",
+        data__max_samples=prompts,
+        **RUN,
+    )
+    rows = succeeded(result).metrics
+    versions_seen, mixed, differ = set(), 0, 0.0
+    for step in range(1, len(rows)):
+        data = np.load(folder / f"experience{step}.npz")
+        segmented = [index for index in range(len(data["source"])) if len(data[f"{index}/segments"]) > 1]
+        for index in segmented[:4]:
+            segments, mixed = data[f"{index}/segments"], mixed + 1
+            assert data["weights_version"][index] == segments[0, 0] and not data["on_policy"][index]
+            current, actions = recomputed(folder / f"actor{step}", data, index)
+            then = {int(v): recomputed(folder / f"actor{v}", data, index)[0][actions] for v in segments[:, 0]}
+            of_token = np.repeat(segments[:, 0], segments[:, 1])
+            assert len(of_token) == actions.sum()
+            sampled = np.array([then[int(version)][place] for place, version in enumerate(of_token)])
+            old = data[f"{index}/action_log_probs"][: len(actions)][actions]
+            stored = data[f"{index}/rollout_log_probs"][: len(actions)][actions]
+            assert stored == pytest.approx(sampled, abs=0.03) and (old == stored).all()  # bf16
+            assert data["log_ratios"][index] == pytest.approx(float((current[actions] - sampled).sum()), abs=0.06)
+            differ = max(differ, float(np.abs(then[int(segments[0, 0])] - sampled).max()))
+            versions_seen |= {step - int(version) for version in segments[:, 0]}
+    assert mixed > 4 and len(versions_seen) > 2
+    assert differ > 0.06  # the weights of one version would not do for all tokens
+
+
+@pytest.mark.parametrize("ahead", [{}, {"train__async_enable": "true"}], ids=["synchronous", "ahead"])
+def test_is_the_run_that_was_never_stopped(train, ahead):
+    """It is killed while it generates or trains, with groups in flight."""
+    values = RUN | {"data__max_samples": 32, "rollout__batch_size": 4, "ckpt__save_steps": SAVED} | ahead
+    name, phase = ("partial_ahead_killed", "training") if ahead else ("partial_killed", "generating")
+    run = killed_and_resumed(train, name, "engine", values, phase=phase)
+    rows = run.rows
+    same_steps(rows[: len(run.before)], run.before, first=1)
+    catalogued(rows, "bapo_grpo")
+    assert rows[SAVED - 1]["groups/in_flight"] > 0 and rows[-1]["groups/in_flight"] == 0
+    for row in rows:
+        assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in (*STATES, FAILED))
