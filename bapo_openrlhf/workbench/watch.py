@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
 from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
@@ -71,25 +71,6 @@ def warnings(seen: Seen) -> list[str]:
         if count:
             steps = many(len(seen.recent), "step")
             lines.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
-    return lines + _far(seen)
-
-
-def _far(seen: Seen) -> list[str]:
-    """A warning for each source from whose groups today's policy was too far in recent steps."""
-    lines = []
-    for source, most, advice in (
-        ("replayed", FARTHEST_SHIFT, f"a group beyond {FARTHEST_SHIFT:.1e} was worth less than half a fresh one. "
-         "--adapt.max_shift_replayed leaves such groups out, and a smaller learning rate brings them nearer"),
-        ("fresh", STALEST_SHIFT, f"about twice {STALEST_SHIFT:.1e} cost 3.5 points of accuracy. A smaller "
-         "--adapt.rollout_delay brings them nearer, and --adapt.max_shift_rollout syncs when they are too far"),
-    ):  # fmt: skip
-        known = [row for row in seen.recent if row.get(f"groups/{source}") and row.get(f"shift/{source}") is not None]
-        groups = _sum(known, f"groups/{source}")
-        shift = sum(row[f"groups/{source}"] * row[f"shift/{source}"] for row in known) / max(groups, 1)
-        if shift > most:
-            lines.append(
-                f"{source} groups are at a shift of {shift:.1e}. In our study, with 62 tokens a response, {advice}"
-            )
     return lines
 
 
@@ -120,8 +101,9 @@ def _state(seen: Seen) -> Text:
 def _progress(seen: Seen, width: int) -> Text:
     done, total, left = len(seen.rows), seen.total, _seconds_left(seen)
     words = f"{done}{'' if total is None else f'/{total}'} steps"
-    if seen.ended and seen.summary.get("seconds", {}).get("whole_run"):
-        words += f" · took {duration(seen.summary['seconds']['whole_run'])}"
+    spent = _sum(seen.rows, "timing/step_total")
+    if seen.how is not None and spent:
+        words += f", which took {duration(spent)}"
     elif left:
         words += f" · {duration(left)} left"
     if total is None:
@@ -261,7 +243,10 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
         _fact(row, "gap/cut_share", "{:.2%} of tokens would be cut"),
         None if row.get("gap/kl") is None else f"{many(row['gap/age'], 'step')} ago",
     )
-    return lines + _sources(seen)
+    lines += _sources(seen)
+    for text in far(seen.recent, f"the last {many(len(seen.recent), 'step')}"):
+        show("distance", text)
+    return lines
 
 
 def _sources(seen: Seen) -> list[Text]:

@@ -23,7 +23,7 @@ DARK = {
 INK, MUTED, GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 PALETTE = tuple(f"var(--palette-{place})" for place in range(7))
 DASHES = ("", "7 3", "2 2", "7 2 2 2")
-NONE_RIGHT, ALL_RIGHT = "#D55E00", "#009E73"  # a red and a green that can be told apart with any colour vision
+NONE_RIGHT, ALL_RIGHT = "#D55E00", "#009E73"  # an orange and a green that can be told apart with any colour vision
 
 SOURCE_LABELS = {"fresh": "fresh (X1)", "reevaluated": "re-evaluated (X2)", "replayed": "replayed (X3)"}
 SOURCE_COLOURS = {source: f"var(--{source})" for source in SOURCE_LABELS}
@@ -57,7 +57,7 @@ PHASE_LABELS = {
 
 
 def accuracy_colours(size: int) -> list[str]:
-    """Colours of the bins 0..G: none right in red, all right in green, and blues from light to dark between them."""
+    """Colours of the bins 0..G: none right in orange, all right in green, and blues from light to dark between them."""
     parts = ((0xCF, 0x00), (0xE6, 0x5A), (0xF5, 0x8F))  # red, green and blue: of the lightest, and of the darkest
     shares = [k / max(size - 2, 1) for k in range(size - 1)]
     blues = ["#" + "".join(f"{round(low + share * (high - low)):02X}" for low, high in parts) for share in shares]

@@ -18,7 +18,7 @@ for (const figure of document.querySelectorAll("figure[data-from]")) {
   slider.setAttribute("aria-label", `Values of ${figure.querySelector("h3").textContent} at a ${heads[0]}`);
   const output = document.createElement("output");
   box.append(slider, output);
-  drawing.after(box);
+  drawing.append(box);
   const cursor = document.createElement("div");
   cursor.className = "cursor";
   drawing.append(cursor);
@@ -38,6 +38,7 @@ for (const figure of document.querySelectorAll("figure[data-from]")) {
     const svg = [...drawing.querySelectorAll("svg")].find((found) => found.getBoundingClientRect().width > 0);
     const plot = svg.querySelector(".background").getBoundingClientRect();
     const frame = drawing.getBoundingClientRect();
+    box.classList.add("shown");
     cursor.style.display = "block";
     cursor.style.left = `${plot.left - frame.left + (plot.width * (place(row) - from)) / (to - from)}px`;
     cursor.style.top = `${plot.top - frame.top}px`;
@@ -60,6 +61,13 @@ for (const figure of document.querySelectorAll("figure[data-from]")) {
     slider.value = best;
     show(best);
   });
+  const hide = () => {
+    box.classList.remove("shown");
+    cursor.style.display = "none";
+  };
+  slider.addEventListener("blur", hide);
+  drawing.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && hide());
+  document.addEventListener("pointerdown", (event) => drawing.contains(event.target) || hide()); // after a finger
   slider.value = 0;
 }
 

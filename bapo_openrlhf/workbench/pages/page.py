@@ -6,6 +6,7 @@ to load anything. So what a model wrote stays text even if escaping should ever 
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from bapo_openrlhf.workbench.pages.colours import css
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, swatch
@@ -21,6 +22,7 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean, number
 
 PACKAGE = "bapo_openrlhf.workbench.pages"
+FLAG = re.compile(r"--[a-z][\w.-]{0,38}\w")  # no longer than a line of a narrow page
 MAX_OPEN = 400  # characters of a text that are shown before it is unfolded
 
 Progress = Callable[[Iterable[Figure], int], Iterable[Figure]]
@@ -125,6 +127,11 @@ def render(
     return page.render(names=names, command=command, lead=lead, sections=sections, drawings=drawings)
 
 
+def with_flags(text: str) -> Markup:
+    """Text with its flags, such as --adapt.filter, as code, which no line breaks after the dashes."""
+    return Markup(FLAG.sub(r"<code>\g<0></code>", str(escape(clean(text)))))
+
+
 def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
     """The figures that can be drawn. The same figure of several runs makes a row of its own."""
     drawn = (figure for figure in figures if figure.chart is not None)
@@ -156,6 +163,7 @@ def _environment() -> Environment:
         trim_blocks=True, lstrip_blocks=True, finalize=_final,
     )  # fmt: skip
     environment.filters.update(id=id, number=number, swatch=swatch, steps=step_ranges, rows=rows_of, lacking=lacking)
+    environment.filters["flags"] = with_flags
     style, script = Markup(css()) + _text("page.css"), _text("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -1,6 +1,7 @@
 """The figures of the page: what each draws of the runs, and its words."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from bapo_openrlhf.workbench.pages.text import number
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.report.words import WORDS, Words
+
+Dressed = Callable[[Sequence[Curve]], list[Curve]]
 
 MAX_POINTS = 200  # of a curve, and rows of its table
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
@@ -89,11 +92,12 @@ def by_source(page: Comparison, metric: str) -> list[Figure]:
     return in_each(page, keys, metric)
 
 
-def in_each(page: Comparison, metrics: dict[str, Key], entry: str = "") -> list[Figure]:
+def in_each(page: Comparison, metrics: dict[str, Key], entry: str = "", dressed: Dressed = list) -> list[Figure]:
     """Several metrics over the steps: a figure for each run, all with the same axes.
 
     Args:
         entry: The entry of WORDS; that of the first metric if empty.
+        dressed: Gives the curves of a run, as they are drawn, their bands and their strengths.
     """
     words = WORDS[entry or next(iter(metrics))]
     of_runs = [[Curve(key, run.curve(metric)) for metric, key in metrics.items()] for run in page.runs]
@@ -103,8 +107,27 @@ def in_each(page: Comparison, metrics: dict[str, Key], entry: str = "") -> list[
     for run, of_run in zip(page.runs, of_runs, strict=True):
         there = [curve for curve in of_run if len(curve.values)]
         figure = words.figure(page.label(run), [] if there else [words.why])
-        result.append(_lines(page, figure, words, there, {}, y_domain))
+        result.append(_lines(page, figure, words, there, {}, y_domain, dressed))
     return result
+
+
+def thresholds(page: Comparison) -> list[Figure]:
+    """c2 and c3 with the area between them, and the average reward that moves them as a thin line."""
+    metrics = {
+        "threshold/c2": Key("c2", colours.PALETTE[0]),
+        "threshold/c3": Key("c3", colours.PALETTE[1]),
+        "threshold/average_reward": Key("average reward", colours.MUTED),
+    }
+    return in_each(page, metrics, dressed=_area_between)
+
+
+def _area_between(drawn: Sequence[Curve]) -> list[Curve]:
+    """The first curve with an area up to the second, and the others faint."""
+    if len(drawn) < 2:
+        return list(drawn)
+    low, high, *others = drawn
+    band = pd.concat([low.values, high.values], axis=1, keys=["low", "high"]).dropna()
+    return [replace(low, band=band), high, *(replace(other, faint=True) for other in others)]
 
 
 def _lines(
@@ -114,18 +137,28 @@ def _lines(
     lines: Sequence[Curve],
     legend: dict[str, Any],
     y_domain: Domain | None,
+    dressed: Dressed = list,
 ) -> Figure:
     """The figure with a chart of these curves over the steps."""
     if not lines:
         return figure
-    point = f" A point is the {'largest' if words.peaks else 'mean'} of {page.width} steps."
-    says = words.says + (point if page.width > 1 else "")
-    drawn = [_drawn(page, curve, words) for curve in lines]
+    width = _width(page, words)
+    point = f" A point is the {'largest' if words.peaks else 'mean'} of {width} steps"
+    point += ", and the pale area reaches from their least to their largest value." if words.least > 1 else "."
+    says = words.says + (point if width > 1 else "")
+    drawn = dressed([_drawn(page, curve, words) for curve in lines])
     chart = charts.lines(drawn, x=STEP, y=words.y, x_domain=page.domain, y_domain=y_domain, zero=True)
     return figure.with_curves(drawn, chart, STEP, page.domain, says=says, summary=in_words(lines), **legend)
 
 
+def _width(page: Comparison, words: Words) -> int:
+    """How many steps a point stands for: a multiple of the metric's least number."""
+    return words.least * math.ceil(page.width / words.least)
+
+
 def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:
+    if words.least > 1:
+        return curves.spread(curve, _width(page, words))
     return Curve(curve.key, binned(curve.values, page.width, peaks=words.peaks))
 
 
@@ -259,7 +292,7 @@ def migrations(page: Comparison) -> list[Figure]:
 def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -> Figure:
     figure = Figure(
         "Prompts by accuracy over the passes",
-        "How many prompts are in each accuracy bin; those at the bottom, in red, had no right response.",
+        "How many prompts are in each accuracy bin; those at the bottom, in orange, had no right response.",
         paper="Fig. 7, 13",
         run=page.label(run),
     )

@@ -38,14 +38,15 @@ def _change(run: Run) -> str:
     rewards = run.curve(REWARD)
     (first, last), count = data.end_means(rewards), data.end_count(rewards)
     responses, seconds = data.cost(run)["responses generated"], data.cost(run)[data.ALL_SECONDS]
-    spent = [f"{number(responses)} responses"] if responses else []
-    spent = [many(len(run.rows), "step"), *([duration(seconds)] if seconds else []), *spent]
+    spent = many(len(run.rows), "step")
+    spent += f", which took {duration(seconds)}" if seconds else ""
+    spent += f"{',' if seconds else ''} and {number(responses)} responses" if responses else ""
     if len(rewards) < 2:
         return f"{run.name} has one reward so far, {first:.3g}, so nothing can be said about learning yet."
     ends = f"{first:.3g} (first {many(count, 'step')}) to {last:.3g} (last {many(count, 'step')})"
     what = "rose" if last > first else "fell" if last < first else "went"
     chance = ", which may be chance" if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
-    return f"{run.name}: the mean reward {what} from {ends} in {_and(spent)}{chance}."
+    return f"{run.name}: the mean reward {what} from {ends} in {spent}{chance}."
 
 
 def _and(parts: Sequence[str]) -> str:

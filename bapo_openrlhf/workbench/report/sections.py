@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
-from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE, SOURCE_COLOURS
+from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.pages.colours import PALETTE, SOURCE_COLOURS
 from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
+from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
@@ -76,6 +78,7 @@ def _overview(page: Comparison) -> Section:
         for row in run.metadata.get("changed", []):
             was, now = tables.in_words(row["before"]), tables.in_words(row["now"])
             notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
+        notes += [f"{run.name}: {text}" for text in far(run.rows, many(len(run.rows), "step"))]
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
 
@@ -99,18 +102,13 @@ def _accuracy(page: Comparison) -> Section:
 
 
 def _buffers(page: Comparison) -> list[Figure]:
-    thresholds = {
-        "threshold/c2": Key("c2", PALETTE[0]),
-        "threshold/c3": Key("c3", PALETTE[1], "7 3"),
-        "threshold/average_reward": Key("average reward", MUTED, "2 2"),
-    }
     replayed = {
         "staleness/replayed_steps_mean": Key("mean", SOURCE_COLOURS["replayed"]),
         "staleness/replayed_steps_max": Key("oldest", PALETTE[1], "7 3"),
     }
     return [
         *(by_run(page, metric) for metric in ("buffer/hard", "buffer/replay", "reevaluation/improved_share")),
-        *in_each(page, thresholds),
+        *figures.thresholds(page),
         *in_each(page, replayed),
         by_run(page, "staleness/rollout_policy"),
     ]

@@ -24,6 +24,7 @@ class Words:
         paper: The figure of the paper that corresponds to it. "" if there is none.
         why: Why a run may lack it.
         peaks: If a point stands for several steps, whether it is their largest value. Otherwise it is their mean.
+        least: The least number of steps that a point stands for. With more than one, the points have bands.
     """
 
     title: str
@@ -32,26 +33,29 @@ class Words:
     paper: str = ""
     why: str = OLDER
     peaks: bool = False
+    least: int = 1
 
     def figure(self, run: str = "", missing: Sequence[str] = ()) -> Figure:
         """A figure with these words, without a chart."""
         return Figure(self.title, self.says, paper=self.paper, run=run, missing=missing)
 
 
+ROUND = 12  # steps in which the syncs go round a whole number of times if v is 2, 3, 4 or 6
+
 CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}
 
 
 def _entry(metric: str, y: str, paper: str = "", **more: Any) -> tuple[str, Words]:
-    """The words of one metric, with {} for a source."""
+    """The words of one metric, with {} for a source. The page marks flags by itself, without the catalogue's marks."""
     declared = CATALOGUE[metric.replace("{}", "SOURCE")]
-    return metric, Words(declared.title, declared.sentence, y, paper, **more)
+    return metric, Words(declared.title, declared.sentence.replace("`", ""), y, paper, **more)
 
 
 # By metric. Two figures show several metrics, so they have words of their own.
 WORDS = {
     "threshold/c2": Words(
         "Thresholds of the replay",
-        "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8).",
+        "Groups with a mean from c2 to c3, the coloured area, are replayed. Both follow the average reward (Eq. 8).",
         "group mean reward",
     ),
     "staleness/replayed_steps_mean": Words(
@@ -67,7 +71,7 @@ WORDS = {
         _entry("buffer/hard", "prompts"),
         _entry("buffer/replay", "groups"),
         _entry("reevaluation/improved_share", "share of attempts", why=NO_ATTEMPT),
-        _entry("staleness/rollout_policy", "trainer steps"),
+        _entry("staleness/rollout_policy", "trainer steps", least=ROUND),
         _entry("tv/{}", "TV distance", why=NO_THEORY),
         _entry("shift/{}", "squared nats per token", why=NO_THEORY),
         _entry("theory/bound_{}", "improvement, at least", why=NO_THEORY),

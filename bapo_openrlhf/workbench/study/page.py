@@ -62,7 +62,7 @@ def _overview(results: Results) -> Section:
     notes += missing[:MAX_MISSING]
     if (more := len(missing) - MAX_MISSING) > 0:
         notes.append(f"… and {more} more of this kind.")
-    return Section("overview", "At a glance", tables=[tables.overview(results)], notes=notes)
+    return Section("overview", "At a glance", tables=[tables.overview(results), tables.spent(results)], notes=notes)
 
 
 def _final(results: Results) -> Section:

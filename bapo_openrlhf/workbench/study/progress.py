@@ -64,7 +64,7 @@ def _end_of(run: Planned) -> str:
         return f"{run.name}: failed; its output is in {run.folder}"
     summary = record.read_summary(run.folder)
     reward = " to ".join(f"{summary.get(key) or 0:.3f}" for key in ("reward_start", "reward_end"))
-    return f"{run.name}: reward {reward}, {duration(summary['seconds']['whole_run'])}"
+    return f"{run.name}: reward {reward}; its steps took {duration(summary['seconds']['step_total'])}"
 
 
 def _lines_of(run: Planned) -> int:

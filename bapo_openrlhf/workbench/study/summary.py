@@ -16,6 +16,7 @@ def summary(results: Results, provenance: Mapping[str, Any]) -> str:
     judged = claims.table_of(results)
     shown = [
         ("Arms", tables.overview(results), 2),
+        ("What the arms spent", tables.spent(results), 1),
         ("Claims", judged, len(judged.head)),
         ("Where the groups came from", tables.sources(results), 1),
         ("Seconds", tables.seconds(results), 1),

@@ -23,7 +23,7 @@ def overview(results: Results) -> Table:
     """Every arm in a few numbers, which are means over its finished seeds."""
     head = ["arm", "advantages", "seeds", "final accuracy, mean of the benchmarks, %"]
     head += [f"{name}, %" for name in results.study.evaluations]
-    head += ["reward, last steps", "responses generated", "tokens trained on", "update tokens", "seconds of all steps"]
+    head.append("reward, last steps")
     finished = results.numbers[results.numbers["finished"]]
     rows: list[list[Any]] = []
     for arm in results.arms:
@@ -35,12 +35,19 @@ def overview(results: Results) -> Table:
         ]
         row.append(_with_interval(statistics.mean_interval(scores.mean(axis=1))))
         row += [f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]
-        row += of_arm[["reward_end", "rollouts", "tokens_trained", "update_tokens", "seconds"]].mean().to_list()
-        rows.append(row)
-    title = (
-        "Means over the finished seeds; in brackets Student's 95 % interval. Update tokens: tokens trained on, times "
-        "the number of epochs"
-    )
+        rows.append([*row, of_arm["reward_end"].mean()])
+    return Table.of(head, rows, "Means over the finished seeds; in brackets Student's 95 % interval")
+
+
+def spent(results: Results) -> Table:
+    """What each arm generated, trained on and took, as means over its finished seeds."""
+    finished, rows = results.numbers[results.numbers["finished"]], []
+    for arm in results.arms:
+        means = results.of_arm(finished, arm)[["rollouts", "tokens_trained", "update_tokens", "seconds"]].mean()
+        took = None if pandas.isna(means["seconds"]) else duration(means["seconds"])
+        rows.append([results.labels[arm.name], *means.to_list()[:-1], took])
+    head = ["arm", "responses generated", "tokens trained on", "update tokens", "time of all steps"]
+    title = "Means over the finished seeds. Update tokens: tokens trained on, times the number of epochs"
     return Table.of(head, rows, title)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -66,17 +67,54 @@ def needs_browser(test):
     return pytest.mark.browser(skipped(test))
 
 
-def in_browser(html, folder, then=""):
+def in_browser(html, folder, then="", width=1280):
     """The page after its script has run, and `then` as a part of it. The browser had nothing to complain about."""
     if then:
         script = re.search(r"<script>(.*)</script>\n</body>", html, re.S)[1]
         html = html.replace(script, script + then).replace(_digest(script), _digest(script + then))
     path = folder / "page.html"
     path.write_text(html, encoding="utf-8")
-    words = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", path.as_uri()]
+    words = [CHROMIUM, *FLAGS, f"--window-size={width},900", f"--user-data-dir={folder / 'profile'}", path.as_uri()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     assert "CONSOLE" not in done.stderr
     return Page(done.stdout)
+
+
+LAYOUT = """
+addEventListener("load", () => {
+  const broken = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const text = walk.currentNode.data;
+    for (const flag of text.matchAll(/--[a-z]/g)) {
+      const range = document.createRange();
+      range.setStart(walk.currentNode, flag.index);
+      range.setEnd(walk.currentNode, flag.index + 3);
+      if (new Set([...range.getClientRects()].map((part) => part.top)).size > 1) broken.push(text);
+    }
+  }
+  const room = (card) => card.querySelector(".missing, summary").getBoundingClientRect().top
+    - card.querySelector(".drawing").getBoundingClientRect().bottom;
+  const cut = [...document.querySelectorAll(".scroll")].filter((part) => part.scrollWidth > part.clientWidth);
+  document.title = JSON.stringify({
+    wide: document.documentElement.scrollWidth - innerWidth,
+    broken,
+    room: Math.max(0, ...[...document.querySelectorAll(".card")].map(room)),
+    cut: cut.map((part) => part.ariaLabel),
+    hinted: cut.every((part) => getComputedStyle(part).backgroundAttachment === "local, local, scroll, scroll"),
+  });
+});
+"""
+
+
+def layout(html, folder, width):
+    """How a browser of so many pixels lays a page out.
+
+    Returns:
+        wide: by how many pixels the page is wider than the window; broken: texts in which a line ends within the dashes
+        of a flag; room: the most pixels between a chart and what is below it; cut: the tables that have to be scrolled;
+        hinted: whether they have shadows, over which covers lie that move with the table.
+    """
+    return json.loads(in_browser(html, folder, LAYOUT, width).words("title")[0])
 
 
 def _digest(script):

@@ -80,9 +80,9 @@ def test_runs_of_different_tasks_are_not_compared():
 def test_one_run():
     # Thirds of 6 steps: the first 2 and the last 2.
     run = run_of("a", [0.1, 0.3, 0.4, 0.5, 0.6, 0.8], seconds=34.7)
-    words = "a: the mean reward rose from 0.2 (first 2 steps) to 0.7 (last 2 steps) in 6 steps, 3 min 28 s and "
+    words = "a: the mean reward rose from 0.2 (first 2 steps) to 0.7 (last 2 steps) in 6 steps, "
     # The changes are 0.2, 0.1, 0.1, 0.1, 0.2: two errors of a difference are 2 sqrt(2) sqrt(0.022 / 2 / 2) = 0.210.
-    assert opening([run]) == words + "600 responses."
+    assert opening([run]) == words + "which took 3 min 28 s, and 600 responses."
     # With 0.2, 0.5, 0.6, 0.5 and 0: 2 sqrt(2) sqrt(0.18 / 2 / 2) = 0.6, and the change is -0.5.
     falling = run_of("a", [0.9, 0.7, 0.2, 0.8, 0.3, 0.3])
     assert opening([falling]).startswith("a: the mean reward fell from 0.8 (first 2 steps) to 0.3 (last 2 steps)")

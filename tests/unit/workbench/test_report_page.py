@@ -1,6 +1,7 @@
 """The report as a page: one file that loads nothing, says everything in words too, and shows hostile text as text."""
 
 import base64
+import colorsys
 import hashlib
 import json
 import random
@@ -14,14 +15,15 @@ import pytest
 
 from bapo_openrlhf.cli.main import run as command
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages import figure, page
-from bapo_openrlhf.workbench.pages.colours import PALETTE
+from bapo_openrlhf.workbench.pages.colours import NONE_RIGHT, PALETTE
 from bapo_openrlhf.workbench.pages.text import clean, number
 from bapo_openrlhf.workbench.report import figures, sections
 from bapo_openrlhf.workbench.report.runs import Run, read_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from page_parts import Page, axis_of_table, in_browser, needs_browser, sliders_in, sliders_of
+from page_parts import Page, axis_of_table, in_browser, layout, needs_browser, sliders_in, sliders_of
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> <!-- & "
@@ -366,6 +368,67 @@ def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
     assert chart.summary == "run: 1 at step 1, 6 at step 6; between 1 and 6."
 
 
+def figure_of(folder, title):
+    (chart,) = [one for section in sections.build(read_runs([folder])) for one in section.figures if one.title == title]
+    return chart
+
+
+def layers_of(chart):
+    """The layers of a chart: the kind of the mark, and the numbers that it draws."""
+    spec = chart.chart.to_dict()
+    frames = [layer.get("data", spec.get("data")) for layer in spec["layer"]]
+    return [
+        (layer["mark"]["type"], spec["datasets"][data["name"]])
+        for layer, data in zip(spec["layer"], frames, strict=True)
+    ]
+
+
+def test_an_age_that_goes_up_and_down_at_every_sync_is_no_solid_block(tmp_path, undrawn):
+    """With v = 2 and a point for each step, the line would fill the chart."""
+    folder = write_run(tmp_path / "run", steps=48, groups=False, answers=False)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    aged = [row | {"staleness/rollout_policy": (row["step"] - 1) % 2} for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in aged))
+    chart = figure_of(folder, "Age of the rollout weights")
+    assert chart.table.rows == [[6.5, 0.5], [18.5, 0.5], [30.5, 0.5], [42.5, 0.5]]
+    [area] = [data for mark, data in layers_of(chart) if mark == "area"]
+    assert {(point["y"], point["high"]) for point in area} == {(0, 1)}
+    assert "A point is the mean of 12 steps, and the pale area" in chart.says and "`" not in chart.says
+
+
+def test_what_lies_between_the_thresholds_is_an_area(tmp_path, undrawn):
+    """Groups in it are replayed. The average reward is a thin line, which is no threshold."""
+    chart = figure_of(write_run(tmp_path / "run"), "Thresholds of the replay")
+    drawn = layers_of(chart)
+    [area] = [data for mark, data in drawn if mark == "area"]
+    assert {(point["y"], point["high"]) for point in area} == {(0.2, 0.4)}
+    lines = next(data for mark, data in drawn if mark == "line")
+    assert {point["faint"] for point in lines if point["y"] == 0.3} == {True}
+    assert {point["faint"] for point in lines if point["y"] in (0.2, 0.4)} == {False}
+
+
+def test_a_colour_is_called_by_its_name():
+    """Between red (a hue of 0) and yellow (60) lies orange."""
+    hue, _, _ = colorsys.rgb_to_hls(*(int(NONE_RIGHT[place : place + 2], 16) / 255 for place in (1, 3, 5)))
+    assert 20 <= 360 * hue <= 45
+    drawn = figures.accuracy_bins(figures.Comparison([Run("a", [{"step": 1}])]))
+    assert "in orange, had no right response" in drawn[0].says
+
+
+def test_flags_are_code(parsed):
+    assert {"--adapt.max_shift_fresh", "--actor.dual_clip"} <= set(parsed.words("code"))
+
+
+def test_far_groups_are_in_a_sentence_at_the_top(tmp_path, undrawn):
+    folder = write_run(tmp_path / "run", name="mine")
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"tv/replayed": 0.1', '"tv/replayed": 0.56, "shift/replayed": 0.3'))
+    [run] = read_runs([folder])
+    [said] = far(run.rows, "6 steps")
+    assert "a TV distance of 0.56 in 6 steps" in said
+    assert f"mine: {said}" in next(one for one in sections.build([run]) if one.anchor == "overview").notes
+
+
 def test_what_all_runs_lack_is_said_once(tmp_path, undrawn):
     text = page_of(*(write_run(tmp_path / name, adapted=False) for name in "ab"))[1]
     assert "Not there: Hard buffer, Replay buffer, Age of the rollout weights – it is not recorded" in text
@@ -434,6 +497,14 @@ def test_in_a_browser_the_script_runs_and_nothing_else_does(html, drawn, tmp_pat
     assert not result.words("title")[0].startswith("owned")
     assert sliders_in(result) == sliders_of(drawn)
     assert {"type": "button"} in result.all("button")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 500])
+def test_in_a_browser_nothing_is_cut_and_nothing_is_empty(html, tmp_path, width):
+    found = layout(html, tmp_path, width)
+    assert found["wide"] <= 0 and found["broken"] == []
+    assert found["room"] <= 10  # pixels; 42 were empty
 
 
 TO_THE_END = """

@@ -1,5 +1,6 @@
 """The numbers, verdicts and page of a study, from made-up runs; also if most of them are missing."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pandas
 import pytest
 
 from bapo_openrlhf.workbench.pages.figure import specification
+from bapo_openrlhf.workbench.pages.page import render
 from bapo_openrlhf.workbench.report.accuracy import Unlocked, unlocked
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
@@ -23,7 +25,7 @@ from bapo_openrlhf.workbench.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_study import make_arms, make_run, make_study
-from page_parts import Page, axis_of_table, in_browser, needs_browser, sliders_in, sliders_of
+from page_parts import Page, axis_of_table, in_browser, layout, needs_browser, sliders_in, sliders_of
 
 PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO", {"adapt.method": "bapo"})
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
@@ -313,13 +315,15 @@ def test_summary_has_the_tables_as_markdown():
         head, below, *content = cells
         assert all(len(row) == len(head) for row in cells) and set("".join(below)) <= set("-:")
         rows[title] = [dict(zip(head, row, strict=True)) for row in content]
-    arms = {row["arm"]: row for row in rows["Arms"]}
-    assert arms["GRPO"]["seeds"] == "3 of 5" and arms["GRPO"]["responses generated"] == "4,000"
+    arms, spent = ({row["arm"]: row for row in rows[title]} for title in ("Arms", "What the arms spent"))
+    assert arms["GRPO"]["seeds"] == "3 of 5" and spent["GRPO"]["responses generated"] == "4,000"
     assert arms["GRPO"]["final accuracy, mean of the benchmarks, %"].startswith("20.0")
-    assert arms["BAPO-GRPO"]["responses generated"] == "6,000"
+    assert spent["BAPO-GRPO"]["responses generated"] == "6,000"
     (claim,) = rows["Claims"]
     assert (claim["claim"], claim["measured"], claim["pairs"]) == ("BAPO ends above GRPO", "+10.0 points", "1")
-    assert len(rows["Runs"]) == 4 and set(rows) == {"Arms", "Claims", "Where the groups came from", "Seconds", "Runs"}
+    assert len(rows["Runs"]) == 4 and set(rows) == {
+        *("Arms", "What the arms spent", "Claims", "Where the groups came from", "Seconds", "Runs")
+    }
 
 
 def test_no_minus_before_a_zero():
@@ -340,8 +344,9 @@ def test_what_was_spent_until_the_target():
 
 def test_the_overview_leaves_out_what_is_not_finished():
     runs = [run_of(PLAIN, 1, [0.2]), run_of(PLAIN, 2, [0.4]), run_of(PLAIN, 3, [0.9], planned=9, rollouts=999)]
-    table = tables.overview(Results(study_of(), runs))
-    row = dict(zip(table.head, table.rows[0], strict=True))
+    row = {}
+    for table in (tables.overview(Results(study_of(), runs)), tables.spent(Results(study_of(), runs))):
+        row |= dict(zip(table.head, table.rows[0], strict=True))
     assert row["seeds"] == "2 of 5" and row["b, %"] == "30.0" and row["responses generated"] == 400
     assert row["final accuracy, mean of the benchmarks, %"].startswith("30.0 [")
 
@@ -569,3 +574,22 @@ def test_in_a_browser_the_script_runs_and_nothing_else_does(html, drawn, tmp_pat
     result = in_browser(html, tmp_path)
     assert not result.words("title")[0].startswith("owned")
     assert sliders_in(result) == sliders_of(drawn)
+
+
+@needs_browser
+def test_in_a_browser_no_table_at_the_top_is_cut(tmp_path):
+    """With four benchmarks, whose names cannot be broken, and at 1,280 pixels. A narrow page hints at what is cut."""
+    names = ("four_terms", "five_terms", "six_terms", "seven_terms")
+    arms = make_arms(("plain", "bapo_without_x2"), paths=("critic",))
+    totals = {"rollouts/total": 24_576, "tokens/trained_total": 1_539_205, "timing/step_total": 153.2}
+    runs = []
+    for arm, seed in itertools.product(arms, (1, 2)):
+        scores = {f"eval_{name}_pass1": 0.481 + 0.01 * seed for name in names}
+        rows = [{"step": step, "reward/fresh_mean": 0.46613, **totals} for step in range(1, 5)]
+        runs.append(StudyRun(arm, seed, Run(f"{arm.name}-{seed}", rows), [{"step": 4, **scores}]))
+    results = Results(make_study(arms, evaluations=names, claims=()), runs)
+    parts = [section for section in page.build(results, {}) if section.anchor in ("overview", "final")]
+    html = render(["a"], [replace(part, folded=()) for part in parts], command="study")
+    assert layout(html, tmp_path, 1280)["cut"] == []
+    narrow = layout(html, tmp_path, 500)
+    assert narrow["cut"] and narrow["hinted"] and narrow["wide"] <= 0

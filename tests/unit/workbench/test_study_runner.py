@@ -170,14 +170,15 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
 
 def test_a_line_for_each_run_that_ends(tmp_path, capsys):
     planned = plan(STUDY, tmp_path)
-    summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"whole_run": 61.6}}
+    summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"step_total": 61.6, "whole_run": 99.0}}
     with on_terminal("tiny", {run.name: 2 for run in planned}, planned) as seen:
         seen([], [])
         write_summary(planned[0].folder, summary)
         seen([], [planned[0], planned[1]])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("tiny: 1/4 runs, 0 s left; plain-group-s3: reward 0.250 to 0.000, 1 min 2 s")
+    said = "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s"
+    assert lines[0].startswith(f"tiny: 1/4 runs, 0 s left; {said}")
     assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in lines[1]
 
 

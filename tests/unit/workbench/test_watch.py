@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.follow import Seen
+from bapo_openrlhf.record.follow import Follower, Seen
+from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.report.opening import opening
+from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.watch import picture, warnings
 
 WIDTHS = (60, 80, 200)
@@ -205,19 +207,12 @@ def test_state(seen, state):
     assert bool(silent) == (state == "silent")
 
 
-@pytest.mark.parametrize(("source", "most"), [("replayed", FARTHEST_SHIFT), ("fresh", STALEST_SHIFT)])
-def test_it_says_when_groups_are_too_far_to_help(source, most):
-    """The shift is that of the recent groups, and not the mean over steps."""
-    rows = make_rows(30)
-    rows[5] |= {f"groups/{source}": 50, f"shift/{source}": 1.0}  # too long ago
-    for row in rows[10:]:
-        row[f"groups/{source}"] = 0
-    rows[20] |= {f"groups/{source}": 1, f"shift/{source}": 1.5 * most}
-    rows[21] |= {f"groups/{source}": 3, f"shift/{source}": 2.5 * most / 3 + 1e-3 * most}
-    [text] = warnings(Seen("x", rows, RUN, {}, 1.0))
-    assert text.startswith(f"{source} groups are at a shift of {most:.1e}. In our study, with 62 tokens a response, ")
-    rows[21][f"shift/{source}"] -= 2e-3 * most
-    assert warnings(Seen("x", rows, RUN, {}, 1.0)) == []
+def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
+    seen = Seen("x", make_rows(30, **{"shift/replayed": 0.25}), RUN, {}, 1.0)
+    lines = shown(seen, 200)
+    assert warnings(seen) == [] and not [line for line in lines if line.startswith("!")]
+    [said] = far(seen.recent, "the last 20 steps")
+    assert section(lines, "distance") == f"distance {said}"
 
 
 def test_a_run_of_an_older_version_has_no_shift():
@@ -233,7 +228,7 @@ def test_a_run_of_an_older_version_has_no_shift():
 def test_a_finished_run_of_before_run_json():
     seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
     lines = shown(seen)
-    assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps · took 3 min 6 s")
+    assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps, which took 8 s")  # 2 s each
     assert "░" not in lines[1]
 
 
@@ -336,8 +331,22 @@ def test_a_finished_run_is_shown_and_ends(folder):
     write(folder, make_rows(5)[2:])
     finish(folder)
     done = subprocess.run([*COMMAND, str(folder)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "finished" in done.stdout and "took 11 s" in done.stdout
+    assert done.returncode == 0 and "finished" in done.stdout and "took 10 s" in done.stdout
     assert len(done.stdout.splitlines()) < 60
+
+
+@pytest.mark.parametrize("how", ["finished", "stopped"])
+def test_watch_and_report_say_the_same_duration(folder, how):
+    """It is the time of all steps, without what a start takes. A run that was stopped has no other."""
+    write(folder, make_rows(5)[2:])
+    if how == "finished":
+        finish(folder)
+    else:
+        (folder / "run.json").write_text(json.dumps(ENDED))
+    follower = Follower(folder)
+    follower.poll()
+    assert shown(follower)[0].endswith(how) and " steps, which took 10 s" in shown(follower)[1]
+    assert " 5 steps, which took 10 s, and " in opening([read_run(folder)])
 
 
 def test_no_run_there(tmp_path, capsys):
@@ -429,7 +438,7 @@ def test_live_until_the_end(terminal, folder):
     shell.until(r"2/5 steps")
     write(folder, make_rows(5)[2:])
     finish(folder)
-    assert "finished" in shell.until(r"5/5 steps.*took 11 s")
+    assert "finished" in shell.until(r"5/5 steps, which took 10 s")
     assert shell.process.wait(60) == 0
 
 

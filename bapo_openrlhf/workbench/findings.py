@@ -1,0 +1,49 @@
+"""What the study of docs/results.md found about distances of which a run has some: sentences for `watch` and `report`.
+
+The limits are those of `adapt/findings.py`. A run beyond them may learn well, so the sentences are no warnings.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, STALEST_SHIFT
+from bapo_openrlhf.workbench.pages.text import is_number
+
+FAR = {
+    "replayed": (
+        FARTHEST_SHIFT,
+        f"a group beyond a shift of {FARTHEST_SHIFT:.1e} was worth less than half a fresh one. "
+        "--adapt.max_shift_replayed leaves such groups out, and a smaller learning rate brings them nearer",
+    ),
+    "fresh": (
+        STALEST_SHIFT,
+        f"about twice {STALEST_SHIFT:.1e} cost 3.5 points of accuracy. A smaller --adapt.rollout_delay brings them "
+        "nearer, and --adapt.max_shift_rollout syncs when they are too far",
+    ),
+}  # by source: the limit of the mean shift, and what was found beyond it
+
+
+def far(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
+    """Sentences about each source whose groups today's policy had moved away from, on average, beyond the limit.
+
+    Args:
+        rows: The metrics of these steps.
+        steps: What the sentences call them, for example "the last 20 steps".
+    """
+    said = []
+    for source, (most, found) in FAR.items():
+        shift, distance = (_mean(rows, source, f"{metric}/{source}") for metric in ("shift", "tv"))
+        if shift is not None and shift > most:
+            tv = "" if distance is None else f" and a TV distance of {distance:.2g}"
+            said.append(
+                f"{source} groups were at a mean shift of {shift:.1e}{tv} in {steps}. "
+                f"In our study, with 62 tokens a response, {found}."
+            )
+    return said
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], source: str, metric: str) -> float | None:
+    """Mean of a metric over the groups of a source; None without any."""
+    known = [row for row in rows if is_number(row.get(f"groups/{source}")) and is_number(row.get(metric))]
+    groups = sum(row[f"groups/{source}"] for row in known)
+    return sum(row[f"groups/{source}"] * row[metric] for row in known) / groups if groups else None
