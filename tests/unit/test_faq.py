@@ -95,8 +95,6 @@ PRINTED = {
     "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "not prepared": ["train", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
-    "no usable row": ["prepare", "math", "--parts", "train", "--local", "train=deepscaler.jsonl"],
-    "contradiction": [*CHECK, "--algo.advantage.estimator", "group_norm"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
     "no reward": ["check", "--config", "no_reward.yaml"],
@@ -122,7 +120,6 @@ def folder(tmp_path, monkeypatch):
         "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
         "vision/config.json": json.dumps({"vision_config": {}}),
         "vision/preprocessor_config.json": "{}",
-        "deepscaler.jsonl": "\n".join(json.dumps({"problem": f"{x}?", "answer": r"\frac{1}{"}) for x in "xy"),
         "no_reward.yaml": (ROOT / "configs" / "quickstart.yaml").read_text().replace("reward: ", "#"),
     }
     for name, text in files.items():
