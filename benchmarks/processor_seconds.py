@@ -1,4 +1,4 @@
-"""Measures the processor seconds of a step, by process. docs/performance.md quotes them before and after a change.
+"""Measures the processor seconds of a step, by process. Compare them before and after a change.
 
     python benchmarks/processor_seconds.py [grpo]     # prints; run it in a checkout of each commit, one after the other
 

@@ -1,4 +1,6 @@
-"""Limits of where batch adaptation paid in the study of docs/results.md. `check` and `watch` compare a run with them.
+"""Limits that the study of docs/results.md found. `check` and `watch` compare a run with them.
+
+Groups that were far from the policy were also older ones there, so FARTHEST_SHIFT may be a limit of age.
 
 The module imports nothing, so that looking at a run needs no numpy.
 """

@@ -37,7 +37,7 @@ VARIANTS = """
     filter_only | GRPO or PPO that does not train on groups without a signal: BAPO without X2 and X3, with v = 1. | \
         Use it first: it saves training, and has nothing to tune. | arXiv 2602.20722, Eq. 5, first term
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
-        Use it if the policy moves slowly. | this project, after arXiv 2602.20722
+        Use it if you pay for responses and not for training. | this project, after arXiv 2602.20722
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
