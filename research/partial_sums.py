@@ -1,6 +1,6 @@
 """Partial credit for worked sums, part 3 of decision_design.md: 1/2 for the share of right steps, 1/2 for the answer.
 
-    python research/partial_sums.py   # marks the labels of runs/reasoning_gym and runs/nine_sums
+    python research/partial_sums.py   # marks the labels of runs/reasoning_gym and runs/seven_sums
 
 It is the reward file of these runs. Only problems with a mark in their label have partial credit, so evaluations still
 measure the share of right answers.
@@ -18,7 +18,7 @@ from bapo_openrlhf.tasks.task import vector
 
 MARK = "partial credit: "
 FOLDER = Path("runs") / "partial_sums"
-SOURCES = {"train.jsonl": Path("runs/reasoning_gym/train.jsonl"), "nine.jsonl": Path("runs/nine_sums/train.jsonl")}
+SOURCES = {"train.jsonl": Path("runs/reasoning_gym/train.jsonl"), "seven.jsonl": Path("runs/seven_sums/train.jsonl")}
 
 
 def right_steps(response: str, expression: str) -> float:

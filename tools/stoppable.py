@@ -1,9 +1,10 @@
 """python3 tools/stoppable.py COMMAND...: runs the command, and ends all that it started when it is told to end.
 
 SIGTERM to make reaches only the first process of a recipe. Ray, vLLM and the processes of pytest would go on. So this
-process adopts all processes whose parents have ended, passes the signal on to everything below it, and after GRACE
-seconds kills what is left. Ctrl-C in a terminal reaches the command itself, which may take its time to end. What is
-left then ends in the same way. A second Ctrl-C is like SIGTERM.
+process adopts all processes whose parents have ended, and passes SIGTERM and SIGHUP on to the command. Ctrl-C in a
+terminal reaches the command itself. The command may take PATIENCE seconds to end, because a training run saves what it
+has. After Ctrl-C it may take as long as it likes. Then, or at a second signal, everything below this process gets
+SIGTERM, and what is left after GRACE seconds is killed.
 
 The status is that of the command, or 128 + the signal.
 """
@@ -14,7 +15,7 @@ import signal
 import sys
 import time
 
-GRACE = 5  # seconds
+PATIENCE, GRACE = 25, 5  # seconds; schedulers kill 30 seconds after SIGTERM
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl.h
 
 
@@ -35,9 +36,9 @@ def descendants():
     return pids[1:]
 
 
-def send(number):
-    """Send a signal to all processes below this one."""
-    for process in descendants():
+def send(number, processes=None):
+    """Send a signal to processes, or to all below this one."""
+    for process in descendants() if processes is None else processes:
         try:
             os.kill(process, number)
         except ProcessLookupError:
@@ -47,18 +48,25 @@ def send(number):
 def run(command):
     """Run the command, and return its status."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    told = []
+    told, child = [], None
 
     def stop(number, _frame):
         told.append(number)
-        if number != signal.SIGINT or len(told) > 1:
-            send(signal.SIGTERM)
-            signal.alarm(GRACE)
+        if len(told) > 1:
+            end()
+        elif number != signal.SIGINT and child:
+            send(number, [child])
+            signal.signal(signal.SIGALRM, end)
+            signal.alarm(PATIENCE)
+
+    def end(*_):
+        send(signal.SIGTERM)
+        signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGKILL))
+        signal.alarm(GRACE)
 
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, stop)
-    signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGKILL))
     child, ended = os.posix_spawnp(command[0], command, os.environ), 0
     while ended != child:
         ended, status = os.wait()

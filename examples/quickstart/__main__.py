@@ -7,8 +7,10 @@ steps`, a larger model writes its steps before the answer.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from base_model import SUMS, StepsModelSettings, build
@@ -53,7 +55,7 @@ def main() -> int:
     files = ["configs/quickstart.yaml", *(["configs/steps/train.yaml"] if steps else [])]
     words = ["--run.name", given.name] if given.name else ["--run.overwrite"]
     command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", *files, *words, *flags]
-    status = subprocess.run(command, check=False).returncode
+    status = stoppable(command)
     if status != 0:
         return status
 
@@ -67,6 +69,15 @@ def main() -> int:
     console.print(summary_table(read_summary(run)))
     console.print(f"reward curve and batch composition: {picture}")
     return 0
+
+
+def stoppable(command: Sequence[str]) -> int:
+    """Run a command to its end, and return its status. It gets the signals that end this process, and decides."""
+    process = subprocess.Popen(command)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda sent, _frame: process.send_signal(sent))
+    return process.wait()
 
 
 def _small(prompts: int) -> tuple[tuple[Path, bool], Task, Request]:

@@ -89,10 +89,13 @@ def test_make_passes_it_on(start, tmp_path, words):
     assert alive(tmp_path) == []
 
 
-def test_ctrl_c_lets_the_command_end_by_itself(start, tmp_path):
-    process = start(*STOPPABLE, "sh", "-c", f"trap 'sleep 1; echo ended > end; exit 3' INT; {FAMILY}")
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(60) == 128 + signal.SIGINT
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_command_may_end_by_itself(start, tmp_path, number):
+    """Ctrl-C reaches all processes of a terminal's job. The others reach the command, and its own child goes on."""
+    told = f"trap 'sleep 1; kill -0 $! && echo ended > end; exit 3' {number.name.removeprefix('SIG')}"
+    process = start(*STOPPABLE, "sh", "-c", f"{told}; {FAMILY}")
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    assert process.wait(60) == 128 + number
     assert (tmp_path / "end").read_text() == "ended\n"
     assert alive(tmp_path) == []
 

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import runpy
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,8 @@ import yaml
 from bapo_openrlhf.tasks import countdown
 
 PROJECT = Path(__file__).parents[3]
-main = runpy.run_path(str(PROJECT / "examples" / "quickstart"))["main"]
+QUICKSTART = PROJECT / "examples" / "quickstart"
+main = runpy.run_path(str(QUICKSTART))["main"]
 
 
 @pytest.fixture
@@ -85,9 +88,22 @@ def test_only_its_own_run_is_replaced(flags, folder, words, tmp_path, monkeypatc
     monkeypatch.setitem(main.__globals__, "build", lambda folder: (folder, False))
     monkeypatch.setitem(main.__globals__, "prepare", lambda task, request: None)
     monkeypatch.setattr(sys, "argv", ["quickstart", *flags])
-    monkeypatch.setattr(
-        main.__globals__["subprocess"], "run", lambda call, check: calls.append(call) or SimpleNamespace(returncode=0)
-    )
+    monkeypatch.setitem(main.__globals__, "stoppable", lambda call: calls.append(call) or 0)
     assert main() == 0
     assert [call[6:] for call in calls] == [words] and calls[0][3:6] == ["train", "--config", "configs/quickstart.yaml"]
     assert drawn == [Path("runs") / folder]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_the_training_decides_how_a_signal_ends_it(tmp_path, number):
+    """The quickstart waits for it, says nothing, and has its status."""
+    child = "import signal, sys, time; signal.signal({}, lambda *_: (time.sleep(0.5), print('saved'), sys.exit(7)))"
+    child = f"{child.format(int(number))}; print('begun', flush=True); time.sleep(60)"
+    run = f"runpy.run_path({str(QUICKSTART)!r})['stoppable']([sys.executable, '-c', {child!r}])"
+    parent = f"import runpy, sys; sys.exit({run})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
+    )
+    assert process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[0] == "saved\n" and process.returncode == 7
