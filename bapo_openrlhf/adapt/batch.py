@@ -3,8 +3,26 @@
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.vocabulary import SOURCES, Source
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A worked solution of a prompt that a step trains on: a member of X4.
+
+    No policy of this run wrote it, so its tokens have no behaviour log-probs, and it is not a `Response`. The tokens are
+    not here: the trainer finds them by the prompt.
+
+    Attributes:
+        uid: Number of the group that it is shown for.
+        prompt: The prompt.
+        rewards: The rewards that its advantage is relative to (Eq. 2). Its own is the last one.
+    """
+
+    uid: int
+    prompt: Prompt
+    rewards: tuple[float, ...]
 
 
 @dataclass
@@ -18,11 +36,15 @@ class Batch:
         filtered: Fresh groups that the filter dropped.
         unimproved: Groups generated again that are still too hard.
         solved: Groups generated again that have nothing left to learn from.
+        demonstration: Groups that are not trained on, because the worked solution of their prompt is: in this step, or
+            in a later one if it has to wait.
         cut: Groups that were selected for X1 or X2 but did not fit, because the batch is full.
         too_far: Groups selected for X1 on which the shift of today's policy is larger than allowed.
         nonfinite: Groups selected for X1 or X2 whose importance ratio today is not a finite number.
         unused: Groups that were drawn for X3 and left out for one of the last two reasons. An earlier step generated
             them.
+        demonstrations: X4, worked solutions that the update trains on together with X1, X2 and X3.
+        fine_tuned: Prompts on whose worked solutions the actor is fine-tuned after the update.
     """
 
     fresh: list[Group] = field(default_factory=list)
@@ -31,18 +53,26 @@ class Batch:
     filtered: list[Group] = field(default_factory=list)
     unimproved: list[Group] = field(default_factory=list)
     solved: list[Group] = field(default_factory=list)
+    demonstration: list[Group] = field(default_factory=list)
     cut: list[Group] = field(default_factory=list)
     too_far: list[Group] = field(default_factory=list)
     nonfinite: list[Group] = field(default_factory=list)
     unused: list[Group] = field(default_factory=list)
+    demonstrations: list[Demonstration] = field(default_factory=list)
+    fine_tuned: list[Prompt] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.reevaluated) + len(self.replayed)
 
     @property
     def responses(self) -> int:
-        """Number of responses that it trains on: its size."""
+        """Number of responses that it trains on: its size, without X4."""
         return sum(group.size for _, group in self.with_sources())
+
+    @property
+    def samples(self) -> int:
+        """Number of responses and worked solutions that the update trains on."""
+        return self.responses + len(self.demonstrations)
 
     def with_sources(self) -> list[tuple[Source, Group]]:
         """All groups with their source: X1 first, then X2, then X3."""
@@ -114,6 +144,8 @@ def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
 def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset()) -> Batch:
     """The batch without the groups that turned out to be unfit once their log-probs were known.
 
+    What is shown for such a group leaves, too.
+
     Args:
         too_far: uids of groups whose policy is too far from today's.
         nonfinite: uids of groups with a ratio that is not finite. A group that is in both sets counts as nonfinite.
@@ -128,4 +160,5 @@ def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] =
         too_far=batch.too_far + [group for group in selected if group.uid in far],
         nonfinite=batch.nonfinite + [group for group in selected if group.uid in nonfinite],
         unused=batch.unused + [group for group in batch.replayed if group.uid in unfit],
+        demonstrations=[shown for shown in batch.demonstrations if shown.uid not in unfit],
     )

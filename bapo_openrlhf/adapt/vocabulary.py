@@ -11,7 +11,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)  # X1, X2 and X3 of Definition 3.
 
 # What can become of a group in the step that generates it. Each is a field of Batch, except FAILED: a failed group has
 # no reward, so it never reaches a batch.
-STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite")
+STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite")
 TRAINED = STATES[:2]  # those that the step trains on
 FAILED = "failed"
 DROPPED = "dropped"  # state of a response whose group is trained on without it

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
@@ -40,8 +40,10 @@ class Method(ABC):
         candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
         asynchronous: Whether groups of prompts that it names may come in a later step.
         related_to_generated: Whether it trains on groups without some of the responses that their means are over.
+        demonstrates: Whether it trains on worked solutions (`Batch.demonstrations`, `Batch.fine_tuned`).
         first_responses: Responses to each prompt that are generated first. None means that all G are.
         measured: Metrics of the last step. `build_batch` sets it.
+        solutions: Ids of the prompts that have a worked solution (`--data.solution_key`). The trainer sets it.
     """
 
     NAME: ClassVar[str] = ""
@@ -54,8 +56,10 @@ class Method(ABC):
     candidates: int = 1
     asynchronous: ClassVar[bool] = True
     related_to_generated: ClassVar[bool] = False
+    demonstrates: ClassVar[bool] = False
     first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})
+    solutions: Container[str] = frozenset()
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The prompts to generate for in this step: positions among the candidates, each at most once.

@@ -27,7 +27,7 @@ class TestBatch:
         a, b, c, d = (make_group(4, uid=uid) for uid in range(4))
         others = {name: [make_group(4)] for name in LISTS if name not in ("fresh", "reevaluated", "replayed")}
         batch = Batch(fresh=[b, a], reevaluated=[d], replayed=[c], **others)
-        assert len(others) == 7 and len(batch) == 4
+        assert len(others) == 10 and len(batch) == 4
         assert batch.with_sources() == [("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c)]
 
     def test_two_batches_share_nothing(self, make_group):

@@ -1,0 +1,60 @@
+"""LUFFY: each group has a demonstration beside the policy's own responses (arXiv 2504.14945).
+
+Paper: "Learning to Reason under Off-Policy Guidance". Loss and advantages are those of its authors' code
+(ElliottYan/LUFFY, file mix_core_alg.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.demonstrations import demonstration_of
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.metric import CAPACITY
+from bapo_openrlhf.methods.base import FilteredMethod
+
+
+@dataclass(eq=False, kw_only=True)
+class LUFFY(FilteredMethod):
+    """GRPO on mixed groups: G - 1 responses of the policy, and the worked solution of the prompt.
+
+    The worked solution has the greatest reward of the task. Mean and deviation of the advantages (Eq. 2) are over all G
+    rewards, so a group of G - 1 wrong responses has a signal. The loss of the solution's tokens is that of
+    `adapt.demonstrations.shaped`, with gamma = 0.1 and without a clip. All tokens count alike in the mean.
+
+    A prompt without a solution also gets G - 1 responses, because their number is decided before anything is known of
+    the prompt.
+
+    Deviations: mixed groups with equal rewards are filtered, unless `--adapt.filter none` is set. The authors let their
+    verifier judge the solution. Other settings of theirs are OpenRLHF's flags, and not set here: no division by the
+    deviation (`--algo.advantage.estimator dr_grpo`), no KL penalty (`--algo.kl.init_coef 0`), and an entropy bonus
+    (`--actor.entropy_coef`). Their choices to take the clip from the policy's own tokens, and to divide the loss by a
+    constant length, are not here.
+    """
+
+    NAME = "luffy"
+    SENTENCE = "Gives each group a worked solution beside the policy's own responses."
+    USE = "Use it if the data has worked solutions, and the model solves few prompts by itself."
+    SOURCE = "arXiv 2504.14945"
+    asynchronous = False  # a group of G - 1 responses comes in one stage of its own
+    related_to_generated = True
+    demonstrates = True
+    METRICS = (CAPACITY,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.first_responses = self.group_size - 1
+
+    def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
+        """None: the demonstration is the last member of each group."""
+        return [0] * len(rewards)
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1: mixed groups that the filter keeps. X4: their worked solutions."""
+        shown = {group.uid: demonstration_of(group) for group in fresh if group.prompt.id in self.solutions}
+        mixed = [replace(group, generated=shown[group.uid].rewards) if group.uid in shown else group for group in fresh]
+        batch = fill(self.capacity * (self.group_size - 1), mixed, self.keeps(mixed))
+        batch.demonstrations = [shown[group.uid] for group in batch.fresh if group.uid in shown]
+        self.measured = {"groups/capacity": self.capacity}
+        return batch

@@ -1,0 +1,85 @@
+"""ReLIFT: fine-tuning on the worked solutions of prompts that no response solves (arXiv 2506.07527).
+
+Paper: "Learning What Reinforcement Learning Can't: Interleaved Online Fine-Tuning for Hardest Questions". What it
+leaves open follows its authors' code (TheRoadQaQ/ReLIFT, folder relift/verl/verl/relift).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from bapo_openrlhf.adapt.batch import Batch, fill
+from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.state import prompt_state
+from bapo_openrlhf.methods.base import FilteredMethod, option
+
+
+@dataclass(eq=False, kw_only=True)
+class ReLIFT(FilteredMethod):
+    """GRPO on fresh groups. The prompts that none of G responses solves wait for fine-tuning, if they have a solution.
+
+    As soon as `finetune_batch` of them wait, the actor is fine-tuned on their worked solutions after the update of that
+    step, with the mean of -log pi over all their tokens. Then they have left. A prompt that fails again waits again.
+
+    Deviations: the prompts that have waited longest go first, and one that fails while it waits keeps its place. The
+    authors keep a prompt twice. They fine-tune with an Adam of its own; here it is the actor's optimizer, with its
+    learning rate of that step. Fresh groups with equal rewards are filtered, unless `--adapt.filter none` is set.
+
+    Args:
+        finetune_batch: How many prompts are fine-tuned on together, at least 1. 128 in the paper.
+
+    Raises:
+        ValueError: An option is out of its range.
+    """
+
+    NAME = "relift"
+    SENTENCE = "Fine-tunes on the worked solutions of prompts that no response solves, and trains on the others."
+    USE = "Use it if the data has worked solutions, and some prompts are never solved."
+    SOURCE = "arXiv 2506.07527"
+    demonstrates = True
+    STATE = ("rng", "waiting")
+    METRICS = (
+        CAPACITY,
+        *declare("""
+            demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a right response whose prompt \
+                has a worked solution.
+            demonstrations/waiting | prompts | Waiting prompts | | Prompts that wait for fine-tuning after this step.
+        """),
+    )
+
+    finetune_batch: int = option(128, "at least 1")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.waiting: dict[str, Prompt] = {}  # by id, those that have waited longest first
+
+    def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
+        """X1: fresh groups that the filter keeps. A prompt that no response solves begins to wait."""
+        unsolved = [group for group in fresh if group.prompt.id in self.solutions and max(group.rewards) <= 0]
+        waits = {group.uid for group in unsolved}
+        others = [group for group in fresh if group.uid not in waits]
+        batch = fill(self.max_responses, others, self.keeps(others))
+        batch.demonstration = unsolved
+        for group in unsolved:
+            self.waiting.setdefault(group.prompt.id, group.prompt)
+        if len(self.waiting) >= self.finetune_batch:
+            due = list(islice(self.waiting, self.finetune_batch))
+            batch.fine_tuned = [self.waiting.pop(name) for name in due]
+        self.measured = {
+            "groups/capacity": self.capacity,
+            "demonstrations/unsolved": len(unsolved),
+            "demonstrations/waiting": len(self.waiting),
+        }
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Generator state, and the prompts that wait."""
+        return super().state_dict() | {"waiting": [prompt_state(prompt) for prompt in self.waiting.values()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state)
+        prompts = [Prompt(**prompt) for prompt in state["waiting"]]
+        self.waiting = {prompt.id: prompt for prompt in prompts}

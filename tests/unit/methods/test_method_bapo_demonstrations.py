@@ -1,0 +1,51 @@
+"""BAPO with demonstrations: when one is shown, and what becomes of its group."""
+
+from __future__ import annotations
+
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def new(**options) -> DemonstratingBAPO:
+    return DemonstratingBAPO(**{"capacity": 2, "group_size": 4, "reevaluate_every": 1, "failures": 2} | options)
+
+
+def run(method: DemonstratingBAPO, step: int, make_group, outcomes: dict[str, int], fresh=()):
+    """A step. `outcomes` has the number of right responses of each hard prompt that is generated again."""
+    named = method.begin_step(step)
+    assert {prompt.text for prompt in named} == set(outcomes)
+    again = [make_group(outcomes[prompt.text], size=4, prompt=prompt, step=step) for prompt in named]
+    batch = method.build_batch(step, list(fresh), again)
+    Ledger().settle([*fresh, *again], batch)
+    assert batch.samples <= method.max_responses == 8
+    return batch
+
+
+def test_the_second_failure_in_a_row_is_answered(make_group, tmp_path):
+    method = new()
+    first = [make_group(0, size=4, prompt=name) for name in ("a", "b", "c")]
+    method.solutions = {group.prompt.id for group in first[:2]}  # c has none
+    run(method, 0, make_group, {}, first)
+    assert run(method, 1, make_group, {"a": 0, "b": 0, "c": 0}).demonstrations == []
+    save_state(tmp_path, method.state_dict())
+    method, solutions = new(), method.solutions
+    method.load_state_dict(load_state(tmp_path))
+    method.solutions = solutions
+    batch = run(method, 2, make_group, {"a": 0, "b": 2, "c": 0})
+    assert [group.prompt.text for group in batch.demonstration] == ["a"]
+    assert [(shown.prompt.text, shown.rewards) for shown in batch.demonstrations] == [("a", (0.0,) * 4 + (1.0,))]
+    assert [group.prompt.text for group in batch.reevaluated] == ["b"]
+    assert [group.prompt.text for group in batch.unimproved] == ["c"]
+    assert run(method, 3, make_group, {"a": 0, "c": 0}).demonstrations == []  # counted from 0 again
+    assert len(run(method, 4, make_group, {"a": 0, "c": 0}).demonstrations) == 1
+
+
+def test_it_takes_places_before_the_others(make_group):
+    method = new(failures=1)
+    hard = make_group(0, size=4, prompt="a")
+    method.solutions = {hard.prompt.id}
+    run(method, 0, make_group, {}, [hard])
+    fresh = [make_group(2, size=4, step=1) for _ in range(2)]
+    batch = run(method, 1, make_group, {"a": 0}, fresh)
+    assert len(batch.demonstrations) == 1 and len(batch.fresh) == 1 and len(batch.cut) == 1

@@ -1,0 +1,42 @@
+"""ReLIFT: unsolved prompts wait, and are fine-tuned on together."""
+
+from __future__ import annotations
+
+import pytest
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.methods.relift import ReLIFT
+from bapo_openrlhf.record.state_file import load_state, save_state
+
+
+def relift(groups, **options) -> ReLIFT:
+    method = ReLIFT(capacity=8, group_size=4, **{"finetune_batch": 2} | options)
+    method.solutions = {group.prompt.id for group in groups}
+    return method
+
+
+def run(method: ReLIFT, step: int, groups) -> Batch:
+    batch = method.build_batch(step, groups, [])
+    Ledger().settle(groups, batch)
+    return batch
+
+
+def test_by_hand(make_group, tmp_path):
+    first = [make_group(right, size=4, prompt=name) for right, name in ((0, "a"), (1, "b"), (4, "c"), (0, "d"))]
+    method = relift(first[:3])
+    batch = run(method, 0, first)
+    assert batch == Batch(fresh=[first[1]], filtered=[first[2], first[3]], demonstration=[first[0]])  # d has none
+    save_state(tmp_path, method.state_dict())
+    method = relift(first[:3])
+    method.load_state_dict(load_state(tmp_path))
+    again = [make_group(0, size=4, prompt=name) for name in ("c", "a", "b")]
+    batch = run(method, 1, again)
+    assert batch.demonstration == again and [prompt.text for prompt in batch.fine_tuned] == ["a", "c"]  # a kept its place
+    assert method.metrics() == {"groups/capacity": 8, "demonstrations/unsolved": 3, "demonstrations/waiting": 1}
+    assert run(method, 2, []).fine_tuned == []
+
+
+def test_a_batch_of_no_prompts_is_refused():
+    with pytest.raises(ValueError, match="finetune_batch is 0; it must be at least 1"):
+        relift([], finetune_batch=0)
