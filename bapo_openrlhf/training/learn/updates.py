@@ -42,6 +42,12 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
+from bapo_openrlhf.training.learn.demonstrations import (
+    DemonstrationLoss,
+    is_demonstration,
+    shown_tokens,
+    without_demonstrations,
+)
 from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
@@ -87,7 +93,8 @@ class Part(NamedTuple):
 
     Attributes:
         plan: Its place in the plan.
-        tokens: Generated tokens in it; 0 if it is a filler.
+        tokens: Generated tokens in it, and those of demonstrations; 0 if it is a filler.
+        shown: Tokens of demonstrations in it.
         whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
             gradient accumulation, and the number of ranks.
@@ -95,6 +102,7 @@ class Part(NamedTuple):
 
     plan: MicroBatch
     tokens: float
+    shown: float
     whole: int
     normalisers: Mapping[str, Any]
 
@@ -176,7 +184,7 @@ class _WholeBatch:
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
-            (experience, Part(plan, count, ranks * accumulated, normalisers))
+            (experience, Part(plan, count, shown_tokens(experience), ranks * accumulated, normalisers))
             for count, (plan, experience) in zip(tokens, step, strict=True)
         ]
 
@@ -225,10 +233,12 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
 
     Attributes:
         rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
+        demonstration_loss: The loss of demonstrations.
     """
 
     name = "actor"
     rate_factor = 1.0
+    demonstration_loss = DemonstrationLoss()
 
     engine = property(lambda self: self.actor.model)
     optimizer = property(lambda self: self.actor_optim)
@@ -280,14 +290,20 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             return_entropy=entropy_coef is not None,
             **images,
         )
+        shown = 0.0
+        if part.shown:
+            token_level = self.actor_loss_fn.token_level_loss
+            shown = self.demonstration_loss(log_probs, experience, token_level, part.normalisers)
+            experience = without_demonstrations(experience)
         policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
             log_probs,
             experience.action_log_probs,
             experience.advantages,
-            action_mask=mask,
+            action_mask=experience.action_mask,
             rollout_log_probs=experience.rollout_log_probs,
             **part.normalisers,
         )
+        policy_loss = policy_loss + shown
         losses = {"policy_loss": policy_loss}
         numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl}
         if engine_kl is not None:
@@ -330,7 +346,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         for name, value in losses.items():
             self.means.add(name, value * (part.plan.step_parts / part.whole), part.tokens)
         for name, value in numbers.items():
-            self.means.add(name, value, part.tokens)
+            self.means.add(name, value, part.tokens - part.shown)
 
     def _metrics(self) -> dict[str, float]:
         """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates."""
@@ -338,7 +354,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         for sample in (*self.replay_buffer.items, filler):
             for name, value in sample_numbers(sample).items():
                 if name not in counted:
-                    self.means.add(name, value, float(sample is not filler))
+                    self.means.add(name, value, float(sample is not filler and not is_demonstration(sample)))
         metrics = self.means.reduced(torch.cuda.current_device())
         return metrics | {"actor_lr": self._rates[-1], "actor_grad_norm": float(self._norms[-1])}
 

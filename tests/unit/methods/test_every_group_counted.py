@@ -35,7 +35,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_repla
 FIFOReplay = runpy.run_path(str(EXAMPLE))["FIFOReplay"]
 
 PROMPTS = [Prompt(f"prompt {letter}", "1") for letter in "abcdefg"]
-LISTS = [field.name for field in fields(Batch)]
+LISTS = [field.name for field in fields(Batch) if field.name not in ("demonstrations", "fine_tuned")]
 OF_EARLIER_STEPS = ("replayed", "unused")
 
 

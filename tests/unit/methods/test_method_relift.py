@@ -32,7 +32,10 @@ def test_by_hand(make_group, tmp_path):
     method.load_state_dict(load_state(tmp_path))
     again = [make_group(0, size=4, prompt=name) for name in ("c", "a", "b")]
     batch = run(method, 1, again)
-    assert batch.demonstration == again and [prompt.text for prompt in batch.fine_tuned] == ["a", "c"]  # a kept its place
+    assert batch.demonstration == again and [prompt.text for prompt in batch.fine_tuned] == [
+        "a",
+        "c",
+    ]  # a kept its place
     assert method.metrics() == {"groups/capacity": 8, "demonstrations/unsolved": 3, "demonstrations/waiting": 1}
     assert run(method, 2, []).fine_tuned == []
 
