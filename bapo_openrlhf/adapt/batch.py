@@ -11,8 +11,8 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES, Source
 class Demonstration:
     """A worked solution of a prompt that a step trains on: a member of X4.
 
-    No policy of this run wrote it, so its tokens have no behaviour log-probs, and it is not a `Response`. The tokens are
-    not here: the trainer finds them by the prompt.
+    No policy of this run wrote it, so its tokens have no behaviour log-probs, and it is not a `Response`. Its tokens
+    are not here: the trainer finds them by the prompt.
 
     Attributes:
         uid: Number of the group that it is shown for.

@@ -94,17 +94,17 @@ class Part(NamedTuple):
     Attributes:
         plan: Its place in the plan.
         tokens: Generated tokens in it, and those of demonstrations; 0 if it is a filler.
-        shown: Tokens of demonstrations in it.
         whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
             gradient accumulation, and the number of ranks.
+        shown: Tokens of demonstrations in it.
     """
 
     plan: MicroBatch
     tokens: float
-    shown: float
     whole: int
     normalisers: Mapping[str, Any]
+    shown: float = 0.0
 
 
 def optimizer_steps(
@@ -184,7 +184,7 @@ class _WholeBatch:
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
-            (experience, Part(plan, count, shown_tokens(experience), ranks * accumulated, normalisers))
+            (experience, Part(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
             for count, (plan, experience) in zip(tokens, step, strict=True)
         ]
 

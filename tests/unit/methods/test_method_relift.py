@@ -35,7 +35,7 @@ def test_by_hand(make_group, tmp_path):
     assert batch.demonstration == again and [prompt.text for prompt in batch.fine_tuned] == [
         "a",
         "c",
-    ]  # a kept its place
+    ]
     assert method.metrics() == {"groups/capacity": 8, "demonstrations/unsolved": 3, "demonstrations/waiting": 1}
     assert run(method, 2, []).fine_tuned == []
 

@@ -1,0 +1,104 @@
+"""Demonstrations as samples, and the loss of a micro-batch that has some, against LUFFY's objective written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+
+import torch  # noqa: E402
+from openrlhf.models.loss import PolicyLoss  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+
+from bapo_openrlhf.adapt.batch import Demonstration  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.training.learn.demonstrations import (  # noqa: E402
+    DemonstrationLoss,
+    Solutions,
+    is_demonstration,
+    shown_tokens,
+    without_demonstrations,
+)
+
+
+class Letters:
+    """A tokenizer: a token for each letter, 0 at the end."""
+
+    eos_token_id = 0
+
+    def __call__(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def solutions(*pairs, max_new=4, max_len=8) -> Solutions:
+    return Solutions(pairs, Letters(), max_new=max_new, max_len=max_len)
+
+
+def test_which_solutions_can_be_used():
+    known = solutions(("a", "xyz"), ("b", None), ("c", ""), ("d", "wxyz"), ("efghij", "x\0"), ("efghijk", "x"))
+    assert [text for text in ("a", "b", "c", "d", "efghij", "efghijk") if text in known] == ["a", "efghij"]
+    assert len(known) == 2 and known.too_long == 2
+
+
+def test_a_sample_by_hand():
+    sample = solutions(("ab", "xy")).sample("ab", 2.5)
+    assert sample.sequences.tolist() == [[97, 98, 120, 121, 0]]
+    assert sample.action_mask.tolist() == [[False, True, True, True]]  # position i belongs to token i + 1
+    assert sample.advantages.tolist() == [[0, 2.5, 2.5, 2.5]]
+    assert sample.rollout_log_probs.isnan().tolist() == sample.action_mask.tolist()
+    assert shown_tokens(sample) == 3 and is_demonstration(sample)
+    rest = without_demonstrations(sample)
+    assert not rest.action_mask.any() and not is_demonstration(rest)
+
+
+def test_advantages_are_those_of_the_mixed_group():
+    shown = Demonstration(3, Prompt("ab"), (0.0, 0.0, 0.0, 1.0))
+    (sample,) = solutions(("ab", "xy")).samples([shown], "dr_grpo", 0.0, None)
+    assert sample.advantages[0, 1:].tolist() == [0.75] * 3
+
+
+@pytest.mark.parametrize("cross_entropy", [False, True])
+def test_the_objective_of_a_mixed_micro_batch(cross_entropy):
+    """1/Z (sum over own tokens of the clipped surrogate + sum over the solution's tokens of f(p) A), Z tokens of both.
+
+    Values and gradients. With cross-entropy, log p takes the place of f(p) A.
+    """
+    generator = torch.Generator().manual_seed(5)
+    old = -2 * torch.rand(2, 4, generator=generator, dtype=torch.double)
+    log_probs = (old + 0.6 * torch.randn(2, 4, generator=generator, dtype=torch.double)).clamp(max=-0.01)
+    log_probs.requires_grad_()
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]])
+    behaviour = torch.zeros(2, 4, dtype=torch.double)
+    behaviour[1, :3] = math.nan  # the second sample is a demonstration
+    advantages = torch.tensor([[-1.0] * 4, [1.7] * 4], dtype=torch.double)
+    batch = Experience(
+        sequences=torch.zeros(2, 5), action_mask=mask, action_log_probs=old, advantages=advantages,
+        rollout_log_probs=behaviour, index=[0, 1],
+    )  # fmt: skip
+    normalisers = {"dp_size": 1, "batch_num_tokens": 6.0, "global_batch_size": 2.0}
+    loss_of = DemonstrationLoss()
+    loss_of.cross_entropy = cross_entropy
+    own = without_demonstrations(batch)
+    loss = (
+        loss_of(log_probs, batch, True, normalisers)
+        + PolicyLoss(0.2, 0.2)(log_probs, old, advantages, action_mask=own.action_mask, **normalisers)[0]
+    )
+    loss.backward()
+
+    total, gradient = 0.0, np.zeros((2, 4))
+    p, q = log_probs.detach().exp().numpy(), old.exp().numpy()
+    for t in (1, 2, 3):  # A = -1: the clip is active below 0.8
+        ratio = p[0, t] / q[0, t]
+        total += max(ratio, 0.8)
+        gradient[0, t] = ratio * (ratio > 0.8)
+    for t in (0, 1, 2):
+        total -= log_probs[1, t].item() if cross_entropy else 1.7 * p[1, t] / (p[1, t] + 0.1)
+        gradient[1, t] = -1.0 if cross_entropy else -1.7 * 0.1 * p[1, t] / (p[1, t] + 0.1) ** 2
+    assert loss.item() == pytest.approx(total / 6, rel=1e-12)
+    np.testing.assert_allclose(log_probs.grad.numpy(), gradient / 6, rtol=1e-10, atol=1e-15)
