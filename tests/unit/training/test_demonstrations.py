@@ -10,6 +10,7 @@ import pytest
 from bapo_openrlhf.cpu import stack as cpu
 
 cpu.prepare_environment()
+cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.models.loss import PolicyLoss  # noqa: E402
