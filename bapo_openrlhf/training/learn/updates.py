@@ -290,7 +290,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             return_entropy=entropy_coef is not None,
             **images,
         )
-        shown = 0.0
+        shown: torch.Tensor | float = 0.0
         if part.shown:
             token_level = self.actor_loss_fn.token_level_loss
             shown = self.demonstration_loss(log_probs, experience, token_level, part.normalisers)
