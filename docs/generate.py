@@ -178,8 +178,8 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
 - `summary.json` is written at the end. It has what the run did, from its metrics.
 
 The `state` of a group is the name of its count `groups/STATE` below: `fresh` or `reevaluated` (trained on), `filtered`,
-`unimproved`, `solved`, `cut`, `too_far`, `nonfinite` or `failed`. A resumed run drops the lines of the steps that it
-does again.
+`unimproved`, `solved`, `demonstration`, `cut`, `too_far`, `nonfinite` or `failed`. A resumed run drops the lines of the
+steps that it does again.
 """
 METRICS_FOOT = """
 ## What a reward function reports

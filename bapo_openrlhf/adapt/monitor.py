@@ -29,7 +29,7 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     right = sum(group.mean >= 1 for group in without)
     lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
     metrics: dict[str, float] = {
-        "groups/capacity_used": batch.responses / capacity,
+        "groups/capacity_used": batch.samples / capacity,
         "filtered/none_right": len(without) - right,
         "filtered/all_right": right,
         "filtered/by_draw": len(batch.filtered) - len(without),

@@ -69,7 +69,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     """Parse and check the arguments.
 
     Returns:
-        OpenRLHF's nested namespace, with `.algorithm`, `.adapt`, `.verifier` and `.run` added.
+        OpenRLHF's nested namespace, with `.algorithm` and the flags of `config.GROUPS` added.
 
     Raises:
         ConfigError: Something is wrong that can be known without data and models.
@@ -115,7 +115,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     by_group = {prefix: {} for prefix in config.GROUPS}
     for key, value in list(vars(flat).items()):
         prefix, _, name = key.partition(".")
-        if prefix in by_group and name:
+        if prefix in by_group and name in config.GROUPS[prefix].__dataclass_fields__:
             by_group[prefix][name] = value
             delattr(flat, key)
     if getattr(flat, LOGGED_AS) is None:
@@ -129,7 +129,11 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     args = openrlhf_cli.validate(flat)
     args.eval.dataset = dataset
     for prefix, kind in config.GROUPS.items():
-        setattr(args, prefix, kind(**by_group[prefix]))
+        ours = kind(**by_group[prefix])
+        if hasattr(args, prefix):
+            vars(getattr(args, prefix)).update(vars(ours))  # beside OpenRLHF's flags
+        else:
+            setattr(args, prefix, ours)
     if args.adapt.enabled and not args.reward.remote_url and args.adapt.reward_range is None:
         args.adapt.reward_range = [config.MEASURED]
     check_algorithm(args)

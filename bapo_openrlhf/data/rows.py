@@ -11,7 +11,7 @@ from bapo_openrlhf.data import original, vision
 from bapo_openrlhf.data.findings import Findings, shown
 from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
-from bapo_openrlhf.data.sources import Request
+from bapo_openrlhf.data.sources import SOLUTION, Request
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.reward.reward_worker import encode
 
@@ -70,6 +70,9 @@ class Values:
             if flag == "data.output_key":
                 if not self._chat and not (isinstance(value, str) and value.strip()):
                     yield "response", f"{column} is {shown(value)}; it must be a text that is not empty"
+            elif flag == SOLUTION:
+                if value is not None and not isinstance(value, str):
+                    yield "solution", f"{column} is {shown(value)}; it must be a text, or null if there is none"
             elif value is None:
                 yield "label", f'{column} is null; it must have a value, which may be the empty text ""'
             elif (error := _not_sendable(value)) is not None:
@@ -123,6 +126,9 @@ class RowCheck:
         self._other_labels = 0
         self._answered: list[str] = []  # places of conversations that end with an answer
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
+        self._solution = request.columns.get(SOLUTION)
+        self._solved = 0  # rows with a worked solution
+        self._long_solutions: list[tuple[str, int]] = []  # place and tokens of each that no response could hold
         self._count = 0
         self._problem: tuple[str, Any] | None = None
 
@@ -133,7 +139,8 @@ class RowCheck:
             ConfigError: Rows are not as a run needs them. The message has a line for each kind of error, with the
                 first row that has it.
         """
-        columns = list(self._request.columns.values()) + ([] if self._supervised else [self._args.data.image_key])
+        images = [] if self._supervised else [self._args.data.image_key]
+        columns = list(dict.fromkeys([*self._request.columns.values(), *images]))  # flags may name the same column
         for part in read.parts:
             missing = list(self._values.missing(part.rows.column_names))
             for kind, text in missing:
@@ -142,12 +149,15 @@ class RowCheck:
             for place, row, raw, is_csv in rows_of(part, columns) if not missing else ():
                 self._count += 1
                 if self._is_good(place, row, raw, is_csv=is_csv):
+                    self._look_at_solution(place, row.get(self._solution))
                     waiting += self._prompt(place, row)
                 if len(waiting) == STEP:
                     self._measure(waiting)
                     waiting = []
             self._measure(waiting)
         self._findings.check()
+        if self._solution and self._count and not self._solved and not read.elsewhere:
+            raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
         self._warn()
         return Looked(self._problem, self._findings.warnings)
 
@@ -164,11 +174,21 @@ class RowCheck:
                 return False
         return not wrong
 
+    def _look_at_solution(self, place: str, solution: str | None) -> None:
+        """Count a worked solution, and its tokens with the one that ends it."""
+        if not solution:
+            return
+        self._solved += 1
+        if self._render is not None and self._render.tokenizer is not None:
+            length = self._render.lengths([solution])[0] + 1
+            if length > (self._args.rollout.max_new_tokens or self._args.data.max_len):
+                self._long_solutions.append((place, length))
+
     def _prompt(self, place: str, row: Row) -> Iterator[tuple[str, str, bool]]:
         """Compare the row with those before it, and make its prompt: the place, the prompt, whether it has images."""
         content = row[self._request.prompt]
         images = None if self._supervised else row.get(self._args.data.image_key)
-        others = [row[column] for column in list(self._request.columns.values())[1:]]
+        others = [row[column] for flag, column in list(self._request.columns.items())[1:] if flag != SOLUTION]
         key, label = (json.dumps(value, sort_keys=True, default=str) for value in ([content, images], others))
         first, first_label = self._seen.setdefault(key, (place, label))
         if first is not place:
@@ -213,6 +233,13 @@ class RowCheck:
             warn(
                 f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}; so it is "
                 f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
+            )
+        if self._long_solutions:
+            place, length = self._long_solutions[0]
+            limit = self._args.rollout.max_new_tokens or self._args.data.max_len
+            warn(
+                f"{place}: the worked solution has {length} tokens with its end, and a response has at most {limit}; "
+                f"{len(self._long_solutions)} of {self._solved} worked solutions are left out for that"
             )
         if self._repeated:
             place, first = self._repeated[0]

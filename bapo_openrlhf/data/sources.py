@@ -10,6 +10,7 @@ from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.user_file import start_of
 
 ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")  # of the files that OpenRLHF reads
+SOLUTION = "data.solution_key"  # the flag that names the column with worked solutions
 TEXTS = (".json", ".jsonl", ".csv")  # of those whose columns have no types, so that the reader has to guess them
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -68,8 +69,9 @@ class Source:
 def of_training(args: SimpleNamespace) -> Request:
     """What a run trains on."""
     data = args.data
+    columns = _columns(args) | _named({SOLUTION: data.solution_key})
     return Request(
-        "data.prompt_dataset", data.prompt_dataset, _columns(args), data.prompt_probs, "data.prompt_probs",
+        "data.prompt_dataset", data.prompt_dataset, columns, data.prompt_probs, "data.prompt_probs",
         data.prompt_split, "data.prompt_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
 

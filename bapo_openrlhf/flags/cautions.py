@@ -134,6 +134,9 @@ NO_EFFECT = [
     Rule("data.input_template", lambda f: f["data.input_template"] and f["data.apply_chat_template"],
          lambda f: f"data.input_template is {f['data.input_template']!r}: no effect, because "
                    "data.apply_chat_template is True, and a prompt has one template"),
+    Rule("data.solution_key",
+         lambda f: f["data.solution_key"] and not (f.adapted and (f.method is None or f.method.demonstrates)),
+         "{it}: no effect, because adapt.method {f[adapt.method]} does not train on worked solutions"),
     Rule("ds.use_universal_ckpt", lambda f: f["ds.use_universal_ckpt"] and not f["ckpt.load_enable"],
          "{it}: no effect, because ckpt.load_enable is False, and it is about the checkpoint that is loaded"),
     Rule("logger.wandb.project",

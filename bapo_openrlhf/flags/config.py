@@ -324,6 +324,18 @@ class VerifierConfig:
     # fmt: on
 
 
+@dataclass
+class DataConfig:
+    """The flags of this project among OpenRLHF's `--data.*` flags."""
+
+    # fmt: off
+    solution_key: str | None = _flag(None,
+        "column of --data.prompt_dataset with a worked solution of the prompt: a text, or null if there is none; for "
+        "methods that train on them", symbol="X4", source="arXiv 2504.14945; 2506.07527")
+
+    # fmt: on
+
+
 @dataclass(frozen=True)
 class Checked:
     """What the checks before a run work out from its flags, its inputs and its checkpoints: `args.checked` of a run.
@@ -344,7 +356,7 @@ class Checked:
 
 
 class Arguments(SimpleNamespace):
-    """The nested arguments of a run: OpenRLHF's, and `.algorithm`, `.adapt`, `.verifier` and `.run`.
+    """The nested arguments of a run: OpenRLHF's, and `.algorithm`, `.adapt`, `.verifier`, `.run` and fields of `.data`.
 
     Attributes:
         chosen: Names of the flags that were given for the algorithm and the method that are in effect. It is no flag,
@@ -355,8 +367,8 @@ class Arguments(SimpleNamespace):
     chosen: Collection[str]
 
 
-GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "verifier": VerifierConfig, "run": RunConfig}
-TITLES = {"adapt": "batch adaptation", "verifier": "reward function", "run": "record of the run"}
+GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "data": DataConfig, "verifier": VerifierConfig, "run": RunConfig}
+TITLES = {"adapt": "batch adaptation", "data": "data", "verifier": "reward function", "run": "record of the run"}
 
 
 def flags_of(args: Any) -> dict[str, Any]:
@@ -381,7 +393,7 @@ def help_text(item: Any) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--algorithm`, `--adapt.*`, `--verifier.*` and `--run.*` to a parser."""
+    """Add `--algorithm` and the flags of GROUPS to a parser."""
     names = "; ".join(f"{name}: {algorithm.help}" for name, algorithm in ALGORITHMS.items())
     group = parser.add_argument_group("algorithm")
     group.add_argument("--algorithm", metavar=f"{{{','.join(ALGORITHMS)}}}", help=names)

@@ -13,6 +13,7 @@ from bapo_openrlhf.flags.config import ALGORITHMS, MEASURED
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
+from bapo_openrlhf.methods import Method
 
 FILTERING = "algo.dynamic_filtering_enable"
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
@@ -343,11 +344,37 @@ RANKS = [
 
 
 def _no_penalty(flag: str) -> Rule:
-    return Rule(flag, lambda f: f[flag] is not None and f.method and f.method.related_to_generated and not f.critic,
+    return Rule(flag, lambda f: f[flag] is not None and f.method and _relates(f.method) and not f.critic,
                 "{it}; with adapt.method {f[adapt.method]} it must not be set, because advantages are relative to "
-                "responses that are not trained on, and their penalties are not known")  # fmt: skip
+                "rewards of responses that are not trained on, and their penalties are not known")  # fmt: skip
 
 
+def _relates(method: Method) -> bool:
+    return method.related_to_generated or method.demonstrates
+
+
+def _no_demonstrations(flag: str, broken: Callable[[Flags], Any], allowed: str) -> Rule:
+    return Rule(flag, lambda f: f.method and f.method.demonstrates and broken(f),
+                "{it}; with adapt.method {f[adapt.method]}, which trains on worked solutions, it must "
+                + allowed)  # fmt: skip
+
+
+# What a worked solution lacks: responses beside which it could stand.
+DEMONSTRATIONS = [
+    Rule("adapt.method", lambda f: f.method and f.method.demonstrates and not f["data.solution_key"],
+         "{it}; it needs data.solution_key, the column of the data with worked solutions"),
+    _no_demonstrations("algo.advantage.estimator", lambda f: ESTIMATORS[f["algo.advantage.estimator"]].whitened,
+                       "compare the responses of one group, because a worked solution has no values of a critic and "
+                       "is not among the whitened advantages"),
+    _no_demonstrations("data.max_images_per_prompt", lambda f: f["data.max_images_per_prompt"],
+                       "be 0, because a worked solution is only text"),
+    _no_demonstrations("train.agent_func_path", lambda f: f["train.agent_func_path"],
+                       "not be set, because a worked solution has one turn"),
+    _no_demonstrations("adapt.scale_learning_rate", lambda f: f["adapt.scale_learning_rate"],
+                       "be False, because a worked solution has no weight pi/alpha"),
+    _no_demonstrations("adapt.reward_range", lambda f: f["adapt.reward_range"] == [MEASURED],
+                       "be LOW HIGH, because a worked solution has the greatest reward"),
+]  # fmt: skip
 # What a method cannot be combined with.
 OF_METHODS = [
     Rule("train.async_enable",
@@ -380,4 +407,6 @@ def _cut(f: Flags) -> bool:
     return bool(f.prompts == f["data.max_samples"])
 
 
-COMBINATIONS = [*ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *OF_METHODS, *OF_DATA]
+COMBINATIONS = [
+    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS, *OF_DATA,
+]  # fmt: skip

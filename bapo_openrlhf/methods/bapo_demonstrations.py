@@ -1,4 +1,4 @@
-"""BAPO with X4: a hard prompt that keeps failing is shown its worked solution."""
+"""BAPO (arXiv 2602.20722) with X4: a hard prompt that keeps failing is shown its worked solution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class DemonstratingBAPO(bapo.BAPO):
     """BAPO, and a demonstration for each hard prompt after K failed re-evaluations in a row.
 
     A re-evaluation fails if its group is still too hard (`unimproved`). The K-th group in a row that fails is in the
-    state `demonstration`, and the batch trains on the worked solution of its prompt (X4), with the loss of LUFFY
+    state `demonstration`, and the batch trains on the worked solution of its prompt (X4), with LUFFY's loss
     (`adapt.demonstrations.shaped`). Its advantage is relative to the rewards of the group and its own. The group's own
     responses are not trained on. The prompt stays in the hard buffer, and its failures are counted from 0 again.
 
-    X4 takes places of the batch before X1, X2 and X3.
+    X4 takes places of the batch before X1, X2 and X3. If it fills the batch, the others wait for their next failure.
 
     Args:
         failures: K, at least 1.
@@ -31,7 +31,7 @@ class DemonstratingBAPO(bapo.BAPO):
     NAME = "bapo_demonstrations"
     SENTENCE = "BAPO that shows a hard prompt its worked solution after several re-evaluations have failed."
     USE = "Use it if the data has worked solutions, and many hard prompts never improve."
-    SOURCE = "this project, after arXiv 2602.20722 and 2504.14945"
+    SOURCE = "this project, after arXiv 2602.20722"
     demonstrates = True
     STATE = (*bapo.BAPO.STATE, "failed")
 
@@ -55,13 +55,13 @@ class DemonstratingBAPO(bapo.BAPO):
 
     def _count(self, reevaluated: Sequence[Group]) -> set[int]:
         """Count the failures of re-evaluated prompts. Returns the uids of the groups whose solution is shown now."""
-        shown = set()
+        shown = set[int]()
         for group in reevaluated:
             name = group.prompt.id
             count = self.failed.pop(name, 0) + 1
             if self.improved(group) or group.mean > self.c1 or name not in self.solutions:
                 continue
-            if count >= self.failures:
+            if count >= self.failures and len(shown) < self.max_responses:
                 shown.add(group.uid)
             else:
                 self.failed[name] = count

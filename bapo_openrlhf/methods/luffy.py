@@ -1,7 +1,7 @@
 """LUFFY: each group has a demonstration beside the policy's own responses (arXiv 2504.14945).
 
-Paper: "Learning to Reason under Off-Policy Guidance". Loss and advantages are those of its authors' code
-(ElliottYan/LUFFY, file mix_core_alg.py).
+Paper: "Learning to Reason under Off-Policy Guidance". The loss is that of its authors' code (ElliottYan/LUFFY, file
+mix_core_alg.py).
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,9 @@ class LUFFY(FilteredMethod):
     A prompt without a solution also gets G - 1 responses, because their number is decided before anything is known of
     the prompt.
 
-    Deviations: mixed groups with equal rewards are filtered, unless `--adapt.filter none` is set. The authors let their
-    verifier judge the solution. Other settings of theirs are OpenRLHF's flags, and not set here: no division by the
-    deviation (`--algo.advantage.estimator dr_grpo`), no KL penalty (`--algo.kl.init_coef 0`), and an entropy bonus
-    (`--actor.entropy_coef`). Their choices to take the clip from the policy's own tokens, and to divide the loss by a
-    constant length, are not here.
+    Deviations: mixed groups with equal rewards are filtered, unless `--adapt.filter none` is set. Nobody judges the
+    solution. The authors' code has switches that take the clip from the policy's own tokens and divide the loss by a
+    constant length; there are none here.
     """
 
     NAME = "luffy"

@@ -6,7 +6,8 @@ from typing import Any
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.record.run_record import REWARD
 
-ENDS = ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")  # of groups that no batch had
+# Of groups that no batch had.
+ENDS = ("filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite", "failed")
 
 
 def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:
@@ -20,7 +21,7 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
         return None
     steps = "the only step" if len(rows) == 1 else f"each of {len(rows)} steps"
     means = {row[REWARD] for row in rows if row.get(REWARD) is not None}
-    without = all(row.get("groups/with_signal") == 0 for row in rows)
+    without = all(row.get("groups/with_signal") == 0 and not row.get("demonstrations/trained") for row in rows)
     if all(row.get("skipped_update") for row in rows):
         what = f"nothing was trained: the batch was empty in {steps}"
     elif without and (estimator in GROUP_ESTIMATORS or len(means) == 1):

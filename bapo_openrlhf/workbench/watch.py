@@ -188,7 +188,7 @@ def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
     if not generated:
         return []
     facts = [f"{generated:.0f} groups in {many(len(shown), 'step')}"]
-    for name in ("filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed"):
+    for name in ("filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite", "failed"):
         count = _sum(shown, f"groups/{name}")
         if count:
             facts.append(f"{count:.0f} {name.replace('_', ' ')}" + (_why(shown) if name == "filtered" else ""))

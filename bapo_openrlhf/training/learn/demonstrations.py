@@ -5,122 +5,203 @@ advantages and metrics. Its sample has nan in the place of behaviour log-probs. 
 that were computed from them by mistake would be nan.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
+import ray
 import torch
+from openrlhf.datasets.utils import blending_datasets
 from openrlhf.models import aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.advantage import relative_rewards
 from bapo_openrlhf.adapt.batch import Demonstration
 from bapo_openrlhf.adapt.demonstrations import shaped
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.learn.experience import BatchExperience
+from bapo_openrlhf.training.run.run_state import RunState
 
 
 class Solutions:
-    """The worked solutions of the data, as token ids by the text of the prompt.
+    """The worked solutions of the data, as token ids by the id of the prompt.
 
-    A solution ends with the tokenizer's end token. One that a response could not hold is left out.
+    A solution ends with the tokenizer's end token. One that a response could not hold is left out. Of several solutions
+    of one prompt, the first counts.
 
     Args:
-        pairs: Text of each prompt as the engines get it, and its worked solution; None or "" if it has none.
+        pairs: Each prompt, with its text as the engines get it, and its worked solution; None or "" if it has none.
         tokenizer: That of the actor.
         max_new: Most tokens of a response, or None.
         max_len: Most tokens of a prompt and its response.
-
-    Attributes:
-        too_long: Number of solutions that are left out.
     """
 
     def __init__(
-        self, pairs: Iterable[tuple[str, str | None]], tokenizer: Any, *, max_new: int | None, max_len: int
+        self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, *, max_new: int | None, max_len: int
     ) -> None:
         self._tokens: dict[str, tuple[np.ndarray, int]] = {}  # prompt and solution, and where the solution begins
-        self.too_long = 0
-        for text, solution in pairs:
-            if not solution or text in self._tokens:
+        for prompt, solution in pairs:
+            if not solution or prompt.id in self._tokens:
                 continue
-            prompt, answer = (tokenizer(text=part, add_special_tokens=False)["input_ids"] for part in (text, solution))
+            asked, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
             answer = [*answer, *([] if answer[-1:] == [tokenizer.eos_token_id] else [tokenizer.eos_token_id])]
-            if len(answer) > (max_new or max_len) or len(prompt) + len(answer) > max_len:
-                self.too_long += 1
-                continue
-            self._tokens[text] = np.array([*prompt, *answer], dtype=np.int32), len(prompt)
+            if len(answer) <= (max_new or max_len) and len(asked) + len(answer) <= max_len:
+                self._tokens[prompt.id] = np.array([*asked, *answer], dtype=np.int32), len(asked)
+
+    @classmethod
+    def of(cls, args: SimpleNamespace, strategy: Any, dataset: Any, tokenizer: Any) -> Self:
+        """The worked solutions of a run's data (`--data.solution_key`); none without the flag.
+
+        Args:
+            args: OpenRLHF's (nested) arguments.
+            strategy: OpenRLHF's strategy.
+            dataset: OpenRLHF's data set of prompts. It has dropped the column, and row n of the data is its prompt n.
+            tokenizer: That of the actor.
+        """
+        data, limits = args.data, {"max_new": args.rollout.max_new_tokens, "max_len": args.data.max_len}
+        if not data.solution_key:
+            return cls([], tokenizer, **limits)
+        rows = blending_datasets(
+            data.prompt_dataset, data.prompt_probs, strategy, args.train.seed, max_count=data.max_samples,
+            dataset_split=data.prompt_split,
+        )  # fmt: skip
+        prompts = [Prompt(text, label) for text, label in zip(dataset.prompts, dataset.labels, strict=True)]
+        column = rows.select(range(len(prompts)))[data.solution_key]
+        return cls(zip(prompts, column, strict=True), tokenizer, **limits)
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def __contains__(self, text: str) -> bool:
-        return text in self._tokens
+    def __contains__(self, name: object) -> bool:
+        return name in self._tokens
 
-    def sample(self, text: str, advantage: float, like: Experience | None = None) -> Experience:
+    def length(self, prompt: Prompt) -> int:
+        """Number of tokens of the prompt's solution."""
+        ids, start = self._tokens[prompt.id]
+        return len(ids) - start
+
+    def sample(
+        self, prompt: Prompt, advantage: float = 0.0, *, place: int = 0, like: Experience | None = None
+    ) -> Experience:
         """The demonstration of a prompt as a sample with a batch dimension of 1.
 
         Args:
-            text: The prompt.
-            advantage: Of each of its tokens. Cross-entropy does not read it.
-            like: A sample of the batch that it joins. It gets the same entries of `info`, all 0.
+            prompt: The prompt.
+            advantage: Of each token of its solution. Cross-entropy does not read it.
+            place: Its position in the batch.
+            like: Samples of the batch that it joins. It has the same fields and the same entries of `info`, and 0 where
+                a demonstration has no number. None: it has all fields.
         """
-        ids, start = self._tokens[text]
+        ids, start = self._tokens[prompt.id]
         mask = torch.arange(1, len(ids)).unsqueeze(0) >= start
-        zeros = torch.zeros(mask.shape)
-        return Experience(
-            sequences=torch.from_numpy(ids.copy()).unsqueeze(0),
-            attention_mask=torch.ones(1, len(ids), dtype=torch.bool),
-            action_mask=mask,
-            action_log_probs=zeros.clone(),
-            base_action_log_probs=None if like is None or like.base_action_log_probs is None else zeros.clone(),
-            rollout_log_probs=zeros.masked_fill(mask, torch.nan),
-            advantages=advantage * mask.float(),
-            returns=zeros.clone(),
-            prompts=[text],
-            labels=[None],
-            images=[None],
-            mm_train_inputs=[None],
-            rewards=torch.zeros(1),
-            scores=None if like is None or like.scores is None else torch.zeros(1),
-            response_length=torch.tensor([len(ids) - start]),
-            truncated=torch.tensor([False]),
-            total_length=torch.tensor([float(len(ids))]),
-            info={} if like is None else {key: torch.zeros_like(value[:1]) for key, value in like.info.items()},
-        )
-
-    def samples(self, demonstrations: Sequence[Demonstration], estimator: str, eps: float, like: Any) -> list[Any]:
-        """The samples of X4, each with the advantage that the estimator makes of its rewards."""
-        advantages = [
-            relative_rewards(estimator, r[-1:], r, eps) for r in (np.array(d.rewards) for d in demonstrations)
-        ]
-        return [
-            self.sample(shown.prompt.text, float(advantage[0]), like)
-            for shown, advantage in zip(demonstrations, advantages, strict=True)
-        ]
+        zeros = {
+            field.name: torch.zeros(mask.shape if Experience.is_step_tensor_field(field.name) else 1)
+            for field in fields(Experience)
+            if "tensor_role" in field.metadata and (like is None or getattr(like, field.name) is not None)
+        }
+        known = {
+            "sequences": torch.from_numpy(ids.copy()).unsqueeze(0),
+            "attention_mask": torch.ones(1, len(ids), dtype=torch.bool),
+            "action_mask": mask,
+            "rollout_log_probs": torch.zeros(mask.shape).masked_fill(mask, torch.nan),
+            "advantages": advantage * mask.float(),
+            "response_length": torch.tensor([len(ids) - start]),
+            "truncated": torch.tensor([False]),
+            "total_length": torch.tensor([float(len(ids))]),
+        }
+        texts = {"prompts": [prompt.text], "labels": [prompt.label], "images": [None], "mm_train_inputs": [None]}
+        info = {} if like is None else {key: torch.zeros_like(value[:1]) for key, value in like.info.items()}
+        return Experience(**zeros | known | texts, index=[place], info=info)
 
 
-class DemonstrationLoss:
-    """The loss of the tokens of demonstrations.
+class Demonstrations:
+    """What the trainer does with the worked solutions of a batch, once the batch was reviewed.
 
-    Attributes:
-        cross_entropy: Whether it is -log p. Otherwise it is -f(p) A (`adapt.demonstrations.shaped`).
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is. Its review has the batch.
+        actor: OpenRLHF's group of the actor's processes.
+        solutions: The worked solutions of the data.
     """
 
-    cross_entropy = False
+    def __init__(self, args: SimpleNamespace, *, state: RunState, actor: Any, solutions: Solutions) -> None:
+        self.args, self.state, self.actor, self.solutions = args, state, actor, solutions
 
-    def __call__(
-        self, log_probs: torch.Tensor, experience: Experience, token_level: bool, normalisers: Mapping[str, Any]
-    ) -> torch.Tensor:
-        """The mean loss of a micro-batch, as `aggregate_loss` normalises it.
+    def beside(self, experience: BatchExperience | None) -> list[Experience]:
+        """X4 as samples that go to the actor after those of the experience. None: the batch has no groups.
 
-        Args:
-            log_probs: log p of each token, shape (B, A).
-            experience: The micro-batch.
-            token_level: Whether all tokens count alike, and not all samples.
-            normalisers: See `updates.Part`.
+        They have no KL penalty.
         """
-        mask = experience.action_mask.bool() & experience.rollout_log_probs.isnan()
-        losses = -log_probs if self.cross_entropy else -shaped(log_probs.exp()) * experience.advantages
-        return aggregate_loss(losses, mask, token_level, **normalisers)
+        first, like = (len(experience.origins), experience.experiences[0]) if experience else (0, None)
+        return [
+            self.solutions.sample(shown.prompt, advantage_of(shown, self.args), place=first + number, like=like)
+            for number, shown in enumerate(self.state.reviewed.batch.demonstrations)
+        ]
+
+    def send(self, samples: Sequence[Experience]) -> None:
+        """Send samples to the actor, which trains on them next."""
+        ray.get(self.actor.async_run_method_batch(method_name="append", experience=samples))
+
+    def fine_tune(self) -> dict[str, float]:
+        """Fine-tune the actor on the solutions of the prompts for which the batch asks. Returns the metrics.
+
+        Raises:
+            FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
+        """
+        prompts = self.state.reviewed.batch.fine_tuned
+        if not prompts:
+            return {}
+        self.state.phase = "training"
+        self.send([self.solutions.sample(prompt, place=place) for place, prompt in enumerate(prompts)])
+        status = ray.get(self.actor.async_run_method(method_name="fine_tune"))[0]
+        loss, norm = status["policy_loss"], status["actor_grad_norm"]
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the norm of the gradient of the fine-tuning is {norm}")
+        return {"demonstrations/cross_entropy": loss, "demonstrations/grad_norm": norm}
+
+    def metrics(self) -> dict[str, float]:
+        """How many worked solutions the step trains on, and their tokens; nothing in a run without solutions."""
+        batch = self.state.reviewed.batch
+        prompts = [shown.prompt for shown in batch.demonstrations] + batch.fine_tuned
+        counts = {
+            "demonstrations/trained": len(prompts),
+            "demonstrations/tokens": sum(map(self.solutions.length, prompts)),
+        }
+        return counts if len(self.solutions) else {}
+
+
+def advantage_of(shown: Demonstration, args: SimpleNamespace) -> float:
+    """The advantage of a demonstration: what the estimator makes of its reward (Eq. 2), clipped as for a response."""
+    rewards = np.array(shown.rewards)
+    advantage = relative_rewards(args.algo.advantage.estimator, rewards[-1:], rewards, args.adapt.eps)[0]
+    return float(np.clip(advantage, *args.reward.clip_range))
+
+
+def demonstration_loss(
+    log_probs: torch.Tensor,
+    experience: Experience,
+    normalisers: Mapping[str, Any],
+    *,
+    token_level: bool = True,
+    cross_entropy: bool = False,
+) -> torch.Tensor:
+    """The mean loss of the tokens of demonstrations in a micro-batch, as `aggregate_loss` normalises it.
+
+    It is -f(p) A for each token (`adapt.demonstrations.shaped`).
+
+    Args:
+        log_probs: log p of each token, shape (B, A).
+        experience: The micro-batch.
+        normalisers: See `updates.Part`.
+        token_level: Whether all tokens count alike, and not all samples.
+        cross_entropy: Whether the loss is -log p, of all tokens alike.
+    """
+    mask = experience.action_mask.bool() & experience.rollout_log_probs.isnan()
+    losses = -log_probs if cross_entropy else -shaped(log_probs.exp()) * experience.advantages
+    return aggregate_loss(losses, mask, token_level or cross_entropy, **normalisers)
 
 
 def shown_tokens(experience: Experience) -> float:

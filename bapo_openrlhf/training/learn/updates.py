@@ -43,7 +43,7 @@ from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.learn.demonstrations import (
-    DemonstrationLoss,
+    demonstration_loss,
     is_demonstration,
     shown_tokens,
     without_demonstrations,
@@ -79,13 +79,13 @@ class Means:
         return sorted(self._sums)
 
     def reduced(self, device: Any) -> dict[str, float]:
-        """The means over all ranks, by name. All ranks must call this, with the same names."""
+        """The means over all ranks, by name, of what has any weight. All ranks must call this, with the same names."""
         names = self.names
         numbers = [self._sums[name] for name in names] + [self._weights[name] for name in names]
         vector = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
         dist.all_reduce(vector)
         sums, weights = vector.view(2, -1).tolist()
-        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True)}
+        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True) if weight}
 
 
 class Part(NamedTuple):
@@ -233,12 +233,12 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
 
     Attributes:
         rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
-        demonstration_loss: The loss of demonstrations.
+        cross_entropy: Whether the loss is only that of fine-tuning on demonstrations.
     """
 
     name = "actor"
     rate_factor = 1.0
-    demonstration_loss = DemonstrationLoss()
+    cross_entropy = False
 
     engine = property(lambda self: self.actor.model)
     optimizer = property(lambda self: self.actor_optim)
@@ -292,8 +292,8 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         )
         shown: torch.Tensor | float = 0.0
         if part.shown:
-            token_level = self.actor_loss_fn.token_level_loss
-            shown = self.demonstration_loss(log_probs, experience, token_level, part.normalisers)
+            kind = {"token_level": self.actor_loss_fn.token_level_loss, "cross_entropy": self.cross_entropy}
+            shown = demonstration_loss(log_probs, experience, part.normalisers, **kind)
             experience = without_demonstrations(experience)
         policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
             log_probs,
@@ -316,7 +316,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         if entropy_coef is not None:
             entropy = output.entropy[:, -mask.shape[1] :]
             losses["entropy_loss"] = aggregate_loss(entropy, mask, **part.normalisers)
-            if entropy_coef != 0:
+            if entropy_coef != 0 and not self.cross_entropy:
                 loss = loss - losses["entropy_loss"] * entropy_coef
         self._count(losses, numbers, part)
         return loss

@@ -289,6 +289,18 @@ class PolicyWorker(_TrainingWorker, _Policy):
         """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""
         self.trainer.rate_factor = factor
 
+    def fine_tune(self) -> dict[str, float]:
+        """Train on the demonstrations that it took with cross-entropy. The learning-rate schedule stays where it is."""
+        trainer, engine, sleeps = self.trainer, self.trainer.engine, self.strategy.args.ds.enable_sleep
+        if sleeps:
+            self.reload_states()
+        trainer.cross_entropy, schedule, engine.lr_scheduler = True, engine.lr_scheduler, None
+        status: dict[str, float] = self.fit()
+        trainer.cross_entropy, engine.lr_scheduler = False, schedule
+        if sleeps:
+            self.offload_states()
+        return status
+
 
 class CriticWorker(_TrainingWorker, _Critic):
     """OpenRLHF's critic worker on batches of any size."""

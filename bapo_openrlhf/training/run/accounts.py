@@ -81,9 +81,9 @@ class StepAccounts:
 
     def require_capacity(self, batch: Batch) -> None:
         """Raise ValueError if a batch is larger than its capacity."""
-        if batch.responses > self.capacity:
+        if batch.samples > self.capacity:
             raise ValueError(
-                f"{type(self.method).__name__} made a batch of {batch.responses} responses; it may hold at most "
+                f"{type(self.method).__name__} made a batch of {batch.samples} responses; it may hold at most "
                 f"{self.capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
 

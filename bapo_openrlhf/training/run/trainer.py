@@ -3,7 +3,7 @@
 OpenRLHF's `fit` generates (Algorithm 1, line 6), calls `train_step`, and saves. `train_step` reads from top to bottom:
 hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> account. The hooks of
 OpenRLHF stand below it. They call the parts of a run, which have files of their own: record, checkpoints, the critic's
-pretraining and the probe of gradients.
+pretraining, the probe of gradients and demonstrations.
 """
 
 import math
@@ -30,6 +30,7 @@ from bapo_openrlhf.training.generate.partial import PartialAheadSamplesGenerator
 from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
+from bapo_openrlhf.training.learn.demonstrations import Demonstrations, Solutions, is_demonstration
 from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
 from bapo_openrlhf.training.learn.reviewer import Reviewer
 from bapo_openrlhf.training.reward.failures import UnusableGroups
@@ -92,6 +93,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.probe = GradientProbe(
             args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
         )
+        self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
+        self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
         self.pretraining = CriticPretraining(
             args, state=self.state, maker=maker, reviewer=self.reviewer, critic=critic, train=lambda: self.ppo_train(-1)
         )
@@ -136,7 +139,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         if experience:
             timing["timing/make_experience"] = seconds
         # Every group that was generated ends in exactly one counted state.
-        status |= pretrained | timing | self.accounts.settle(step, generated, rollout)
+        status |= pretrained | timing | self.demonstrations.metrics() | self.accounts.settle(step, generated, rollout)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
         return status | self.samples_generator.metrics() | self.reward_model.metrics(), next_step
 
@@ -163,16 +166,25 @@ class AdaptedPPOTrainer(StoppableTrainer):
             return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
 
     def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
-        """OpenRLHF's update on the experience of the batch; no update if no group is left."""
+        """OpenRLHF's update on the experience of the batch and X4; no update if nothing is left to train on."""
+        shown = self.demonstrations.beside(experience)
         if experience is None:
-            # The step counts nevertheless, so that the multiples of v and m stay where they are.
-            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
-            self.broadcast_to_vllm()
-            return {"skipped_update": 1}, global_step + 1
+            return self._update_without_groups(shown, global_step), global_step + 1
         metrics = self.accounts.before_update(experience) | self.probe.measure(experience)
         metrics |= self._scale_learning_rate(experience)
-        status, next_step = super().train_step(experience.experiences, global_step)
+        status, next_step = super().train_step([*experience.experiences, *shown], global_step)
         return status | metrics, next_step
+
+    def _update_without_groups(self, shown: list[Any], global_step: int) -> dict[str, Any]:
+        """The update on demonstrations, if there are any. The step counts in any case, so that v and m stay."""
+        if shown:
+            self.demonstrations.send(shown)
+        status = self.ppo_train(global_step) if shown else self.demonstrations.fine_tune()
+        if not status:
+            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
+            status = {"skipped_update": 1}
+        self.broadcast_to_vllm()
+        return status
 
     def _scale_learning_rate(self, experience: BatchExperience) -> dict[str, float]:
         """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
@@ -214,13 +226,13 @@ class AdaptedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps.
+        """OpenRLHF's optimizer steps, and the fine-tuning that the batch asks for.
 
         Raises:
             FloatingPointError: A gradient is not finite. The weights are spoilt, the last checkpoint is not.
         """
         self.state.phase = "training"
-        status = super().ppo_train(global_steps)
+        status = super().ppo_train(global_steps) | self.demonstrations.fine_tune()
         for name in ("actor_grad_norm", "critic_grad_norm"):
             if not math.isfinite(status.get(name, 0.0)):
                 raise FloatingPointError(f"{name} is {status[name]}")
@@ -255,7 +267,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
     @extends(Base)
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
         """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
-        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
+        generated = [experience for experience in experiences if not is_demonstration(experience)]
+        return super()._compute_rollout_stats(generated) | explained_variance(generated)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:

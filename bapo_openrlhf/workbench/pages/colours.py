@@ -38,6 +38,7 @@ STATE_LABELS = {
     "filtered": "filtered: reason not recorded",
     "unimproved": "re-evaluated, still too hard",
     "solved": "re-evaluated, nothing left to learn from",
+    "demonstration": "not solved: its worked solution is trained on",
     "cut": "selected, but there was no room",
     "too_far": "selected, but too far from today's policy",
     "nonfinite": "selected, but log-probs were no finite numbers",

@@ -117,7 +117,14 @@ class TestOpenRLHFsCommandLine:
         assert ours.adapt == AdaptConfig() and not ours.adapt.enabled
         assert ours.run == RunConfig(faster=["none"]) and ours.verifier == VerifierConfig()
         added = {"algorithm", "config", "adapt", "verifier", "run"}
-        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS
+        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS | {
+            "data.solution_key": None
+        }
+
+    def test_a_flag_of_ours_among_theirs(self):
+        words = [*MODEL[:4], "--data.prompt_dataset", "d.jsonl", "--data.solution_key", "worked"]
+        data = arguments.parse(words).data
+        assert (data.prompt_dataset, data.solution_key, data.input_key) == ("d.jsonl", "worked", "input")
 
     def test_loggers_take_the_name_of_the_run(self):
         """OpenRLHF would name both ppo_ and the time of day."""
@@ -137,7 +144,7 @@ class TestOpenRLHFsCommandLine:
             if name[2:] not in ("logger.wandb.run_name", *OUTPUTS):
                 assert known[name].default == action.default, name
         added = set(known) - set(theirs._option_string_actions)
-        groups = {"--help-all", "--config", "--algorithm", "--adapt", "--verifier", "--run"}
+        groups = {"--help-all", "--config", "--algorithm", "--adapt", "--data", "--verifier", "--run"}
         assert {name.split(".")[0] for name in added} == groups
 
     @pytest.mark.parametrize(
@@ -706,6 +713,7 @@ MARKS = {
 # About running a method, not about the method: no paper has a word for these.
 UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens"},
+    "data": set(),
     "verifier": numbers(VerifierConfig),
     "run": {
         "name",
@@ -735,7 +743,7 @@ class TestHelp:
     def test_other_flags_claim_none_and_say_what_they_do(self, group):
         parser = arguments.build_parser("prog")
         kind = config.GROUPS[group]
-        unmarked = {item.name for item in fields(kind)} - (set(MARKS) if group == "adapt" else set())
+        unmarked = {item.name for item in fields(kind)} - (set(MARKS) if group == "adapt" else {"solution_key"})
         assert unmarked == UNMARKED[group]
         for item in fields(kind):
             if item.name in UNMARKED[group]:

@@ -174,6 +174,41 @@ class TestLengths:
         assert ", row 100: the prompt has 5 tokens" in warning and "with 23 of 2345 prompts (1%)" in warning
 
 
+SOLVED = {"data__solution_key": "s"}
+
+
+class TestSolutions:
+    """A column with worked solutions (--data.solution_key)."""
+
+    def test_is_a_text_or_null(self, check):
+        rows = [{"q": "1?", "a": "x", "s": None}, {"q": "2?", "a": "x", "s": "x is 1"}]
+        for kind in KINDS:  # in a CSV file, null is an empty cell
+            found = check(check.write(kind, rows), **SOLVED)
+            assert (found.prompts, found.problem, found.warnings) == (2, ("1?", "x"), []), kind
+        text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x", "s": 7}]), **SOLVED)
+        assert text == "row 1: s is 7; it must be a text, or null if there is none"
+        text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x"}]), **SOLVED)
+        assert text == "row 1: no column 's' (data.solution_key); it has q, a"
+
+    def test_is_no_label(self, check):
+        rows = [{"q": "1?", "a": "x", "s": worked} for worked in ("one", "two")]
+        name = check.write(".jsonl", rows)
+        assert check(name, **SOLVED, data__label_key=None).problem == ("1?", "")
+        (warning,) = check(name, **SOLVED).warnings
+        assert warning.endswith("1 of 2 rows have the prompt of an earlier row")
+
+    def test_a_column_without_any_is_refused(self, check):
+        rows = [{"q": "1?", "a": "x", "s": ""}, {"q": "2?", "a": "x", "s": None}]
+        text = check.refusal(check.write(".jsonl", rows), **SOLVED)
+        assert text == "data.solution_key is s; no row has a text in this column"
+
+    def test_those_that_no_response_could_hold_are_counted(self, with_tokenizer):
+        """A token a byte, and one for the end: of 6, 7 and 8 tokens, a response of 7 holds the first two."""
+        rows = [{"q": f"{n}?", "a": "x", "s": "x" * n} for n in (5, 6, 7)] + [{"q": "?", "a": "x", "s": None}]
+        (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=7).warnings
+        assert ", row 3: the worked solution has 8 tokens with its end, and a response has at most 7; 1 of 3" in warning
+
+
 class TestTokenizer:
     def test_what_the_chat_template_refuses(self, with_tokenizer, tokenizer_folder):
         template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

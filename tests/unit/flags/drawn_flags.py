@@ -49,6 +49,7 @@ OTHERS: dict[str, list[Value]] = {
     "adapt.c3": [("2/8", "5/8"), ("5/8",), ("1",)],
     "adapt.reward_range": [("0", "1"), ("-1", "1"), ("0", "4")],
     "ckpt.best_metric_key": ["none"],
+    "data.solution_key": ["label"],
     "data.input_template": ["Q: {} A:"],
     "algo.advantage.is_correction_threshold": [("2",), ("0", "3"), ("0.5", "5")],
 }

@@ -346,6 +346,23 @@ BAD = [
     ("adapt.method=ar3po reward.overlong_buffer_len=4", "reward.overlong_buffer_len is 4.0; with adapt.method ar3po i"),
     ("adapt.method=ar3po reward.stop_properly_penalty_coef=0.5",
      "reward.stop_properly_penalty_coef is 0.5; with adapt.method ar3po it must not be set, because "),
+    # worked solutions
+    ("adapt.method=luffy", "adapt.method is luffy; it needs data.solution_key, the column of the data with worked sol"),
+    ("adapt.method=relift data.solution_key=input algo.advantage.estimator=reinforce_baseline",
+     "algo.advantage.estimator is reinforce_baseline; with adapt.method relift, which trains on worked solutions, it "),
+    ("algorithm=ba_ppo adapt.method=luffy data.solution_key=input", "algo.advantage.estimator is gae; with adapt.meth"),
+    ("adapt.method=luffy data.solution_key=input data.max_images_per_prompt=1",
+     "data.max_images_per_prompt is 1; with adapt.method luffy, which trains on worked solutions, it must be 0, "),
+    ("adapt.method=relift data.solution_key=input train.agent_func_path=agent.py reward.remote_url=",
+     "train.agent_func_path is agent.py; with adapt.method relift, which trains on worked solutions, it must not be s"),
+    ("adapt.method=bapo_demonstrations data.solution_key=input adapt.scale_learning_rate",
+     "adapt.scale_learning_rate is True; with adapt.method bapo_demonstrations, which trains on worked solutions, it "),
+    ("adapt.method=bapo_demonstrations data.solution_key=input adapt.reward_range=measured",
+     "adapt.reward_range is measured; with adapt.method bapo_demonstrations, which trains on worked solutions, it mu"),
+    ("adapt.method=bapo_demonstrations data.solution_key=input reward.overlong_buffer_len=4",
+     "reward.overlong_buffer_len is 4.0; with adapt.method bapo_demonstrations it must not be set, because "),
+    ("adapt.method=luffy data.solution_key=input train.async_enable", "train.async_enable is True; it must be False w"),
+    ("adapt.method=luffy data.solution_key=worked", "row 1: no column 'worked' (data.solution_key); it has input"),
 ]  # fmt: skip
 
 
@@ -471,6 +488,8 @@ MEANT = [
     ("algorithm=ba_ppo critic.adam.lr=0.02", "critic.adam.lr is 0.02, which is very high"),
     ("algorithm=ba_ppo critic.max_norm=0", "critic.max_norm is 0: gradients are not clipped"),
     ("actor.max_norm=0", "actor.max_norm is 0: gradients are not clipped"),
+    ("data.solution_key=input", "data.solution_key is input: no effect, because adapt.method bapo does not train"),
+    ("algorithm=grpo data.solution_key=input", "data.solution_key is input: no effect, because adapt.method none d"),
     ("rollout.temperature=3", "rollout.temperature is 3: responses are nearly random"),
     ("actor.entropy_coef=-0.01", "actor.entropy_coef is -0.01: a negative coefficient makes the policy less random"),
     ("rollout.top_p=0.9", "rollout.top_p is 0.9: "),

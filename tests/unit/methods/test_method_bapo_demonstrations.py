@@ -41,6 +41,16 @@ def test_the_second_failure_in_a_row_is_answered(make_group, tmp_path):
     assert len(run(method, 4, make_group, {"a": 0, "c": 0}).demonstrations) == 1
 
 
+def test_it_never_exceeds_the_batch(make_group):
+    method = new(capacity=1, group_size=2, failures=1)
+    hard = [make_group(0, size=2, prompt=name) for name in "abc"]
+    method.solutions = {group.prompt.id for group in hard}
+    method.build_batch(0, hard, [])
+    again = [make_group(0, size=2, prompt=prompt, step=1) for prompt in method.begin_step(1)]
+    batch = method.build_batch(1, [make_group(1, size=2, step=1)], again)
+    assert (batch.samples, len(batch.demonstrations), len(batch.unimproved), len(batch.cut)) == (2, 2, 1, 1)
+
+
 def test_it_takes_places_before_the_others(make_group):
     method = new(failures=1)
     hard = make_group(0, size=4, prompt="a")

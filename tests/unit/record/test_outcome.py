@@ -54,6 +54,7 @@ def test_the_last_line(metrics, estimator, says):
         ([SKIPPED, {**SKIPPED, "skipped_update": None, "groups/with_signal": 1}], "group_norm"),
         ([NOTHING, NOTHING | {"reward/fresh_mean": 0.25}], "gae"),  # a critic compares prompts
         ([{"reward/fresh_mean": 1.0}], "group_norm"),  # a reward model judges
+        ([NOTHING, NOTHING | {"demonstrations/trained": 1}], "group_norm"),
     ],
 )
 def test_a_run_that_trained_says_nothing(metrics, estimator):

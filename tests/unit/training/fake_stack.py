@@ -25,6 +25,7 @@ from openrlhf.trainer import ppo_trainer  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
+from bapo_openrlhf.adapt import vocabulary  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import STOPPED, VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
@@ -38,7 +39,7 @@ from bapo_openrlhf.training.generate.samples import in_groups  # noqa: E402
 from bapo_openrlhf.training.reward.failures import Failures  # noqa: E402
 from bapo_openrlhf.training.run.trainer import AdaptedPPOTrainer  # noqa: E402
 
-STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
+STATES = (*vocabulary.STATES, vocabulary.FAILED)
 
 
 def digest(*what: Any) -> int:
@@ -224,6 +225,10 @@ class Worker:
         self.rng = self.rng + 1  # it shuffles
         loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {}
         return loss | self.world.norms
+
+    def fine_tune(self) -> dict[str, float]:
+        self.world.note("fine-tune", self.world.step)
+        return {"policy_loss": 0.5} | self.fit()
 
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)

@@ -415,8 +415,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 7}, "the state is of format 7; this version reads 6"),
-            ({"version": 5}, "the state is of format 5; this version reads 6"),
+            ({"version": 8}, "the state is of format 8; this version reads 7"),
+            ({"version": 6}, "the state is of format 6; this version reads 7"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

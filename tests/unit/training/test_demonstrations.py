@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,13 +15,19 @@ cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.models.loss import PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
+from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+    Experience,
+    make_experience_batch,
+    split_experience_batch,
+)
 
 from bapo_openrlhf.adapt.batch import Demonstration  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.training.learn import demonstrations  # noqa: E402
 from bapo_openrlhf.training.learn.demonstrations import (  # noqa: E402
-    DemonstrationLoss,
     Solutions,
+    advantage_of,
+    demonstration_loss,
     is_demonstration,
     shown_tokens,
     without_demonstrations,
@@ -32,36 +39,86 @@ class Letters:
 
     eos_token_id = 0
 
-    def __call__(self, text, add_special_tokens):
+    def __call__(self, text, *, add_special_tokens):
         assert not add_special_tokens
         return {"input_ids": [ord(letter) for letter in text]}
 
 
 def solutions(*pairs, max_new=4, max_len=8) -> Solutions:
-    return Solutions(pairs, Letters(), max_new=max_new, max_len=max_len)
+    return Solutions([(Prompt(text), worked) for text, worked in pairs], Letters(), max_new=max_new, max_len=max_len)
 
 
 def test_which_solutions_can_be_used():
-    known = solutions(("a", "xyz"), ("b", None), ("c", ""), ("d", "wxyz"), ("efghij", "x\0"), ("efghijk", "x"))
-    assert [text for text in ("a", "b", "c", "d", "efghij", "efghijk") if text in known] == ["a", "efghij"]
-    assert len(known) == 2 and known.too_long == 2
+    known = solutions(
+        ("a", "xyz"), ("b", None), ("c", ""), ("d", "wxyz"), ("efghij", "x\0"), ("efghijk", "x"), ("a", "z")
+    )
+    assert [text for text in ("a", "b", "c", "d", "efghij", "efghijk") if Prompt(text).id in known] == ["a", "efghij"]
+    assert len(known) == 2
+    assert known.length(Prompt("a")) == 4  # the first solution counts, with its end
+    assert Prompt("a", "another label").id not in known
 
 
 def test_a_sample_by_hand():
-    sample = solutions(("ab", "xy")).sample("ab", 2.5)
+    sample = solutions(("ab", "xy")).sample(Prompt("ab"), 2.5, place=7)
     assert sample.sequences.tolist() == [[97, 98, 120, 121, 0]]
     assert sample.action_mask.tolist() == [[False, True, True, True]]  # position i belongs to token i + 1
     assert sample.advantages.tolist() == [[0, 2.5, 2.5, 2.5]]
     assert sample.rollout_log_probs.isnan().tolist() == sample.action_mask.tolist()
+    assert (sample.index, sample.prompts, sample.response_length.tolist()) == ([7], ["ab"], [3])
     assert shown_tokens(sample) == 3 and is_demonstration(sample)
     rest = without_demonstrations(sample)
     assert not rest.action_mask.any() and not is_demonstration(rest)
 
 
-def test_advantages_are_those_of_the_mixed_group():
+def test_a_sample_has_the_form_of_those_that_it_joins():
+    """So that OpenRLHF's functions can make one batch of them: the same fields, and the same entries of info."""
+    like = Experience(
+        sequences=torch.zeros(2, 6), attention_mask=torch.ones(2, 6), action_mask=torch.ones(2, 5),
+        action_log_probs=torch.zeros(2, 5), rollout_log_probs=torch.zeros(2, 5), kl=torch.zeros(2, 5),
+        advantages=torch.zeros(2, 5), rewards=torch.ones(2), response_length=torch.ones(2), truncated=torch.ones(2),
+        total_length=torch.ones(2), info={"reward": torch.ones(2), "depth": torch.ones(2)}, index=[0, 1],
+    )  # fmt: skip
+    sample = solutions(("ab", "xy")).sample(Prompt("ab"), 1.0, like=like)
+    for name in ("values", "returns", "base_action_log_probs", "scores"):
+        assert getattr(sample, name) is None
+    assert {name: value.tolist() for name, value in sample.info.items()} == {"reward": [0], "depth": [0]}
+    assert sample.kl.tolist() == [[0] * 4] and sample.rewards.tolist() == [0]
+    whole = make_experience_batch(split_experience_batch(like) + split_experience_batch(sample))
+    assert whole.sequences.shape == (3, 6) and whole.rollout_log_probs.isnan().sum() == 3
+
+
+def test_the_advantage_is_that_of_the_mixed_group():
+    args = SimpleNamespace(algo=SimpleNamespace(advantage=SimpleNamespace(estimator="dr_grpo")))
+    args.adapt, args.reward = SimpleNamespace(eps=0.0), SimpleNamespace(clip_range=(-10.0, 10.0))
     shown = Demonstration(3, Prompt("ab"), (0.0, 0.0, 0.0, 1.0))
-    (sample,) = solutions(("ab", "xy")).samples([shown], "dr_grpo", 0.0, None)
-    assert sample.advantages[0, 1:].tolist() == [0.75] * 3
+    assert advantage_of(shown, args) == 0.75
+    args.reward.clip_range = (0.0, 0.5)
+    assert advantage_of(shown, args) == 0.5
+    args.reward.clip_range, args.algo.advantage.estimator = (-10.0, 10.0), "group_norm"
+    assert advantage_of(shown, args) == pytest.approx(0.75 / math.sqrt(3 / 16))
+
+
+class Rows(dict):
+    def select(self, places):
+        return Rows({name: [values[place] for place in places] for name, values in self.items()})
+
+
+def read(monkeypatch, column) -> Solutions:
+    """The solutions of a data set of two prompts, of which OpenRLHF's function reads more rows."""
+    monkeypatch.setattr(demonstrations, "blending_datasets", lambda *_, **__: Rows(worked=[*column, "never"]))
+    names = {"prompt_dataset": "d", "prompt_probs": None, "max_samples": 2, "prompt_split": "train", "max_len": 8}
+    args = SimpleNamespace(
+        data=SimpleNamespace(**names, solution_key="worked"), train=SimpleNamespace(seed=1),
+        rollout=SimpleNamespace(max_new_tokens=4),
+    )  # fmt: skip
+    dataset = SimpleNamespace(prompts=["a", "b"], labels=["1", "2"])
+    return Solutions.of(args, None, dataset, Letters())
+
+
+def test_row_n_of_the_data_is_prompt_n(monkeypatch):
+    known = read(monkeypatch, ["xy", "z"])
+    assert [known.length(Prompt(text, label)) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
+    assert len(known) == 2
 
 
 @pytest.mark.parametrize("cross_entropy", [False, True])
@@ -83,11 +140,9 @@ def test_the_objective_of_a_mixed_micro_batch(cross_entropy):
         rollout_log_probs=behaviour, index=[0, 1],
     )  # fmt: skip
     normalisers = {"dp_size": 1, "batch_num_tokens": 6.0, "global_batch_size": 2.0}
-    loss_of = DemonstrationLoss()
-    loss_of.cross_entropy = cross_entropy
     own = without_demonstrations(batch)
     loss = (
-        loss_of(log_probs, batch, True, normalisers)
+        demonstration_loss(log_probs, batch, normalisers, cross_entropy=cross_entropy)
         + PolicyLoss(0.2, 0.2)(log_probs, old, advantages, action_mask=own.action_mask, **normalisers)[0]
     )
     loss.backward()

@@ -136,15 +136,23 @@ class CriticModel:
 
 
 class Update:
-    """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps."""
+    """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps.
 
-    def __init__(self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False):
+    Every `shown`-th sample is a demonstration. The trainer of each rank gets the `attributes`.
+    """
+
+    def __init__(
+        self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, **attributes
+    ):
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         lengths = torch.randint(3, 9, (total,), generator=generator).tolist()
         self.samples = [sample(generator, length, 1 + number % (length - 1)) for number, length in enumerate(lengths)]
         filler = sample(generator, 4, 0)
         filler.info["reward"] = torch.tensor(math.nan)
+        for number, one in enumerate([*self.samples, filler] if shown else []):
+            mark = one.action_mask.bool() if number % shown == 0 else torch.tensor(False)
+            one.rollout_log_probs = one.action_log_probs.masked_fill(mark, math.nan)
         self.weight = torch.randn(3, dtype=torch.double, requires_grad=True)
         self.window = ranks * size * accumulated
         group = Ranks(ranks)
@@ -154,6 +162,8 @@ class Update:
             for rank in range(ranks)
         ]  # fmt: skip
         self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
+        for subject in self.trainers:
+            vars(subject).update(attributes)
         for rank_seen, subject in zip(self.seen, self.trainers, strict=True):
             self.watch(subject, rank_seen)
         arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
@@ -245,6 +255,37 @@ def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sam
         loss = loss + COEF * mean(of_tokens(samples, lambda one, weight=weight: k3(one, weight)), False)
         loss = loss - ENTROPY * mean(entropies) + balance(samples, weight)
         assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+
+
+def shown_loss(one, weight, cross_entropy):
+    """The loss of each token of a demonstration."""
+    log_probs = Model(weight).outputs(one.sequences)
+    return -log_probs if cross_entropy else -log_probs.exp() / (log_probs.exp() + 0.1) * one.advantages
+
+
+@UNHURRIED
+@given(**SHAPES, cross_entropy=st.booleans(), shown=st.integers(1, 3))
+def test_the_gradient_with_demonstrations(cross_entropy, shown, **shape):
+    """Tokens of both kinds are averaged together. Only responses have a clip and a KL. Cross-entropy has no entropy."""
+    update = Update(WholeBatchActorTrainer, **shape, shown=shown, cross_entropy=cross_entropy)
+    for actual, window in zip(gradients(update), update.windows(), strict=True):
+        samples, weight = [*itertools.chain(*window)], update.weight
+        parts = {True: [], False: []}
+        for one in samples:
+            parts[bool(one.rollout_log_probs.isnan().any())].append(one)
+        losses = of_tokens(parts[True], lambda one, weight=weight: shown_loss(one, weight, cross_entropy))
+        losses += of_tokens(parts[False], lambda one, w=weight: surrogate(one, w) + COEF * k3(one, w))
+        loss = mean(losses) + balance(samples, weight)
+        if not cross_entropy:
+            loss = loss - ENTROPY * mean(of_tokens(samples, lambda one, w=weight: Model(w).outputs(one.sequences) ** 2))
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+    own = [one for one in update.samples if not one.rollout_log_probs.isnan().any()]
+    weight = update.weight.detach()
+    moved = of_tokens(own, lambda one: one.action_log_probs - Model(weight).outputs(one.sequences))
+    for metrics in update.metrics:  # those of responses are of them only, and missing if there are none
+        assert all(map(math.isfinite, metrics.values()))
+        assert ("ppo_kl" in metrics) == ("response_length" in metrics) == bool(own)
+        assert not own or metrics["ppo_kl"] == pytest.approx(float(torch.cat(moved).mean()), rel=1e-5, abs=1e-6)
 
 
 @UNHURRIED

@@ -38,6 +38,24 @@ class TestWorkerGenerators:
         assert torch.equal(worker.rng_state()[0], torch.Generator().manual_seed(5).get_state())
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_fine_tuning_has_its_loss_and_leaves_the_schedule(sleeps):
+    events, engine = [], SimpleNamespace(lr_scheduler="schedule")
+    actor = SimpleNamespace(engine=engine, cross_entropy=False)
+
+    def fit():
+        events.append((actor.cross_entropy, engine.lr_scheduler))
+        return {"policy_loss": 2.0}
+
+    worker = object.__new__(workers.PolicyWorker)
+    worker.trainer, worker.fit = actor, fit
+    worker.strategy = SimpleNamespace(args=SimpleNamespace(ds=SimpleNamespace(enable_sleep=sleeps)))
+    worker.reload_states, worker.offload_states = (lambda name=name: events.append(name) for name in ("wake", "rest"))
+    assert worker.fine_tune() == {"policy_loss": 2.0}
+    assert events == (["wake"] * sleeps + [(True, None)] + ["rest"] * sleeps)
+    assert (actor.cross_entropy, engine.lr_scheduler) == (False, "schedule")
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("universal", [False, True])
 def test_what_deepspeed_shares_under_stage_3_is_undone(tmp_path, stage, universal):
