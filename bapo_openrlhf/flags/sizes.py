@@ -48,6 +48,17 @@ def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return epoch_steps(args, prompts, candidates) * episodes
 
 
+def most_rounds(args: SimpleNamespace) -> int:
+    """Largest number of rollout batches of prompts whose fresh groups reach the trainer in one step.
+
+    With partial rollouts, the groups of a step were begun in so many rounds as a response takes at most.
+    """
+    if args.algo.dynamic_filtering_enable:
+        return ROUNDS
+    budget = args.adapt.partial_rollout_tokens
+    return 1 if budget is None else math.ceil((args.rollout.max_new_tokens or args.data.max_len) / budget)
+
+
 def pretraining_steps(args: SimpleNamespace) -> int:
     """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
 
@@ -55,9 +66,8 @@ def pretraining_steps(args: SimpleNamespace) -> int:
         args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
     """
     rollout, train = args.rollout, args.train
-    rounds = ROUNDS if args.algo.dynamic_filtering_enable else 1
     epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
-    responses = rounds * rollout.batch_size * rollout.n_samples_per_prompt
+    responses = most_rounds(args) * rollout.batch_size * rollout.n_samples_per_prompt
     steps: int = epochs * math.ceil(responses / train.batch_size)
     return steps
 

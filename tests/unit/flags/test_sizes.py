@@ -62,14 +62,27 @@ def test_tokens_of_a_rank(limit, dynamic, tokens):
     assert [most_tokens(args, phase) for phase in ("train", "rollout")] == tokens
 
 
-@pytest.mark.parametrize(("dynamic", "steps"), [(False, 2 * 3 * 3 * 5), (True, 2 * 3 * 3 * 20)])
-def test_steps_of_the_critic_before_the_actors(dynamic, steps):
-    """Passes x trainer steps x epochs x optimizer steps of all fresh responses, of up to four rounds of prompts."""
+@pytest.mark.parametrize(
+    ("dynamic", "budget", "longest", "steps"),
+    [
+        (False, None, 24, 2 * 3 * 3 * 5),
+        (True, None, 24, 2 * 3 * 3 * 20),
+        (False, 12, 24, 2 * 3 * 3 * 10),
+        (False, 11, 24, 2 * 3 * 3 * 15),
+        (False, 11, None, 2 * 3 * 3 * 20),
+    ],
+)
+def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
+    """Passes x trainer steps x epochs x optimizer steps of all fresh responses.
+
+    These are of up to four rounds of prompts, or of as many as a response has parts.
+    """
     args = SimpleNamespace(
-        adapt=SimpleNamespace(value_pretraining=2),
+        adapt=SimpleNamespace(value_pretraining=2, partial_rollout_tokens=budget),
+        data=SimpleNamespace(max_len=44),
         algo=SimpleNamespace(dynamic_filtering_enable=dynamic),
         critic=SimpleNamespace(freezing_steps=2),
-        rollout=SimpleNamespace(batch_size=10, n_samples_per_prompt=8),
+        rollout=SimpleNamespace(batch_size=10, n_samples_per_prompt=8, max_new_tokens=longest),
         train=SimpleNamespace(max_epochs=3, batch_size=16),
     )
     assert pretraining_steps(args) == steps
