@@ -13,6 +13,7 @@ cpu.install()
 
 from fake_stack import SCORED, STATES  # noqa: E402
 
+from bapo_openrlhf.flags.sizes import run_steps  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 
 WORDS = {
@@ -110,7 +111,8 @@ def test_the_end_of_the_data_finishes_all_responses_in_a_step_of_its_own(world):
     rows = run.metrics()
     assert [step for step, _ in begun] == list(range(len(rows)))  # each step asks for its hard prompts once
     prompts = [[request.prompt for request in run.requests if request.step == step] for step in range(len(rows))]
-    assert len({prompt for step in range(4) for prompt in prompts[step]}) == 16 and len(rows) == 2 * 5
+    assert len({prompt for step in range(4) for prompt in prompts[step]}) == 16
+    assert len(rows) == 2 * 5 == run_steps(run.args, 16, 1)
     for last in (4, 9):
         assert rows[last - 1]["groups/in_flight"] > 0 == rows[last]["groups/in_flight"]
         hard = [prompt.text for prompt in begun[last][1]]
