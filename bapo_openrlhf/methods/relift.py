@@ -23,10 +23,10 @@ class ReLIFT(FilteredMethod):
     As soon as `finetune_batch` of them wait, the actor is fine-tuned on their worked solutions after the update of that
     step, with the mean of -log pi over all their tokens. Then they have left. A prompt that fails again waits again.
 
-    Deviations: the prompts that have waited longest go first, and one that fails while it waits keeps its place. The
-    authors keep a prompt twice. They fine-tune with an Adam of its own; here it is the actor's optimizer, with its
-    learning rate of that step, in as many passes and steps as an update would make (`--train.max_epochs`,
-    `--train.batch_size`). Fresh groups with equal rewards are filtered, unless `--adapt.filter none` is set.
+    Deviations: the prompts that have waited longest go first, and one that fails meanwhile waits only once. The
+    authors' code fine-tunes with an Adam of its own. Here it is the actor's optimizer, with its learning rate of that
+    step, in as many passes and steps as an update would make (`--train.max_epochs`, `--train.batch_size`). Fresh groups
+    with equal rewards are filtered, unless `--adapt.filter none` is set.
 
     Args:
         finetune_batch: How many prompts are fine-tuned on together, at least 1. 128 in the paper.
