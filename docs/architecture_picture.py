@@ -41,9 +41,15 @@ PARTS = {
 }
 MANY = {"methods": "base, registry, stored_successes, and one file for each method"}  # instead of all of its files
 SUBPACKAGES = [name for _, names in PARTS.values() for name in names]
-WIDTH = 1160
+WIDTH = 524  # pixels, so that letters can be read where a page has 400
 DARK, GREY, BLUE = (f'fill="{colour}"' for colour in ("#222", "#555", "#0b5394"))
-SMALL = 'font-size="12.5" font-family="monospace"'
+SMALL = 'font-size="13" font-family="monospace"'
+IN_THE_DARK = {  # what a dark theme has in the place of a colour
+    ("fill", "#fafafa"): "#14171a", ("fill", "#fff"): "#1b1f24", ("fill", "#222"): "#e9ecef",
+    ("fill", "#333"): "#a9b1ba", ("fill", "#555"): "#a9b1ba", ("fill", "#0b5394"): "#7cc4f4",
+    ("fill", "#fff4de"): "#352a14", ("fill", "#e4f0fb"): "#15283a", ("fill", "#e8f5e6"): "#172d1b",
+    ("stroke", "#333"): "#a9b1ba", ("stroke", "#999"): "#4a525b",
+}  # fmt: skip
 
 
 class Stage(NamedTuple):
@@ -57,6 +63,7 @@ class Stage(NamedTuple):
 
 
 LANES = ("Rollout engines (vLLM)", "Trainer (one process)", "Actor and critic workers (DeepSpeed)")
+TINTS, LEFT = ("#fff4de", "#e4f0fb", "#e8f5e6"), (14, 67, 120)  # colours and places of the lanes
 STAGES = [
     Stage(1, "Draw prompts, send them to the engines", "training/generate/rollout.py",
             "AdaptedSamplesGenerator.generate_samples", "prompts"),
@@ -111,21 +118,23 @@ def names_of(body: list[ast.stmt], prefix: str = "") -> Iterator[str]:
 
 def lines(text: str, width: int, x: int, y: int, style: str) -> tuple[list[str], int]:
     """Text in lines of at most `width` characters, and the height below the last of them."""
-    wrapped = textwrap.wrap(text, width)
-    return [f'<text x="{x}" y="{y + 18 * row}" {style}>{escape(line)}</text>' for row, line in enumerate(wrapped)], (
-        y + 18 * len(wrapped)
+    wrapped = textwrap.wrap(text, width, break_on_hyphens=False)
+    return [f'<text x="{x}" y="{y + 19 * row}" {style}>{escape(line)}</text>' for row, line in enumerate(wrapped)], (
+        y + 19 * len(wrapped)
     )
 
 
 def page(title: str, description: str, height: int, parts: list[str]) -> str:
-    """An SVG with a title and a description for readers who do not see it."""
+    """An SVG with a title and a description for readers who do not see it. It follows the reader's theme."""
+    dark = " ".join(f'[{kind}="{light}"] {{ {kind}: {dark}; }}' for (kind, light), dark in IN_THE_DARK.items())
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-            'aria-labelledby="title description" font-size="14" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
+            'role="img" aria-labelledby="title description" font-size="15" '
             'font-family="Helvetica, Arial, DejaVu Sans, sans-serif">',
             f'<title id="title">{escape(title)}</title>',
             f'<desc id="description">{escape(description)}</desc>',
+            f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>",
             '<defs><marker id="arrow" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
             'orient="auto"><path d="M0 0 L10 5 L0 10 z" fill="#333"/></marker></defs>',
             f'<rect width="{WIDTH}" height="{height}" rx="10" fill="#fafafa"/>',
@@ -138,32 +147,35 @@ def page(title: str, description: str, height: int, parts: list[str]) -> str:
 
 def subpackages_picture() -> str:
     """The parts and subpackages of the package."""
-    parts, y = [], 20
+    parts, y = [], 14
     for part, (colour, names) in PARTS.items():
         inside, top = [], y
-        y += 26
-        inside.append(f'<text x="80" y="{y}" font-weight="bold" font-size="16" fill="#222">{escape(part)}</text>')
-        y += 14
+        y += 28
+        inside.append(f'<text x="58" y="{y}" font-weight="bold" font-size="16" {DARK}>{escape(part)}</text>')
+        y += 12
         for name in names:
             start = y
-            says, below = lines(sentence(name), 56, 250, y + 22, DARK)
-            files, lower = lines(content(name), 58, 690, y + 22, f"{GREY} {SMALL}")
-            end = max(below, lower, start + 40) - 2
+            shown = name if name.endswith(".py") else name + "/"
+            says, below = lines(sentence(name), 52, 70, y + 46, DARK)
+            files, below = lines(content(name), 52, 70, below + 2, f"{GREY} {SMALL}")
+            y = below - 4
             inside += [
-                f'<rect x="80" y="{start}" width="1050" height="{end - start}" rx="6" fill="#fff" stroke="#999"/>',
-                f'<text x="96" y="{start + 22}" font-weight="bold" font-family="monospace" fill="#222">'
-                f"{name if name.endswith('.py') else name + '/'}</text>",
+                f'<rect x="58" y="{start}" width="440" height="{y - start}" rx="6" fill="#fff" stroke="#999"/>',
+                f'<text x="70" y="{start + 24}" font-weight="bold" font-family="monospace" {DARK}>{shown}</text>',
                 *says,
                 *files,
             ]
-            y = end + 8
-        parts.append(f'<rect x="64" y="{top}" width="1082" height="{y - top + 6}" rx="8" fill="{colour}"/>')
+            y += 8
+        parts.append(f'<rect x="46" y="{top}" width="464" height="{y - top + 4}" rx="8" fill="{colour}"/>')
         parts += inside
-        y += 20
+        y += 16
     parts += [
-        f'<line x1="34" y1="30" x2="34" y2="{y - 20}" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>',
-        f'<text x="24" y="{y // 2}" transform="rotate(-90 24 {y // 2})" text-anchor="middle" fill="#333">'
-        "imports go down only</text>",
+        f'<line x1="30" y1="24" x2="30" y2="{y - 16}" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>',
+        *(
+            f'<text x="20" y="{place}" transform="rotate(-90 20 {place})" text-anchor="middle" fill="#333">'
+            "imports go down only</text>"
+            for place in range(y // 8, y, y // 4)
+        ),
     ]
     rows = "; ".join(f"{name}: {sentence(name)}" for name in SUBPACKAGES)
     story = f"From top to bottom, each imports only from those below. {rows}"
@@ -171,40 +183,42 @@ def subpackages_picture() -> str:
 
 
 def step_picture() -> str:
-    """What happens to a group in one training step.
+    """What happens to a group in one training step. The stages of a process have the same place and colour.
 
     Raises:
         LookupError: A stage names a function that the code does not have.
     """
-    parts, y, left = [], 70, [30, 400, 770]
-    for lane, name in enumerate(LANES):
-        parts.append(
-            f'<text x="{left[lane] + 180}" y="40" text-anchor="middle" font-weight="bold" font-size="16" fill="#222">'
-            f"{escape(name)}</text>"
-        )
+    parts, y = [], 20
+    for name, colour, x in zip(LANES, TINTS, LEFT, strict=True):
+        parts.append(f'<rect x="{x}" y="{y}" width="20" height="20" rx="4" fill="{colour}" stroke="#333"/>')
+        parts.append(f'<text x="{x + 28}" y="{y + 15}" font-weight="bold" {DARK}>{escape(name)}</text>')
+        y += 28
+    y += 14
     before: tuple[int, int] | None = None
     for number, stage in enumerate(STAGES, start=1):
         if stage.function not in names_of(ast.parse((PACKAGE / stage.file).read_text()).body):
             raise LookupError(f"{stage.file} has no {stage.function}")
-        x = left[stage.lane]
-        says, below = lines(f"{number}. {stage.what}", 46, x + 14, y + 24, DARK)
-        where, below = lines(stage.file, 48, x + 14, below + 4, f"{GREY} {SMALL}")
-        function = stage.function.replace(".", ". ") if len(stage.function) > 44 else stage.function
-        name, below = lines(function, 44, x + 14, below, f"{BLUE} {SMALL}")
+        x = LEFT[stage.lane]
+        says, below = lines(f"{number}. {stage.what}", 44, x + 12, y + 24, DARK)
+        where, below = lines(stage.file, 46, x + 12, below + 2, f"{GREY} {SMALL}")
+        function = stage.function.replace(".", ". ") if len(stage.function) > 46 else stage.function
+        name, below = lines(function, 46, x + 12, below, f"{BLUE} {SMALL}")
         if before is not None:
             at, bottom = before
-            middle, target = left[at] + 180, x + 180
-            path = f"M{middle} {bottom} L{middle} {y - 22} L{target} {y - 22} L{target} {y - 2}"
+            middle = (max(LEFT[at], x) + min(LEFT[at], x) + 390) // 2
             parts.append(
-                f'<path d="{path}" fill="none" stroke="#333" stroke-width="1.5" marker-end="url(#arrow)"/>'
-                f'<text x="{max(middle, target) + 8}" y="{y - 26}" font-size="12.5" fill="#333">'
+                f'<line x1="{middle}" y1="{bottom}" x2="{middle}" y2="{y - 2}" stroke="#333" stroke-width="1.5" '
+                f'marker-end="url(#arrow)"/><text x="{middle + 10}" y="{y - 11}" font-size="13" fill="#333">'
                 f"{escape(STAGES[number - 2].hands_over)}</text>"
             )
-        parts.append(f'<rect x="{x}" y="{y}" width="360" height="{below - y}" rx="6" fill="none" stroke="#333"/>')
+        below -= 8
+        parts.append(
+            f'<rect x="{x}" y="{y}" width="390" height="{below - y}" rx="6" fill="{TINTS[stage.lane]}" stroke="#333"/>'
+        )
         parts += [*says, *where, *name]
-        before, y = (stage.lane, below), below + 52
+        before, y = (stage.lane, below), below + 34
     story = "; ".join(f"{s.what} ({s.file}, {s.function})" for s in STAGES)
-    return page("What happens to a group in one training step", story, y - 20, parts)
+    return page("What happens to a group in one training step", story, y - 14, parts)
 
 
 def main() -> None:

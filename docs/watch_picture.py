@@ -10,7 +10,7 @@ from rich.console import Console
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.workbench.watch import picture
 
-WIDTH, HEIGHT = 90, 40
+WIDTH, HEIGHT = 60, 60  # columns and lines, so that letters can be read where a page has 400 pixels
 
 folder, path = sys.argv[1:]
 follower = Follower(Path(folder))

@@ -31,7 +31,8 @@ from scipy import stats
 from smollm2 import keep
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
+from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, RUN, Results
 from bapo_openrlhf.workbench.study.runner import RUNS, Planned
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm, mean_interval, sign_flip_p
@@ -40,8 +41,8 @@ FOLDER = RESULTS / "decision"
 ALPHA = 0.05
 COLUMNS = {"responses": ROLLOUTS, "tokens": "cost/tokens"}
 DRAWN = {  # the arms of the figure and their colours
-    "GRPO, half of the prompts": "#6B6B6B", "GRPO, two epochs": "#0072B2", "filter only": "#009E73",
-    "BAPO, all near groups": "#E69F00", "BAPO": "#D55E00",
+    "GRPO, half of the prompts": PALETTE[6], "GRPO, two epochs": PALETTE[0], "filter only": PALETTE[2],
+    "BAPO, all near groups": PALETTE[4], "BAPO": PALETTE[1],
 }  # fmt: skip
 PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
 
@@ -404,11 +405,11 @@ def picture(shares: pd.DataFrame) -> alt.LayerChart:
     colours = alt.Scale(domain=list(DRAWN), range=list(DRAWN.values()))
     base = alt.Chart(wanted).encode(
         x=alt.X("share:Q", title="share of generation in a step of GRPO", axis=alt.Axis(format="%")),
-        color=alt.Color("label:N", title=None, scale=colours),
+        color=alt.Color("label:N", title=None, scale=colours, legend=alt.Legend(orient="top", columns=2)),
     )
     spread = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="gain over GRPO, points (95 %)"), y2="high:Q")
-    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
-    return alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=420, height=260)
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color=MUTED).encode(y=alt.datum(0))
+    return alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=350, height=260)
 
 
 def page(tables: Mapping[str, pd.DataFrame]) -> str:
@@ -469,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (FOLDER / "decision.md").write_text(page(tables), encoding="utf-8")
     shares = tables.get("Gain by the share of generation", pd.DataFrame())
     if not shares.empty:
-        save_png(picture(shares), DOCS_IMAGES / "decision_shares.png")
+        save_svg(picture(shares), DOCS_IMAGES / "decision_shares.svg")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0
 

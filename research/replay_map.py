@@ -29,7 +29,8 @@ from smollm2 import keep
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
+from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, TOKENS_TRAINED, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
@@ -51,6 +52,12 @@ SETTINGS = {  # of each study, in the order of the figure
     "map_hard": "more hard prompts",
     "smollm2_map": "SmolLM2",
 }
+IN_WORDS = {  # settings whose names do not explain themselves; the others are small batches with one thing changed
+    "centre": "32 prompts in a step", "centre, first half": "32 prompts, first half of the run",
+    "small batches": "8 prompts in a step", "tuned": "8 prompts in a step, best rate",
+    "fewer hard prompts": "8 prompts, fewer of them hard", "more delay": "8 prompts, v = 8",
+    "larger groups": "4 prompts of 16 responses", "more hard prompts": "8 prompts, more of them hard",
+}  # fmt: skip
 TIMED_AS = {"map_hard": "map_tuned", "map_delay": "map_few_hard", "map_groups": "map_few_hard", "smollm2_map": None}
 TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take the unit times of another study, or none
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
@@ -69,10 +76,10 @@ SIMPLE = {  # the simplest alternatives to replay: methods, and the labels under
 }
 REPLAY = {"recipe": "BAPO, all near groups", "without_x2": "BAPO without X2", "bapo": "BAPO"}
 LINES = {  # of the figure by the share of generation: label, and colour
-    **dict(zip(SIMPLE.values(), ("#6B6B6B", "#0072B2", "#009E73"), strict=True)),
-    **dict(zip(REPLAY.values(), ("#E69F00", "#CC79A7", "#D55E00"), strict=True)),
+    **dict(zip(SIMPLE.values(), (PALETTE[6], PALETTE[0], PALETTE[2]), strict=True)),
+    **dict(zip(REPLAY.values(), (PALETTE[4], PALETTE[3], PALETTE[1]), strict=True)),
 }
-ANSWERS = {"ahead": "#009E73", "equal": "#0072B2", "undecided": "#9A9A9A", "behind": "#D55E00"}  # and their colours
+ANSWERS = dict(zip(("ahead", "equal", "undecided", "behind"), (PALETTE[place] for place in (2, 0, 6, 1)), strict=True))
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
 
@@ -342,9 +349,9 @@ def drawn_as(label: str) -> str:
 
 
 def of_drawn(table: pd.DataFrame, labels: Collection[str]) -> pd.DataFrame:
-    """The rows of the arms that are drawn, with their panel: the setting, and whether there is a critic."""
-    settings = table["setting"].str.replace("centre", "base setting")
-    panels = settings.where(table["path"] == "group", settings + ", critic")
+    """The rows of the arms that are drawn, with their panel: the setting in words, and whether there is a critic."""
+    settings = table["setting"].replace(IN_WORDS)
+    panels = settings.where(table["path"] == "group", settings + ", with a critic")
     named = table.assign(panel=panels, label=table["label"].map(drawn_as))
     return named[named["label"].isin(labels)]
 
@@ -359,13 +366,13 @@ def intervals(table: pd.DataFrame, costs: Sequence[str], **encoding: Any) -> alt
     wanted = table[table["cost"].isin(costs)]
     base = alt.Chart(wanted).encode(**encoding)
     spread = base.mark_rule(strokeWidth=2).encode(
-        x=alt.X("low:Q", title="gain over GRPO or PPO, points (95 % interval)"), x2="high:Q"
+        x=alt.X("low:Q", title="gain over GRPO or PPO, points (95 %)"), x2="high:Q"
     )
     points = base.mark_point(filled=True, size=60, opacity=1).encode(x="gain:Q")
-    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(0))
-    panel = alt.layer(zero, spread, points).properties(width=300, height={"step": 11 if "yOffset" in encoding else 18})
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(0))
+    panel = alt.layer(zero, spread, points).properties(width=200, height={"step": 11 if "yOffset" in encoding else 16})
     return panel.facet(
-        column=alt.Column("cost:N", title=None, sort=costs, header=alt.Header(labelExpr="'at equal ' + datum.value"))
+        alt.Facet("cost:N", title=None, sort=costs, header=alt.Header(labelExpr="'at equal ' + datum.value")), columns=1
     )
 
 
@@ -375,12 +382,15 @@ def picture(table: pd.DataFrame) -> alt.FacetChart:
     axis = alt.Axis(labelLimit=400, grid=True, tickBand="extent")
     return intervals(
         wanted, ["responses", "seconds"],
-        color=alt.Color("label:N", title=None, sort=DRAWN), yOffset=alt.YOffset("label:N", sort=DRAWN),
+        color=alt.Color(
+            "label:N", title=None, legend=alt.Legend(orient="top", columns=2),
+            scale=alt.Scale(domain=list(DRAWN), range=[PALETTE[place] for place in (1, 3, 4, 0)]),
+        ), yOffset=alt.YOffset("label:N", sort=DRAWN),
         y=alt.Y("panel:N", title=None, sort=list(dict.fromkeys(wanted["panel"])), axis=axis),
     )  # fmt: skip
 
 
-def picture_of_arms(table: pd.DataFrame, optimizer: pd.DataFrame) -> alt.HConcatChart:
+def picture_of_arms(table: pd.DataFrame, optimizer: pd.DataFrame) -> alt.VConcatChart:
     """Optimizer steps and gain over GRPO with small batches: a row for each arm, the best first, coloured by answer.
 
     Args:
@@ -392,14 +402,14 @@ def picture_of_arms(table: pd.DataFrame, optimizer: pd.DataFrame) -> alt.HConcat
     colours = alt.Scale(domain=list(ANSWERS), range=list(ANSWERS.values()))
     rows = alt.Y("label:N", title=None, sort=best, axis=alt.Axis(labelLimit=400))
     of_baseline = steps.loc[steps["label"] == "GRPO", "optimizer_steps"].iloc[0]
-    title = alt.Title("optimizer steps (dashed: GRPO)", fontSize=10, fontWeight="normal")
+    title = alt.Title(["optimizer steps for 1,000 responses", "(dashed: those of GRPO)"], fontSize=13)
     base = alt.Chart(steps[steps["label"].isin(best)].drop_duplicates("label"), title=title)
-    x = alt.X("optimizer_steps:Q", title="for 1,000 responses")
-    line = base.mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(x=alt.datum(of_baseline))
-    bars = alt.layer(base.mark_bar(color="#9A9A9A", height=8).encode(x=x, y=rows), line)
-    color = alt.Color("answer:N", title=None, scale=colours)
-    gains_of_arms = intervals(gained, ["responses", "tokens"], color=color, y=rows.copy().axis(None))
-    return alt.hconcat(bars.properties(width=150, height={"step": 18}), gains_of_arms)
+    x = alt.X("optimizer_steps:Q", title=None)
+    line = base.mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(of_baseline))
+    bars = alt.layer(base.mark_bar(color=PALETTE[6], height=8).encode(x=x, y=rows), line)
+    color = alt.Color("answer:N", title=None, scale=colours, legend=alt.Legend(orient="top"))
+    gains_of_arms = intervals(gained, ["responses", "tokens"], color=color, y=rows)
+    return alt.vconcat(bars.properties(width=200, height={"step": 16}), gains_of_arms)
 
 
 def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
@@ -407,18 +417,16 @@ def picture_of_shares(table: pd.DataFrame) -> alt.FacetChart:
     wanted = of_drawn(table[table["setting"].isin(PRECISE)], LINES)
     wanted = wanted.drop_duplicates(["panel", "label", "share"])  # two studies have the same runs of GRPO
     colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
-    legend = alt.Legend(orient="top", columns=3, labelLimit=300, symbolType="stroke", symbolOpacity=1)
+    legend = alt.Legend(orient="top", columns=2, columnPadding=24, labelLimit=300, symbolType="stroke", symbolOpacity=1)
     base = alt.Chart(wanted).encode(
         x=alt.X("share:Q", title="share of generation in a step of GRPO or PPO", axis=alt.Axis(format="%")),
         color=alt.Color("label:N", title=None, scale=colours, legend=legend),
     )
-    spread = base.mark_area(opacity=0.15).encode(
-        y=alt.Y("low:Q", title="gain over GRPO or PPO, points (95 %)"), y2="high:Q"
-    )
-    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y=alt.datum(0))
-    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=300, height=180)
+    spread = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="gain, points (95 %)"), y2="high:Q")
+    zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color=MUTED).encode(y=alt.datum(0))
+    panel = alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=350, height=150)
     order = list(dict.fromkeys(wanted["panel"]))
-    return panel.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=2)
+    return panel.facet(facet=alt.Facet("panel:N", title=None, sort=order), columns=1)
 
 
 def time_arms(study: Study, out: Path) -> pd.DataFrame:
@@ -506,9 +514,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     beside_simple(studies).round(3).to_csv(FOLDER / "simple.csv", index=False)
-    save_png(picture(table), DOCS_IMAGES / "map.png")
-    save_png(picture_of_arms(table, tables["optimizer_steps"]), DOCS_IMAGES / "map_arms.png")
-    save_png(picture_of_shares(tables["shares"]), DOCS_IMAGES / "map_shares.png")
+    save_svg(picture(table), DOCS_IMAGES / "map.svg")
+    save_svg(picture_of_arms(table, tables["optimizer_steps"]), DOCS_IMAGES / "map_arms.svg")
+    save_svg(picture_of_shares(tables["shares"]), DOCS_IMAGES / "map_shares.svg")
     print(table.round(2).to_markdown(index=False), tests.round(4).to_markdown(index=False), sep="\n\n")
     return 0
 

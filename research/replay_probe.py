@@ -1,7 +1,7 @@
 """From which TV distance on replayed groups stop pointing the right way: research/study_design.md, "Why: the probe".
 
 bapo-openrlhf study --config research/studies/map_probes.yaml
-python research/replay_probe.py  # reads runs/studies/map_probes; writes results/map/ and docs/images/probes.png
+python research/replay_probe.py  # reads runs/studies/map_probes; writes results/map/ and docs/images/probes.svg
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from folders import DOCS_IMAGES, RESULTS, ROOT, STUDIES
 
 from bapo_openrlhf.adapt.theory import bound_term, stability_constant
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.pages.colours import MUTED
+from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
@@ -97,13 +98,13 @@ def picture(table: pd.DataFrame) -> alt.LayerChart:
     """The ratio over the TV distance (logarithmic), with its interval: a line for each setting."""
     base = alt.Chart(table).encode(
         x=alt.X("tv:Q", title="TV distance of replayed groups", scale=alt.Scale(type="log")),
-        color=alt.Color("setting:N", title=None, sort=[ALL]),
+        color=alt.Color("setting:N", title=None, sort=[ALL], legend=alt.Legend(orient="top", columns=2)),
         strokeWidth=alt.condition(alt.datum.setting == ALL, alt.value(4), alt.value(1)),
     )
     spread = base.mark_rule().encode(y=alt.Y("low:Q", title="projection, as a share of fresh groups'"), y2="high:Q")
     line = base.mark_line(point=True).encode(y="ratio:Q")
-    marks = alt.Chart(pd.DataFrame({"y": [0, 0.5, 1]})).mark_rule(strokeDash=[4, 4], color="#6B6B6B").encode(y="y:Q")
-    return alt.layer(marks, spread, line).properties(width=420, height=260)
+    marks = alt.Chart(pd.DataFrame({"y": [0, 0.5, 1]})).mark_rule(strokeDash=[4, 4], color=MUTED).encode(y="y:Q")
+    return alt.layer(marks, spread, line).properties(width=350, height=260)
 
 
 def read_probes() -> pd.DataFrame:
@@ -131,7 +132,7 @@ def main() -> int:
         tables.append(ratios(each, np.random.default_rng(0)).assign(setting=setting, halves=halves))
     table = pd.concat(tables, ignore_index=True)
     table.round(4).to_csv(FOLDER / "probes.csv", index=False)
-    save_png(picture(table), DOCS_IMAGES / "probes.png")
+    save_svg(picture(table), DOCS_IMAGES / "probes.svg")
     print(table.round(3).to_markdown(index=False))
     return 0
 

@@ -1,6 +1,6 @@
 """Draws what the study of SmolLM2 showed, and keeps the records of its runs.
 
-    python research/smollm2.py RUNS --start start.csv   # writes results/smollm2/ and docs/images/smollm2.png
+    python research/smollm2.py RUNS --start start.csv   # writes results/smollm2/ and docs/images/smollm2.svg
     python research/smollm2.py                          # draws again, from the records in results/smollm2/
 
 RUNS is the runs folder of the study (research/studies/smollm2.yaml). `start.csv` is results.csv of an evaluation of the
@@ -21,14 +21,15 @@ import pandas as pd
 from folders import DOCS_IMAGES, RESULTS
 
 from bapo_openrlhf.record.run_record import SUMMARY, read_evaluations, read_metrics, read_run
-from bapo_openrlhf.workbench.pages.figure import save_png
+from bapo_openrlhf.workbench.pages.colours import PALETTE
+from bapo_openrlhf.workbench.pages.figure import save_svg
 
 FOLDER = RESULTS / "smollm2"
-PICTURE = DOCS_IMAGES / "smollm2.png"
+PICTURE = DOCS_IMAGES / "smollm2.svg"
 LEVELS = ("three", "four", "five", "tens", "six")
 ARMS = {"plain-group": "GRPO", "bapo-group": "BAPO-GRPO", "plain-critic": "PPO", "bapo-critic": "BA-PPO"}
 ORDER = {arm: place for place, arm in enumerate(ARMS.values())}
-COLOURS = ("#6B6B6B", "#0072B2", "#E69F00", "#D55E00")  # of ARMS
+COLOURS = tuple(PALETTE[place] for place in (6, 0, 4, 1))  # of ARMS
 SOURCES = ("fresh", "reevaluated", "replayed")
 EXPLAINED = "value/explained_variance"
 KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "command.json")
@@ -80,7 +81,7 @@ def picture(rows: pd.DataFrame) -> alt.VConcatChart:
         "arm:N",
         scale=alt.Scale(domain=arms, range=COLOURS[: len(arms)]),
         title=None,
-        legend=alt.Legend(symbolOpacity=1),
+        legend=alt.Legend(orient="top", columns=2, symbolOpacity=1),
     )
     means = rows.groupby(["arm", "step"], as_index=False)[["mean", *AXES]].mean()
     panels = []
@@ -89,8 +90,8 @@ def picture(rows: pd.DataFrame) -> alt.VConcatChart:
         y = alt.Y("mean:Q", title="held-out accuracy, %", scale=alt.Scale(zero=True))
         runs = alt.Chart(rows).mark_line(strokeWidth=1, opacity=0.35).encode(x=x, y=y, color=colour, detail="seed:N")
         mean = alt.Chart(means).mark_line(strokeWidth=2.5, point=True).encode(x=x, y=y, color=colour)
-        panels.append(alt.layer(runs, mean).properties(width=250, height=220))
-    return alt.hconcat(*panels, title="SmolLM2-135M-Instruct on sums: mean of five levels")
+        panels.append(alt.layer(runs, mean).properties(width=350, height=180))
+    return alt.vconcat(*panels, title="SmolLM2-135M-Instruct on sums: mean of five levels")
 
 
 def main() -> int:
@@ -115,7 +116,7 @@ def main() -> int:
         ["arm", "seed", "step"], key=lambda column: column.map(ORDER) if column.name == "arm" else column
     )
     rows.round(3).to_csv(FOLDER / "evaluations.csv", index=False)
-    save_png(picture(rows), PICTURE)
+    save_svg(picture(rows), PICTURE)
     print(rows.drop(columns="commit").round(1).to_string(index=False))
     print(ends(rows).round(2).to_markdown(index=False))
     return 0

@@ -1,6 +1,7 @@
 """One run as a picture and as a table: what the reward did, and what the batches were made of.
 
-`python examples/quickstart/picture.py RUN` draws the picture of a run again: RUN/run.png.
+`python examples/quickstart/picture.py RUN` draws the picture of a run again: RUN/run.png. A second name is that of
+another file. With the ending .svg the picture follows the reader's theme, light or dark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.table import Table
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
-from bapo_openrlhf.workbench.pages.figure import Figure, save_png
+from bapo_openrlhf.workbench.pages.figure import Figure, save_png, save_svg
 from bapo_openrlhf.workbench.pages.text import clean, duration
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run, read_run
@@ -30,17 +31,18 @@ LINE = 62  # characters of a line of words
 
 
 def plot_run(directory: str | os.PathLike, path: str | os.PathLike | None = None) -> Path:
-    """Draw a run from its record. The run may still be going on. Returns the path of the PNG file.
+    """Draw a run from its record. The run may still be going on. Returns the path of the file.
 
     Args:
         directory: The run's folder.
-        path: The PNG file; by default DIRECTORY/run.png.
+        path: The PNG or SVG file; by default DIRECTORY/run.png.
 
     Raises:
         ConfigError: The folder is no run's, or has no step to draw.
     """
     path = Path(directory) / PICTURE if path is None else Path(path)
-    save_png(picture(read_run(Path(directory))), path)
+    save = save_svg if path.suffix == ".svg" else save_png
+    save(picture(read_run(Path(directory))), path)
     return path
 
 
@@ -123,9 +125,9 @@ def _number(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python examples/quickstart/picture.py RUN")
+    if len(sys.argv) not in (2, 3):
+        sys.exit("usage: python examples/quickstart/picture.py RUN [PICTURE]")
     try:
-        print(plot_run(sys.argv[1]))
+        print(plot_run(*sys.argv[1:]))
     except ConfigError as error:
         sys.exit(f"error: {error}")

@@ -260,7 +260,7 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
     first = (tmp_path / "results" / "decision.md").read_text()
     for part in ("Primary comparisons", "Updates (runs)", "Unit times", "Solved of the never solved (hard)", "| ahead"):
         assert part in first
-    assert (tmp_path / "decision_shares.png").stat().st_size > 5_000
+    assert (tmp_path / "decision_shares.svg").stat().st_size > 5_000
     assert decision.main([]) == 0
     assert (tmp_path / "results" / "decision.md").read_text() == first
     assert "Does the filter pay?" in capsys.readouterr().out

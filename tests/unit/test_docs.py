@@ -48,6 +48,24 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
+PICTURES = sorted({
+    (page.parent / target).resolve()
+    for page in PAGES
+    for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
+})  # fmt: skip
+NARROW, LEAST = 368, 8  # pixels: what a page of 400 has for a picture, and the height of letters that can be read
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
+def test_a_picture_can_be_read_on_a_narrow_page_and_in_the_dark(picture):
+    """A terminal is dark in either theme."""
+    text = picture.read_text(encoding="utf-8")
+    width = float(re.search(r'<svg[^>]* viewBox="0 0 ([\d.]+) ', text)[1])
+    letters = [float(size) for size in re.findall(r'font-size(?:="|: )([\d.]+)', text)]
+    assert min(letters) * NARROW / width >= LEAST
+    assert "@media (prefers-color-scheme: dark)" in text or picture.stem == "watch"
+
+
 WRITTEN = [page for page in PAGES if page.name != "CHANGELOG.md"]
 WORDS = 36_000  # 35_000 once every page is as short as it should be
 GENERATED = {"api", "config", "metrics"}

@@ -42,6 +42,22 @@ def test_no_code_block_is_cut_off(site):
         assert not [rule for rule in rules if "white-space" in rule[1]], sheet
 
 
+def test_a_table_that_is_wider_than_the_page_has_a_shadow(site):
+    """Over it lies a cover that moves with the table, so that the shadow is seen only where the table goes on."""
+    assert re.search('<div class="table-wrapper [^"]*container">', (site / "docs" / "methods.html").read_text())
+    [rule] = re.findall(r"\.table-wrapper\.container \{([^}]*)\}", (site / "_static" / "site.css").read_text())
+    kinds = re.findall(r"(linear|radial)-gradient[^;]*?(local|scroll)[,;]", rule)
+    assert kinds == [("linear", "local")] * 2 + [("radial", "scroll")] * 2
+
+
+def test_drawings_follow_the_theme_of_the_page(site):
+    """A browser takes the theme of a drawing from `color-scheme`, and not from the theme's own attribute."""
+    style = (site / "_static" / "site.css").read_text()
+    for theme in ("light", "dark"):
+        assert f'body[data-theme="{theme}"] {{ color-scheme: {theme}; }}' in style
+        assert f"data-theme={theme}" in (site / "_static" / "styles" / "furo.css").read_text()
+
+
 def test_links_that_leave_the_site_are_listed(site):
     """Not fetched: tests take no network. `make docs` leaves the list for whoever wants to look."""
     lines = (site / "external_links.txt").read_text().splitlines()

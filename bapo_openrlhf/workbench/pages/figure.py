@@ -11,12 +11,13 @@ import altair as alt
 import vl_convert
 from markupsafe import Markup, escape
 
-from bapo_openrlhf.workbench.pages.colours import GRID, INK, MUTED, without_variables
+from bapo_openrlhf.workbench.pages.colours import GRID, INK, MUTED, css, without_variables
 from bapo_openrlhf.workbench.pages.curves import Curve, Key, in_words, table_of
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
 
 NARROW, WIDE = (330, 235), (700, 245)  # pixels that a chart is laid out for; the page scales it a little
+FONT = "text { font-family: Helvetica, Arial, sans-serif; }"  # as wide as the one that a chart is laid out with
 PIXELS = 1.5  # pixels of a PNG file for each pixel of the layout
 
 AnyChart = alt.Chart | alt.LayerChart | alt.HConcatChart | alt.VConcatChart | alt.FacetChart
@@ -27,6 +28,8 @@ THEME: dict[str, Any] = {
     "background": None,
     "font": "sans-serif",
     "view": {"stroke": None},
+    "title": {"color": INK, "subtitleColor": MUTED},
+    "header": {"labelColor": INK, "titleColor": INK, "labelFontSize": 13, "labelFontWeight": "bold"},
     "axis": {**AXIS, **LETTERS, "titleFontWeight": "normal"},
     "legend": {**LETTERS, "labelColor": INK, "titleColor": INK, "labelLimit": 400},
 }
@@ -101,6 +104,21 @@ def swatch(key: Key) -> Markup:
     else:
         inside = f'<path d="M0 6h22" stroke="{key.colour}" stroke-width="3" stroke-dasharray="{key.dash}"/>'
     return Markup(f'<svg class="swatch" width="22" height="12" aria-hidden="true">{inside}</svg>')
+
+
+def save_svg(chart: AnyChart, path: Path) -> None:
+    """Write a chart, which has a size, to an SVG file that follows the reader's theme, light or dark.
+
+    The file has a background of its own, because the page around it may be of the other theme.
+    """
+    svg = vl_convert.vegalite_to_svg(
+        {"padding": {"left": 28, "right": 20, "top": 16, "bottom": 16}, **specification(chart)}
+    )
+    style = f'<style>{css()}{FONT}</style><rect width="100%" height="100%" fill="var(--paper)"/>'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        re.sub(r"^(.*?<svg[^>]*>)", lambda match: match[1] + style, svg, count=1, flags=re.S), encoding="utf-8"
+    )
 
 
 def save_png(chart: AnyChart, path: Path) -> None:

@@ -155,9 +155,11 @@ def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows, monkeypat
         return None
 
     assert draw(str(tmp_path / "none")).startswith(f"error: run {str(tmp_path / 'none')!r} is no folder")
-    assert draw() == "usage: python examples/quickstart/picture.py RUN"
+    assert draw() == "usage: python examples/quickstart/picture.py RUN [PICTURE]"
     assert capsys.readouterr().out == ""
     RunRecord(tmp_path / "first").append_rows("metrics.jsonl", 1, rows[:1])
     assert draw(str(tmp_path / "first")) is None
     assert capsys.readouterr().out.strip() == str(tmp_path / "first" / "run.png")
     assert (tmp_path / "first" / "run.png").stat().st_size > 0
+    assert draw(str(tmp_path / "first"), str(tmp_path / "x.svg")) is None
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from bapo_openrlhf.adapt.vocabulary import FAILED, SOURCES, STATES
 from bapo_openrlhf.workbench import pages
 from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
 from bapo_openrlhf.workbench.pages.curves import Curve, Key
-from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, specification
+from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, save_svg, specification
 from bapo_openrlhf.workbench.pages.page import Section, render
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, number, smooth
@@ -176,6 +177,17 @@ def test_a_png_has_the_colours_of_the_light_theme(tmp_path, monkeypatch):
     save_png(every_chart()["lines"], tmp_path / "new" / "x.png")
     assert (tmp_path / "new" / "x.png").read_bytes() == b"PNG"
     assert "var(" not in specs[0] and colours.LIGHT["palette-0"] in specs[0] and colours.LIGHT["muted"] in specs[0]
+
+
+def test_an_svg_has_both_themes_and_a_background_of_its_own(tmp_path):
+    save_svg(every_chart()["lines"], tmp_path / "new" / "x.svg")
+    svg = ElementTree.fromstring((tmp_path / "new" / "x.svg").read_text())
+    style, background = list(svg)[:2]
+    light, dark = style.text.split("@media (prefers-color-scheme: dark)")
+    assert f"--ink: {colours.LIGHT['ink']};" in light and f"--ink: {colours.DARK['ink']};" in dark
+    assert background.attrib == {"width": "100%", "height": "100%", "fill": "var(--paper)"}
+    drawn = ElementTree.tostring(svg, encoding="unicode")
+    assert "var(--palette-0)" in drawn and set(re.findall(r"var\(--([\w-]+)\)", drawn)) <= set(colours.LIGHT)
 
 
 # ── colours and text ──
