@@ -94,10 +94,8 @@ PRINTED = {
     "no run": ["watch", "runs/x", "--once"],
     "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
-    "not prepared": ["train", "--config", "configs/ba_ppo_qwen3_4b.yaml"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
-    "no reward": ["check", "--config", "no_reward.yaml"],
     "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],
     "image without template": [
         *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
@@ -120,7 +118,6 @@ def folder(tmp_path, monkeypatch):
         "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
         "vision/config.json": json.dumps({"vision_config": {}}),
         "vision/preprocessor_config.json": "{}",
-        "no_reward.yaml": (ROOT / "configs" / "quickstart.yaml").read_text().replace("reward: ", "#"),
     }
     for name, text in files.items():
         path = tmp_path / name
