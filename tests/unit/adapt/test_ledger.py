@@ -40,15 +40,16 @@ def test_states_are_those_of_the_design():
         "filtered",
         "unimproved",
         "solved",
+        "demonstration",
         "cut",
         "too_far",
         "nonfinite",
     }
-    assert len(STATES) == 8 and FAILED == "failed"
+    assert len(STATES) == 9 and FAILED == "failed"
 
 
-def test_every_list_of_a_batch_is_a_state_or_of_earlier_steps():
-    assert {field.name for field in fields(Batch)} == {*STATES, *REPLAYS}
+def test_every_list_of_a_batch_is_a_state_or_of_earlier_steps_or_of_worked_solutions():
+    assert {field.name for field in fields(Batch)} == {*STATES, *REPLAYS, "demonstrations", "fine_tuned"}
 
 
 def test_one_step_by_hand(batch_of):
@@ -59,6 +60,7 @@ def test_one_step_by_hand(batch_of):
         reevaluated=[10, 11, 12, 13],
         unimproved=[14, 15, 16],
         solved=[17, 18],
+        demonstration=[26, 27, 28, 29, 30, 31, 32, 33],
         too_far=[19, 20, 21, 22, 23],
         nonfinite=[6, 7, 8, 9, 24, 25],
     )
@@ -69,11 +71,12 @@ def test_one_step_by_hand(batch_of):
         "filtered": 2,
         "unimproved": 3,
         "solved": 2,
+        "demonstration": 8,
         "cut": 1,
         "too_far": 5,
         "nonfinite": 6,
         "failed": 7,
-        "generated": 26 + 7,
+        "generated": 34 + 7,
     }
     groups, responses = ledger.settle(groups.values(), batch, failed=[8] * 7)
     assert groups == expected and ledger.counts == expected
