@@ -28,8 +28,8 @@ store = CheckpointStore(Path(settings["ckpt.path"]), critic=False)
 
 
 def row(step):
-    result = dict.fromkeys(
-        ("reevaluated", "filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite", "failed"), 0)  # fmt: skip
+    states = "reevaluated filtered unimproved solved demonstration cut too_far nonfinite failed"
+    result = dict.fromkeys(states.split(), 0)
     counts = {f"groups/{state}": count for state, count in result.items()}
     values = counts | {
         "groups/fresh": 2, "groups/generated": 2, "rollouts/step": 16, "policy_loss": 0.1, "actor_grad_norm": 1.0,
