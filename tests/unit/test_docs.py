@@ -84,6 +84,14 @@ def test_the_pages_are_short_enough_to_be_read():
     assert sum(words.values()) <= WORDS, sorted(words.items(), key=lambda item: -item[1])
 
 
+def test_the_readme_says_soon_whether_to_use_it():
+    """Its words are those with a letter or a digit: tables have bars between theirs."""
+    text = (ROOT / "README.md").read_text()
+    before, found, _ = text.partition("## What was measured")
+    whole, verdict = (sum(bool(re.search(r"\w", word)) for word in part.split()) for part in (text, before))
+    assert found and "**Use it if**" in before and verdict <= 300 and whole <= 1100
+
+
 def commits(text):
     """Short and long names of commits: at least 7 hexadecimal digits, letters among them.
 
