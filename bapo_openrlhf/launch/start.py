@@ -141,8 +141,9 @@ def _check_device(args: SimpleNamespace) -> None:
 
 def _last_line(error: Exception) -> str:
     """The message of a worker's error in one line, without the remote traceback that Ray puts into it."""
-    text = str(getattr(error, "cause", None) or error).strip()
-    return " ".join((text.splitlines()[-1] if 'File "' in text else text).split())
+    cause = getattr(error, "cause", None) or error
+    text = str(cause).strip()
+    return " ".join((text.splitlines()[-1] if 'File "' in text else text).split()) or type(cause).__name__
 
 
 def _lost_nodes() -> str:

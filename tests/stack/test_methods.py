@@ -4,6 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from test_faults import same_steps
+from test_resume import killed_and_resumed
 from test_training import succeeded
 
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
@@ -61,6 +63,15 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
     )
     assert len(result.metrics) == 6 and sum(row["responses/trained"] > 0 for row in result.metrics) >= 4
     accounts_for_every_response(method, algorithm, result.folder)
+
+
+def test_popo_is_killed_while_it_generates_and_resumed(train):
+    """With its loss, in which the policy that generated a group and the one that the clip is around are two."""
+    preset = Path(__file__).parents[2] / "configs" / "methods" / "popo.yaml"
+    values = {"config": preset, "algorithm": "ba_ppo", "ckpt__save_steps": 3, "train__num_episodes": 2}
+    run = killed_and_resumed(train, "popo_killed", "engine", values, phase="generating")
+    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    assert sum(row["groups/replayed"] for row in run.rows[run.saved :]) > 0
 
 
 def accounts_for_every_response(method, algorithm, folder):

@@ -52,6 +52,8 @@ def serving(prepare: str) -> Iterator[None]:
                 stderr=log,
                 pass_fds=[number],
                 start_new_session=True,
+                # setproctitle looks for the variable that came first, so this must be one that no child changes.
+                env={client.ADDRESS: name} | os.environ | {client.ADDRESS: name},
             )
         os.environ[client.ADDRESS] = name
         try:

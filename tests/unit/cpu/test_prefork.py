@@ -326,4 +326,7 @@ def test_title_of_a_forked_process_can_be_set(server):
     program = (
         "import setproctitle, os; setproctitle.setproctitle('ray::Named'); print(open('/proc/self/cmdline').read())"
     )
-    assert python("-c", program).stdout.startswith("ray::Named")
+    first = next(iter(os.environ))  # as PYTHONPATH is in `PYTHONPATH=FOLDER COMMAND`
+    for environment in ({first: "changed"}, {}):
+        done = python("-c", program, env=os.environ | environment)
+        assert done.stdout.startswith("ray::Named"), first

@@ -529,3 +529,18 @@ def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
     flags = {name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | {flag: given}).items()}
     with pytest.raises(ConfigError, match=f"^{flag} is {given}; on a machine without a GPU it must be {allowed}$"):
         start(**flags, ds__zero_stage=1, train__colocate_all=True, vllm__num_engines=8)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("the actor\n  died"), "the actor died"),
+        (
+            RuntimeError('Traceback:\n  File "worker.py", line 3\nValueError: adapt.c1 is 2'),
+            "ValueError: adapt.c1 is 2",
+        ),
+        (StopIteration(), "StopIteration"),  # never an empty line
+    ],
+)
+def test_the_line_of_a_workers_error(error, says):
+    assert launch._last_line(error) == says
