@@ -12,7 +12,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
-from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens
+from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.pages.text import duration
@@ -160,7 +160,7 @@ def _learning_rates(args: SimpleNamespace) -> str:
 def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     adapt, groups = args.adapt, Workload(args).replay_capacity
     c1, c2, c3 = adapt.thresholds()
-    response = args.rollout.max_new_tokens or args.data.max_len
+    response = response_tokens(args)
     prompt = max(args.data.max_len - response, 0)
     most = replay_bytes(Workload(args), prompt, response, groups)
     hard = f"at most {adapt.most_reevaluated(args.rollout.batch_size)} prompts; hard at mean reward <= c1 {c1}"

@@ -60,6 +60,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
 def _as_trained(config: Sequence[str]) -> dict[str, Any]:
     """The flags that follow from a training configuration: the trained model, and how it was prompted."""
     from bapo_openrlhf.cli.arguments import parse as parse_training
+    from bapo_openrlhf.flags.sizes import response_tokens
 
     trained = parse_training(["--config", *config])
     chat = trained.data.apply_chat_template
@@ -70,7 +71,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
         "input_key": trained.data.input_key,
         "label_key": trained.data.label_key or "label",
         "image_key": trained.data.image_key,
-        "max_new_tokens": trained.rollout.max_new_tokens or trained.data.max_len,
+        "max_new_tokens": response_tokens(trained),
         "temperature": trained.rollout.temperature,
         "top_p": trained.rollout.top_p,
         "reward_range": trained.adapt.rewards() or (0, 1),

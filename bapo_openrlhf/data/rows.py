@@ -13,6 +13,7 @@ from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import SOLUTION, Request
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.flags.sizes import response_tokens
 from bapo_openrlhf.training.reward.reward_worker import encode
 
 Row = Mapping[str, Any]
@@ -181,7 +182,7 @@ class RowCheck:
         self._solved += 1
         if self._render is not None and self._render.tokenizer is not None:
             length = self._render.lengths([solution])[0] + 1
-            if length > (self._args.rollout.max_new_tokens or self._args.data.max_len):
+            if length > response_tokens(self._args):
                 self._long_solutions.append((place, length))
 
     def _prompt(self, place: str, row: Row) -> Iterator[tuple[str, str, bool]]:
@@ -236,10 +237,10 @@ class RowCheck:
             )
         if self._long_solutions:
             place, length = self._long_solutions[0]
-            limit = self._args.rollout.max_new_tokens or self._args.data.max_len
             warn(
-                f"{place}: the worked solution has {length} tokens with its end, and a response has at most {limit}; "
-                f"{len(self._long_solutions)} of {self._solved} worked solutions are left out for that"
+                f"{place}: the worked solution has {length} tokens with its end, and a response has at most "
+                f"{response_tokens(self._args)}; {len(self._long_solutions)} of {self._solved} worked solutions are "
+                "left out for that"
             )
         if self._repeated:
             place, first = self._repeated[0]

@@ -48,6 +48,12 @@ def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return epoch_steps(args, prompts, candidates) * episodes
 
 
+def response_tokens(args: SimpleNamespace) -> int:
+    """Tokens of the longest response."""
+    tokens: int = args.rollout.max_new_tokens or args.data.max_len
+    return tokens
+
+
 def most_rounds(args: SimpleNamespace) -> int:
     """Largest number of rollout batches of prompts whose fresh groups reach the trainer in one step.
 
@@ -56,7 +62,7 @@ def most_rounds(args: SimpleNamespace) -> int:
     if args.algo.dynamic_filtering_enable:
         return ROUNDS
     budget = args.adapt.partial_rollout_tokens
-    return 1 if budget is None else math.ceil((args.rollout.max_new_tokens or args.data.max_len) / budget)
+    return 1 if budget is None else math.ceil(response_tokens(args) / budget)
 
 
 def pretraining_steps(args: SimpleNamespace) -> int:

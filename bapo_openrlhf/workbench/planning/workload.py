@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
-from bapo_openrlhf.flags.sizes import most_tokens
+from bapo_openrlhf.flags.sizes import most_tokens, response_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
 
 
@@ -67,7 +67,7 @@ class Workload:
     @property
     def response_tokens(self) -> int:
         """Tokens of the longest response."""
-        return self.args.rollout.max_new_tokens or self.args.data.max_len
+        return response_tokens(self.args)
 
     @property
     def prompt_tokens(self) -> int:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.flags.sizes import batch_arithmetic, response_tokens
 from bapo_openrlhf.launch.start import ON_THE_CPU
 
 STEPS = 2  # before the kill
@@ -109,7 +109,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
     trained = [ranks[name] for name in ("actor", "critic") if name in ranks]
     micro = min(args.train.micro_batch_size, MICRO, max(samples // max(trained), 1))
     unit = math.lcm(*trained) * micro
-    tokens = min(args.rollout.max_new_tokens or args.data.max_len, TOKENS)
+    tokens = min(response_tokens(args), TOKENS)
     if (budget := args.adapt.partial_rollout_tokens) is not None:
         changes["adapt.partial_rollout_tokens"] = (min(budget, TOKENS // 2), "responses are short")
     prompt_tokens = args.data.max_len - (args.rollout.max_new_tokens or 0)  # for the prompt
