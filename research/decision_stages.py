@@ -27,7 +27,7 @@ FACTOR = 2  # between two rates of a search
 MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
 NEAR = 0.02  # of two rates whose mean heights differ by less, the smaller one is taken
 EXPLAINED = "value/explained_variance"
-ENOUGH = 0.2  # of the variance of the returns, for a critic that a claim can be about
+ENOUGH = 0.2  # share of the variance of the returns: nothing is claimed about a critic that explains less
 FAILED = "failed"  # file in the folder of a run that has ended twice with an error
 AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
 
@@ -293,10 +293,10 @@ def climbed(stage: Stage, arms: Sequence[Arm], root: Path) -> Climb:
         runs = plan(study, stage.folder(root))
         if not all(map(ended, runs)):
             return Climb(seen, best, most, over=False)
-        of_arm = {run.arm.method: explained(run) for run in runs if run.done}
-        if of_arm and max(of_arm.values()) > most:
-            method = max(of_arm, key=of_arm.__getitem__)
-            best, most = next(arm for arm in here if arm.method == method), of_arm[method]
+        found = {explained(run): run.arm for run in runs if run.done}
+        if max(found, default=-np.inf) > most:
+            most = max(found)
+            best = found[most]
         if most >= ENOUGH:
             break
     return Climb(seen, best, most, over=True)

@@ -14,19 +14,19 @@ from bapo_openrlhf.methods.luffy import LUFFY
 def test_a_group_has_one_response_less_and_a_demonstration(make_group):
     method = LUFFY(capacity=4, group_size=4)
     assert method.first_responses == 3 and method.more_responses([[F(0)] * 3, [F(1)] * 3]) == [0, 0]
-    wrong, some, right, alone = (make_group(right, size=3) for right in (0, 2, 3, 0))
+    wrong, some, right, unsolved = (make_group(right, size=3) for right in (0, 2, 3, 0))
     method.solutions = {group.prompt.id for group in (wrong, some, right)}
-    batch = method.build_batch(0, [wrong, some, right, alone], [])
+    batch = method.build_batch(0, [wrong, some, right, unsolved], [])
     assert [group.uid for group in batch.fresh] == [wrong.uid, some.uid]
     assert [group.mean for group in batch.fresh] == [F(1, 4), F(3, 4)]  # over 3 responses and the demonstration
     assert [group.size for group in batch.fresh] == [3, 3]
-    assert [group.uid for group in batch.filtered] == [right.uid, alone.uid]
+    assert [group.uid for group in batch.filtered] == [right.uid, unsolved.uid]
     assert [(shown.uid, shown.rewards) for shown in batch.demonstrations] == [
         (wrong.uid, (0.0, 0.0, 0.0, 1.0)),
         (some.uid, (1.0, 1.0, 0.0, 1.0)),
     ]
     assert (batch.responses, batch.samples) == (6, 8)
-    Ledger().settle([wrong, some, right, alone], batch)
+    Ledger().settle([wrong, some, right, unsolved], batch)
 
 
 def test_a_demonstration_leaves_with_its_group(make_group):

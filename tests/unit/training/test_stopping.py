@@ -66,7 +66,7 @@ def told(run: World, step: int, phase: str) -> World:
 def test_it_stops_when_the_step_is_saved_and_the_resume_is_the_run_that_was_never_stopped(
     world, tmp_path, words, step, phase, after
 ):
-    """With whatever ckpt.save_steps. The engines hold delayed weights, and two epochs have eight steps."""
+    """For each value of ckpt.save_steps. The engines hold delayed weights, and two epochs have eight steps."""
     words = REPEATABLE | {"adapt.rollout_delay": 3} | words
     whole = world(**words)
     assert whole.trainer.fit() is None
