@@ -78,6 +78,7 @@ NOT_DRAWN = {
     """,
     "an earlier run": "ckpt.load_enable run.overwrite",
     "how long a run is": "data.max_samples train.num_episodes ckpt.save_hf critic.save_value_network",
+    "a time that ends a run on a slow machine": "run.stall_timeout",
 }
 
 
