@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bapo_openrlhf.data import original, vision
 from bapo_openrlhf.data.findings import Findings, shown
@@ -13,10 +13,19 @@ from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import SOLUTION, Request
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.flags.sizes import response_tokens
+from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
 from bapo_openrlhf.training.reward.reward_worker import encode
 
 Row = Mapping[str, Any]
+
+
+class Waiting(NamedTuple):
+    """A prompt whose tokens are not counted yet, its place, whether it has images, and its worked solution."""
+
+    place: str
+    prompt: str
+    images: bool
+    solution: str | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,8 @@ class RowCheck:
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
         self._solution = request.columns.get(SOLUTION)
         self._solved = 0  # rows with a worked solution
-        self._long_solutions: list[tuple[str, int]] = []  # place and tokens of each that no response could hold
+        # Place of each that no response could hold, its tokens, and those of its prompt.
+        self._long_solutions: list[tuple[str, int, int]] = []
         self._count = 0
         self._problem: tuple[str, Any] | None = None
 
@@ -146,11 +156,10 @@ class RowCheck:
             missing = list(self._values.missing(part.rows.column_names))
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
-            waiting: list[tuple[str, str, bool]] = []
+            waiting: list[Waiting] = []
             for place, row, raw, is_csv in rows_of(part, columns) if not missing else ():
                 self._count += 1
                 if self._is_good(place, row, raw, is_csv=is_csv):
-                    self._look_at_solution(place, row.get(self._solution))
                     waiting += self._prompt(place, row)
                 if len(waiting) == STEP:
                     self._measure(waiting)
@@ -175,19 +184,10 @@ class RowCheck:
                 return False
         return not wrong
 
-    def _look_at_solution(self, place: str, solution: str | None) -> None:
-        """Count a worked solution, and its tokens with the one that ends it."""
-        if not solution:
-            return
-        self._solved += 1
-        if self._render is not None and self._render.tokenizer is not None:
-            length = self._render.lengths([solution])[0] + 1
-            if length > response_tokens(self._args):
-                self._long_solutions.append((place, length))
-
-    def _prompt(self, place: str, row: Row) -> Iterator[tuple[str, str, bool]]:
-        """Compare the row with those before it, and make its prompt: the place, the prompt, whether it has images."""
-        content = row[self._request.prompt]
+    def _prompt(self, place: str, row: Row) -> Iterator[Waiting]:
+        """Compare the row with those before it, and make its prompt."""
+        content, solution = row[self._request.prompt], row.get(self._solution)
+        self._solved += bool(solution)
         images = None if self._supervised else row.get(self._args.data.image_key)
         others = [row[column] for flag, column in list(self._request.columns.items())[1:] if flag != SOLUTION]
         key, label = (json.dumps(value, sort_keys=True, default=str) for value in ([content, images], others))
@@ -204,14 +204,21 @@ class RowCheck:
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return
         self._problem = self._problem or (prompt, others[0] if others else "")
-        yield place, prompt, bool(images)
+        yield Waiting(place, prompt, bool(images), solution)
 
-    def _measure(self, prompts: list[tuple[str, str, bool]]) -> None:
-        """Count the tokens of prompts."""
+    def _measure(self, prompts: list[Waiting]) -> None:
+        """Count the tokens of prompts, and of worked solutions with their ends."""
         if self._render is None or self._render.tokenizer is None or not prompts:
             return
-        lengths = self._render.lengths([prompt for _, prompt, _ in prompts])
-        for (place, prompt, images), length in zip(prompts, lengths, strict=True):
+        lengths = self._render.lengths([one.prompt for one in prompts])
+        solved = [
+            (one.place, one.solution, length) for one, length in zip(prompts, lengths, strict=True) if one.solution
+        ]
+        ends = self._render.tokenizer.lengths_with_end([text for _, text, _ in solved]) if solved else []
+        for (place, _, asked), length in zip(solved, ends, strict=True):
+            if not fits_solution(self._args, asked, length):
+                self._long_solutions.append((place, length, asked))
+        for (place, prompt, images, _), length in zip(prompts, lengths, strict=True):
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
             elif length > self._max_prompt and images:
@@ -236,11 +243,13 @@ class RowCheck:
                 f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
             )
         if self._long_solutions:
-            place, length = self._long_solutions[0]
+            place, length, asked = self._long_solutions[0]
+            most = f"at most {response_tokens(self._args)}"
+            if length <= response_tokens(self._args):
+                most = f"with its prompt of {asked} at most {self._args.data.max_len}"
             warn(
-                f"{place}: the worked solution has {length} tokens with its end, and a response has at most "
-                f"{response_tokens(self._args)}; {len(self._long_solutions)} of {self._solved} worked solutions are "
-                "left out for that"
+                f"{place}: the worked solution has {length} tokens with its end, and a response has {most}; "
+                f"{len(self._long_solutions)} of {self._solved} worked solutions are left out because of that"
             )
         if self._repeated:
             place, first = self._repeated[0]

@@ -48,6 +48,11 @@ class Tokenizer:
         encoded: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
         return [len(tokens) for tokens in encoded["input_ids"]]
 
+    def lengths_with_end(self, texts: list[str]) -> list[int]:
+        """The number of tokens of each text and the end token, which is added unless the text ends with it."""
+        end = self._tokenizer.eos_token
+        return self.lengths([text if text.endswith(end) else text + end for text in texts])
+
 
 def has_vision(model: str) -> bool:
     """Whether a model reads images, by its config.json. A hub name is looked up as OpenRLHF does."""

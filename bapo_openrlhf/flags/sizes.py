@@ -54,6 +54,12 @@ def response_tokens(args: SimpleNamespace) -> int:
     return tokens
 
 
+def fits_solution(args: SimpleNamespace, prompt: int, solution: int) -> bool:
+    """Whether a response to a prompt could hold a worked solution with its end; both are numbers of tokens."""
+    most: int = args.data.max_len
+    return solution <= response_tokens(args) and prompt + solution <= most
+
+
 def most_rounds(args: SimpleNamespace) -> int:
     """Largest number of rollout batches of prompts whose fresh groups reach the trainer in one step.
 

@@ -22,6 +22,7 @@ from bapo_openrlhf.adapt.advantage import relative_rewards
 from bapo_openrlhf.adapt.batch import Demonstration
 from bapo_openrlhf.adapt.demonstrations import shaped
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.flags.sizes import fits_solution
 from bapo_openrlhf.training.learn.experience import BatchExperience
 from bapo_openrlhf.training.run.run_state import RunState
 
@@ -35,20 +36,17 @@ class Solutions:
     Args:
         pairs: Each prompt, with its text as the engines get it, and its worked solution; None or "" if it has none.
         tokenizer: That of the actor.
-        max_new: Most tokens of a response, or None.
-        max_len: Most tokens of a prompt and its response.
+        args: OpenRLHF's (nested) arguments, which say how long a response may be.
     """
 
-    def __init__(
-        self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, *, max_new: int | None, max_len: int
-    ) -> None:
+    def __init__(self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, args: SimpleNamespace) -> None:
         self._tokens: dict[str, tuple[np.ndarray, int]] = {}  # prompt and solution, and where the solution begins
         for prompt, solution in pairs:
             if not solution or prompt.id in self._tokens:
                 continue
             asked, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
             answer = [*answer, *([] if answer[-1:] == [tokenizer.eos_token_id] else [tokenizer.eos_token_id])]
-            if len(answer) <= (max_new or max_len) and len(asked) + len(answer) <= max_len:
+            if fits_solution(args, len(asked), len(answer)):
                 self._tokens[prompt.id] = np.array([*asked, *answer], dtype=np.int32), len(asked)
 
     @classmethod
@@ -61,16 +59,16 @@ class Solutions:
             dataset: OpenRLHF's data set of prompts. It has dropped the column, and row n of the data is its prompt n.
             tokenizer: That of the actor.
         """
-        data, limits = args.data, {"max_new": args.rollout.max_new_tokens, "max_len": args.data.max_len}
+        data = args.data
         if not data.solution_key:
-            return cls([], tokenizer, **limits)
+            return cls([], tokenizer, args)
         rows = blending_datasets(
             data.prompt_dataset, data.prompt_probs, strategy, args.train.seed, max_count=data.max_samples,
             dataset_split=data.prompt_split,
         )  # fmt: skip
         prompts = [Prompt(text, label) for text, label in zip(dataset.prompts, dataset.labels, strict=True)]
         column = rows.select(range(len(prompts)))[data.solution_key]
-        return cls(zip(prompts, column, strict=True), tokenizer, **limits)
+        return cls(zip(prompts, column, strict=True), tokenizer, args)
 
     def __len__(self) -> int:
         return len(self._tokens)

@@ -208,6 +208,15 @@ class TestSolutions:
         (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=7).warnings
         assert ", row 3: the worked solution has 8 tokens with its end, and a response has at most 7; 1 of 3" in warning
 
+    def test_those_that_no_response_to_their_prompts_could_hold_are_counted(self, with_tokenizer):
+        """Without a limit for responses, a prompt and its response have 8 tokens. The end token is not added twice."""
+        rows = [{"q": q, "a": "x", "s": s} for q, s in (("1?", "xxxxx"), ("2?", "xxxxx</s>"), ("33?", "xxxxx"))]
+        (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=None, data__max_len=8).warnings
+        assert (
+            "row 3: the worked solution has 6 tokens with its end, and a response has with its prompt of 3" in warning
+        )
+        assert " at most 8; 1 of 3 worked solutions" in warning
+
 
 class TestTokenizer:
     def test_what_the_chat_template_refuses(self, with_tokenizer, tokenizer_folder):

@@ -45,7 +45,8 @@ class Letters:
 
 
 def solutions(*pairs, max_new=4, max_len=8) -> Solutions:
-    return Solutions([(Prompt(text), worked) for text, worked in pairs], Letters(), max_new=max_new, max_len=max_len)
+    args = SimpleNamespace(rollout=SimpleNamespace(max_new_tokens=max_new), data=SimpleNamespace(max_len=max_len))
+    return Solutions([(Prompt(text), worked) for text, worked in pairs], Letters(), args)
 
 
 def test_which_solutions_can_be_used():

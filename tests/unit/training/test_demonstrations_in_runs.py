@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def taught(world, monkeypatch):
 
     def of(args, strategy, dataset, tokenizer):
         pairs = [(Prompt(text, label), text[7:] if label != "0" else None) for _, text, label, _ in dataset]
-        return Solutions(pairs, Letters(), max_new=8, max_len=64)
+        limits = SimpleNamespace(rollout=SimpleNamespace(max_new_tokens=8), data=SimpleNamespace(max_len=64))
+        return Solutions(pairs, Letters(), limits)
 
     monkeypatch.setattr(Solutions, "of", of)
 
