@@ -274,7 +274,7 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
         if ast.literal_eval(label)["entry"] != entry:
             raise ConfigError(f"{kind.name}: an entry of reasoning-gym's {kind.task} cannot be written as a literal")
         steps = digest[1] / 256 < kind.steps
-        solution = worked.solution(kind.task, entry, steps=steps) if part == "warmup" else None
+        solution = worked.solution(kind.task, entry, steps=steps) if part in _SHARES else None
         by_question[question] = Problem(text=question, label=label, key=question, solution=solution)
         missed = 0
     return list(by_question.values())
