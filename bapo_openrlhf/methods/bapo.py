@@ -83,6 +83,10 @@ class BAPO(FilteredMethod):
         """Whether a group is stored and replayed: c2 <= mean <= c3 (Eq. 5, third term)."""
         return self.thresholds.c2 <= group.mean <= self.thresholds.c3
 
+    def room(self) -> int:
+        """Most responses of X1, X2 and X3 together."""
+        return self.max_responses
+
     def unanswered(self, prompts: Sequence[Prompt]) -> None:
         """Note hard prompts that `build_batch` puts last."""
         self._unanswered = prompts
@@ -96,7 +100,7 @@ class BAPO(FilteredMethod):
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, because the batch is a partition (Def. 3.1).
         prompts = {group.prompt.id for group in x2}
-        batch = fill(self.max_responses, fresh, self.keeps(fresh), x2, replay=lambda free: self.draw_replay(
+        batch = fill(self.room(), fresh, self.keeps(fresh), x2, replay=lambda free: self.draw_replay(
             free // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
         batch.unimproved, batch.solved = unimproved, solved

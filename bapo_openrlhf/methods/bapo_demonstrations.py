@@ -40,18 +40,20 @@ class DemonstratingBAPO(bapo.BAPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.failed: dict[str, int] = {}  # failed re-evaluations in a row, by prompt id
+        self.shown: set[int] = set()  # uids of the groups of this step whose prompts are shown their solutions
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The batch of BAPO in the room that X4 leaves, and X4."""
-        shown = self._count(reevaluated)
-        whole = self.max_responses
-        self.max_responses = whole - len(shown)
+        self.shown = self._count(reevaluated)
         batch = super().build_batch(step, fresh, reevaluated)
-        self.max_responses = whole
-        batch.demonstration = [group for group in batch.unimproved if group.uid in shown]
-        batch.unimproved = [group for group in batch.unimproved if group.uid not in shown]
+        batch.demonstration = [group for group in batch.unimproved if group.uid in self.shown]
+        batch.unimproved = [group for group in batch.unimproved if group.uid not in self.shown]
         batch.demonstrations = [demonstration_of(group) for group in batch.demonstration]
         return batch
+
+    def room(self) -> int:
+        """What X4 leaves."""
+        return self.max_responses - len(self.shown)
 
     def _count(self, reevaluated: Sequence[Group]) -> set[int]:
         """Count the failures of re-evaluated prompts. Returns the uids of the groups whose solution is shown now."""
