@@ -421,13 +421,20 @@ def local(text: str) -> str:
     return re.sub(r"\b(?:[a-z_]\w*\.)+", "", text)
 
 
+def with_code(page: str) -> str:
+    """The page with each flag as code, so that no line ends within one. Help texts and docstrings have plain flags."""
+    return re.sub(
+        r"(```.*?```|`[^`]*`)|(?<![\w-])(--[a-z][\w.]*\w)", lambda found: found[1] or f"`{found[2]}`", page, flags=re.S
+    )
+
+
 PAGES = {"api.md": api_page, "config.md": config_page, "metrics.md": metrics_page, "methods.md": methods_page}
 
 
 def main() -> int:
     """Write the pages, or compare them."""
     for name, page in PAGES.items():
-        path, text = FOLDER / name, page()
+        path, text = FOLDER / name, with_code(page())
         if "--check" not in sys.argv[1:]:
             path.write_text(text, encoding="utf-8")
         elif not path.is_file() or path.read_text(encoding="utf-8") != text:

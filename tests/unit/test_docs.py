@@ -28,6 +28,13 @@ PAGES = [path for folder in (".", "docs", "examples/trl") for path in sorted((RO
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_are_code(page):
+    """The site breaks no line within code."""
+    text = re.sub(r"(`{3,}).*?\1|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.S)
+    assert re.findall(r"(?<![\w-])--[a-z].*", text) == []
+
+
 def test_references_are_up_to_date():
     assert subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=False).returncode == 0
 
