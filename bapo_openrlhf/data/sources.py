@@ -106,11 +106,14 @@ def sources(request: Request) -> list[Source]:
     """The data sets of a request.
 
     Raises:
-        ConfigError: One is neither a file that OpenRLHF reads, nor a folder, nor can it be a name on the hub.
+        ConfigError: One is empty, or neither a file that OpenRLHF reads, nor a folder, nor can it be a name on the hub.
     """
     if not request.names:
         raise ConfigError(f"{request.flag} is not set; it must be a file, a folder or a data set's hub name")
-    return [_source(request.flag, name.strip()) for name in request.names.split(",")]
+    names = [name.strip() for name in request.names.split(",")]
+    if not all(names):
+        raise ConfigError(f"{request.flag} is {request.names}; a name is empty: remove the comma that is not needed")
+    return [_source(request.flag, name) for name in names]
 
 
 def _source(flag: str, name: str) -> Source:

@@ -14,15 +14,18 @@ READ = (
     "eval.dataset", "train.agent_func_path", "reward.remote_url",
     "model.model_name_or_path", "data.dataset",  # of the warm-up
 )  # fmt: skip
+DATA = ("data.prompt_dataset", "eval.dataset", "data.dataset")  # a name may end in @PART
+LISTS = (*DATA, "reward.model_name_or_path", "reward.remote_url")  # of names with commas between them
 METHOD = "adapt.method"  # may be FILE.py:CLASS
 
 
 def expand_home(flat: argparse.Namespace) -> None:
-    """Put the home folder in the place of `~`, at the beginning of each path of a list with commas."""
+    """Put the home folder in the place of `~`, at the beginning of each path."""
     for name in (*WRITTEN, *READ, METHOD):
         value = getattr(flat, name, None)
         if isinstance(value, str):
-            setattr(flat, name, ",".join(map(os.path.expanduser, value.split(","))))
+            parts = value.split(",") if name in LISTS else [value]
+            setattr(flat, name, ",".join(os.path.expanduser(part.strip()) for part in parts))
 
 
 def make_absolute(args: SimpleNamespace) -> None:
@@ -38,7 +41,8 @@ def make_absolute(args: SimpleNamespace) -> None:
         if isinstance(value, list):
             _set(args, name, [_absolute(part) for part in value])
         elif value:
-            _set(args, name, ",".join(map(_absolute, value.split(","))))
+            parts = value.split(",") if name in LISTS else [value]
+            _set(args, name, ",".join(_absolute(part, data=name in DATA) for part in parts))
     if ".py:" in args.adapt.method:
         file, _, name = args.adapt.method.rpartition(":")
         args.adapt.method = f"{_absolute(file)}:{name}"
@@ -54,9 +58,34 @@ def _set(args: SimpleNamespace, name: str, value: Any) -> None:
     setattr(getattr(args, group), flag, value)
 
 
-def _absolute(name: str) -> str:
-    path, at, inner = name.strip().partition("@")
-    return f"{Path(path).resolve()}{at}{inner}" if path and Path(path).exists() else name
+def _place(name: str, *, data: bool) -> tuple[str, str]:
+    """The path of a name, and the part of it that follows."""
+    place, at, part = name.strip().partition("@") if data else (name.strip(), "", "")
+    return place, at + part
+
+
+def _absolute(name: str, *, data: bool = False) -> str:
+    """The absolute path of a file or folder that is there. A link stays one, because its ending says what it is."""
+    place, part = _place(name, data=data)
+    return f"{Path(place).absolute()}{part}" if place and Path(place).exists() else name
+
+
+def check_read(args: SimpleNamespace) -> None:
+    """Check that OpenRLHF does not split the absolute path of a name in a list: it splits at commas, and data at @.
+
+    Raises:
+        ConfigError: The message names the flag, the path and the character.
+    """
+    for name in LISTS:
+        value, data = _get(args, name), name in DATA
+        for part in value.split(",") if isinstance(value, str) else ():
+            path = _absolute(_place(part, data=data)[0])
+            for mark in ",@" if data else ",":
+                if mark in path:
+                    raise ConfigError(
+                        f"{name} is {part.strip()}; its absolute path {path} has {mark!r}, at which OpenRLHF splits "
+                        "the value: start in another folder, or rename this one"
+                    )
 
 
 def check_written(args: SimpleNamespace) -> None:

@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.config import Checked
-from bapo_openrlhf.flags.paths import check_written
+from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
@@ -51,6 +51,7 @@ def check_inputs(
     warnings: list[str] = []
     check_temporary_folder()
     check_written(args)
+    check_read(args)
     check_combinations(args)
     check_packages(args)
     arithmetic = batch_arithmetic(args)

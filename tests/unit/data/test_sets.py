@@ -51,6 +51,11 @@ class TestFiles:
         file = check.file(name, (plain + ("é,2\n" if name == "a.csv" else '{"q": "é", "a": "2"}\n')).encode(encoding))
         assert check.refusal(file).startswith(f"line {line}: no valid UTF-8 (") and "iconv" in check.refusal(file)
 
+    @pytest.mark.parametrize("names", ["{},", ",{}", "{},,{}", "{}, ", ","])
+    def test_an_empty_name(self, check, names):
+        names = names.replace("{}", check.file("a.jsonl", dump(ROWS)))
+        assert check.refusal(names).startswith(f"data.prompt_dataset is {names}; a name is empty")
+
     def test_another_encoding_in_a_folder(self, check):
         (check.folder / "rows").mkdir()
         check.file("rows/train.csv", "q,a\né,2\n".encode("latin1"))

@@ -12,7 +12,7 @@ import pytest
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.paths import READ, WRITTEN, check_written, expand_home
+from bapo_openrlhf.flags.paths import DATA, READ, WRITTEN, check_read, check_written, expand_home, make_absolute
 from bapo_openrlhf.launch import openrlhf_cli
 
 LOOP = os.strerror(errno.ELOOP)
@@ -39,6 +39,7 @@ def test_home_folder(flag, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [("~/a.jsonl,b.jsonl,~/c.jsonl@train", "/home/me/a.jsonl,b.jsonl,/home/me/c.jsonl@train"),
+     (" ~/a.jsonl , ~/b.jsonl ", "/home/me/a.jsonl,/home/me/b.jsonl"),
      ("org/a~b", "org/a~b"), ("a/~/b", "a/~/b"), (None, None)],
 )  # fmt: skip
 def test_each_part_of_a_list(given, wanted, monkeypatch):
@@ -64,6 +65,61 @@ def test_paths_of_other_commands(monkeypatch):
     parser.add_argument("--out", type=Path)
     given = parser.parse_args(["~/a", "b", "--out=~/c"])
     assert ([*map(str, given.runs)], str(given.out)) == (["/home/me/a", "b"], "/home/me/c")
+
+
+def reading(**changed):
+    """Arguments of a run that reads these files. In their names, __ is a dot."""
+    args = {flag: None for flag in READ} | {flag.replace("__", "."): value for flag, value in changed.items()}
+    groups = {flag.split(".")[0]: SimpleNamespace() for flag in (*args, *WRITTEN)}
+    for flag, value in args.items():
+        setattr(groups[flag.split(".")[0]], flag.split(".")[1], value)
+    return SimpleNamespace(**groups, adapt=SimpleNamespace(method="none"))
+
+
+class TestAbsolute:
+    """Ray's workers may have another working directory."""
+
+    def test_a_link_stays_one(self, tmp_path, monkeypatch):
+        """The hub's cache has files without endings, and OpenRLHF goes by the ending."""
+        (tmp_path / "blobs").mkdir()
+        (tmp_path / "blobs" / "5f3a").write_text("")
+        (tmp_path / "rows.jsonl").symlink_to("blobs/5f3a")
+        (tmp_path / "deep" / "er").mkdir(parents=True)
+        (tmp_path / "link").symlink_to(tmp_path / "deep" / "er")
+        monkeypatch.chdir(tmp_path)
+        args = reading(data__prompt_dataset="rows.jsonl,link/../er@train,org/name")
+        make_absolute(args)
+        first, second, third = args.data.prompt_dataset.split(",")
+        assert (first, third) == (f"{tmp_path}/rows.jsonl", "org/name")
+        assert os.path.samefile(second.removesuffix("@train"), "deep/er")
+
+    @pytest.mark.parametrize("name", ["me@corp", "a,b"])
+    def test_of_one_file_has_any_character(self, tmp_path, monkeypatch, name):
+        (tmp_path / name).write_text("")
+        monkeypatch.chdir(tmp_path)
+        args = reading(actor__model_name_or_path=name, train__agent_func_path=name)
+        make_absolute(args)
+        assert {args.actor.model_name_or_path, args.train.agent_func_path} == {f"{tmp_path}/{name}"}
+
+    @pytest.mark.parametrize("flag", [*DATA, "reward.model_name_or_path"])
+    @pytest.mark.parametrize(("folder", "mark"), [("me@corp", "@"), ("a,b", ",")])
+    def test_that_openrlhf_would_split(self, tmp_path, monkeypatch, flag, folder, mark):
+        (tmp_path / folder / "rows").mkdir(parents=True)
+        field = flag.replace(".", "__")
+        names = reading(**{field: "org/name, ./rows@part" if flag in DATA else "org/name, ./rows"})
+        monkeypatch.chdir(tmp_path)
+        check_read(names)  # They are not there.
+        monkeypatch.chdir(tmp_path / folder / "rows")
+        check_read(names)
+        monkeypatch.chdir(tmp_path / folder)
+        if mark == "@" and flag not in DATA:
+            check_read(names)
+            return
+        with pytest.raises(ConfigError) as error:
+            check_read(names)
+        given = "./rows@part" if flag in DATA else "./rows"
+        start = f"{flag} is {given}; its absolute path {tmp_path}/{folder}/rows has {mark!r}, at which OpenRLHF splits"
+        assert str(error.value).startswith(start)
 
 
 def written(tmp_path, **changed):

@@ -141,6 +141,13 @@ class TestData:
     def test_unset(self, run):
         assert run.refusal(data__prompt_dataset=None).startswith("data.prompt_dataset is not set")
 
+    @pytest.mark.parametrize("ahead", [True, False])
+    def test_a_path_that_openrlhf_would_split(self, run, monkeypatch, ahead):
+        (run.folder / "me@corp").mkdir()
+        run.rows("me@corp/train.jsonl", 8)
+        monkeypatch.chdir(run.folder / "me@corp")
+        assert "/me@corp/train.jsonl has '@', " in run.refusal(data__prompt_dataset="train.jsonl", ahead=ahead)
+
     def test_evaluation_data_too(self, run):
         path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n{"q": "", "a": "1"}\n')
         text = run.refusal(eval__dataset=path)
