@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,8 +55,9 @@ def execute(path: Path) -> ModuleType:
     name = f"{_PREFIX}{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a .py file has both
+    loader = SourceFileLoader(name, str(path))  # the name of the file that a link points to may have any ending
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
@@ -31,6 +31,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
         "--prompts", type=int, default=None, help="rows of the training data if it is not on this machine"
     )
     parser.add_argument("--gpu", default="H100", help="kind of GPU, as `bapo-openrlhf plan` knows it")
+    parser.error = refuse  # type: ignore[method-assign, assignment]
     mine, rest = parser.parse_known_args(list(argv))
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)

@@ -54,7 +54,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         known: All names that are allowed.
     """
     names = list(known)
-    dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name).groups()  # type: ignore[union-attr]
+    dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     last = last.replace("-", "_")
     if last in REPLACED and dashes + REPLACED[last] in names:
         return (

@@ -24,6 +24,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
             )
 
     from bapo_openrlhf.cli import arguments
+    from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.record.owner import owned
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.definition import read_study
@@ -43,7 +44,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
         steps, devices = _check(planned)
         parallel = given.parallel or study.parallel
         outcome = _run(study.name, planned, steps, devices, parallel, given.max_hours)
-    _write(study, planned, out)
+    if not outcome.failed or any(record.read_metrics(run.folder) for run in planned):
+        _write(study, planned, out)
     print(f"{outcome.done} of {len(planned)} runs are done", end="")
     print(f"; {outcome.left} are left: the same command continues with them" if outcome.left else "")
     if outcome.failed:

@@ -45,6 +45,8 @@ def rows_of(where: str, path: Path) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             if error.msg != "Extra data":  # it is not lines of JSON either
                 raise ConfigError(f"{where}, line {error.lineno}: no valid JSON ({error.msg})") from None
+        except ValueError as error:  # a number with more digits than Python reads
+            raise ConfigError(f"{where}: no valid JSON ({error})") from None
         else:
             return _objects(where, enumerate(whole if isinstance(whole, list) else [whole], 1), "element")
     return _objects(where, _lines(where, text), "line")
@@ -63,8 +65,10 @@ def _lines(where: str, text: str) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{where}, line {number}: no valid JSON ({error.msg})") from None
+            except ValueError as error:
+                raise ConfigError(
+                    f"{where}, line {number}: no valid JSON ({getattr(error, 'msg', str(error))})"
+                ) from None
 
 
 def _objects(where: str, values: Iterator[tuple[int, Any]], unit: str) -> Iterator[Row]:

@@ -60,7 +60,7 @@ def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
         The nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes.
 
     Raises:
-        ConfigError: One of OpenRLHF's assertions failed; the message has its text.
+        ConfigError: One of OpenRLHF's assertions failed, and the message has its text; or it needs another package.
     """
     _, after, path = _main_block(script)
     statements = [
@@ -71,3 +71,5 @@ def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
         return _run(statements, path, names)["args"]
     except AssertionError as error:
         raise ConfigError(f"OpenRLHF refuses this configuration: {error}") from None
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this configuration needs the package {error.name}, which is not installed") from None

@@ -1,8 +1,12 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +24,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
+from bapo_openrlhf.launch.model_files import tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
@@ -91,13 +96,14 @@ def check_packages(args: SimpleNamespace) -> None:
 
 
 def check_model(flag: str, name: str | None) -> None:
-    """Check that a model is a folder with a config.json, or may be a name on the model hub."""
+    """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub."""
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
+        tensors_of(flag, path)
         return
     if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
@@ -164,6 +170,29 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
         )
 
 
+class _TookTooLong(BaseException):
+    """A call was stopped. A user's `except Exception` does not catch it."""
+
+
+@contextmanager
+def _at_most(seconds: float | None) -> Iterator[None]:
+    """Raise `_TookTooLong` in the block after so many seconds. Only the main thread has such a clock."""
+
+    def stop(*_: object) -> None:
+        raise _TookTooLong
+
+    if seconds is None or current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
     """Check that the reward function or the agent exists, and call it once if a row is given.
 
@@ -195,9 +224,15 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     if problem is None:
         return []
     prompt, label = problem
+    seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
     try:
-        with printed.cut(str(path)):
+        with printed.cut(str(path)), _at_most(seconds):
             checked(function([prompt], [prompt], [label]))
+    except _TookTooLong:
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func took more than {seconds:g} s (verifier.timeout), called with an "
+            f"empty response to the first prompt ({user_file.definition(function)})"
+        ) from None
     except Invalid as error:
         raise ConfigError(f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})") from None
     except (Exception, SystemExit) as error:

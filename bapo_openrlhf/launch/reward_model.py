@@ -1,11 +1,10 @@
 """Find out before it loads that a reward model gives no score, or reads other tokens than the actor writes."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.model_files import read_json, tensors_of
 
 FLAG = "reward.model_name_or_path"
 
@@ -20,8 +19,8 @@ def check_reward_model(args: SimpleNamespace) -> None:
     """
     name, actor = args.reward.model_name_or_path, args.actor.model_name_or_path
     folder = Path(name).expanduser()
-    prefix = (_read(folder / "config.json") or {}).get("value_head_prefix", args.ds.value_head_prefix)
-    weights = _weights_of(folder)
+    prefix = (read_json(folder / "config.json") or {}).get("value_head_prefix", args.ds.value_head_prefix)
+    weights = tensors_of(FLAG, folder)
     if weights and f"{prefix}.weight" not in weights:
         raise ConfigError(
             f"{FLAG} is {name}; it has no weights {prefix}.weight, the head that gives a score, so it is no reward "
@@ -37,30 +36,9 @@ def check_reward_model(args: SimpleNamespace) -> None:
             )
 
 
-def _read(path: Path) -> Any:
-    """The content of a JSON file; None if there is none that can be read."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _weights_of(folder: Path) -> set[str]:
-    """Names of the tensors in safetensors files; none if they are in another form, or on the model hub."""
-    index = _read(folder / "model.safetensors.index.json")
-    if index:
-        return set(index["weight_map"])
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        return set()
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        return set(json.loads(file.read(length)))
-
-
 def _tokens_of(folder: Path) -> dict[int, str]:
     """The tokens of a folder's tokenizer by their numbers; none if it has no tokenizer.json."""
-    tokenizer = _read(folder / "tokenizer.json")
+    tokenizer = read_json(folder / "tokenizer.json")
     if not tokenizer:
         return {}
     vocabulary = tokenizer["model"]["vocab"]  # numbers by token, or in a unigram model pairs of token and score

@@ -21,7 +21,6 @@ MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model
 DATA = "data.prompt_dataset"
 RANKS = {f"{model}.num_nodes x {model}.num_gpus_per_node": model for model in ("actor", "critic")}
 OF_RANKS = [flag for both in RANKS for flag in both.split(" x ")]
-SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
 # How flags were given, and what `inputs` has instead.
 NOT_COMPARED = (*PLACES, "config", "local_rank", *MODELS, *CODE, DATA, *OF_RANKS)
 END = 2**20  # bytes at each end of a model's file that are read
@@ -46,7 +45,7 @@ def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
         ConfigError: A file cannot be read.
     """
     flags = flags_of(args)
-    hidden = {name: record.HIDDEN for name in SECRETS if flags.get(name)}
+    hidden = {name: record.HIDDEN for name in record.SECRETS if flags.get(name)}
     inputs = {name: ", ".join(_known(name, part) for part in _parts(flags[name])) for name in (*MODELS, *CODE, DATA)}
     if prompts is not None:
         inputs[DATA] = f"{prompts} rows, {inputs[DATA]}"

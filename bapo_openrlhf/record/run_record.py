@@ -53,6 +53,7 @@ PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of x86 CPUs, the newest first
 REWARD = "reward/fresh_mean"
 HIDDEN = "***"  # replaces a secret
+SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
 
 
 class RunRecord:

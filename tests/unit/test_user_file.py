@@ -33,6 +33,14 @@ def test_dataclasses_postponed_annotations_and_pickle(tmp_path, name):
     assert module.reward_func([""], [""], [""]) == {"rewards": [1.0]}
 
 
+def test_a_link_to_a_file_of_another_ending(tmp_path):
+    """Some caches keep a file under its checksum, and link to it."""
+    (tmp_path / "5f3a").write_text("value = 3\n")
+    (tmp_path / "reward.py").symlink_to(tmp_path / "5f3a")
+    module = user_file.load("f", tmp_path / "reward.py")
+    assert module.value == 3 and module.__file__ == str(tmp_path / "5f3a")
+
+
 def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
     """So it is the same in each process, and two files of one name do not replace each other."""
     for folder, value in (("a", 1), ("b", 2)):

@@ -11,8 +11,10 @@ Three things are different:
   grows while it measures. A critic with GPUs of its own loads together with the actor.
 """
 
+import copy
 import os
 import sys
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,7 +30,7 @@ from transformers import AutoProcessor
 
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.paths import run_folder
-from bapo_openrlhf.record.run_record import WARNINGS, append_rows
+from bapo_openrlhf.record.run_record import HIDDEN, SECRETS, WARNINGS, append_rows
 from bapo_openrlhf.training.contract import require_version
 from bapo_openrlhf.training.generate import engines
 from bapo_openrlhf.training.learn import dealing, workers
@@ -36,6 +38,17 @@ from bapo_openrlhf.training.run import plain_trainer, trainer, waiting
 from bapo_openrlhf.training.run.signals import Signals
 
 SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
+
+
+def without_secrets(args: SimpleNamespace) -> SimpleNamespace:
+    """A copy of the nested arguments that may be printed, because what is printed is kept in train.log."""
+    result = copy.deepcopy(args)
+    for flag in SECRETS:
+        *groups, name = flag.split(".")
+        group = reduce(getattr, groups, result)
+        if getattr(group, name):
+            setattr(group, name, HIDDEN)
+    return result
 
 
 class Parts(NamedTuple):
@@ -80,7 +93,7 @@ class Run:
 
     def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
         self.signals, self.args, self.strategy, self._parts = signals, args, get_strategy(args), parts_of(args)
-        self.strategy.print(args)
+        self.strategy.print(without_secrets(args))
         parts, train = self._parts, args.train
         beside_actor = reserved_for(args.actor) if train.colocate_actor_ref or train.colocate_all else None
         self._shared = train.colocate_all and not train.async_enable  # whether engines are on the actor's GPUs

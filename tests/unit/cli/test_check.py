@@ -374,6 +374,8 @@ class TestRefusal:
             (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),
             (["--config=/none.yaml"], "config /none.yaml cannot be read"),
             (["--data.prompt_dataset=org/data", "--prompts=0"], "prompts is 0; it must be at least 1"),
+            (["--data.prompt_dataset=org/data", "--prompts=abc"], "argument --prompts: invalid int value: 'abc'"),
+            (["--use_ms"], "this configuration needs the package modelscope, which is not installed"),
         ],
     )
     def test_is_one_line_and_status_2(self, capsys, words, more, text):

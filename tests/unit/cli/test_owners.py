@@ -20,6 +20,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import hub, preflight, resume, start, warmup
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.owner import LOCK, owned
+from bapo_openrlhf.workbench.study.runner import Outcome
 
 FLAGS = [
     "--algorithm=bapo_grpo", "--actor.model_name_or_path=model", "--reward.remote_url=reward.py",
@@ -115,6 +116,14 @@ def test_study(run, tmp_path):
         2,
         "error: --output is out, and out already has a study that is going on",
     )
+
+
+def test_a_study_none_of_whose_runs_makes_a_step(run, tmp_path, monkeypatch):
+    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
+    monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
+    monkeypatch.setattr(study, "_run", lambda *_: Outcome(failed=["bapo-group-s1"]))
+    status, error = run("study", "--config", "study.yaml", "--output", "out")
+    assert status == 1 and error.startswith("error: 1 runs failed: bapo-group-s1; the output of each is in out/runs")
 
 
 @pytest.mark.parametrize("owner", ["out", "saved", None])

@@ -73,6 +73,7 @@ def test_aliases_name_flags_and_no_flag_has_such_a_name():
 def test_nothing_like_it():
     assert did_you_mean("--zzzzzz", ["--train.seed"]) == ""
     assert refusal("--zzzzzz", "1") == "unknown flag --zzzzzz"
+    assert did_you_mean("a\nb", [*ALGORITHMS]) == ""
 
 
 def test_the_beginning_of_several_flags():

@@ -67,12 +67,17 @@ class TestFiles:
 
     @pytest.mark.parametrize(("text", "message"), [
         ('{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n', "line 3: no valid JSON"),
+        ('{"q": "1", "a": "1"}\n{"q": "2", "a": ' + "9" * 5000 + "}", "line 2: no valid JSON (Exceeds the limit"),
         ('{"q": "1", "a": "1"}\n[1]\n', "line 2: must be a JSON object, is list"),
         ('{"q": "1", "a": "1"}\n"q"\n', "line 2: must be a JSON object, is str"),
     ])  # fmt: skip
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
     def test_lines_that_are_no_objects(self, check, name, text, message):
         assert check.refusal(check.file(name, text)).startswith(message)
+
+    def test_a_number_that_python_does_not_read(self, check):
+        text = check.refusal(check.file("a.json", f'[{{"q": "1", "a": {"9" * 5000}}}]'))
+        assert text.startswith(": no valid JSON (Exceeds the limit")
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])

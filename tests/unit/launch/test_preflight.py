@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +108,13 @@ class TestModel:
         (run.folder / "empty").mkdir()
         text = run.refusal(actor__model_name_or_path=run.folder / "empty")
         assert text.startswith(f"actor.model_name_or_path is {run.folder / 'empty'}; ") and "config.json" in text
+
+    def test_weights_that_are_not_whole(self, run):
+        (run.folder / "cut").mkdir()
+        (run.folder / "cut" / "config.json").write_text("{}")
+        (run.folder / "cut" / "model.safetensors").write_bytes(b"")
+        text = run.refusal(critic__model_name_or_path=run.folder / "cut")
+        assert text.startswith(f"critic.model_name_or_path is {run.folder / 'cut'}; model.safetensors has 0 bytes")
 
     def test_missing_folder(self, run, monkeypatch):
         (run.folder / "models").mkdir()
@@ -423,6 +431,15 @@ class TestReward:
         assert text.startswith(
             f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with"
         )
+
+    def test_takes_too_long(self, run):
+        """As in a run, where its process is killed: also if it catches errors."""
+        code = "    try: time.sleep(60)\n    except Exception: return {'rewards': [1.0]}\n"
+        path = self.reward(run, f"import time\ndef reward_func(*a):\n{code}")
+        before = signal.getsignal(signal.SIGALRM)
+        text = run.refusal(reward__remote_url=path, verifier__timeout=0.1)
+        assert text.startswith(f"reward.remote_url {path}: reward_func took more than 0.1 s (verifier.timeout), called")
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0) and signal.getsignal(signal.SIGALRM) is before
 
     @pytest.mark.parametrize("fails", [False, True])
     def test_what_it_prints_is_cut(self, run, capsys, fails):

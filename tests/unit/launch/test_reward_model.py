@@ -56,7 +56,8 @@ def test_no_head(folders):
     assert "it has no weights value.weight, the head that gives a score" in refused(folders, "value")
     (folders / "reward" / "config.json").write_text('{"value_head_prefix": "score"}')  # it wins, as in OpenRLHF
     check(folders, "value")
-    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    save_file({"lm_head.weight": np.zeros(2)}, folders / "reward" / "part.safetensors", metadata={"format": "pt"})
+    index = {"weight_map": {"lm_head.weight": "part.safetensors"}}
     (folders / "reward" / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "it has no weights score.weight" in refused(folders)
 

@@ -214,6 +214,16 @@ def test_a_plain_run_asks_for_what_openrlhf_asks_for(calls, variant):
     assert of_ours == called
 
 
+def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):
+    """What a run prints may be kept in train.log."""
+    printed, args = [], arguments_of(VARIANTS[0])
+    args.logger.wandb.key = "secret"
+    monkeypatch.setattr(build, "get_strategy", lambda args: SimpleNamespace(print=printed.append))
+    build.train(args, SimpleNamespace(first=None, listen=lambda: None))
+    assert printed[0].logger.wandb.key == "***" and printed[0].actor == args.actor
+    assert args.logger.wandb.key == "secret"
+
+
 def place(calls, *event):
     """The place of an event in the order of all."""
     return next(n for n, other in enumerate(calls.events) if other[: len(event)] == event)
