@@ -74,13 +74,13 @@ class AuthorsCode(FilteredMethod):
         if self.buffer_size <= MOST_GOOD:
             raise ValueError(f"buffer_size is {self.buffer_size}; it must be above {MOST_GOOD}")
         self.replay = ReplayBuffer(self.buffer_size + 1)  # a new group enters before another one leaves
-        self.again: dict[int, list[str]] = {}  # means of a stored group's last re-evaluations, by uid
+        self.again: dict[str, list[str]] = {}  # means of a stored group's last re-evaluations, by its uid as text
         self.thresholds = AdaptiveThresholds(self.c2, self.c3, direction="text")
         self.thresholds.update(Fraction(1))  # at the low ends
 
     def latest(self, group: Group) -> Fraction:
         """What counts as the mean of a stored group: that of its last re-evaluations, otherwise its own."""
-        means = [Fraction(mean) for mean in self.again.get(group.uid, ())]
+        means = [Fraction(mean) for mean in self.again.get(str(group.uid), ())]
         return exact_mean(means) if means else group.mean
 
     def good(self, group: Group) -> bool:
@@ -112,7 +112,8 @@ class AuthorsCode(FilteredMethod):
         for group in reevaluated:
             stored = hard[group.prompt.id]
             (better if group.mean > stored.mean else batch.unimproved).append(group)
-            self.again[stored.uid] = [*self.again.get(stored.uid, ()), str(group.mean)][-LAST:]
+            uid = str(stored.uid)
+            self.again[uid] = [*self.again.get(uid, ()), str(group.mean)][-LAST:]
         batch.reevaluated = self._cut(better, self.max_responses - batch.responses)
         settled = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
         batch.cut = [group for group in (*fresh, *better) if group.uid not in settled]
@@ -129,7 +130,8 @@ class AuthorsCode(FilteredMethod):
                 self.replay.add(group)
                 self._evict()
         self.replay.check()
-        self.again = {group.uid: self.again[group.uid] for group in self.replay if group.uid in self.again}
+        uids = {str(group.uid) for group in self.replay}
+        self.again = {uid: means for uid, means in self.again.items() if uid in uids}
         self.measured = {
             "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),

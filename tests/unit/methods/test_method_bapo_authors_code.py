@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from fractions import Fraction as F
 
@@ -16,6 +15,7 @@ from reference_authors_code import AuthorsCode as Reference
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.methods.bapo_authors_code import AuthorsCode
+from bapo_openrlhf.record.state_file import load_state, save_state
 
 C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
 
@@ -142,7 +142,7 @@ def test_the_newer_group_of_a_prompt_is_generated_again(make_group):
     method.build_batch(1, [newer], [])
     assert method.begin_step(2) == [newer.prompt]
     method.build_batch(2, [], [make_group(1, prompt="p", step=2)])
-    assert method.latest(newer) == F(1, 8) and method.again == {newer.uid: ["1/8"]}
+    assert method.latest(newer) == F(1, 8) and method.again == {str(newer.uid): ["1/8"]}
 
 
 def test_every_hard_prompt_and_every_response_of_x2_is_as_likely(make_group):
@@ -168,7 +168,7 @@ def test_a_part_of_x2_is_relative_to_what_is_kept(make_group):
         assert group.mean == sum(map(F, group.rewards)) / group.size
 
 
-def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group):
+def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
     def drive(method, start, steps):
         batches = []
         for t in range(start, start + steps):
@@ -186,7 +186,8 @@ def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group):
     whole = authors_code(3, **flags)
     drive(whole, 0, 9)
     resumed = authors_code(99, **flags)
-    resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+    save_state(tmp_path, whole.state_dict())
+    resumed.load_state_dict(load_state(tmp_path))
     assert whole.again and drive(resumed, 9, 12) == drive(whole, 9, 12)
     assert resumed.again == whole.again
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 import textwrap
+from collections.abc import Container
+from dataclasses import fields
 from fractions import Fraction
 
 import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.methods import BAPO, Method
 from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.record.metrics import names
+from bapo_openrlhf.record.state_file import load_state, save_state
 
 GIVEN = {"capacity": 8, "group_size": 4, "seed": 7, "buffer_size": 64}
 SOURCE = """
@@ -140,6 +144,51 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
     assert len(sizes) >= 3 and max(sizes) == most
+
+
+class Solved(Container):
+    """A worked solution for each prompt."""
+
+    def __contains__(self, name):
+        return True
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped(name, make_group, tmp_path):
+    """A twin is saved after each step of a random run, and a new one loads it from the file."""
+    rng, stored = random.Random(3), set()
+
+    def new_method(seed):
+        adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1)
+        method = adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4), seed=seed)
+        method.solutions = Solved()
+        return method
+
+    def act(method, step, fresh, hard):
+        """One step as the trainer takes it: what the method does, and the prompts that it names."""
+        prompts = [Prompt(f"p{n}") for n in range(12)]
+        chosen = method.choose_prompts(step, prompts, 6) if method.candidates > 1 else list(range(6))
+        named = method.begin_step(step)
+        hard = [make_group(right, size=4, prompt=prompt, step=step, weights_version=step, uid=100 * step + 50 + place)
+                for place, (prompt, right) in enumerate(zip(named, hard, strict=False))]  # fmt: skip
+        fresh = [make_group(right, size=4, prompt=prompts[place], step=step, weights_version=step, uid=100 * step + n)
+                 for n, (place, right) in enumerate(zip(chosen, fresh, strict=True))]  # fmt: skip
+        method.unanswered(named[len(hard) :])
+        batch = method.build_batch(step, fresh, hard)
+        method.observe_distances(step, {group: 0.01 * group.uid for _, group in batch.with_sources()})
+        lists = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        groups = {key: [getattr(member, "uid", member) for member in members] for key, members in lists.items()}
+        return chosen, named, groups, method.metrics()
+
+    whole, resumed = new_method(1), new_method(1)
+    for step in range(24):  # rollout_replay replays nothing in the first 20
+        rewards = [rng.choice([0, 0, 1, 2, 3, 4]) for _ in range(6)], [rng.choice([0, 0, 0, 1, 3, 4]) for _ in range(4)]
+        assert repr(act(resumed, step, *rewards)) == repr(act(whole, step, *rewards))  # nan is equal to nan
+        save_state(tmp_path, resumed.state_dict())
+        resumed = new_method(seed=100 + step)
+        resumed.load_state_dict(load_state(tmp_path))
+        stored |= {key for key, value in whole.state_dict().items() if value}
+    assert stored == set(whole.state_dict())
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):
