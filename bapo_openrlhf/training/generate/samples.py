@@ -19,8 +19,8 @@ def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def prompt_of(sample: Experience) -> Prompt:
-    """The prompt of a generated sample."""
-    return Prompt(sample.prompts[0], sample.labels[0], sample.images[0] if sample.images else None)
+    """The prompt of a generated sample. A row whose list of images is empty has the prompt of one without images."""
+    return Prompt(sample.prompts[0], sample.labels[0], (sample.images and sample.images[0]) or None)
 
 
 def response_of(sample: Experience) -> Response:

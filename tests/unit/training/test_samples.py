@@ -19,7 +19,9 @@ from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SEGMENTS  # noqa: E402
+from bapo_openrlhf.training.generate.rollout import chosen_prompts  # noqa: E402
 from bapo_openrlhf.training.generate.samples import (  # noqa: E402
     by_request,
     groups_of,
@@ -222,6 +224,16 @@ class TestGroups:
     def test_images_belong_to_the_prompt(self):
         groups = groups_of([[made_by_openrlhf(images=["a.png"])]], first_uid=0, step=0, weights_version=0)
         assert groups[0].prompt.images == ["a.png"]
+
+    def test_a_row_with_an_empty_list_of_images_has_the_prompt_that_its_solution_and_its_choice_are_kept_under(self):
+        groups = groups_of(
+            [[made_by_openrlhf(prompt="p", label="l", images=[])]], first_uid=0, step=0, weights_version=0
+        )
+        seen = []
+        chosen_prompts(
+            iter([(None, ["p", "q"], ["l", "l"], [[], []])]), 1, 2, lambda prompts, _: seen.extend(prompts) or [0]
+        )
+        assert groups[0].prompt.id == Prompt("p", "l").id == seen[0].id
 
     def test_nothing(self):
         assert groups_of(in_groups([], 4), first_uid=0, step=0, weights_version=0) == []
