@@ -230,6 +230,9 @@ WITH_ADAPTATION = [
          "asked for before its step, and only the step knows how many groups its buffer can replay"),
     Rule("adapt.filter", lambda f: f.adapted and f[FILTERING] and f["adapt.filter"] != "range",
          "{it}; it must be range with algo.dynamic_filtering_enable, which draws prompts until enough groups pass it"),
+    Rule("adapt.reward_range", lambda f: f.adapted and f[FILTERING] and f["adapt.reward_range"] == [MEASURED],
+         "{it}; it must be LOW HIGH with algo.dynamic_filtering_enable, because the first step compares rewards with "
+         "algo.dynamic_filtering_range before their range is measured"),
     Rule("rollout.vllm_generate_batch_size",
          lambda f: f.adapted and (f["rollout.vllm_generate_batch_size"] or 0) > f["rollout.batch_size"],
          "{it}; with adapt.method {f[adapt.method]} it must be at most rollout.batch_size, {f[rollout.batch_size]}: "
@@ -388,6 +391,9 @@ OF_METHODS = [
     Rule("adapt.reward_range", lambda f: f["adapt.reward_range"] == [MEASURED] and _stages(f),
          "{it}; it must be LOW HIGH with adapt.method {f[adapt.method]}, because the method needs the range while it "
          "generates"),
+    Rule(FILTERING, lambda f: f[FILTERING] and f.method and f.method.adds_rewards,
+         "{it}; it must be False with adapt.method {f[adapt.method]}, because a step counts the groups with a signal "
+         "before the method adds rewards to them"),
 ]  # fmt: skip
 
 

@@ -40,6 +40,8 @@ class Method(ABC):
         candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
         asynchronous: Whether groups of prompts that it names may come in a later step.
         related_to_generated: Whether it trains on groups without some of the responses that their means are over.
+        adds_rewards: Whether its filter sees fresh groups with a reward that they were not generated with, of a worked
+            solution or of a stored success.
         demonstrates: Whether it trains on worked solutions (`Batch.demonstrations`, `Batch.fine_tuned`).
         first_responses: Responses to each prompt that are generated first. None means that all G are.
         measured: Metrics of the last step. `build_batch` sets it.
@@ -56,6 +58,7 @@ class Method(ABC):
     candidates: int = 1
     asynchronous: ClassVar[bool] = True
     related_to_generated: ClassVar[bool] = False
+    adds_rewards: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = False
     first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})

@@ -37,6 +37,7 @@ class LUFFY(FilteredMethod):
     SOURCE = "arXiv 2504.14945"
     asynchronous = False  # a group of G - 1 responses comes in one stage of its own
     related_to_generated = True
+    adds_rewards = True
     demonstrates = True
     METRICS = (CAPACITY,)
 

@@ -28,6 +28,7 @@ class StoredSuccesses(FilteredMethod):
     """
 
     STATE = ("rng", "cache")
+    adds_rewards = True
     METRICS = (
         CAPACITY,
         *ResponseCache.METRICS,

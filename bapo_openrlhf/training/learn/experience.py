@@ -142,7 +142,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     @torch.no_grad()
     def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
-        """Make the experience of the samples that stay: old log-probs, KL target, advantages and weights.
+        """Make the experience of the samples that stay: old log-probs, KL target and advantages.
 
         Args:
             passed: What today's models say of the batch.

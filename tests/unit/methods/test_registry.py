@@ -20,6 +20,14 @@ from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.record.metrics import names
 from bapo_openrlhf.record.state_file import load_state, save_state
 
+
+class Solved(Container):
+    """A worked solution for each prompt."""
+
+    def __contains__(self, name):
+        return True
+
+
 GIVEN = {"capacity": 8, "group_size": 4, "seed": 7, "buffer_size": 64}
 SOURCE = """
     from fractions import Fraction
@@ -125,11 +133,15 @@ def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
-    """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any."""
+    """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any.
+
+    There are no others, unless the method adds rewards to groups.
+    """
     arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
+    method.solutions = Solved()
     size = 3 if name == "luffy" else 4  # a worked solution has the place of its fourth
-    rng, sizes, most = random.Random(2), set(), 7 * size
+    rng, sizes, most, others = random.Random(2), set(), 7 * size, 0
     for step in range(60):
         again = method.begin_step(step)
         prompts = [f"p{n}" for n in range(rng.randrange(20))]
@@ -140,17 +152,12 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         batch = method.build_batch(step, fresh, hard)
         assert not batch.cut or batch.responses > most - batch.cut[0].size
         kept = {group.uid for group in batch.fresh + batch.cut}
-        assert {group.uid for group in fresh if 0 < group.mean < 1} <= kept
+        informative = {group.uid for group in fresh if 0 < group.mean < 1}
+        assert informative <= kept
+        others += len(informative) > 0 and len(kept & {group.uid for group in fresh} - informative)
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
-    assert len(sizes) >= 3 and max(sizes) == most
-
-
-class Solved(Container):
-    """A worked solution for each prompt."""
-
-    def __contains__(self, name):
-        return True
+    assert len(sizes) >= 3 and max(sizes) == most and (others > 0) == method.adds_rewards
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -266,7 +266,10 @@ def shown_loss(one, weight, cross_entropy):
 @UNHURRIED
 @given(**SHAPES, cross_entropy=st.booleans(), shown=st.integers(1, 3))
 def test_the_gradient_with_demonstrations(cross_entropy, shown, **shape):
-    """Tokens of both kinds are averaged together. Only responses have a clip and a KL. Cross-entropy has no entropy."""
+    """Tokens of both kinds are averaged together. Only responses have a clip and a KL. Cross-entropy has no entropy.
+
+    Otherwise the entropy is that of all tokens, as in the code of LUFFY's authors.
+    """
     update = Update(WholeBatchActorTrainer, **shape, shown=shown, cross_entropy=cross_entropy)
     for actual, window in zip(gradients(update), update.windows(), strict=True):
         samples, weight = [*itertools.chain(*window)], update.weight
