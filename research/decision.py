@@ -9,6 +9,7 @@ update.
 from __future__ import annotations
 
 import argparse
+import json
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,9 +22,22 @@ import altair as alt
 import numpy as np
 import pandas as pd
 from decision_runs import mixtures, origins_of
-from decision_stages import FAILED, STAGES, Stage, explained, planned, results_of, stage_of, study_of
+from decision_stages import (
+    FAILED,
+    STAGES,
+    NotYet,
+    Stage,
+    choose,
+    explained,
+    planned,
+    rates_of,
+    results_of,
+    stage_of,
+    study_of,
+)  # fmt: skip
+from decision_stages import heights as heights_of_rates
 from folders import DOCS_IMAGES, RESULTS
-from hard_prompts import SOLVED
+from hard_prompts import AGAIN, SOLVED
 from held_out import held_out
 from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
 from replay_probe import ratios
@@ -44,6 +58,8 @@ DRAWN = {  # the arms of the figure and their colours
     "GRPO, half of the prompts": PALETTE[6], "GRPO, two epochs": PALETTE[0], "filter only": PALETTE[2],
     "BAPO, all near groups": PALETTE[4], "BAPO": PALETTE[1],
 }  # fmt: skip
+BEYOND = (("without_x2", "filter_only_delayed"),)  # compared at each cost too: replay with the filter's v = 2
+BASE = "base"  # in solved.csv, the stage of the base model
 PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
 
 
@@ -100,7 +116,7 @@ class Records:
         """The runs of a stage that are done; none if its learning rates are not known."""
         try:
             return [run for run in planned(stage, self.root) if run.done]
-        except LookupError:
+        except NotYet:
             return []
 
     def results(self, name: str) -> Results | None:
@@ -210,23 +226,27 @@ def kept() -> Iterator[Path]:
             (folder / FAILED).touch()
         counts = FOLDER / "solved.csv"
         for row in pd.read_csv(counts).itertuples() if counts.is_file() else ():
-            folder = stage_of(row.stage).folder(root) / RUNS / row.run
-            (folder / SOLVED).write_text(f'{{"solved": {row.solved}, "of": {row.of}}}\n', encoding="utf-8")
+            folder = root / AGAIN if row.stage == BASE else stage_of(row.stage).folder(root) / RUNS / row.run
+            folder.mkdir(parents=True, exist_ok=True)
+            numbers = f'"solved": {row.solved}, "of": {row.of}, "right": {row.right}'
+            (folder / SOLVED).write_text(f"{{{numbers}}}\n", encoding="utf-8")
         yield root
 
 
 def keep_all(records: Records) -> None:
     """Pack the records of all stages, and write what the archives have not as tables."""
-    rows, lost = [], []
+    counted, lost = [(BASE, path) for path in (records.root / AGAIN).glob(SOLVED)], []
     for stage in STAGES:
         folder = stage.folder(records.root) / RUNS
         if folder.is_dir():
             keep(folder, FOLDER / f"{stage.name}.tar.xz")
-        for path in sorted(folder.glob(f"*/{SOLVED}")):
-            counts = pd.read_json(path, typ="series")
-            rows.append({"stage": stage.name, "run": path.parent.name, "solved": counts["solved"], "of": counts["of"]})
+        counted += [(stage.name, path) for path in sorted(folder.glob(f"*/{SOLVED}"))]
         lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
-    pd.DataFrame(rows, columns=["stage", "run", "solved", "of"]).to_csv(FOLDER / "solved.csv", index=False)
+    rows = []
+    for stage_name, path in counted:
+        counts = json.loads(path.read_bytes())
+        rows.append({"stage": stage_name, "run": path.parent.name, **counts, "right": json.dumps(counts["right"])})
+    pd.DataFrame(rows, columns=["stage", "run", "solved", "of", "right"]).to_csv(FOLDER / "solved.csv", index=False)
     pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
     if not (probes := records.probes()).empty:
         probes.to_parquet(FOLDER / "probes.parquet", index=False)
@@ -335,24 +355,44 @@ def at_equal_seconds(results: Results, arm: str, other: str, units: pd.DataFrame
 
 
 def gains(results: Results, units: pd.DataFrame) -> pd.DataFrame:
-    """Each arm minus GRPO or PPO at each cost.
+    """Each arm minus GRPO or PPO, and the pairs of BEYOND, at each cost.
 
     Returns:
-        A row for each: label, path, cost, pairs, and gain, low and high in points.
+        A row for each: label, than, path, cost, pairs, and gain, low and high in points.
     """
     rows = []
     for path in results.paths:
         plain, *others = results.of_path(path)
-        for arm in others:
-            compared = {"label": results.labels[arm.name], "path": path}
-            for cost, column in COLUMNS.items():
-                both = heights(results, arm.name, plain.name, column)
-                if len(both) > 1:
-                    interval = crossed_interval(100 * (both[arm.name] - both[plain.name]).to_numpy()[None])
-                    rows.append({**compared, "cost": cost, "pairs": len(both), **interval._asdict()})
-            if timed := at_equal_seconds(results, arm.name, plain.name, units):
-                rows.append({**compared, "cost": "seconds", "pairs": len(both), **timed._asdict()})
+        pairs = [(arm.name, plain.name) for arm in others]
+        pairs += [(f"{arm}-{path}", f"{other}-{path}") for arm, other in BEYOND]
+        for arm, other in pairs:
+            if {arm, other} <= set(results.labels):
+                names = {"label": results.labels[arm], "than": results.labels[other], "path": path}
+                rows += [names | row for row in at_each_cost(results, arm, other, units)]
     return pd.DataFrame(rows).rename(columns={"value": "gain"})
+
+
+def at_each_cost(results: Results, arm: str, other: str, units: pd.DataFrame) -> Iterator[dict[str, object]]:
+    """The difference of two arms at each cost at which they have two pairs: cost, pairs, and an interval in points."""
+    for cost, column in COLUMNS.items():
+        both = heights(results, arm, other, column)
+        if len(both) > 1:
+            interval = crossed_interval(100 * (both[arm] - both[other]).to_numpy()[None])
+            yield {"cost": cost, "pairs": len(both), **interval._asdict()}
+    if timed := at_equal_seconds(results, arm, other, units):
+        yield {"cost": "seconds", "pairs": len(both), **timed._asdict()}
+
+
+def searches(root: Path) -> pd.DataFrame:
+    """What the searches that have ended have found: for each method and rate, the lower height of its runs."""
+    rows = []
+    for stage in STAGES:
+        for method in stage.seconds if stage.grid else ():
+            by_rate = heights_of_rates(stage, method, rates_of(stage, method, root), root)
+            for rate, height in by_rate.items() if by_rate else ():
+                taken = "taken" if rate == choose(by_rate) else ""
+                rows.append({"stage": stage.name, "method": method, "rate": rate, "height": 100 * height, "": taken})
+    return pd.DataFrame(rows)
 
 
 # ── updates ──
@@ -420,14 +460,17 @@ def page(tables: Mapping[str, pd.DataFrame]) -> str:
     parts = ["# Replay, the filter or larger steps: the numbers", f"{source} Gains are in points, with 95 % intervals."]
     for title, table in tables.items():
         if not table.empty:
-            parts += [f"## {title}", table.round(3).to_markdown(index=False)]
+            if "rate" in table:  # too small for three digits behind the point
+                table = table.assign(rate=table["rate"].map("{:g}".format))
+            texts = [number for number, name in enumerate(table) if name == "rate"]
+            parts += [f"## {title}", table.round(3).to_markdown(index=False, disable_numparse=texts)]
     return "\n\n".join(parts) + "\n"
 
 
 def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     """The tables of the page by their titles, of the stages that have runs."""
     units = records.units()
-    tables = {"Primary comparisons": primary(records)}
+    tables = {"Primary comparisons": primary(records), "Learning rates": searches(records.root)}
     for stage in ("runs", "hard", "critic"):
         results = records.results(stage)
         if results is None:
@@ -443,6 +486,9 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
         solved = records.solved(stage)
         if not solved.empty:
             shares = (100 * solved.unstack(0)).rename_axis("seed").reset_index()
+            if (again := records.root / AGAIN / SOLVED).is_file():
+                counts = json.loads(again.read_bytes())
+                shares["base model, asked again"] = 100 * counts["solved"] / counts["of"]
             tables[f"Solved of the never solved ({stage})"] = shares
     probes = records.probes()
     if probes.empty and (FOLDER / "probes.parquet").is_file():

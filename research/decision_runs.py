@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from decision_stages import AVX2, FAILED, STAGES, Stage, ended, planned, seconds_left, stage_of, study_of
+from decision_stages import AVX2, FAILED, STAGES, NotYet, Stage, ended, planned, seconds_left, stage_of, study_of
 from folders import RESULTS, ROOT
 from hard_prompts import BASE_COUNTS, solved_by, write_never
 
@@ -236,7 +236,7 @@ def run(root: Path, hours: float | None) -> int:
         while True:
             try:
                 runs = planned(stage, root)
-            except LookupError as error:
+            except NotYet as error:
                 print(f"{error}; stage {stage.name} has to wait for it")
                 return 1
             require_unmixed(stage, runs, now)

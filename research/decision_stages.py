@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from folders import STUDIES
 
+from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
@@ -25,16 +26,20 @@ from bapo_openrlhf.workbench.study.runner import Planned, plan
 RATE = "actor.adam.lr"
 FACTOR = 2  # between two rates of a search
 MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
-NEAR = 0.02  # of two rates whose mean heights differ by less, the smaller one is taken
+NEAR = 0.03  # of two rates whose heights differ by less, the smaller one is taken
 EXPLAINED = "value/explained_variance"
 ENOUGH = 0.2  # share of the variance of the returns: nothing is claimed about a critic that explains less
 FAILED = "failed"  # file in the folder of a run that has ended twice with an error
 AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
 
+
+class NotYet(Exception):
+    """A search or a climb has not ended, and what was asked for depends on it."""
+
+
 # Which search an arm has its rate from: the nearest of the methods that were searched (decision_design.md).
 NEAREST = {
     "replay_all_two_steps": "two_epochs",
-    "without_x2": "bapo",
     "in_denominator": "plain",
     "filter_only_delayed": "filter_only",
     "bapo_c1_0": "bapo",
@@ -91,13 +96,13 @@ def resized(seconds: Mapping[str, float], step_part: float, rest: float) -> dict
 
 # Seconds of a run of 4,096 responses that has the machine for itself. The steps take 0.86 of the time that they took
 # beside another run (research/results/map: GRPO's unit times, 146 s of 169 s). Everything else took REST at the least.
-# Those of GRPO with half of the prompts are of the first runs of this study.
+# Those of GRPO, also with half of the prompts, are of the first runs of this study.
 REST = 40.0
 SECONDS = {
-    "plain": 202.0, "half": 225.0, "two_epochs": 264.0, "filter_only": 190.0, "bapo": 199.0, "replay_all": 289.0,
-    "replay_all_two_steps": 284.0, "without_x2": 197.0, "in_denominator": 202.0, "filter_only_delayed": 190.0,
+    "plain": 164.0, "half": 225.0, "two_epochs": 264.0, "filter_only": 190.0, "bapo": 199.0, "replay_all": 289.0,
+    "replay_all_two_steps": 284.0, "without_x2": 197.0, "in_denominator": 164.0, "filter_only_delayed": 190.0,
 }  # fmt: skip
-SEARCHED = ("plain", "half", "two_epochs", "filter_only", "bapo", "replay_all")
+SEARCHED = ("plain", "half", "two_epochs", "filter_only", "bapo", "replay_all", "without_x2")
 OF_HARD = {"plain": 180.0, "half": 205.0, "filter_only": 170.0, "bapo": 180.0, "without_x2": 175.0, "bapo_c1_0": 180.0}
 MORE_OF_HARD = {"bapo_asks_eighths": 180.0, "bapo_in_place": 180.0, "replay_all_8": 260.0, "ar3po": 160.0,
                 "luffy": 180.0, "relift": 180.0}  # fmt: skip
@@ -125,7 +130,8 @@ STAGES = (
     Stage("age", 4, "age_or_distance", (91, 92), {"small": 780.0, "large": 780.0}),
 )  # fmt: skip
 _chosen: dict[tuple[str, Path], dict[str, float]] = {}  # what the searches that have ended found, by their folder
-HARD_NEAREST = {"half": "plain", "filter_only": "bapo"}  # with hard prompts, the rates of two methods are searched
+# With hard prompts, the rates of two methods are searched.
+HARD_NEAREST = {"half": "plain", "filter_only": "bapo", "without_x2": "bapo"}
 
 
 @cache
@@ -154,7 +160,7 @@ def study_of(stage: Stage, root: Path) -> Study:
     """The study of a stage, with the learning rates that are known so far.
 
     Raises:
-        LookupError: The search that its rates come from has not ended.
+        NotYet: The search that its rates come from has not ended.
     """
     study = definition(stage.study)
     arms = {arm.method: arm for arm in study.arms if arm.method in stage.seconds}
@@ -198,10 +204,10 @@ def results_of(study: Study, runs: Sequence[Planned]) -> Results:
 
 
 def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, float] | None:
-    """Mean height of the learning curve of a method with each rate, up to an equal number of responses.
+    """Height of the learning curve of a method with each rate, up to an equal number of responses.
 
     Returns:
-        The mean over the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.
+        The lower one of the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.
     """
     study = definition(stage.study)
     arm = next(arm for arm in study.arms if arm.method == method)
@@ -213,7 +219,7 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
     whole = {rate: name for rate, name in ((rate, arm.name) for rate, arm in arms.items())
              if all(run.done for run in runs if run.arm.name == name)}  # fmt: skip
     curves = results_of(study, runs).curve(list(whole.values()), ROLLOUTS)
-    return {rate: float(curves[name].mean()) for rate, name in whole.items()}
+    return {rate: float(curves[name].min()) for rate, name in whole.items()}
 
 
 def rates_of(stage: Stage, method: str, root: Path) -> list[float]:
@@ -231,7 +237,7 @@ def rates_of(stage: Stage, method: str, root: Path) -> list[float]:
 
 
 def choose(by_rate: Mapping[float, float]) -> float:
-    """The smallest of the rates whose mean height is at most NEAR below the best one.
+    """The smallest of the rates whose height is at most NEAR below the best one.
 
     Two seeds do not tell such rates apart, and the runs at a larger rate differ more from seed to seed.
     """
@@ -243,14 +249,17 @@ def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
     """The learning rate of each method that a search has found.
 
     Raises:
-        LookupError: The search has not ended.
+        NotYet: The search has not ended.
+        RunError: It has found no rate for a method.
     """
     if (stage.name, root) not in _chosen:
         chosen = {}
         for method in stage.seconds:
             by_rate = heights(stage, method, rates_of(stage, method, root), root)
-            if not by_rate:
-                raise LookupError(f"the search {stage.name} has not ended for {method}")
+            if by_rate == {}:
+                raise RunError(f"the search {stage.name}: a run of each rate of {method} has failed")
+            if by_rate is None:
+                raise NotYet(f"the search {stage.name} has not ended for {method}")
             chosen[method] = choose(by_rate)
         _chosen[stage.name, root] = chosen
     return _chosen[stage.name, root]
@@ -310,11 +319,11 @@ def settings_of(stage: Stage, root: Path) -> Arm | None:
     """The settings that a climb has found, as an arm without a learning rate; None if no critic explains ENOUGH.
 
     Raises:
-        LookupError: The climb has not ended.
+        NotYet: The climb has not ended.
     """
     result = climbed(stage, study_of(stage, root).arms, root)
     if not result.over:
-        raise LookupError(f"the climb {stage.name} has not ended")
+        raise NotYet(f"the climb {stage.name} has not ended")
     if result.best is None or result.explained < ENOUGH:
         return None
     return replace(result.best, flags={name: value for name, value in result.best.flags.items() if name != RATE})
@@ -331,7 +340,7 @@ def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
     """
     try:
         runs = planned(stage, root)
-    except LookupError:
+    except NotYet:
         return len(stage.seconds) * len(stage.seeds), len(stage.seeds) * sum(stage.seconds.values())
     left, measured = [run for run in runs if not ended(run)], {}
     for run in runs:

@@ -13,21 +13,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 import pandas as pd
 from folders import RESULTS, ROOT
+from hard_sums import TRAINED
 
 from bapo_openrlhf.record.run_record import MODEL
 from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.workbench.evaluation.store import read_rows
 
-PROMPTS = 128  # the first ones of the hard sums, which the runs train on
 BASE, AT_END, LEAST = 64, 16, 2  # responses of the base model, those of a trained model, and how many have to be right
 LEAST_SUCCESS, MOST_SUCCESS = 0.01, 0.05  # of the base model over all prompts, or the setting is not the planned one
 BASE_COUNTS = RESULTS / "decision" / "hard_base.csv"
 SOLVED = "solved.json"  # in the folder of a run
+AGAIN = Path("runs") / "eval" / "hard_base_again"  # the same for the base model
 CONFIG = ("configs/quickstart.yaml", "configs/steps/train.yaml")
 REWARD = "bapo_openrlhf/tasks/reasoning_gym.py"
 
@@ -81,8 +81,8 @@ def write_base(root: Path) -> None:
     """Count the base model's right responses, unless that has been done."""
     if BASE_COUNTS.is_file():
         return
-    problems, out = root / "runs" / "hard_sums" / "hardest.jsonl", root / "runs" / "eval" / "hard_base"
-    scores = evaluate(root / "runs" / "steps_model", problems, BASE, out, root, limit=PROMPTS, seed=42)
+    problems, out = root / "runs" / "hard_sums" / "trained.jsonl", root / "runs" / "eval" / "hard_base"
+    scores = evaluate(root / "runs" / "steps_model", problems, BASE, out, root, limit=TRAINED, seed=42)
     BASE_COUNTS.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame({"input": list(scores), "right": [right(of_problem) for of_problem in scores.values()]})
     write_atomically(BASE_COUNTS, table.to_csv(index=False).encode())
@@ -95,12 +95,12 @@ def write_never(root: Path) -> None:
         ValueError: The counts are those of other problems.
     """
     hard, counts = root / "runs" / "hard_sums", read_base()
-    with (hard / "hardest.jsonl").open(encoding="utf-8") as file:
-        rows = {json.loads(line)["input"]: line for line in islice(file, PROMPTS)}
+    with (hard / "trained.jsonl").open(encoding="utf-8") as file:
+        rows = {json.loads(line)["input"]: line for line in file}
     if set(counts) != set(rows):
-        raise ValueError(f"{BASE_COUNTS} has other problems than the first {PROMPTS} of {hard / 'hardest.jsonl'}")
+        raise ValueError(f"{BASE_COUNTS} has other problems than {hard / 'trained.jsonl'}")
     (hard / "never.jsonl").write_text("".join(rows[problem] for problem in never_solved(counts)), encoding="utf-8")
-    again = root / "runs" / "eval" / "hard_base_again"
+    again = root / AGAIN
     again.mkdir(parents=True, exist_ok=True)
     solved_by(again, root, model=root / "runs" / "steps_model")
 

@@ -1,6 +1,10 @@
-"""Hard training data for the map (study_design.md): of the sums in a file, those with many steps that may slip.
+"""Hard training data (study_design.md): of the sums in a file, those with many steps that may slip.
 
-python research/hard_sums.py  # runs/hard_sums/train.jsonl, which research/steps/hard.yaml makes, to hardest.jsonl
+python research/hard_sums.py  # of runs/hard_sums/train.jsonl, which research/steps/hard.yaml makes
+
+hardest.jsonl has the training data of the map, and trained.jsonl the first of them, those of part 2 of
+decision_design.md. That is a file of its own, because `--data.max_samples` would also cut the held-out problems.
+
 
 The base model of `--size steps` slips in a step that crosses a multiple of ten. Of the prompts that cross five or more,
 nine in ten have 0 of 8 right responses at first.
@@ -13,7 +17,7 @@ from pathlib import Path
 
 FOLDER = Path("runs") / "hard_sums"
 LEAST = 5  # tens that a hard sum crosses
-PROMPTS = 512
+PROMPTS, TRAINED = 512, 128  # of hardest.jsonl, and of trained.jsonl
 
 
 def tens_crossed(question: str) -> int:
@@ -24,10 +28,11 @@ def tens_crossed(question: str) -> int:
 
 
 def main() -> int:
-    """Write the first PROMPTS hard sums."""
+    """Write the first hard sums."""
     with (FOLDER / "train.jsonl").open(encoding="utf-8") as file:
         hard = [line for line in file if tens_crossed(json.loads(line)["input"]) >= LEAST]
-    (FOLDER / "hardest.jsonl").write_text("".join(hard[:PROMPTS]), encoding="utf-8")
+    for name, count in (("hardest", PROMPTS), ("trained", TRAINED)):
+        (FOLDER / f"{name}.jsonl").write_text("".join(hard[:count]), encoding="utf-8")
     print(f"{FOLDER / 'hardest.jsonl'}: {min(len(hard), PROMPTS)} of {len(hard)} hard sums")
     return 0
 

@@ -127,6 +127,8 @@ def keep(runs: Path, records: Path) -> None:
     with tarfile.open(records, "w:xz") as file:
         for run in sorted(path.parent for path in runs.glob(f"*/{SUMMARY}")):
             for name in KEPT:
+                if not (run / name).is_file():  # a run without evaluations has no such file
+                    continue
                 content = (run / name).read_bytes()
                 entry = tarfile.TarInfo(f"{run.name}/{name}")
                 entry.size = len(content)

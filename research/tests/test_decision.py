@@ -28,6 +28,12 @@ def top(method: str, seed: int) -> float:
     return TOPS[method] + 0.05 * np.sin(seed * (1 + (method == "without_x2")))
 
 
+@pytest.fixture(autouse=True)
+def small_search(monkeypatch):
+    """The searches of these tests have two methods, and BAPO without X2 takes the rate of BAPO."""
+    monkeypatch.setitem(stages.NEAREST, "without_x2", "bapo")
+
+
 @pytest.fixture
 def records(tmp_path, monkeypatch):
     for module in (stages, decision):
@@ -245,10 +251,14 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(replay_map, "SHARES", [0.0, 0.5, 1.0])
     for run in stages.planned(UNITS, tmp_path):
         write_run(run, 0.5, update=1.0 + run.seed % 10)
+        (run.folder / "evaluations.jsonl").unlink()  # they have none
     for run in stages.planned(HARD, tmp_path):
         write_run(run, 0.5)
         (run.folder / "command.json").write_text("[]")
-        (run.folder / "solved.json").write_text('{"solved": 3, "of": 50}')
+        (run.folder / "solved.json").write_text('{"solved": 3, "of": 50, "right": {"1 + 1 =": 2}}')
+    again = tmp_path / "runs" / "eval" / "hard_base_again"
+    again.mkdir(parents=True)
+    (again / "solved.json").write_text('{"solved": 1, "of": 50, "right": {"1 + 1 =": 2}}')
     for stage in (SEARCH, UNITS, RUNS):
         for run in stages.planned(stage, tmp_path):
             (run.folder / "command.json").write_text("[]")
@@ -258,7 +268,16 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
     (lost / stages.FAILED).touch()
     assert decision.main(["--runs", str(tmp_path), "--keep"]) == 0
     first = (tmp_path / "results" / "decision.md").read_text()
-    for part in ("Primary comparisons", "Updates (runs)", "Unit times", "Solved of the never solved (hard)", "| ahead"):
+    for part in (
+        "Primary comparisons",
+        "Updates (runs)",
+        "Unit times",
+        "Solved of the never solved (hard)",
+        "| ahead",
+        "Learning rates",
+        "| 0.0001 |",
+        "| base model, asked again |",
+    ):
         assert part in first
     assert (tmp_path / "decision_shares.svg").stat().st_size > 5_000
     assert decision.main([]) == 0

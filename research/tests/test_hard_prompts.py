@@ -32,15 +32,15 @@ def asked(tmp_path, monkeypatch):
     """A project's folder with the hard sums and the base's counts. Returns what was asked: model, file and number."""
     hard = tmp_path / "runs" / "hard_sums"
     hard.mkdir(parents=True)
-    rows = [{"input": f"sum {n}", "label": str(n)} for n in range(200)]
-    (hard / "hardest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"input": f"sum {n}", "label": str(n)} for n in range(128)]
+    (hard / "trained.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(hard_prompts, "BASE_COUNTS", tmp_path / "results" / "hard_base.csv")
     calls = []
 
     def evaluate(model, problems, runs, out, root, *, limit, seed):
         calls.append((model.name, problems.name, runs, limit, seed))
         texts = [json.loads(line)["input"] for line in problems.open()][:limit]
-        if problems.name == "hardest.jsonl":
+        if problems.name == "trained.jsonl":
             return {text: [1.0] * counts()[text] + [0.0] * (runs - counts()[text]) for text in texts}
         return {text: [float(n < place) for n in range(runs)] for place, text in enumerate(texts)}
 
@@ -52,7 +52,7 @@ def test_the_base_is_asked_once_and_fixed(asked):
     root, calls = asked
     for _ in range(2):
         hard_prompts.write_base(root)
-    assert calls == [("steps_model", "hardest.jsonl", 64, 128, 42)] and hard_prompts.read_base() == counts()
+    assert calls == [("steps_model", "trained.jsonl", 64, 128, 42)] and hard_prompts.read_base() == counts()
     hard_prompts.write_never(root)
     never = [json.loads(line) for line in (root / "runs" / "hard_sums" / "never.jsonl").open()]
     assert [row["label"] for row in never] == [str(n) for n in range(64)]
@@ -76,7 +76,7 @@ def test_a_trained_model_is_asked_once_with_the_same_responses_for_each_arm(aske
 def test_counts_of_other_problems_are_refused(asked):
     root, _ = asked
     hard_prompts.write_base(root)
-    path = root / "runs" / "hard_sums" / "hardest.jsonl"
+    path = root / "runs" / "hard_sums" / "trained.jsonl"
     path.write_text(path.read_text().replace('"sum 7"', '"sum 7000"'))
     with pytest.raises(ValueError, match="other problems"):
         hard_prompts.write_never(root)

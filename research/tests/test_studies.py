@@ -18,8 +18,8 @@ STEPS = {  # prompts and steps of those that have other numbers than their kind
     "map_near": (768, 48),
     "map_groups": (256, 64),
     "countdown_methods": (1536, 96),
-    "hard_prompts": (512, 48),
-    "hard_prompts_more": (512, 48),
+    "hard_prompts": (128, 48),
+    "hard_prompts_more": (128, 48),
 }
 
 
