@@ -276,7 +276,7 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
         "| ahead",
         "Learning rates",
         "| 0.0001 |",
-        "| base model, asked again |",
+        "base model, asked again |",
     ):
         assert part in first
     assert (tmp_path / "decision_shares.svg").stat().st_size > 5_000
