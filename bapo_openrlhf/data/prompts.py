@@ -1,5 +1,6 @@
 """Make prompts of rows with OpenRLHF's own functions: input template, chat template and tokenizer."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from bapo_openrlhf.data.tokenizer import Tokenizer, apart
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.contract import module_of
 
-# Each tokenizer has one of them.
+# Each tokenizer on the hub has one of these files. One in a folder may also be an older one, such as spiece.model.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER_NAME = re.compile(r".*tokenizer.*|(vocab|merges|tekken|byte_maps).*|.*\.(model|spm|tiktoken)")
 
 
 def fill(content: Any, template: str | None, apply_chat_template: Callable[..., str] | None) -> str:
@@ -30,13 +32,30 @@ def local_tokenizer(model: str) -> str | None:
     """The folder of a model's tokenizer on this machine; None if it has none."""
     folder = Path(model)
     if folder.is_dir():
-        return model if any((folder / file).is_file() for file in TOKENIZER_FILES) else None
+        files = (path.name for path in folder.iterdir() if path.is_file())
+        return model if any(map(TOKENIZER_NAME.fullmatch, files)) else None
     from huggingface_hub import try_to_load_from_cache
 
     for file in TOKENIZER_FILES:
         if isinstance(cached := try_to_load_from_cache(model, file), str):
             return str(Path(cached).parent)
     return None
+
+
+def check_tokenizer(flag: str, model: str) -> None:
+    """Check that a model has a tokenizer if it is a folder.
+
+    Without one, transformers makes a tokenizer of the name of the architecture in config.json. It has no vocabulary, so
+    that each prompt is empty.
+
+    Raises:
+        ConfigError: The message names the flag and the folder.
+    """
+    if Path(model).is_dir() and local_tokenizer(model) is None:
+        raise ConfigError(
+            f"{flag} is {model}; the folder has no tokenizer: copy the files of the model's tokenizer into it, such as "
+            "tokenizer.json and tokenizer_config.json"
+        )
 
 
 class Renderer:

@@ -14,6 +14,7 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
+from bapo_openrlhf.data.prompts import check_tokenizer
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
@@ -122,6 +123,7 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
     names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
     for flag, name in names:
         check_model(flag, name)
+    check_tokenizer(*trained[0])
     if rewards:
         check_reward_model(args)
     elsewhere = {name: flag for flag, name in reversed(names) if ahead and not Path(name).expanduser().is_dir()}

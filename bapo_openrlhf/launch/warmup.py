@@ -18,6 +18,7 @@ from typing import Any
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data.check import check_warmup
+from bapo_openrlhf.data.prompts import check_tokenizer
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.sources import of_warmup
 from bapo_openrlhf.errors import ConfigError, RunError
@@ -34,6 +35,7 @@ def check(args: SimpleNamespace) -> None:
         ConfigError: The message names the flag, the value and what is allowed.
     """
     check_model("model.model_name_or_path", args.model.model_name_or_path)
+    check_tokenizer("model.model_name_or_path", args.model.model_name_or_path)
     out, model = Path(args.ckpt.output_dir).expanduser(), Path(args.model.model_name_or_path).expanduser()
     if out.is_file() or out.resolve() == model.resolve():
         raise ConfigError(f"ckpt.output_dir is {out}; it must be a folder, and another one than the model's")

@@ -107,6 +107,12 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a test need no tokenizer, because loading one takes most of its time."""
+    monkeypatch.setattr("bapo_openrlhf.launch.preflight.check_tokenizer", lambda flag, model: None)
+
+
+@pytest.fixture
 def keep_environment() -> Iterator[None]:
     """Loading a tokenizer sets the environment variables of a run on the CPU."""
     before = dict(os.environ)

@@ -25,6 +25,8 @@ from bapo_openrlhf.workbench.prepare.build import Request, prepare
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/trl/README.md")),

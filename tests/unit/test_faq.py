@@ -11,6 +11,8 @@ import pytest
 
 from bapo_openrlhf.cli import main
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)\n```$", (ROOT / "docs" / "faq.md").read_text(), re.M | re.S)
 # Where messages of other programs stand in their source.

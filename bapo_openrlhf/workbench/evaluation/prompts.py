@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.data.prompts import fill
+from bapo_openrlhf.data.prompts import check_tokenizer, fill
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
 
@@ -47,8 +47,9 @@ class Prompter:
             images: Whether any problem has images.
 
         Raises:
-            ConfigError: The tokenizer cannot be loaded, or there are images and no chat template.
+            ConfigError: There is no tokenizer, it cannot be loaded, or there are images and no chat template.
         """
+        check_tokenizer("model", model)
         cpu.prepare_environment()
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 

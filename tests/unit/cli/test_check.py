@@ -15,6 +15,8 @@ from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.launch.resume import keep_settings
 from bapo_openrlhf.launch.settings import settings_of
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")
 

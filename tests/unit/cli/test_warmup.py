@@ -14,8 +14,10 @@ def words(tmp_path, monkeypatch):
     """A file of flags that is right, and a function that writes one with changes."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
     model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    for name in ("model", "bare"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
     (tmp_path / "rows.jsonl").write_text(3 * (json.dumps({"input": "1+1", "solution": "1 + 1 = 2"}) + "\n"))
     (tmp_path / "empty.jsonl").write_text(json.dumps({"input": "1+1", "solution": " "}) + "\n")
     file = tmp_path / "warmup.yaml"
@@ -31,6 +33,7 @@ def words(tmp_path, monkeypatch):
 BAD = {
     "--model.model_name_or_path={here}/none": "there is no such model folder",
     "--model.model_name_or_path={here}": "the folder has no config.json, so it is not a model",
+    "--model.model_name_or_path={here}/bare": "/bare; the folder has no tokenizer",
     "--ckpt.output_dir={here}/model": "it must be a folder, and another one than the model's",
     "--ckpt.output_dir={here}/rows.jsonl": "it must be a folder, and another one than the model's",
     "--data.dataset={here}/none.jsonl": "there is no such file",

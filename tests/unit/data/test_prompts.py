@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import transformers
 from data_sets import KINDS
 
 from bapo_openrlhf.data import prompts
@@ -237,6 +241,26 @@ class TestTokenizer:
         (tokenizer_folder / "tokenizer.json").write_text("{")
         with pytest.raises(ConfigError, match=r"^actor.model_name_or_path is .*; its tokenizer cannot be loaded: "):
             with_tokenizer([{"q": "1?", "a": "x"}])
+
+    @pytest.mark.parametrize("name", ["spiece.model", "vocab.txt", "sentencepiece.bpe.model", "qwen.tiktoken",
+                                      "tokenizer_config.json", "merges.txt", "tekken.json", "source.spm"])  # fmt: skip
+    def test_any_kind_of_it_is_one(self, tmp_path, name):
+        for other in ("config.json", "model.safetensors", "preprocessor_config.json", "generation_config.json"):
+            (tmp_path / other).touch()
+        with pytest.raises(ConfigError) as error:
+            prompts.check_tokenizer("model", str(tmp_path))
+        assert str(error.value).startswith(f"model is {tmp_path}; the folder has no tokenizer: ")
+        prompts.check_tokenizer("model", "no-such-owner/no-such-model")
+        (tmp_path / name).touch()
+        prompts.check_tokenizer("model", str(tmp_path))
+        assert prompts.local_tokenizer(str(tmp_path)) == str(tmp_path)
+
+    def test_each_that_transformers_knows_is_one(self):
+        sources = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
+        blocks = re.findall(r"VOCAB_FILES_NAMES = \{(.*?)\}", "".join(map(Path.read_text, sources)), re.DOTALL)
+        tokenizers = [files for block in blocks if (files := re.findall(r': "(.*?)"', block))]
+        assert len(tokenizers) > 50
+        assert [one for one in tokenizers if not any(map(prompts.TOKENIZER_NAME.fullmatch, one))] == []
 
     def test_prompts_without_tokens(self, with_tokenizer, monkeypatch):
         monkeypatch.setattr(prompts.Renderer, "lengths", lambda self, texts: [len(text) - 1 for text in texts])

@@ -23,6 +23,8 @@ from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.methods.registry import method_class
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 ROOT = Path(__file__).resolve().parents[3]
 BASE = {
     "algorithm": "bapo_grpo",

@@ -12,6 +12,8 @@ from drawn_flags import NOT_DRAWN, OTHERS, WITHIN, drawn, kept_out, ranges, tabl
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.errors import ALLOWED
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 BASE = {
     "actor.model_name_or_path": "model", "actor.num_gpus_per_node": "1", "critic.num_gpus_per_node": "1",
     "ref.num_gpus_per_node": "1", "reward.remote_url": "reward.py", "data.prompt_dataset": "train.jsonl",

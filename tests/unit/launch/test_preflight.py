@@ -12,12 +12,16 @@ import pytest
 from PIL import Image, ImageFile
 
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.launch import preflight
 from bapo_openrlhf.launch.preflight import check_inputs
+
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
 
 REWARD = "def reward_func(queries, prompts, labels):\n    return {'rewards': [0.5]}\n"
 
@@ -115,6 +119,12 @@ class TestModel:
         (run.folder / "cut" / "model.safetensors").write_bytes(b"")
         text = run.refusal(critic__model_name_or_path=run.folder / "cut")
         assert text.startswith(f"critic.model_name_or_path is {run.folder / 'cut'}; model.safetensors has 0 bytes")
+
+    @pytest.mark.parametrize("ahead", [True, False])
+    def test_folder_without_tokenizer(self, run, monkeypatch, ahead):
+        monkeypatch.setattr(preflight, "check_tokenizer", prompts.check_tokenizer)
+        text = run.refusal(actor__model_name_or_path=run.model, ahead=ahead)
+        assert text.startswith(f"actor.model_name_or_path is {run.model}; the folder has no tokenizer: ")
 
     def test_missing_folder(self, run, monkeypatch):
         (run.folder / "models").mkdir()

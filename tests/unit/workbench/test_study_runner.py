@@ -18,6 +18,8 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, plan, require_same, run_all
 
+pytestmark = pytest.mark.usefixtures("without_tokenizer")
+
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})
 # Writes when it began and ended, and a summary, into the folder that its flags name. FAIL names a run that fails.
