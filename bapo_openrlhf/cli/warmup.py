@@ -22,8 +22,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     parser = openrlhf_cli.build_parser(openrlhf_cli.SFT)
     parser.prog, parser.usage, parser.description = prog, "%(prog)s --config YAML [flags]", __doc__
     parser.error = refuse_words  # type: ignore[method-assign]
-    parser.add_argument("--config", metavar="YAML", nargs="+", help="files of flags; a later file overrules an "
-                        "earlier one, the command line overrules all files")  # fmt: skip
+    parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later file "
+                        "overrules an earlier one, the command line overrules all files")  # fmt: skip
     parser.set_defaults(**{"data.output_key": "solution"})  # the column that `bapo-openrlhf prepare` writes
     words = [
         word

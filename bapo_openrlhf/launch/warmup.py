@@ -39,6 +39,10 @@ def check(args: SimpleNamespace) -> None:
     out, model = Path(args.ckpt.output_dir).expanduser(), Path(args.model.model_name_or_path).expanduser()
     if out.is_file() or out.resolve() == model.resolve():
         raise ConfigError(f"ckpt.output_dir is {out}; it must be a folder, and another one than the model's")
+    if (out / "config.json").exists() and not args.ckpt.load_enable:
+        raise ConfigError(
+            f"ckpt.output_dir is {out}, which already has a model; give another --ckpt.output_dir, or delete that model"
+        )
     if cpu.active():
         allowed = {"attn_implementation": "eager", "packing_samples": False, "load_in_4bit": False}
         for name, value in allowed.items():

@@ -35,6 +35,7 @@ BAD = {
     "--model.model_name_or_path={here}": "the folder has no config.json, so it is not a model",
     "--model.model_name_or_path={here}/bare": "/bare; the folder has no tokenizer",
     "--ckpt.output_dir={here}/model": "it must be a folder, and another one than the model's",
+    "--ckpt.output_dir={here}/bare": "which already has a model; give another --ckpt.output_dir, or delete that model",
     "--ckpt.output_dir={here}/rows.jsonl": "it must be a folder, and another one than the model's",
     "--data.dataset={here}/none.jsonl": "there is no such file",
     "--data.dataset={here}/empty.jsonl": "row 1: solution is ' '; it must be a text",
@@ -62,6 +63,12 @@ def test_a_file_with_an_unknown_flag(words, capsys, tmp_path):
     (tmp_path / "more.yaml").write_text("data: {input: x}")
     assert cli.run(words("--config", "{here}/more.yaml")) == 2
     assert "unknown flag data.input" in capsys.readouterr().err
+
+
+def test_files_that_are_given_one_by_one(words, capsys, tmp_path):
+    (tmp_path / "more.yaml").write_text("train: {batch_size: 8}")
+    assert cli.run(words("--config", "{here}/more.yaml")) == 2
+    assert "train.batch_size is 8; it must be at most 6 = rows 3" in capsys.readouterr().err
 
 
 def test_on_gpus_each_has_a_process_of_deepspeeds_launcher(words, monkeypatch, capsys):

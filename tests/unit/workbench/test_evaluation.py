@@ -849,7 +849,7 @@ def test_other_flags_win_over_the_configuration(parsed):
 
 def test_the_range_of_rewards_is_that_of_the_training(parsed, tmp_path):
     (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
-    words = ("--config", str(CONFIGS / "quickstart.yaml"), str(tmp_path / "more.yaml"))
+    words = ("--config", str(CONFIGS / "quickstart.yaml"), "--config", str(tmp_path / "more.yaml"))
     assert parsed(*words).reward_range == (0, 100)
     with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]; it must be two numbers LOW HIGH"):
         parsed(*words, "--reward-range", "1", "0")
