@@ -74,6 +74,12 @@ class FakeModel:
         return f"it is {hashlib.sha256(f'{seed} {benchmark} {identity} {sample}'.encode()).digest()[0] % 3}"
 
 
+def weights(content):
+    """A safetensors file of one tensor of bytes."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}).encode()
+    return len(header).to_bytes(8, "little") + header + content
+
+
 def write_problems(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
@@ -89,7 +95,7 @@ def request_(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "VerifierConfig", lambda: VerifierConfig(processes=2))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(range(256)) * 16)
+    (tmp_path / "model" / "model.safetensors").write_bytes(weights(bytes(range(256)) * 16))
     (tmp_path / "reward.py").write_text(REWARD)
     write_problems(tmp_path / "mods.jsonl", 8)
     write_problems(tmp_path / "more.jsonl", 3)
@@ -531,7 +537,7 @@ def test_fingerprint_is_of_the_content(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_bytes(bytes(10_000))
+        (tmp_path / name / "model.safetensors").write_bytes(weights(bytes(10_000)))
         os.utime(tmp_path / name / "model.safetensors", (0, len(name)))
     first = store.fingerprint(str(tmp_path / "a"))
     assert store.fingerprint(str(tmp_path / "b")) == first
@@ -541,9 +547,9 @@ def test_fingerprint_is_of_the_content(tmp_path):
     for place in (0, 63, 5_000, 9_999):
         content = bytearray(10_000)
         content[place] = 1
-        (tmp_path / "b" / "model.safetensors").write_bytes(content)
+        (tmp_path / "b" / "model.safetensors").write_bytes(weights(bytes(content)))
         seen.add(store.fingerprint(str(tmp_path / "b")))
-    (tmp_path / "b" / "model.safetensors").write_bytes(bytes(10_001))
+    (tmp_path / "b" / "model.safetensors").write_bytes(weights(bytes(10_001)))
     seen.add(store.fingerprint(str(tmp_path / "b")))
     (tmp_path / "a" / "tokenizer.json").write_text("{}")
     seen.add(store.fingerprint(str(tmp_path / "a")))
