@@ -106,23 +106,46 @@ ENCODINGS = {
 }
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader takes the last of two equal keys; this one refuses them."""
+def _resolvers(kinds: tuple[str, ...]) -> dict[str | None, list[tuple[str, Any]]]:
+    """PyYAML's rules of what a plain word is, for these kinds only; any other word is a text."""
+    tags = {f"tag:yaml.org,2002:{kind}" for kind in kinds}
+    rules = yaml.SafeLoader.yaml_implicit_resolvers.items()
+    return {first: [(tag, rule) for tag, rule in pairs if tag in tags] for first, pairs in rules}
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """PyYAML's safe loader takes the last of two equal keys; this one refuses them. It makes no dates."""
+
+    yaml_implicit_resolvers = _resolvers(("bool", "float", "int", "merge", "null"))
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in lines:
                 raise ConfigError(f"line {line}: {key.value} is there already, in line {lines[key.value]}; remove one")
-        return super().construct_mapping(node, deep)  # type: ignore[no-any-return]
+            lines[key.value] = line
+        return node
 
 
-def read_yaml(field: str, path: Path) -> Any:
+class _TextLoader(_Loader):
+    """A loader for files of flags, whose parser gives each value its type: 1.10 and 2024_05_01 may be names."""
+
+    yaml_implicit_resolvers = _resolvers(("merge", "null"))
+
+
+_TextLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\.(inf|Inf|INF)$"), list("-+."))
+
+
+def read_yaml(field: str, path: Path, *, as_text: bool = False) -> Any:
     """The content of a YAML file.
 
     Args:
         field: the flag or field that names the file. Errors name it.
+        as_text: Whether numbers and switches stay as they are written.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has a key twice.
@@ -130,7 +153,7 @@ def read_yaml(field: str, path: Path) -> Any:
     try:
         data = path.read_bytes()
         encoding = next((name for mark, name in ENCODINGS.items() if data.startswith(mark)), "utf-8")
-        return yaml.load(data.decode(encoding), _Loader)
+        return yaml.load(data.decode(encoding), _TextLoader if as_text else _Loader)
     except ConfigError as error:
         raise ConfigError(f"{field} {path}, {error}") from None
     except OSError as error:
@@ -138,5 +161,5 @@ def read_yaml(field: str, path: Path) -> Any:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{field} {path}, line {line}: no text in {encoding}; save the file as UTF-8") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # a tag such as !!int in front of another text
         raise ConfigError(f"{field} {path} is not valid YAML: {' '.join(str(error).split())}") from None

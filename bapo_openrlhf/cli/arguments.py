@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.cli.parser import did_you_mean, is_switch, parse_words
+from bapo_openrlhf.cli.parser import as_switch, did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
@@ -175,9 +175,9 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
         if name == "config":
             raise ConfigError(f"config {path}: a config file cannot name another one")
         if is_switch(action):
-            if not isinstance(value, bool):
+            if as_switch(str(value)) is None:
                 raise ConfigError(f"config {path}: {name} is {value!r}; it must be true or false")
-            yield f"--{name}={str(value).lower()}"
+            yield f"--{name}={value}"
         elif isinstance(value, list):
             if action.nargs is None:
                 raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list")

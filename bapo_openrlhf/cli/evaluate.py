@@ -88,8 +88,8 @@ def build_parser(prog: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", nargs="+", action="extend", help="configuration of a training: evaluate its trained model with the "
-        "same prompts and sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its range of "
-        "rewards; other flags override it")  # fmt: skip
+        "same prompts and sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its range "
+        "of rewards; other flags override it")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
     add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")

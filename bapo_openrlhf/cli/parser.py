@@ -91,10 +91,10 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
         if action is None or not is_switch(action):
             left.append(word)
             continue
-        if not equals and rest and (isinstance(_yaml(rest[0]), bool) or not _may_follow(parser, rest[0])):
+        if not equals and rest and (as_switch(rest[0]) is not None or not _may_follow(parser, rest[0])):
             text, equals = rest.pop(0), "="
-        value = _yaml(text) if equals else True
-        if not isinstance(value, bool):
+        value = as_switch(text) if equals else True
+        if value is None:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
         switches[action.dest] = bool(action.const) == value
     return left, switches
@@ -105,11 +105,13 @@ def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:
     return word.startswith("-") or any(not action.option_strings for action in parser._actions)
 
 
-def _yaml(text: str) -> Any:
+def as_switch(text: str) -> bool | None:
+    """The value of a switch, with YAML's words for it; None if it is not one of them."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return None
+    return value if isinstance(value, bool) else None
 
 
 def _at_home(value: Any) -> Any:

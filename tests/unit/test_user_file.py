@@ -87,6 +87,32 @@ def test_an_error_names_file_and_line(tmp_path, name):
     assert user_file.load("adapt.method", path).value == 1
 
 
+@pytest.mark.parametrize("text", ["{seed: 1, seed: 2}", "seed: 1\n'seed': 2", "a: {seed: 1, b: 2, seed: 1}"])
+def test_equal_keys_are_refused(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    for as_text in (False, True):
+        with pytest.raises(ConfigError, match=r"^study .*a.yaml, line [12]: seed is there already, in line 1; remove"):
+            user_file.read_yaml("study", tmp_path / "a.yaml", as_text=as_text)
+
+
+def test_keys_that_an_anchor_adds_may_be_there(tmp_path):
+    (tmp_path / "a.yaml").write_text("a: {b: &b {x: 1}}\nc: {d: &d {<<: *b, x: 2}}\ne: {<<: *d, x: 3}")
+    wanted = {"a": {"b": {"x": 1}}, "c": {"d": {"x": 2}}, "e": {"x": 3}}
+    assert user_file.read_yaml("study", tmp_path / "a.yaml") == wanted
+
+
+@pytest.mark.parametrize("text", ["!!int x", "!!timestamp 2024-02-30", "9" * 5000])
+def test_a_value_that_is_none_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(f"a: {text}")
+    with pytest.raises(ConfigError, match=r"^study .*a.yaml is not valid YAML: .+$"):
+        user_file.read_yaml("study", tmp_path / "a.yaml")
+
+
+def test_a_study_has_numbers_and_no_dates(tmp_path):
+    (tmp_path / "a.yaml").write_text("[1, 1.10, 1.0e-6, true, null, 2024-02-30, 2024-02-29]")
+    assert user_file.read_yaml("study", tmp_path / "a.yaml") == [1, 1.1, 1e-6, True, None, "2024-02-30", "2024-02-29"]
+
+
 def test_the_place_of_an_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def inner(call):\n    call()\n\n\ndef outer(call):\n    inner(call)\n")

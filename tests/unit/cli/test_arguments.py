@@ -347,7 +347,7 @@ class TestYaml:
         assert (args.adapt.batch_size, args.adapt.c2, args.adapt.buffer_size) == (None, None, 256)
         assert args.rollout.max_new_tokens is None
 
-    @pytest.mark.parametrize("value", ["'yes'", "1", "on_off", "[true]", "null"])
+    @pytest.mark.parametrize("value", ["1", "on_off", "[true]", "null"])
     def test_a_boolean_flag_takes_nothing_else(self, yaml_file, value):
         with pytest.raises(ConfigError, match=r"train\.colocate_all is .*; it must be true or false"):
             parse("--config", yaml_file(f"train: {{colocate_all: {value}}}"))
@@ -384,8 +384,8 @@ class TestYaml:
             ("adapt: {rollout_delay: soon}", "--adapt.rollout_delay: invalid int value: 'soon'"),
             ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
             ("adapt: {c2: []}", "--adapt.c2: expected at least one argument"),
-            ("adapt: {batch_size: true}", "--adapt.batch_size: invalid int value: 'True'"),
-            ("train: {batch_size: [1, 2]}", r"train.batch_size is \[1, 2\]; it must be one value and not a list"),
+            ("adapt: {batch_size: true}", "--adapt.batch_size: invalid int value: 'true'"),
+            ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]; it must be one value and not a list"),
             ("reward.clip_range: [1]", "--reward.clip_range: expected 2 arguments"),
         ],
     )
@@ -416,7 +416,7 @@ class TestYaml:
         with pytest.raises(ConfigError, match=r"unknown flag run"):
             parse("--config", yaml_file(text))
 
-    @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("3", "int")])
+    @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("3", "str")])
     def test_not_a_mapping(self, yaml_file, text, kind):
         with pytest.raises(ConfigError, match=f"must hold flags as `name: value`; found {kind}"):
             parse("--config", yaml_file(text))

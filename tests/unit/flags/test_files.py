@@ -2,6 +2,7 @@
 
 import codecs
 import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,21 @@ def test_a_file_of_another_kind_is_refused_in_one_line(written, data):
 @pytest.mark.parametrize("text", REPORTS.values(), ids=REPORTS)
 def test_no_flag_in_a_file(written, text):
     assert {name for name, value in settings_of(written(text.encode())) if value is not None} == set()
+
+
+@pytest.mark.parametrize(
+    "word", ["2024_05_01", "1.10", "1e3", "0x10", "010", "1:30", "2024-02-30", "2024-02-29 10:00:00", "on", "No", "="]
+)
+def test_a_plain_word_stays_as_it_is_written(written, word):
+    text = f"run: {{name: {word}}}\nadapt.c2: [{word}]".encode()
+    assert dict(settings_of(written(text))) == {"run.name": word, "adapt.c2": [word]}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("", None), ("~", None), ("null", None), (".inf", math.inf), ("-.inf", -math.inf)]
+)
+def test_a_word_that_the_flags_do_not_know(written, word, value):
+    assert dict(settings_of(written(f"adapt.eps: {word}".encode()))) == {"adapt.eps": value}
 
 
 def test_home_folder(written, monkeypatch):
