@@ -30,7 +30,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RESUMING, RunState
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 logger = init_logger(__name__)
 
 
@@ -43,6 +43,7 @@ class WholeCheckpoints:
         generator: What generates. Of one that is ahead of training, the rollouts are saved.
         loader: The data, whose position is saved after all rollouts.
         rollout_weights: The weights in the engines. They are saved if they are not today's.
+        kl_controller: OpenRLHF's, which changes the coefficient of the KL penalty if `--algo.kl.target` is set.
         workers: OpenRLHF's groups of the workers that shuffle, by name. Their random generators are saved.
 
     Attributes:
@@ -62,11 +63,12 @@ class WholeCheckpoints:
         generator: AdaptedSamplesGenerator,
         loader: Any,
         rollout_weights: RolloutWeights,
+        kl_controller: Any,
         workers: Mapping[str, Any],
     ) -> None:
         self.args, self.state, self.method, self.ledger, self.recorder = args, state, method, ledger, recorder
         self.generator, self.loader, self.rollout_weights = generator, loader, rollout_weights
-        self.workers = dict(workers)
+        self.kl_controller, self.workers = kl_controller, dict(workers)
         self.ahead = args.adapt.steps_ahead(args.train) > 0
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
         self.resumed_weights_version: int | None = None
@@ -116,6 +118,7 @@ class WholeCheckpoints:
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
+            "kl_coefficient": float(self.kl_controller.value),
             "epoch_done": self.generator.epoch_done,
             "ahead": self.generator.state_dict() if self.ahead else None,
             "unfinished": self.generator.unfinished(),
@@ -200,7 +203,7 @@ class WholeCheckpoints:
         self.state.reviewed = Review.empty(Batch(), Gap(**saved["gap"]))
         self.state.step, self.state.generated = saved["step"], saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
-        self.recorder.rollouts = saved["rollouts"]
+        self.recorder.rollouts, self.kl_controller.value = saved["rollouts"], saved["kl_coefficient"]
         if saved["epoch_done"]:
             torch.set_rng_state(saved["torch_rng"])
         else:

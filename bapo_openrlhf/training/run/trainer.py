@@ -83,13 +83,13 @@ class AdaptedPPOTrainer(StoppableTrainer):
         unusable = UnusableGroups(
             max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )
-        run = {"state": self.state, "recorder": self.recorder}
-        layer = {"method": self.method, "ledger": self.ledger}
+        run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
+        others = {"loader": data, "workers": workers, "kl_controller": self.kl_ctl}
         self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
         self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, capacity=self.arithmetic.most_samples)
-        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
+        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, **others)
         self.probe = GradientProbe(
             args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
         )

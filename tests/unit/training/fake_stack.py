@@ -224,7 +224,8 @@ class Worker:
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
         loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {}
-        return loss | self.world.norms
+        kl = {"kl": self.world.updates["actor"] % 3} if self.model == "actor" and self.world.reference else {}
+        return loss | kl | self.world.norms
 
     def fine_tune(self) -> dict[str, float]:
         self.world.note("fine-tune", self.world.step)

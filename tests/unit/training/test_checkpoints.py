@@ -250,7 +250,8 @@ class TestResume:
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "rollout_replay", "adapt.options": "warm_up=0"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "ar3po", "adapt.options": "stages=4"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "prompt_replay", "adapt.options": "cooldown=1"},
-        {"prompts": 16, "algo.kl.init_coef": 0.02},  # the reference's log-probs of stored responses are stored
+        # the reference's log-probs of stored responses are stored, and the coefficient, which moves with each update
+        {"prompts": 16, "algo.kl.init_coef": 0.02, "algo.kl.target": 1, "algo.kl.horizon": 32},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo", "algo.kl.init_coef": 0.02},
         {
             **{"prompts": 16, "algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "adapt.critic_lambd": 0.8},
@@ -415,8 +416,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 8}, "the state is of format 8; this version reads 7"),
-            ({"version": 6}, "the state is of format 6; this version reads 7"),
+            ({"version": 9}, "the state is of format 9; this version reads 8"),
+            ({"version": 7}, "the state is of format 7; this version reads 8"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],
