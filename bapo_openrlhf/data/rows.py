@@ -1,7 +1,7 @@
 """Look at every row that a run would read, before a model loads."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from types import SimpleNamespace
@@ -53,10 +53,10 @@ class Values:
     def __init__(self, columns: Mapping[str, str], *, chat: bool) -> None:
         self._columns, self._chat = columns, chat
 
-    def missing(self, there: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """A kind and a text for each column that is not there."""
+    def missing(self, there: Iterable[str], optional: Container[str] = ()) -> Iterator[tuple[str, str]]:
+        """A kind and a text for each column that is not there. Those of the flags `optional` need not be."""
         for flag, column in self._columns.items():
-            if column not in there:
+            if column not in there and flag not in optional:
                 yield f"no {column}", f"no column {column!r} ({flag}); it has {', '.join(there)}"
 
     def wrong(self, row: Row, raw: Row | None, *, is_csv: bool) -> Iterator[tuple[str, str]]:
@@ -68,7 +68,7 @@ class Values:
             is_csv: Whether that is a CSV file.
         """
         if raw is not None:
-            changed = [*self.missing(raw.keys())] or [*self._changed(row, raw, is_csv=is_csv)]
+            changed = [*self.missing(raw.keys(), optional=(SOLUTION,))] or [*self._changed(row, raw, is_csv=is_csv)]
             if changed:
                 yield from changed
                 return
@@ -91,8 +91,8 @@ class Values:
     def _changed(self, row: Row, raw: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
         same = original.is_same_cell if is_csv else original.is_same
         for column in self._columns.values():
-            if not same(raw[column], row[column]):
-                was, read = shown(raw[column]), shown(row[column])
+            if not same(raw.get(column), row[column]):
+                was, read = shown(raw.get(column)), shown(row[column])
                 text = (
                     f"{column} is {was}, and OpenRLHF's reader makes {read} of it; give all rows of the column one "
                     "type, or save the data as a .parquet file, which has types"

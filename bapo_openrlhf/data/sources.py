@@ -136,8 +136,7 @@ def _source(flag: str, name: str) -> Source:
 
 def looks_local(name: str) -> bool:
     """Whether a name that is no file or folder was meant as a path, not as a name on the hub."""
-    parent = Path(name).parent
-    return not HUB_NAME.fullmatch(name) or name.startswith(".") or ("/" in name and parent.is_dir())
+    return not HUB_NAME.fullmatch(name) or name.startswith(".") or not {*ENDINGS}.isdisjoint(Path(name).suffixes)
 
 
 def preparation(file: str) -> str:

@@ -218,6 +218,8 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
                     "with http:// or https://"
                 )
         return []
+    if len(endpoints) > 1:
+        raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
     path = Path(endpoints[0]).expanduser()
     module = user_file.load("reward.remote_url", path)
     function = getattr(module, "reward_func", None)

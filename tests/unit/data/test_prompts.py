@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from data_sets import KINDS
+from data_sets import KINDS, TEXT_KINDS
 
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
@@ -193,6 +193,13 @@ class TestSolutions:
         assert text == "row 1: s is 7; it must be a text, or null if there is none"
         text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x"}]), **SOLVED)
         assert text == "row 1: no column 's' (data.solution_key); it has q, a"
+
+    @pytest.mark.parametrize("kind", TEXT_KINDS)
+    def test_may_be_left_out_of_a_row(self, check, kind):
+        rows = [{"q": "1?", "a": "x"}, {"q": "2?", "a": "x", "s": "x is 1"}, {"q": "3?", "a": "x"}]
+        assert check(check.write(kind, rows), **SOLVED).prompts == 3
+        text = check.refusal(check.write(kind, [*rows, {"q": "4?", "s": "x is 2"}]), **SOLVED)
+        assert "row 4: no column 'a' (data.label_key); it has q, s" in text
 
     def test_is_no_label(self, check):
         rows = [{"q": "1?", "a": "x", "s": worked} for worked in ("one", "two")]

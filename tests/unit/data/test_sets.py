@@ -182,6 +182,13 @@ class TestSeveral:
 
 
 class TestElsewhere:
+    @pytest.mark.parametrize("name", ["org/data", "org/data.v1", "org/data@train"])
+    def test_a_folder_of_the_owners_name_changes_nothing(self, check, name, monkeypatch):
+        monkeypatch.chdir(check.folder)
+        (check.folder / "org").mkdir()
+        assert check(name).prompts is None
+        assert "; there is no such file or folder" in check.refusal("org/data.jsonl.gz")
+
     @pytest.mark.parametrize("name", ["org/data", "data", "org/data@train"])
     def test_nothing_is_downloaded_ahead(self, check, name, monkeypatch):
         monkeypatch.chdir(check.folder)

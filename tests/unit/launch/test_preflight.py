@@ -129,7 +129,7 @@ class TestModel:
     def test_missing_folder(self, run, monkeypatch):
         (run.folder / "models").mkdir()
         monkeypatch.chdir(run.folder)
-        for name in (run.folder / "none", "./none", "../none", "a/b/c", "models/none", "~/no/such/model"):
+        for name in (run.folder / "none", "./none", "../none", "a/b/c", "models/none.json", "~/no/such/model"):
             text = run.refusal(actor__model_name_or_path=name)
             name = os.path.expanduser(name)
             where = "" if str(name)[0] == "/" else f" in the working directory {run.folder}"
@@ -146,6 +146,7 @@ class TestModel:
     @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "gpt2", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "a_b/c.d"])
     def test_hub_names_are_taken(self, run, name, monkeypatch):
         monkeypatch.chdir(run.folder)
+        (run.folder / "Qwen").mkdir()
         run.check(actor__model_name_or_path=name, critic__model_name_or_path=name, ahead=True)
 
     def test_home_folder(self, run, monkeypatch):
@@ -414,6 +415,12 @@ class TestImages:
 class TestReward:
     def reward(self, run: Run, text: str) -> Path:
         return run.write("other.py", text)
+
+    @pytest.mark.parametrize("more", ["none.py", "http://localhost:5000"])
+    def test_one_file(self, run, more):
+        both = f"{run.reward},{more}"
+        text = f"reward.remote_url is {both}; it must be one .py file, or only addresses"
+        assert run.refusal(reward__remote_url=both) == text
 
     def test_missing_file(self, run):
         path = run.folder / "none.py"
