@@ -6,8 +6,10 @@ import importlib.util
 import inspect
 import os
 import re
+import stat
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -21,9 +23,42 @@ _PREFIX = "bapo_openrlhf_user_file_"  # of the names of their modules
 _LOADING = (__name__, "importlib._bootstrap", "importlib._bootstrap_external")  # modules whose lines say nothing
 
 
+def at_home(path: str | Path) -> Path:
+    """A path with the home folder in the place of `~`, or as it is if there is no such home folder."""
+    return Path(os.path.expanduser(path))
+
+
+def is_file(field: str, path: Path) -> bool:
+    """Whether a path is that of a file.
+
+    Args:
+        field: the flag or field that names it. Errors name it.
+
+    Raises:
+        ConfigError: the operating system does not say so, for example because a folder cannot be read.
+    """
+    return _is(stat.S_ISREG, field, path)
+
+
+def is_dir(field: str, path: Path) -> bool:
+    """Whether a path is that of a folder; otherwise as `is_file`."""
+    return _is(stat.S_ISDIR, field, path)
+
+
+def _is(kind: Callable[[int], bool], field: str, path: Path) -> bool:
+    try:
+        return kind(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # no permission, a name that is too long or has a null byte
+        raise ConfigError(f"{field} is {path}; it cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
 def start_of(path: Path) -> str:
-    """The folder from which a relative path starts. Errors name it."""
-    return "" if path.expanduser().is_absolute() else f" in the working directory {Path.cwd()}"
+    """Where a path starts that is not absolute. Errors that it is not there end with this."""
+    if str(at_home(path)).startswith("~"):
+        return f", and no home folder {path.parts[0]}"
+    return "" if at_home(path).is_absolute() else f" in the working directory {Path.cwd()}"
 
 
 def load(field: str, path: Path) -> ModuleType:
@@ -35,7 +70,7 @@ def load(field: str, path: Path) -> ModuleType:
     Raises:
         ConfigError: it is not there, or cannot be imported. The message says in which line.
     """
-    if not path.expanduser().is_file():
+    if not is_file(field, at_home(path)):
         raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
     try:
         return execute(path)
@@ -50,7 +85,7 @@ def execute(path: Path) -> ModuleType:
     evaluated later and pickle look there. Its name depends only on the path. So a file is loaded once in a process, and
     its classes are always the same.
     """
-    path = path.expanduser().resolve()
+    path = at_home(path).resolve()
     stem, digest = re.sub(r"\W", "_", path.stem), hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
     name = f"{_PREFIX}{stem}_{digest}"
     if name in sys.modules:

@@ -1,6 +1,7 @@
 """`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     if mine.prompts is not None and mine.prompts < 1:
         raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
     datasets = (args.data.prompt_dataset or "").split(",")
-    data = mine.prompts is None or all(Path(dataset.strip().split("@")[0]).exists() for dataset in datasets)
+    data = mine.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
     checked = check_inputs(args, data=data, ahead=True, elsewhere=mine.prompts)
     checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
     print_warnings(checked)

@@ -11,6 +11,7 @@ from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
 from bapo_openrlhf.data.sources import Request
+from bapo_openrlhf.user_file import is_file
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
 
@@ -94,5 +95,5 @@ def _unprepared(request: Request) -> list[str]:
     return [
         f"{request.flag} is {file}; there is no such file yet{sources.preparation(file)}"
         for file in files
-        if sources.preparation(file) and not Path(file).is_file()
+        if sources.preparation(file) and not is_file(request.flag, Path(file))
     ]

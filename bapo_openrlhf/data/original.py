@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 
 Row = Mapping[str, Any]
 READ_AS = "save the file as UTF-8, for example with `iconv -f latin1 -t utf-8`"
@@ -35,7 +35,10 @@ def rows_of(where: str, path: Path) -> Iterator[Row]:
     Raises:
         ConfigError: A line is not what its ending says. The message names the line.
     """
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:  # no permission, or it is not packed
+        raise ConfigError(f"{where} cannot be read: {one_line(error)}") from None
     text = _decoded(where, content)
     if kind_of(path) == ".csv":
         return _csv_rows(where, text)

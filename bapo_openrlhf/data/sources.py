@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import TASKS
-from bapo_openrlhf.user_file import start_of
+from bapo_openrlhf.user_file import is_dir, is_file, start_of
 
 ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")  # of the files that OpenRLHF reads
 SOLUTION = "data.solution_key"  # the flag that names the column with worked solutions
@@ -120,9 +120,9 @@ def _source(flag: str, name: str) -> Source:
     place = name.split("@")[0].strip()  # OpenRLHF takes what follows the first @ for a part of a folder
     path = Path(place)
     ending = path.suffix
-    if path.is_dir() or (path.is_file() and ending in ENDINGS):
+    if is_dir(flag, path) or (is_file(flag, path) and ending in ENDINGS):
         return Source(name, path, here=True)
-    if path.is_file():
+    if is_file(flag, path):
         raise ConfigError(
             f"{flag} is {name}; OpenRLHF reads files that end in {', '.join(ENDINGS)}, and folders: unpack or convert "
             "the file, or rename it if only its ending is another"

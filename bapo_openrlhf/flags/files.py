@@ -7,12 +7,11 @@ its method would not be used, because the run would be taken for one of that met
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import ALGORITHMS, Algorithm
-from bapo_openrlhf.user_file import read_yaml
+from bapo_openrlhf.user_file import at_home, read_yaml
 
 METHOD, ESTIMATOR = "adapt.method", "algo.advantage.estimator"
 TASK = ("actor.model_name_or_path", "data.prompt_dataset")  # a file with one of them is the file of a task
@@ -21,7 +20,7 @@ SIZES = ("num_nodes", "num_gpus_per_node")
 
 def settings_of(path: str) -> Iterator[tuple[str, Any]]:
     """The flags of a YAML file by dotted name. A section without any value is left out, if it is not a flag."""
-    content = read_yaml("config", Path(path).expanduser(), as_text=True)
+    content = read_yaml("config", at_home(path), as_text=True)
     if content is None:  # nothing but comments
         return
     if not isinstance(content, dict):

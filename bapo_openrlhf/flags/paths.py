@@ -67,7 +67,7 @@ def _place(name: str, *, data: bool) -> tuple[str, str]:
 def _absolute(name: str, *, data: bool = False) -> str:
     """The absolute path of a file or folder that is there. A link stays one, because its ending says what it is."""
     place, part = _place(name, data=data)
-    return f"{Path(place).absolute()}{part}" if place and Path(place).exists() else name
+    return f"{Path(place).absolute()}{part}" if place and os.path.exists(place) else name
 
 
 def check_read(args: SimpleNamespace) -> None:

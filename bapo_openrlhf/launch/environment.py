@@ -13,12 +13,15 @@ VLLMS = "/00000000-0000-0000-0000-000000000000"
 
 
 def check_temporary_folder() -> None:
-    """Check that sockets fit into the folder for temporary files.
+    """Check that there is a folder for temporary files, and that sockets fit into it.
 
     Raises:
         ConfigError: The message names the variable, its value, how long it may be and what to set.
     """
-    temporary = tempfile.gettempdir()
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        raise ConfigError(f"TMPDIR is {os.environ.get('TMPDIR')}; {error.strerror}: set it to another folder") from None
     shared = os.environ.get("RAY_ADDRESS") or os.environ.get(cpu.SHARED_RAY)  # of a Ray that is there already
     places = [("TMPDIR", temporary, VLLMS)]
     if not shared:

@@ -100,9 +100,9 @@ def check_model(flag: str, name: str | None) -> None:
     """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub."""
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    path = user_file.at_home(name)
+    if user_file.is_dir(flag, path):
+        if not user_file.is_file(flag, path / "config.json"):
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
         tensors_of(flag, path)
         return
@@ -126,14 +126,14 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
     check_tokenizer(*trained[0])
     if rewards:
         check_reward_model(args)
-    elsewhere = {name: flag for flag, name in reversed(names) if ahead and not Path(name).expanduser().is_dir()}
+    elsewhere = {name: flag for flag, name in reversed(names) if ahead and not user_file.at_home(name).is_dir()}
     warnings = [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
         "looked at"
         for name, flag in elsewhere.items()
     ]
     for flag, name in trained:
-        folder = Path(name).expanduser()
+        folder = user_file.at_home(name)
         if not folder.is_dir():
             continue
         config = _config_of(f"{flag} is {name}", folder)
@@ -153,6 +153,8 @@ def _config_of(model: str, folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except ValueError:
         raise ConfigError(f"{model}; its config.json is not valid JSON") from None
+    except OSError as error:
+        raise ConfigError(f"{model}; its config.json cannot be read: {error.strerror}") from None
     return config
 
 
@@ -205,7 +207,7 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
     if agent:
-        if not agent.endswith(".py") or not Path(agent).expanduser().is_file():
+        if not agent.endswith(".py") or not user_file.is_file("train.agent_func_path", user_file.at_home(agent)):
             raise ConfigError(f"train.agent_func_path is {agent}; it must be a .py file that is there")
         from bapo_openrlhf.launch.episode import check_agent  # it imports torch and a part of OpenRLHF
 
@@ -220,7 +222,7 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
         return []
     if len(endpoints) > 1:
         raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
-    path = Path(endpoints[0]).expanduser()
+    path = user_file.at_home(endpoints[0])
     module = user_file.load("reward.remote_url", path)
     function = getattr(module, "reward_func", None)
     if not callable(function):

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +25,7 @@ from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.launch.preflight import check_model, check_packages
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.training.contract import rebound, require_name
+from bapo_openrlhf.user_file import at_home
 
 
 def check(args: SimpleNamespace) -> None:
@@ -36,7 +36,7 @@ def check(args: SimpleNamespace) -> None:
     """
     check_model("model.model_name_or_path", args.model.model_name_or_path)
     check_tokenizer("model.model_name_or_path", args.model.model_name_or_path)
-    out, model = Path(args.ckpt.output_dir).expanduser(), Path(args.model.model_name_or_path).expanduser()
+    out, model = at_home(args.ckpt.output_dir), at_home(args.model.model_name_or_path)
     if out.is_file() or out.resolve() == model.resolve():
         raise ConfigError(f"ckpt.output_dir is {out}; it must be a folder, and another one than the model's")
     if (out / "config.json").exists() and not args.ckpt.load_enable:
@@ -80,7 +80,7 @@ def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
         return
     with ExitStack() as stack:
         for flag in ("output_dir", *(["path"] if args.ckpt.save_steps > 0 or args.ckpt.load_enable else [])):
-            folder = Path(getattr(args.ckpt, flag)).expanduser()
+            folder = at_home(getattr(args.ckpt, flag))
             field, instead = f"ckpt.{flag} is {folder}", f"give another --ckpt.{flag}"
             stack.enter_context(owned(folder, field=field, what="warm-up", instead=instead))
         _launch(args, words)

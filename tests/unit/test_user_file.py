@@ -3,11 +3,17 @@
 import pickle
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bapo_openrlhf import user_file
+from bapo_openrlhf.data import original, sources
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.files import settings_of
+from bapo_openrlhf.flags.paths import check_read
+from bapo_openrlhf.launch import preflight
 
 VERDICT = """
 from __future__ import annotations
@@ -111,6 +117,34 @@ def test_a_value_that_is_none_is_refused_in_one_line(tmp_path, text):
 def test_a_study_has_numbers_and_no_dates(tmp_path):
     (tmp_path / "a.yaml").write_text("[1, 1.10, 1.0e-6, true, null, 2024-02-30, 2024-02-29]")
     assert user_file.read_yaml("study", tmp_path / "a.yaml") == [1, 1.1, 1e-6, True, None, "2024-02-30", "2024-02-29"]
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(36, "File name too long")])
+def test_what_the_operating_system_does_not_say(monkeypatch, error):
+    def fail(path, **options):
+        raise error
+
+    monkeypatch.setattr(Path, "stat", fail)
+    calls = [
+        lambda: user_file.is_dir("f", Path("x")),
+        lambda: user_file.load("f", Path("x")),
+        lambda: preflight.check_model("f", "x"),
+        lambda: sources.sources(sources.Request("f", "x", {})),
+    ]
+    assert check_read(SimpleNamespace(data=SimpleNamespace(prompt_dataset="x"))) is None
+    with pytest.raises(ConfigError, match=r"^f cannot be read: IsADirectoryError: "):
+        original.rows_of("f", Path(__file__).parent)
+    for call in calls:
+        with pytest.raises(ConfigError, match=f"^f is x; it cannot be read: {error.strerror}$"):
+            call()
+
+
+def test_a_home_folder_that_is_not_there(tmp_path, monkeypatch):
+    for call in (user_file.load, preflight.check_model):
+        with pytest.raises(ConfigError, match=r"^f is ~no_such_user/x; there is no such .*, and no home folder ~no_s"):
+            call("f", Path("~no_such_user/x") if call is user_file.load else "~no_such_user/x")
+    with pytest.raises(ConfigError, match=r"^config ~no_such_user/x cannot be read: .*, and no home folder ~no_such_"):
+        list(settings_of("~no_such_user/x"))
 
 
 def test_the_place_of_an_error(tmp_path):

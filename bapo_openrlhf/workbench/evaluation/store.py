@@ -17,6 +17,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.state_file import write_atomically
+from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
 from bapo_openrlhf.workbench.prepare.source_rows import digest
 
@@ -64,7 +65,7 @@ def fingerprint(model: str) -> str:
         ConfigError: There is no such model, neither here nor on the hub.
     """
     check_model("model", model)
-    folder = Path(model).expanduser()
+    folder = at_home(model)
     if not folder.is_dir():
         return f"commit {_commit(model)}"
     files = sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file())

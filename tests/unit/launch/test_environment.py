@@ -85,3 +85,12 @@ def test_the_sockets_are_named_as_ray_and_vllm_name_them(monkeypatch):
     monkeypatch.setenv("RAY_TMPDIR", "")
     assert utils.get_default_ray_temp_dir() + f"/session_{date}_4194304/sockets/plasma_store" == RAYS.removeprefix("/")
     assert len(VLLMS) == len(f"/{uuid.uuid4()}")
+
+
+def test_without_a_folder_for_temporary_files(temporary, monkeypatch):
+    def fail():
+        raise FileNotFoundError(2, "No usable temporary directory found in []")
+
+    monkeypatch.setattr(tempfile, "gettempdir", fail)
+    with pytest.raises(ConfigError, match=r"^TMPDIR is None; No usable temporary directory found in \[\]: set it to"):
+        check_temporary_folder()
