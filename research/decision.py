@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import age_or_distance
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -38,9 +39,7 @@ from decision_stages import (
 from decision_stages import heights as heights_of_rates
 from folders import DOCS_IMAGES, RESULTS
 from hard_prompts import AGAIN, SOLVED
-from held_out import held_out
 from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
-from replay_probe import ratios
 from scipy import stats
 from smollm2 import keep
 
@@ -155,12 +154,12 @@ class Records:
         return pd.Series(list(shares.values()), index, float)
 
     def probes(self) -> pd.DataFrame:
-        """The older groups of all probes of part 4: `setting`, `seed`, and the fields of probes.jsonl."""
+        """The groups of all probes of part 4: `setting`, `seed`, and the fields of probes.jsonl."""
         tables = [pd.DataFrame(columns=["setting", "seed", "step", "uid"])]
         for run in self.runs(stage_of("age")) if "age" in {stage.name for stage in STAGES} else ():
             if (run.folder / record.PROBES).is_file():
                 rows = pd.read_json(run.folder / record.PROBES, lines=True)
-                tables.append(rows[rows["source"] == "replayed"].assign(setting=run.arm.label, seed=run.seed))
+                tables.append(rows.assign(setting=run.arm.label, seed=run.seed))
         return pd.concat(tables[1:] or tables, ignore_index=True)
 
     def units(self, name: str = "units") -> pd.DataFrame:
@@ -185,29 +184,6 @@ def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
         units = pd.concat([units.drop(index=list(same), errors="ignore"), pd.DataFrame(same).T])
     add_costs(results, units)
     discount(results, PRICED_AS)
-
-
-def trained_once(probes: pd.DataFrame) -> pd.DataFrame:
-    """Projection of groups that were trained on once, as a share of that of held out ones: part 4 of the design.
-
-    Both are compared in the same setting, at the same age and with the same mean reward.
-
-    Args:
-        probes: As `Records.probes` returns them.
-
-    Returns:
-        The table of `replay_probe.ratios`, by the TV distance of the groups that were trained on.
-    """
-    if probes.empty:
-        return pd.DataFrame()
-    return ratios(
-        probes.assign(
-            source=np.where(probes["uid"].map(held_out), "fresh", "replayed"),
-            setting=probes["setting"] + ", age " + probes["age"].astype(str),
-            step=probes.groupby(["setting", "seed", "step"]).ngroup(),
-        ),
-        np.random.default_rng(0),
-    )
 
 
 @contextmanager
@@ -493,8 +469,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     probes = records.probes()
     if probes.empty and (FOLDER / "probes.parquet").is_file():
         probes = pd.read_parquet(FOLDER / "probes.parquet")
-    tables["Trained on once, as a share of held out"] = trained_once(probes)
-    return tables
+    return tables | age_or_distance.tables(probes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,9 @@
 """The analysis of decision_design.md, on made-up runs: against closed forms, brute force and simulation."""
 
+import json
 import re
 
+import age_or_distance
 import decision
 import decision_stages as stages
 import numpy as np
@@ -18,6 +20,7 @@ SEARCH = stages.Stage(
 METHODS = {"plain": 1, "filter_only": 1, "without_x2": 1, "in_denominator": 1}
 RUNS = stages.Stage("runs", 1, "best_rates", tuple(range(61, 71)), METHODS, rates_from="rates")
 UNITS = stages.Stage("units", 1, "best_rates", (301, 302, 303), RUNS.seconds, rates_from="rates")
+AGE = stages.Stage("age", 4, "age_or_distance", (91,), {"small": 1, "large": 1})
 HARD = stages.Stage("hard", 2, "hard_prompts", (71, 72), {"plain": 1, "bapo": 1}, rates_from="rates", solved=True)
 TOPS = {"plain": 0.5, "filter_only": 0.6, "without_x2": 0.6, "in_denominator": 0.5}
 TRAINED = {"plain": 500, "filter_only": 300, "without_x2": 350, "in_denominator": 500}
@@ -226,21 +229,25 @@ def test_how_arms_update(records):
     assert rows.loc["GRPO", "steps"] == pytest.approx(1000 / 64)
 
 
-# ── part 4 ──
-
-
-@pytest.mark.parametrize("worth", [0.5, 1.0])
-def test_groups_that_were_trained_on_beside_those_that_were_held_out(worth):
-    """Older groups point less far, and those that were trained on `worth` as far as the others of their age."""
-    rng, rows = np.random.default_rng(0), []
-    for uid in range(2000):
-        age, mean = int(rng.integers(1, 8)), float(rng.choice([0.25, 0.5]))
-        projection = mean * (1 - age / 10) * (worth if uid % 2 == 0 else 1) + 0.01 * rng.normal()
-        rows.append({"setting": "one", "seed": 91, "step": uid % 8, "uid": uid, "source": "replayed", "age": age,
-                     "tv": 0.01 * age, "mean": mean, "cosine": projection / 2, "norm": 2.0})  # fmt: skip
-    table = decision.trained_once(pd.DataFrame(rows))
-    assert list(table["ratio"]) == pytest.approx([worth] * len(table), abs=0.02) and len(table) == 3
-    assert decision.trained_once(pd.DataFrame()).empty
+def test_probes_of_part_4(tmp_path, monkeypatch):
+    """The fresh groups are there as well, because they are the unit. A learning rate is a setting."""
+    monkeypatch.setattr(decision, "STAGES", (AGE,))
+    monkeypatch.setattr(stages, "STAGES", (AGE,))
+    monkeypatch.setattr(decision, "FOLDER", tmp_path)
+    for run in stages.planned(AGE, tmp_path):
+        write_run(run, 0.5)
+        lines = [
+            {"step": step, "uid": uid, "source": "replayed" if age else "fresh", "age": age, "tv": 0.01 * age,
+             "mean": 0.5, "cosine": 0.5, "norm": 2.0}
+            for step in (9, 17) for age in range(8) for uid in (20 * age, 20 * age + 1) if age or uid % 2 == 0
+        ]  # fmt: skip
+        (run.folder / "probes.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    records = decision.Records(tmp_path)
+    probes = records.probes()
+    assert probes.groupby(["setting", "seed", "source"]).size().unstack().to_numpy().tolist() == [[2, 28]] * 2
+    monkeypatch.setattr(records, "units", pd.DataFrame)
+    for name, table in age_or_distance.tables(probes).items():
+        assert decision.tables_of(records)[name].equals(table)
 
 
 # ── the page ──

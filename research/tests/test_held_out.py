@@ -3,6 +3,8 @@
 import itertools
 
 import numpy as np
+import yaml
+from folders import STUDIES
 from held_out import HeldOut
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
@@ -41,3 +43,18 @@ def test_each_probed_group_was_trained_on_once_or_never():
             assert batch.replayed == []
     halves = [uid in trained for uid in probed]
     assert any(halves) and not all(halves) and all(trained[uid] < probed[uid] for uid in probed if uid in trained)
+
+
+def test_the_study_stores_every_group_until_its_probe():
+    """Also if all groups have a signal. With a smaller buffer the oldest would leave before they are probed."""
+    flags = yaml.safe_load((STUDIES / "age_or_distance.yaml").read_text())["flags"]
+    prompts, adapt, uids = flags["rollout"]["batch_size"], flags["adapt"], itertools.count()
+    names = ("reevaluate_every", "replay_steps", "buffer_size")
+    method = HeldOut(capacity=adapt["batch_size"], group_size=4, **{name: adapt[name] for name in names})
+    for step in range(25):
+        method.begin_step(step)
+        batch = method.build_batch(step, [group(next(uids), 1, step) for _ in range(prompts)], [])
+        assert method.replay.counts["evicted"] == 0
+        if step in (8, 16, 24):
+            assert len(batch.replayed) == adapt["batch_size"] - prompts // 2  # drawn, because not all of them fit
+            assert {step - one.step for one in batch.replayed} == set(range(1, 8))
