@@ -15,7 +15,6 @@ from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.methods import BAPO, registry
-from bapo_openrlhf.record.run_record import holds_run
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import happenings
@@ -38,8 +37,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     args = arguments.parse(rest, prog)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
-    from bapo_openrlhf.launch.resume import SETTINGS, compare_with_beginning
-    from bapo_openrlhf.launch.settings import settings_of
 
     if mine.prompts is not None and mine.prompts < 1:
         raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
@@ -48,17 +45,37 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     checked = check_inputs(args, data=data, ahead=True, elsewhere=mine.prompts)
     checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
     print_warnings(checked)
-    saved = Path(args.ckpt.path)
-    resumes = args.ckpt.load_enable and (saved / SETTINGS).exists() and (saved / "_actor" / "latest").exists()
-    if resumes and mine.prompts is None:
-        compare_with_beginning(args, settings_of(args, checked.prompts), None)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
+    print(f"{'start':<{width}}  {_start(args, checked.prompts, elsewhere=mine.prompts is not None)}")
     if problem := lacking(args):
         print(f"warning: {problem}")
     print("configuration is valid")
     return 0
+
+
+def _start(args: SimpleNamespace, prompts: int | None, *, elsewhere: bool) -> str:
+    """How `train` would start now.
+
+    Args:
+        args: Arguments of the run.
+        prompts: Rows of the training data, if they are known.
+        elsewhere: Whether the data is on another machine. Then it is not compared with that of an earlier run.
+
+    Raises:
+        ConfigError: It would not start.
+    """
+    from bapo_openrlhf.launch.resume import check_free_folders, choose_start, compare_with_beginning
+    from bapo_openrlhf.launch.settings import settings_of
+
+    check_free_folders(args)
+    start = choose_start(args)
+    if start.tag is None:
+        return "from the beginning"
+    if not elsewhere:
+        compare_with_beginning(args, settings_of(args, prompts), start)
+    return f"with step {start.step + 1}, from {start.tag}"
 
 
 def _stage(args: SimpleNamespace, constants: Constants, gpu: str) -> list[str]:
@@ -211,11 +228,10 @@ def _verifier(args: SimpleNamespace) -> str:
 
 
 def _folders(args: SimpleNamespace) -> list[tuple[str, str]]:
-    folder, ckpt = f"{args.run.dir}/{args.run.name}", args.ckpt
-    free = args.run.overwrite or ckpt.load_enable or not holds_run(folder)
+    ckpt = args.ckpt
     saved = f"every {ckpt.save_steps} steps in {ckpt.path}" + (", with the buffers" if args.adapt.enabled else "")
     return [
-        ("run's folder", folder if free else f"{folder}; it already has a run, so `train` needs another --run.name"),
+        ("run's folder", f"{args.run.dir}/{args.run.name}"),
         ("trained model", ckpt.output_dir),
         ("checkpoints", saved if ckpt.save_steps > 0 and not ckpt.disable_ds else "none (--ckpt.save_steps)"),
         ("training data", args.data.prompt_dataset or "none"),

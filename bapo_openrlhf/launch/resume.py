@@ -1,9 +1,9 @@
 """Choose how a run starts, before anything loads: from a checkpoint, in a new folder, or in place of an earlier run."""
 
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,38 @@ from bapo_openrlhf.flags.paths import check_written, run_folder
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.checkpoint_store import ADAPT, MANIFEST, CheckpointStore, step_of
-from bapo_openrlhf.record.owner import owned
-from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
+from bapo_openrlhf.record.checkpoint_store import (
+    ACTOR,
+    ADAPT,
+    CRITIC,
+    MANIFEST,
+    TAG,
+    CheckpointStore,
+    step_of,
+    unfinished,
+)
+from bapo_openrlhf.record.owner import check_no_owner, owned
+from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_atomically, write_document
 
 SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the run's last start, in ckpt.path
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run starts.
+
+    Attributes:
+        tag: The checkpoint from which it continues an earlier run; None if it starts from the beginning.
+        universal: Whether the checkpoint is loaded in DeepSpeed's universal format.
+    """
+
+    tag: str | None = None
+    universal: bool = False
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint; 0 if the run starts from the beginning."""
+        return step_of(self.tag) if self.tag else 0
 
 
 @contextmanager
@@ -29,33 +56,93 @@ def own_folders(args: SimpleNamespace) -> Iterator[None]:
             cannot be one.
     """
     check_written(args)
-    folders = {run_folder(args): ("run.name", args.run.name), Path(args.ckpt.path): ("ckpt.path", args.ckpt.path)}
-    places = {folder.resolve(): flag for folder, flag in folders.items()}  # the two may be one
     with ExitStack() as stack:
-        for folder, (flag, value) in places.items():
-            owns = owned(folder, field=f"{flag} is {value}", what="run", instead=f"give another --{flag}")
-            stack.enter_context(owns)
+        for folder, words in _owned_folders(args):
+            stack.enter_context(owned(folder, **words))
         yield
 
 
-def choose_start(args: SimpleNamespace) -> tuple[str | None, bool]:
-    """Choose the checkpoint, and check that the run does not write over an earlier one.
-
-    Returns:
-        The tag of the checkpoint, as `choose_checkpoint` returns it, and whether the run continues an earlier one.
+def check_free_folders(args: SimpleNamespace) -> None:
+    """Check that no run that goes on now owns a folder of this one. Nothing is changed.
 
     Raises:
-        ConfigError: The run cannot start. Nothing of an earlier run was changed.
+        ConfigError: One does.
+    """
+    for folder, words in _owned_folders(args):
+        check_no_owner(folder, **words)
+
+
+def _owned_folders(args: SimpleNamespace) -> list[tuple[Path, dict[str, str]]]:
+    """The folders that a run owns, each with the words of an error about it. They may be one."""
+    folders = {run_folder(args): ("run.name", args.run.name), Path(args.ckpt.path): ("ckpt.path", args.ckpt.path)}
+    places = {folder.resolve(): flag for folder, flag in folders.items()}
+    return [
+        (folder, {"field": f"{flag} is {value}", "what": "run", "instead": f"give another --{flag}"})
+        for folder, (flag, value) in places.items()
+    ]
+
+
+def choose_start(args: SimpleNamespace) -> Start:
+    """Choose how a run starts, and check that it does not write over an earlier one. Nothing is changed.
+
+    A damaged checkpoint is named on standard error and passed over. If there is no checkpoint at all, the run starts
+    from the beginning, as in OpenRLHF.
+
+    Raises:
+        ConfigError: The run cannot start: a new run would write over an earlier one, or next to its checkpoints; or no
+            checkpoint is whole; or they were written without batch adaptation, or by another number of ranks, and
+            cannot be loaded; or the record in the run's folder is that of another run, or of one whose checkpoints are
+            not there; or a folder cannot be read.
+    """
+    asked, folder = args.ckpt.load_enable, run_folder(args)
+    start = _newest(args) if asked else Start()
+    if start.tag is not None:
+        if record.holds_run(folder) and (place := _other_place(args, record.read_run(folder))):
+            raise ConfigError(
+                f"run.name is {args.run.name}, and {folder} has the record of another run than {args.ckpt.path}: its "
+                f"ckpt.path was {place}; give the --run.name of the run that goes on, or a new one"
+            )
+    elif asked and _did_not_end(args):  # it starts again from the beginning
+        _check_nothing_saved(args)
+    else:
+        _check_free(args)
+        if not asked:
+            _check_no_checkpoints(args)
+    return start
+
+
+def take(start: Start, args: SimpleNamespace) -> None:
+    """Make OpenRLHF start as chosen, and say so if `--ckpt.load_enable` was given.
+
+    A checkpoint that a crash left unfinished is deleted, because it can never be loaded.
+
+    Raises:
+        ConfigError: A file cannot be written.
     """
     asked = args.ckpt.load_enable
+    args.ckpt.load_enable, args.ds.use_universal_ckpt = start.tag is not None, start.universal
     if not asked:
-        _check_free(args)
-    tag = choose_checkpoint(args)
-    # Without batch adaptation OpenRLHF itself looks for a checkpoint.
-    resumes = args.ckpt.load_enable and (args.adapt.enabled or (Path(args.ckpt.path) / "_actor").exists())
-    if asked and not resumes and (args.run.overwrite or (run_folder(args) / record.SUMMARY).exists()):
-        _check_free(args)  # A run that did not end, and has no checkpoint, starts again from the beginning.
-    return tag, resumes
+        return
+    store = _store(args)
+    with _config_errors(args):
+        for tag in store.remove_unfinished() if args.adapt.enabled else ():
+            _report(f"{tag} was not finished: removed")
+        if start.tag and args.adapt.enabled:
+            store.point_to(start.tag)
+    if start.tag and not args.adapt.enabled:
+        for latest in _latest_files(args):
+            if latest.read_bytes() != start.tag.encode():
+                write_atomically(latest, start.tag.encode())
+    _report(f"resuming from {start.tag}" if start.tag else "there is no checkpoint: starting from the beginning")
+
+
+# ── An earlier run ──
+
+
+def _did_not_end(args: SimpleNamespace) -> bool:
+    """Whether the run's folder has a run that made a step and has no summary."""
+    folder = run_folder(args)
+    return record.holds_run(folder) and not args.run.overwrite and not (folder / record.SUMMARY).exists()
 
 
 def _check_free(args: SimpleNamespace) -> None:
@@ -80,161 +167,108 @@ def _check_free(args: SimpleNamespace) -> None:
         )
 
 
-def choose_checkpoint(args: SimpleNamespace) -> str | None:
-    """Point OpenRLHF to the newest whole checkpoint if `--ckpt.load_enable` asks for one, and return its tag.
-
-    `ds.use_universal_ckpt` is True afterwards only if that checkpoint is loaded in DeepSpeed's universal format.
-
-    A checkpoint that a crash left unfinished is deleted, because it can never be loaded. A damaged checkpoint is named
-    on standard error and passed over. If there is no checkpoint at all, the run starts from the beginning, as in
-    OpenRLHF.
-
-    Returns:
-        The tag of the checkpoint; None if the run starts from the beginning.
-
-    Raises:
-        ConfigError: No checkpoint is whole; or the checkpoints were written without batch adaptation; or by another
-            number of ranks, and cannot be loaded by this one; or a new run would write next to the checkpoints of an
-            earlier run; or the folder cannot be read.
-    """
-    if not args.adapt.enabled:
-        return None
-    try:
-        store = _store(args)
-        if args.ckpt.load_enable:
-            return _choose(args, store)
-        # With --run.overwrite, checkpoints in the run's folder are deleted together with the earlier run.
-        replaced = args.run.overwrite and store.path == run_folder(args) / record.CHECKPOINTS
-        if (tags := store.tags()) and not replaced:
-            raise ConfigError(
-                f"ckpt.path is {args.ckpt.path}, which has checkpoints of an earlier run (newest: {tags[0]}); continue "
-                "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
-            )
-        return None
-    except CheckpointError as error:
-        raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
-
-
-def compare_with_beginning(args: SimpleNamespace, now: Settings, tag: str | None) -> dict[str, tuple[Any, Any]]:
-    """Compare the settings of a run that resumes with those of its last start.
-
-    Args:
-        args: Arguments of the run.
-        now: Its settings.
-        tag: The checkpoint that was chosen; None if OpenRLHF chooses it.
-
-    Returns:
-        What changed and may do so: the old and the new value by flag. It is also said on standard error.
-
-    Raises:
-        ConfigError: Something changed that must not. The message names each flag with both values.
-    """
-    file = Path(args.ckpt.path) / SETTINGS
-    try:
-        if not file.exists():
-            _report(f"{file} is not there, so it is not known whether the run was begun with the same settings")
-            return {}
-        before = read_document(file, SETTINGS_KIND)
-    except (CheckpointError, OSError) as error:
-        where = f"ckpt.path is {args.ckpt.path}; {error}"
-        raise ConfigError(f"{where}; if that file is deleted, the run goes on and nothing is compared") from None
-    changed = changes(before, now)
-    has_weights = tag is not None and any((file.parent / ADAPT / tag).glob("rollout_weights_rank*"))
-    # Ranks were compared with those that wrote the checkpoint, if it tells them.
-    ranks = RANKS if tag is not None and all(_store(args).ranks(tag).values()) else ()
-    refused = {
-        flag: pair
-        for flag, pair in changed.items()
-        if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
-        or (flag == "vllm.tensor_parallel_size" and has_weights)
-    }
-    if refused:
-        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())
+def _check_no_checkpoints(args: SimpleNamespace) -> None:
+    """Check that a new run does not write next to the checkpoints of an earlier one, of any kind."""
+    path = Path(args.ckpt.path)
+    # With --run.overwrite, checkpoints in the run's folder are deleted together with the earlier run.
+    if args.run.overwrite and path.resolve() == (run_folder(args) / record.CHECKPOINTS).resolve():
+        return
+    places = (path, *(path / part for part in (ACTOR, CRITIC, ADAPT)))
+    names = {entry.name.removesuffix("_hf") for place in places for entry in place.glob("*global_step*")}
+    if tags := sorted(filter(TAG.fullmatch, names), key=step_of):
         raise ConfigError(
-            f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
-            "from the model that was trained so far; docs/reliability.md lists what may change"
+            f"ckpt.path is {path}, which has checkpoints of an earlier run (newest: {tags[-1]}); continue "
+            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
         )
-    for flag, (old, new) in changed.items():
-        _report(f"from step {next_step(args)} on, {flag} is {new}, and was {old}")
-    return changed
 
 
-def keep_settings(args: SimpleNamespace, settings: Settings) -> None:
-    """Write the settings next to the checkpoints, if there may be any."""
-    ckpt = args.ckpt
-    if not ckpt.disable_ds:  # a signal may ask for a checkpoint in any run
-        Path(ckpt.path).mkdir(parents=True, exist_ok=True)
-        write_document(Path(ckpt.path) / SETTINGS, SETTINGS_KIND, settings)
+def _check_nothing_saved(args: SimpleNamespace) -> None:
+    """Check that a run that starts again has lost no checkpoint, because its record is deleted.
 
-
-def next_step(args: SimpleNamespace) -> int:
-    """The first step after the checkpoint from which the run goes on; 1 if there is none."""
-    latest = Path(args.ckpt.path) / "_actor" / "latest"  # DeepSpeed writes it last, so a crash may leave none
-    if not latest.exists():
-        return 1
-    text = latest.read_bytes()
-    match = re.search(rb"global_step([0-9]+)$", text)
-    if match is None:
-        raise ConfigError(f"ckpt.path is {args.ckpt.path}; {latest} names no checkpoint, but {text[:40]!r}")
-    return int(match[1]) + 1
-
-
-def saved_step(args: SimpleNamespace) -> int:
-    """The step of the newest checkpoint that was finished; 0 if there is none. Its files are not read."""
-    if not args.adapt.enabled:
-        return next_step(args) - 1
-    store = _store(args)
-    finished = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
-    return next((step_of(tag) for tag in finished), 0)
-
-
-def products_by_step(args: SimpleNamespace, way: str, *, resumes: bool) -> dict[str, str]:
-    """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
-
-    If an earlier part of the run did it the other way, this is said on standard error.
-
-    Args:
-        args: Arguments of the run. A run that resumes has chosen its checkpoint.
-        way: How this part of the run does it.
-        resumes: Whether the run continues an earlier one.
+    A checkpoint is sealed after the record of its step. So a later step shows that it was whole.
     """
-    if not resumes:
-        return {"1": way}
-    first = next_step(args)
-    earlier = record.read_run(run_folder(args)).get("bf16_products", {})
-    kept = {step: before for step, before in earlier.items() if int(step) < first}
-    if not kept or list(kept.values())[-1] == way:
-        return kept or {str(first): way}
-    _report(
-        f"the run multiplied bfloat16 matrices the way {list(kept.values())[-1]!r}, and on this CPU it goes on with "
-        f"{way!r}. So its numbers are not exactly those of a run that stays on one kind of CPU"
-    )
-    return kept | {str(first): way}
-
-
-def _store(args: SimpleNamespace) -> CheckpointStore:
-    return CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
-
-
-def _choose(args: SimpleNamespace, store: CheckpointStore) -> str | None:
-    for tag in store.remove_unfinished():
-        _report(f"{tag} was not finished: removed")
-    tag = store.newest_whole(_report)
-    if tag is not None:
-        args.ds.use_universal_ckpt = _loads_universal(args, store, tag)
-        store.point_to(tag)
-        _report(f"resuming from {tag}")
-    elif store.has_foreign():
-        raise ConfigError(
-            f"ckpt.path is {args.ckpt.path}; its checkpoints were written without batch adaptation, "
-            "and have no buffers to resume with"
-        )
-    elif store.tags():
-        raise ConfigError(f"ckpt.path is {args.ckpt.path}; none of its checkpoints is whole: {', '.join(store.tags())}")
+    folder = run_folder(args)
+    run, steps = record.read_run(folder), max((row["step"] for row in record.read_metrics(folder)), default=0)
+    flags = run.get("config", {})
+    if flags.get("ckpt.disable_ds"):
+        return
+    every = flags.get("ckpt.save_steps", args.ckpt.save_steps)
+    if place := _other_place(args, run):
+        lost = f"its ckpt.path was {place}"
+    elif run and not (Path(args.ckpt.path) / SETTINGS).exists():
+        lost = f"it wrote {SETTINGS} to that folder, which is not there"
+    elif run.get("resumed"):
+        lost = "it was resumed from one"
+    elif 0 < every < steps:
+        lost = f"it saved one every {every} steps"
     else:
-        _report("there is no checkpoint: starting from the beginning")
-        args.ckpt.load_enable = False
+        return
+    raise ConfigError(
+        f"ckpt.path is {args.ckpt.path}, which has no checkpoint, but the run in {folder} made {steps} steps, and "
+        f"{lost}; give the --ckpt.path of that run, or replace the run with --run.overwrite instead of "
+        "--ckpt.load_enable"
+    )
+
+
+def _other_place(args: SimpleNamespace, run: Mapping[str, Any]) -> str | None:
+    """`ckpt.path` of the run in the run's folder, if `ckpt.path` belongs to another one. Both may have been moved.
+
+    Args:
+        args: Arguments of the run that starts.
+        run: run.json of the run in its folder; one of an older version says less.
+    """
+    place: str | None = run.get("config", {}).get("ckpt.path")
+    if place is None or Path(place).resolve() == Path(args.ckpt.path).resolve():
+        return None
+    return None if (_settings(args) or {}).get("started") == run.get("started") else place
+
+
+# ── The checkpoint ──
+
+
+def _newest(args: SimpleNamespace) -> Start:
+    """The newest whole checkpoint."""
+    if not args.adapt.enabled:
+        return Start(_openrlhfs(args), args.ds.use_universal_ckpt)
+    where = f"ckpt.path is {args.ckpt.path}"
+    with _config_errors(args):
+        store = _store(args)
+        without = unfinished(store)
+        if tag := store.newest_whole(_report, but=without):
+            return Start(tag, _loads_universal(args, store, tag))
+        if store.has_foreign():
+            raise ConfigError(
+                f"{where}; its checkpoints were written without batch adaptation, and have no buffers to resume with"
+            )
+        if damaged := [tag for tag in store.tags() if tag not in without]:
+            raise ConfigError(f"{where}; none of its checkpoints is whole: {', '.join(damaged)}")
+    return Start()
+
+
+def _openrlhfs(args: SimpleNamespace) -> str | None:
+    """The newest checkpoint that OpenRLHF has finished without batch adaptation.
+
+    DeepSpeed writes `latest` last, so a crash in the first save leaves none. A crash in a later one may leave a newer
+    actor than critic. Then the older checkpoint is one of both.
+    """
+    files = _latest_files(args)
+    if not all(file.exists() for file in files):
+        return None
+    where, tags = f"ckpt.path is {args.ckpt.path}", []
+    for file in files:
+        tags.append(file.read_bytes().decode("ascii", "replace").strip())
+        if not TAG.fullmatch(tags[-1]):
+            raise ConfigError(f"{where}; {file} names no checkpoint, but {file.read_bytes()[:40]!r}")
+    tag = min(tags, key=lambda tag: (step_of(tag), tag.startswith("best")))
+    for file in files:
+        if not (file.parent / tag).is_dir():
+            raise ConfigError(f"{where}; {file.parent / tag} is not there, although a file `latest` names it")
     return tag
+
+
+def _latest_files(args: SimpleNamespace) -> list[Path]:
+    """Where DeepSpeed writes the tag of each model's newest checkpoint."""
+    return [Path(args.ckpt.path) / part / "latest" for part in _store(args).models]
 
 
 def _loads_universal(args: SimpleNamespace, store: CheckpointStore, tag: str) -> bool:
@@ -260,6 +294,121 @@ def _loads_universal(args: SimpleNamespace, store: CheckpointStore, tag: str) ->
     if asked:
         _report(f"{tag} is not universal, and these ranks need not have it so: --ds.use_universal_ckpt has no effect")
     return False
+
+
+def saved_step(args: SimpleNamespace) -> int:
+    """The step of the newest checkpoint that was finished; 0 if there is none. Its files are not read."""
+    if not args.adapt.enabled:
+        return Start(_openrlhfs(args)).step
+    store = _store(args)
+    finished = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
+    return next((step_of(tag) for tag in finished), 0)
+
+
+# ── Settings ──
+
+
+def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -> dict[str, tuple[Any, Any]]:
+    """Compare the settings of a run that resumes with those of its last start.
+
+    Args:
+        args: Arguments of the run.
+        now: Its settings.
+        start: Where it continues.
+
+    Returns:
+        What changed and may do so: the old and the new value by flag. It is also said on standard error.
+
+    Raises:
+        ConfigError: Something changed that must not. The message names each flag with both values.
+    """
+    path, before = Path(args.ckpt.path), _settings(args)
+    if before is None:
+        _report(f"{path / SETTINGS} is not there, so it is not known whether the run was begun with the same settings")
+        return {}
+    changed = changes(before, now)
+    tag = start.tag if args.adapt.enabled else None
+    has_weights = tag is not None and any((path / ADAPT / tag).glob("rollout_weights_rank*"))
+    # Ranks were compared with those that wrote the checkpoint, if it tells them.
+    ranks = RANKS if tag is not None and all(_store(args).ranks(tag).values()) else ()
+    refused = {
+        flag: pair
+        for flag, pair in changed.items()
+        if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
+        or (flag == "vllm.tensor_parallel_size" and has_weights)
+    }
+    if refused:
+        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())
+        raise ConfigError(
+            f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
+            "from the model that was trained so far; docs/reliability.md lists what may change"
+        )
+    for flag, (old, new) in changed.items():
+        _report(f"from step {start.step + 1} on, {flag} is {new}, and was {old}")
+    return changed
+
+
+def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> None:
+    """Write the settings next to the checkpoints, if there may be any.
+
+    Args:
+        args: Arguments of the run.
+        settings: Its settings.
+        started: The time of its first start, by which its record and its checkpoints know each other.
+    """
+    ckpt = args.ckpt
+    if not ckpt.disable_ds:  # a signal may ask for a checkpoint in any run
+        Path(ckpt.path).mkdir(parents=True, exist_ok=True)
+        write_document(Path(ckpt.path) / SETTINGS, SETTINGS_KIND, {**settings, "started": started})
+
+
+def _settings(args: SimpleNamespace) -> dict[str, Any] | None:
+    """What `keep_settings` wrote; None if it did not."""
+    file = Path(args.ckpt.path) / SETTINGS
+    try:
+        return read_document(file, SETTINGS_KIND) if file.exists() else None
+    except (CheckpointError, OSError) as error:
+        where = f"ckpt.path is {args.ckpt.path}; {error}"
+        raise ConfigError(f"{where}; if that file is deleted, the run goes on and nothing is compared") from None
+
+
+def products_by_step(args: SimpleNamespace, way: str, start: Start) -> dict[str, str]:
+    """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
+
+    If an earlier part of the run did it the other way, this is said on standard error.
+
+    Args:
+        args: Arguments of the run.
+        way: How this part of the run does it.
+        start: Where it starts.
+    """
+    if start.tag is None:
+        return {"1": way}
+    first = start.step + 1
+    earlier = record.read_run(run_folder(args)).get("bf16_products", {})
+    kept = {step: before for step, before in earlier.items() if int(step) < first}
+    if not kept or list(kept.values())[-1] == way:
+        return kept or {str(first): way}
+    _report(
+        f"the run multiplied bfloat16 matrices the way {list(kept.values())[-1]!r}, and on this CPU it goes on with "
+        f"{way!r}. So its numbers are not exactly those of a run that stays on one kind of CPU"
+    )
+    return kept | {str(first): way}
+
+
+# ── Parts ──
+
+
+def _store(args: SimpleNamespace) -> CheckpointStore:
+    return CheckpointStore(Path(args.ckpt.path), critic=bool(args.critic.model_name_or_path))
+
+
+@contextmanager
+def _config_errors(args: SimpleNamespace) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise ConfigError(f"ckpt.path is {args.ckpt.path}; {error}") from error
 
 
 def _report(text: str) -> None:

@@ -23,6 +23,7 @@ RANKS = {f"{model}.num_nodes x {model}.num_gpus_per_node": model for model in ("
 OF_RANKS = [flag for both in RANKS for flag in both.split(" x ")]
 # How flags were given, and what `inputs` has instead.
 NOT_COMPARED = (*PLACES, "config", "local_rank", *MODELS, *CODE, DATA, *OF_RANKS)
+OF_ROWS = re.compile(r"^\d+ rows, ")  # the beginning of the text for the training data, if their number is known
 END = 2**20  # bytes at each end of a model's file that are read
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -58,13 +59,17 @@ def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """The old and the new value of every flag that is not the same, without those that say where files are.
 
-    A flag that only one of them has says nothing, because versions of this project have different ones.
+    A flag that only one of them has says nothing, because versions of this project have different ones. The rows of the
+    training data are compared if both know their number.
     """
     old, new = before["config"], now["config"]
     pairs = {name: (old[name], new[name]) for name in old if name in new and not is_one_of(name, NOT_COMPARED)}
     if "inputs" in before:
         old, new = before["inputs"], now["inputs"]
         pairs |= {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+        data = [OF_ROWS.split(text) for text in pairs.get(DATA, ()) if text]
+        if len(data) == 2 and len(data[0]) != len(data[1]):  # one of them does not know the rows
+            pairs[DATA] = (data[0][-1], data[1][-1])
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 

@@ -22,8 +22,8 @@ from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,
     keep_settings,
-    next_step,
     products_by_step,
+    take,
 )
 from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
@@ -76,9 +76,11 @@ def launch(
     _check_device(args)
     set_openrlhf_flags(args)
     make_absolute(args)
-    tag, resumes = choose_start(args)
-    changed = compare_with_beginning(args, settings, tag) if resumes else {}
-    args.checked = replace(checked, resume_tag=tag)
+    start = choose_start(args)
+    resumes = start.tag is not None
+    changed = compare_with_beginning(args, settings, start) if resumes else {}
+    take(start, args)
+    args.checked = replace(checked, resume_tag=start.tag)
     folder = run_folder(args)
     clock = time.perf_counter()
     steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
@@ -90,17 +92,17 @@ def launch(
         "started": record.now(),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
-        "bf16_products": products_by_step(args, products.way(), resumes=resumes) if cpu.active() else None,
+        "bf16_products": products_by_step(args, products.way(), start) if cpu.active() else None,
         **settings,
     }
     if resumes:
-        at = {"at": metadata["started"], "step": next_step(args)}
+        at = {"at": metadata["started"], "step": start.step + 1}
         metadata["changed"] = [{**at, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
     try:
         if args.run.overwrite and not resumes:
             record.remove_run(folder)
         record.begin_run(folder, metadata, resumes=resumes)
-        keep_settings(args, settings)
+        keep_settings(args, settings, record.read_run(folder)["started"])
     except OSError as error:
         raise ConfigError(
             f"run.name is {args.run.name}; {error.filename} cannot be written: {error.strerror}"

@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -161,13 +161,14 @@ class CheckpointStore:
         return sorted(self._tags_in(ADAPT), key=lambda tag: (-step_of(tag), tag.startswith("best")))
 
     @os_errors()
-    def newest_whole(self, report: Callable[[str], None]) -> str | None:
+    def newest_whole(self, report: Callable[[str], None], *, but: Collection[str] = ()) -> str | None:
         """The newest tag that passes `check`, or None.
 
         Args:
             report: Is called with a line about each newer tag that was skipped, and why.
+            but: Tags that are not looked at.
         """
-        for tag in self.tags():
+        for tag in filter(lambda tag: tag not in but, self.tags()):
             try:
                 self.check(tag)
             except CheckpointError as error:
@@ -226,19 +227,14 @@ class CheckpointStore:
 
     @os_errors()
     def remove_unfinished(self) -> list[str]:
-        """Delete the files of interrupted saves, including their models, and return their tags.
+        """Delete the files of `unfinished` saves, including their models, and return their tags.
 
         They can never be loaded, but OpenRLHF would count them among the --ckpt.max_num checkpoints that it keeps.
         """
-        removed = []
-        for tag in self.tags():
-            folder = self.folder(tag)
-            names = os.listdir(folder)
-            # A folder is empty between two operations of `begin` or of this method.
-            if MANIFEST not in names and (MARKER in names or not names):
-                self._remove_models(tag)
-                _remove_last(folder, MARKER)
-                removed.append(tag)
+        removed = unfinished(self)
+        for tag in removed:
+            self._remove_models(tag)
+            _remove_last(self.folder(tag), MARKER)
         return removed
 
     @os_errors()
@@ -302,6 +298,14 @@ class CheckpointStore:
             if folder.exists():
                 _remove_tree(folder)
                 sync_folder(folder.parent)
+
+
+@os_errors()
+def unfinished(store: CheckpointStore) -> list[str]:
+    """The tags of saves that were interrupted, or that go on now, newest step first."""
+    listed = {tag: os.listdir(store.folder(tag)) for tag in store.tags()}
+    # A folder is empty between two operations of `begin` or of `remove_unfinished`.
+    return [tag for tag, names in listed.items() if MANIFEST not in names and (MARKER in names or not names)]
 
 
 def step_of(tag: str) -> int:

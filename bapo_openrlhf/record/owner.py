@@ -60,10 +60,7 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, _text(me), 0)
     except _Busy:
-        raise ConfigError(
-            f"{field}, and {folder} already has a {what} that is going on{_said(_owner(path))}; wait until it has "
-            f"ended, or {instead}"
-        ) from None
+        raise _refusal(folder, field, what, instead) from None
     except OSError as error:
         raise ConfigError(f"{field}; {error.filename or path} cannot be written: {error.strerror}") from None
     ended = threading.Event()
@@ -77,6 +74,25 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
         if created:
             with suppress(OSError):
                 folder.rmdir()
+
+
+def check_no_owner(folder: Path, *, field: str, what: str, instead: str) -> None:
+    """Raise the ConfigError of `owned`, with the same arguments, if a process owns the folder. Nothing is changed."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return
+    except OSError as error:
+        silent = time.time() - os.fstat(descriptor).st_mtime
+        owner = _owner(folder / LOCK)
+        if error.errno not in HELD and (owner is None or _gone(owner) or silent >= SILENT):
+            return
+    finally:
+        os.close(descriptor)
+    raise _refusal(folder, field, what, instead)
 
 
 def is_gone(folder: Path) -> bool:
@@ -184,6 +200,13 @@ def _place() -> str | None:
 
 
 # ── The file ──
+
+
+def _refusal(folder: Path, field: str, what: str, instead: str) -> ConfigError:
+    said = _said(_owner(folder / LOCK))
+    return ConfigError(
+        f"{field}, and {folder} already has a {what} that is going on{said}; wait until it has ended, or {instead}"
+    )
 
 
 def _owner(path: Path) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
     Each warning of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
-    the block fails, the end of the log is printed; not if it ends before its time.
+    the block fails, the end of its log is printed; not if it ends before its time. The log of an earlier start stays.
 
     Args:
         folder: Folder of the run.
@@ -43,7 +43,8 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
     terminal = os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", errors="replace")
-    log = (folder / LOG).open("w", encoding="utf-8")
+    log = (folder / LOG).open("ab")
+    begun = log.tell()
     known = {row["text"] for row in read_warnings(folder)}  # of a run that is resumed
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -66,7 +67,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
         os.dup2(saved[1], 2)
         log.close()
         if failed:
-            lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (folder / LOG).read_bytes()[begun:].decode(errors="replace").splitlines()
             terminal.write(
                 "\n".join(["", *lines[-30:], "", f"the run failed; its whole output is in {folder / LOG}", ""])
             )

@@ -98,6 +98,16 @@ class RunRecord:
         """
         append_rows(self.directory, name, step, rows)
 
+    def sync(self) -> None:
+        """Make all rows durable, so that a power cut does not take those of a step that a checkpoint holds."""
+        files = [self.directory / name for name in BY_STEP]
+        for path in (*filter(Path.exists, files), self.directory):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
 
 def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """The same for a process that has no `RunRecord`."""
@@ -382,7 +392,10 @@ def _parsed(content: bytes) -> Any:
 
 def _replace(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
+    with open(unfinished, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave an empty file in the place of the old one
     os.replace(unfinished, path)
 
 

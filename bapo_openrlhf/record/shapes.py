@@ -54,11 +54,12 @@ def fields(known: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Che
 
 
 _CHANGE = {"at": text, "step": whole, "flag": text, "before": anything, "now": anything}
+_FLAGS = {"ckpt.path": text, "ckpt.save_steps": whole}  # those of a run that its next start reads
 _END = {"how": text, "at": text, "status": whole, "text": text}
 METADATA = fields({
     "name": text, "algorithm": text, "seed": whole, "started": text, "resumed": list_of(text),
     "total_steps": maybe(whole), "commit": maybe(text), "cpu": maybe(text), "command": text, "versions": map_of(text),
-    "bf16_products": maybe(map_of(text, str.isdecimal)), "config": map_of(anything), "inputs": map_of(text),
+    "bf16_products": maybe(map_of(text, str.isdecimal)), "config": fields(_FLAGS), "inputs": map_of(text),
     "changed": list_of(fields(_CHANGE, required=tuple(_CHANGE))), "ended": fields(_END, required=tuple(_END)),
 })  # fmt: skip
 SUMMARY = fields({

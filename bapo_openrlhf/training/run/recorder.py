@@ -64,7 +64,7 @@ class StepRecorder:
     def resume(self, step: int) -> None:
         """Continue the record after this step; a run at step 0 has none to continue.
 
-        Lines of later steps are dropped, because the run repeats them.
+        Lines of later steps are dropped, because the run repeats them. It warns if lines of earlier steps are missing.
         """
         if not step:
             return
@@ -72,9 +72,16 @@ class StepRecorder:
         self.record = RunRecord(self.folder, resume_from=step + 1)
         self._prompt_states = PromptStates(read_answers(self.folder))
         self._warned = {row["kind"] for row in read_warnings(self.folder)}
-        last = (read_metrics(self.folder) or [{}])[-1]
+        rows = read_metrics(self.folder)
+        last = rows[-1] if rows else {}
         self.rollouts = last.get("rollouts/total", 0)
         self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
+        if missing := step - len({row["step"] for row in rows}):
+            text = (
+                f"the record has no metrics of {missing} of the {step} steps before it, which may be those of a run "
+                "with another name, or lost in a power cut; its totals of tokens lack them"
+            )
+            self.warn(step + 1, "missing steps", text)
 
     def add_groups(
         self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
@@ -122,13 +129,15 @@ class StepRecorder:
         return numbers
 
     def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
-        """Write down the numbers among the metrics of a step."""
+        """Write down the numbers among the metrics of a step. Then the record has all of it, also after a power cut."""
         numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
         self.record.append(step, numbers)
+        self.record.sync()
 
     def add_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Write down the result of an evaluation after a step."""
         self.record.append_rows(EVALUATIONS, step, [numbers])
+        self.record.sync()
 
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:

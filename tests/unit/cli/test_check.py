@@ -12,8 +12,10 @@ import pytest
 
 from bapo_openrlhf.adapt.group import REFERENCE
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.launch.resume import keep_settings
+from bapo_openrlhf.launch.resume import keep_settings, own_folders
 from bapo_openrlhf.launch.settings import settings_of
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
 
 pytestmark = pytest.mark.usefixtures("without_tokenizer")
 
@@ -182,30 +184,6 @@ class TestNumbers:
         schedule = "cosine_with_min_lr, warm-up in 10% of the steps"
         assert facts["learning rates"] == f"actor 0.02 (muon), 0.0003 ({schedule})"
 
-    def test_folder_of_an_earlier_run(self, capsys, words, tmp_path):
-        words = [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x"]
-        (tmp_path / "x").mkdir()
-        assert report(capsys, *words)["run's folder"] == f"{tmp_path}/x"
-        (tmp_path / "x" / "metrics.jsonl").write_text('{"step": 1}\n')
-        says = f"{tmp_path}/x; it already has a run, so `train` needs another --run.name"
-        assert report(capsys, *words)["run's folder"] == says
-        for flag in ("--run.overwrite", "--ckpt.load_enable"):
-            assert report(capsys, *words, flag)["run's folder"] == f"{tmp_path}/x"
-
-    def test_a_resume_that_would_be_refused(self, capsys, words, tmp_path):
-        words = [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x"]
-        args = arguments.parse([*words, "--ckpt.save_steps=1"])
-        keep_settings(args, settings_of(args, 83))
-        other = [*words, "--ckpt.load_enable", "--train.seed=7"]
-        report(capsys, *other)  # there is no checkpoint, so the run would begin
-        latest = tmp_path / "x/checkpoints/_actor/latest"
-        latest.parent.mkdir()
-        latest.write_text("global_step4")
-        report(capsys, *words, "--ckpt.load_enable")
-        report(capsys, *words, "--train.seed=7")  # a new run
-        assert main.run(["check", *other]) == 2
-        assert "continues a run as it was begun, but train.seed is 7, and was 42;" in capsys.readouterr().err
-
     @pytest.mark.parametrize("target", ["reference", "behaviour"])
     def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):
         kept = {} if target == "behaviour" else {REFERENCE: ("a model", np.zeros(8192, np.float32))}
@@ -358,6 +336,100 @@ def test_data_that_is_there_is_looked_at_although_its_rows_are_given(capsys, mon
     (tmp_path / "data" / "math" / "train.jsonl").write_text("{}")
     assert main.run([*words, "--prompts", "40000"]) == 2
     assert "no column 'input'" in capsys.readouterr().err
+
+
+class TestStart:
+    """`check` says how `train` would start now, and changes nothing."""
+
+    @pytest.fixture
+    def words(self, words, tmp_path) -> list[str]:
+        return [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x", "--ckpt.save_steps=2"]
+
+    @pytest.fixture
+    def saved(self, words, tmp_path) -> Path:
+        """ckpt.path of a run on other data, with checkpoints of steps 2 and 4. A crash cut short the one of step 6."""
+        args = arguments.parse(words)
+        keep_settings(args, settings_of(args, 83), "then")
+        store = CheckpointStore(tmp_path / "x/checkpoints", critic=True)
+        for tag in ("global_step2", "global_step4", "global_step6"):
+            folder = store.begin(tag)
+            save_state(folder, {})
+            for part, ranks in (("_actor", 2), ("_critic", 1)):
+                model = store.path / part / tag
+                model.mkdir(parents=True)
+                for rank in range(ranks):
+                    (model / f"zero_pp_rank_{rank}_optim_states.pt").write_text(tag)
+                (model.parent / "latest").write_text(tag)
+            if tag == "global_step4":
+                (folder / "rollout_weights_rank0.safetensors").touch()
+            if tag != "global_step6":
+                store.complete(tag, int(tag[-1]))
+        return store.path
+
+    def refused(self, capsys, words: list[str], *more: str) -> str:
+        """The error. The report is there all the same."""
+        assert main.run(["check", *words, *more]) == 2
+        out, err = capsys.readouterr()
+        assert "training data " in out and "configuration is valid" not in out
+        return err.splitlines()[-1]
+
+    def test_an_earlier_run(self, capsys, words, tmp_path):
+        (tmp_path / "x").mkdir()
+        assert report(capsys, *words)["start"] == "from the beginning"
+        (tmp_path / "x" / "metrics.jsonl").write_text('{"step": 1}\n')
+        assert f"error: run.name is x, and {tmp_path}/x already has a run; give" in self.refused(capsys, words)
+        for flag in ("--run.overwrite", "--ckpt.load_enable"):
+            assert report(capsys, *words, flag)["start"] == "from the beginning"
+        with own_folders(arguments.parse(words)):
+            says = f"error: run.name is x, and {tmp_path}/x already has a run that is going on: process "
+            assert says in self.refused(capsys, words, "--run.overwrite")
+
+    def test_a_model_that_it_would_write_over(self, capsys, words, tmp_path):
+        error = self.refused(capsys, words, f"--ckpt.output_dir={tmp_path / 'model'}")
+        assert f"error: ckpt.output_dir is {tmp_path / 'model'}, which already has a model" in error
+
+    def test_checkpoints(self, capsys, words, saved):
+        def tree():
+            return {path: path.is_file() and path.read_bytes() for path in saved.rglob("*")}
+
+        before = tree()
+        assert "which has checkpoints of an earlier run (newest: global_step6)" in self.refused(capsys, words)
+        words = [*words, "--ckpt.load_enable"]
+        assert report(capsys, *words)["start"] == "with step 5, from global_step4"
+        error = self.refused(capsys, words, "--train.seed=7")
+        assert "continues a run as it was begun, but train.seed is 7, and was 42;" in error
+        error = self.refused(capsys, words, "--vllm.tensor_parallel_size=1")
+        assert "but vllm.tensor_parallel_size is 1, and was 2;" in error
+        assert main.run(["check", *words, "--train.num_episodes=4"]) == 0
+        assert "from step 5 on, train.num_episodes is 4, and was 3" in capsys.readouterr().err
+        assert tree() == before
+        for tag in ("global_step2", "global_step4"):
+            (saved / "_adapt" / tag / "state.json").unlink()
+        assert "none of its checkpoints is whole: global_step4, global_step2" in self.refused(capsys, words)
+
+    def test_other_ranks(self, capsys, words, saved):
+        words = [*words, "--ckpt.load_enable", "--critic.num_gpus_per_node=2"]
+        assert "1 critic ranks wrote the checkpoint global_step4" in self.refused(capsys, words)
+        store = CheckpointStore(saved, critic=True)
+        converted = {part: saved / part / "converted" for part in ("_actor", "_critic")}
+        for folder in converted.values():
+            folder.mkdir()
+            (folder / "optimizer_state.pt").touch()
+        store.add_universal("global_step4", converted)
+        assert main.run(["check", *words, "--ds.use_universal_ckpt"]) == 0
+        out, err = capsys.readouterr()
+        assert "with step 5, from global_step4\n" in out
+        assert "critic.num_nodes x critic.num_gpus_per_node is 2, and was 1" in err
+
+    def test_data_on_a_hub_is_compared_by_its_name(self, capsys, words, saved):
+        """Its rows are not known here."""
+        words = [*words, "--ckpt.load_enable", "--data.prompt_dataset=org/data"]
+        args = arguments.parse(words)
+        keep_settings(args, settings_of(args, 7473), "then")
+        assert main.run(["check", *words]) == 0
+        assert "with step 5, from global_step4\n" in capsys.readouterr().out
+        error = self.refused(capsys, words, "--data.prompt_dataset=org/other")
+        assert "but data.prompt_dataset is org/other, and was org/data;" in error
 
 
 class TestRefusal:

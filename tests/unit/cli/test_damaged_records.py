@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.resume import products_by_step
+from bapo_openrlhf.launch.resume import Start, products_by_step
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.evaluation import store
 
@@ -109,7 +109,7 @@ def run(*words: str) -> int:
 def resume(folder: Path) -> None:
     """What `train` does with the record before anything loads, and the trainer after it."""
     args = SimpleNamespace(run=SimpleNamespace(dir=folder.parent, name=folder.name), ckpt=SimpleNamespace(path="none"))
-    products_by_step(args, "float32", resumes=True)
+    products_by_step(args, "float32", Start("global_step3"))
     record.begin_run(folder, {"started": "2026-01-03", "changed": []}, resumes=True)
     record.read_warnings(folder)
     record.RunRecord(folder, resume_from=4).append(4, {})  # must not raise: everything has been loaded

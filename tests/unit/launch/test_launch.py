@@ -51,7 +51,7 @@ def start(tmp_path, monkeypatch):
         argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in words.items()]
 
         def train(args, signals) -> None:
-            run.checked = args.checked
+            run.checked, run.asked = args.checked, args.ckpt.load_enable
             folder = Path(args.run.dir) / args.run.name
             result.append((record.read_run(folder), sorted(path.name for path in folder.iterdir())))
             record.RunRecord(folder).append(1, {"rollouts/total": 16} | (metrics or {}))
@@ -154,12 +154,19 @@ def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
         assert "resumed" not in start.begun[-1][0] and start.begun[-1][1] == ["run.json"]
-    (tmp_path / "checkpoints" / "_actor").mkdir(parents=True)
+    for part in ("_actor", "_critic"):  # a crash in the first save leaves no file `latest`
+        (tmp_path / "checkpoints" / part / "global_step1").mkdir(parents=True)
+    with pytest.raises(KeyboardInterrupt):
+        start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
+    assert "resumed" not in start.begun[-1][0] and start.asked is False  # or OpenRLHF would find the folder
+    for part in ("_actor", "_critic"):
+        (tmp_path / "checkpoints" / part / "latest").write_text("global_step1")
     metadata, _ = start(algorithm=algorithm, ckpt__load_enable=True)
-    assert len(metadata["resumed"]) == 1
+    assert len(metadata["resumed"]) == 1 and start.asked is True
     assert start.begun[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
     # asked for nothing, it goes on from nothing
-    assert "resumed" not in start(algorithm=algorithm, run__overwrite=True)[0]
+    again = {"algorithm": algorithm, "run__overwrite": True, "ckpt__path": tmp_path / "others"}
+    assert "resumed" not in start(**again)[0]
 
 
 class TestEnd:
@@ -482,19 +489,33 @@ class TestEarlierRun:
     def test_nothing_is_deleted_if_the_run_cannot_start(self, start, folder, tmp_path, monkeypatch):
         before = self.tree(folder)
         CheckpointStore(tmp_path / "checkpoints", critic=False).begin("global_step2")
-        (tmp_path / "checkpoints" / "_adapt" / "global_step2").mkdir(parents=True, exist_ok=True)
-        monkeypatch.setattr(CheckpointStore, "tags", lambda store: ["global_step2"])
         with pytest.raises(ConfigError, match="which has checkpoints of an earlier run"):
             start(run__overwrite=True)  # its ckpt.path is another folder
+        shutil.rmtree(tmp_path / "checkpoints")
         monkeypatch.setattr(record, "provenance", lambda secret: 1 / 0)  # the last step before the start
         with pytest.raises(ZeroDivisionError):
             start(run__overwrite=True, algorithm="grpo")
         assert self.tree(folder) == before
 
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    @pytest.mark.parametrize("place", ["_actor/global_step100", "_critic/best_global_step100", "global_step100_hf"])
+    def test_checkpoints_of_any_kind_are_not_written_over(self, start, tmp_path, algorithm, place):
+        """OpenRLHF would delete the oldest of them, or write over one with the same step."""
+        (tmp_path / "checkpoints" / place).mkdir(parents=True)
+        newest = place.rpartition("/")[2].removesuffix("_hf")
+        with pytest.raises(ConfigError) as error:
+            start(algorithm=algorithm)
+        assert str(error.value) == (
+            f"ckpt.path is {tmp_path / 'checkpoints'}, which has checkpoints of an earlier run (newest: {newest}); "
+            "continue from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
+        )
+        start(algorithm=algorithm, ckpt__path=tmp_path / "others")
+
     def test_a_model_of_another_run_is_not_written_over(self, start, folder):
         before = self.tree(folder)
-        with pytest.raises(ConfigError, match=f"ckpt.output_dir is {folder}/model, which already has a model"):
-            start(run__name="other", ckpt__output_dir=folder / "model")
+        for again in ({}, {"ckpt__load_enable": True}):  # no checkpoint is there, so it would begin
+            with pytest.raises(ConfigError, match=f"ckpt.output_dir is {folder}/model, which already has a model"):
+                start(run__name="other", ckpt__output_dir=folder / "model", **again)
         assert self.tree(folder) == before
         start(run__name="other", ckpt__output_dir=folder / "model", run__overwrite=True)
         assert self.tree(folder) == before  # the end of the training writes it
@@ -544,3 +565,123 @@ def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
 )
 def test_the_line_of_a_workers_error(error, says):
     assert launch._last_line(error) == says
+
+
+class TestWhoseRecord:
+    """The checkpoints that a run goes on from, and the record that it continues, are of one run."""
+
+    @pytest.fixture
+    def made(self, start, tmp_path, monkeypatch):
+        """made(name, steps, saves, flag=value...) begins a run that is killed. It returns its rows before and after."""
+        times = iter(f"2026-11-27T08:{n:02}:00+00:00" for n in range(60))
+        monkeypatch.setattr(record, "now", lambda: next(times))
+
+        def run(name: str = "mine", steps: int = 1, saved: tuple[int, ...] = (), **flags) -> int:
+            folder, path = tmp_path / "runs" / name, Path(flags.get("ckpt__path", tmp_path / f"ck_{name}"))
+
+            def does():
+                rows = record.RunRecord(folder)
+                for step in range(2, steps + 1):
+                    rows.append(step, {})
+                for step in saved:
+                    self.save(path, step)
+                raise KeyboardInterrupt
+
+            flags = {"run__name": name, "ckpt__path": path, "ckpt__save_steps": 10} | flags
+            with pytest.raises(KeyboardInterrupt):
+                start(does=does, **flags)
+            return len(record.read_metrics(folder))
+
+        return run
+
+    @staticmethod
+    def save(path: Path, step: int) -> None:
+        store, tag = CheckpointStore(path, critic=False), f"global_step{step}"
+        save_state(store.begin(tag), {})
+        (path / "_actor" / tag).mkdir(parents=True)
+        (path / "_actor" / tag / "model.pt").write_text("weights")
+        (path / "_actor" / "latest").write_text(tag)
+        store.complete(tag, step)
+
+    @staticmethod
+    def refused(made, says: str, **flags) -> None:
+        with pytest.raises(ConfigError, match=says):
+            made(ckpt__load_enable=True, **flags)
+
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    def test_a_wrong_path_does_not_erase_it(self, made, tmp_path, algorithm):
+        made(steps=25, saved=(10, 20), algorithm=algorithm, train__batch_size=16)
+        wrong, right = tmp_path / "wrong", tmp_path / "ck_mine"
+        again = {"algorithm": algorithm, "train__batch_size": 16}
+        says = rf"^ckpt.path is {wrong}, which has no checkpoint, but the run in .*/mine made 25 steps, and its "
+        self.refused(made, rf"{says}ckpt.path was {right}; give the --ckpt.path of that run", ckpt__path=wrong, **again)
+        right.rename(tmp_path / "unmounted")
+        self.refused(made, "and it wrote settings.json to that folder, which is not there;", **again)
+        right.mkdir()
+        (tmp_path / "unmounted" / "settings.json").rename(right / "settings.json")
+        self.refused(made, "and it saved one every 10 steps;", **again)
+        assert len(record.read_metrics(tmp_path / "runs/mine")) == 25
+
+    def test_one_that_was_resumed_had_a_checkpoint(self, made, tmp_path):
+        made(steps=2, saved=(2,), ckpt__save_steps=-1)  # a signal asked for it
+        made(steps=3, ckpt__save_steps=-1, ckpt__load_enable=True)
+        shutil.rmtree(tmp_path / "ck_mine/_adapt")
+        shutil.rmtree(tmp_path / "ck_mine/_actor")
+        self.refused(made, "and it was resumed from one;", ckpt__save_steps=-1)
+
+    @pytest.mark.parametrize(
+        ("steps", "flags"),
+        [
+            (9, {}),  # killed before the first checkpoint
+            (10, {}),  # and in it, because the record of a step is written first
+            (30, {"ckpt__save_steps": -1}),
+            (30, {"ckpt__disable_ds": True}),
+        ],
+    )
+    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
+    def test_a_run_that_saved_nothing_begins_again(self, made, tmp_path, steps, flags, algorithm):
+        flags = {"algorithm": algorithm, "train__batch_size": 16, "ckpt__load_enable": True} | flags
+        assert [made(steps=steps, **flags) for _ in range(2)] == [steps, steps]
+        assert "resumed" not in record.read_run(tmp_path / "runs/mine")
+
+    @pytest.mark.parametrize("ended", [True, False])
+    def test_of_another_run_is_not_continued(self, made, tmp_path, ended):
+        made("mine", steps=12, saved=(10,))
+        made("other", steps=96, saved=(90,))
+        other = tmp_path / "runs/other"
+        if ended:
+            record.write_summary(other, {})
+        before = TestEarlierRun.tree(other)
+        says = (
+            rf"^run.name is other, and {other} has the record of another run than {tmp_path}/ck_mine: its ckpt.path "
+            rf"was {tmp_path}/ck_other; give the --run.name of the run that goes on, or a new one$"
+        )
+        self.refused(made, says, name="other", ckpt__path=tmp_path / "ck_mine")
+        assert TestEarlierRun.tree(other) == before
+        made("new", steps=11, ckpt__path=tmp_path / "ck_mine", ckpt__load_enable=True)  # a new record is nobody's
+
+    @pytest.mark.parametrize("damage", [{"ckpt.path": 3}, {"ckpt.save_steps": None}])
+    def test_a_damaged_one_is_named(self, made, tmp_path, damage):
+        made(steps=3)
+        file = tmp_path / "runs/mine/run.json"
+        run = json.loads(file.read_text())
+        file.write_text(json.dumps(run | {"config": run["config"] | damage}))
+        self.refused(made, rf"^{file} is damaged: ")
+
+    def test_a_run_that_ended_goes_on_with_more_episodes(self, made, tmp_path):
+        made(steps=12, saved=(10,))
+        record.write_summary(tmp_path / "runs/mine", {})
+        assert made(ckpt__load_enable=True, train__num_episodes=2) == 12 + 1  # the trainer drops what it repeats
+        assert record.read_summary(tmp_path / "runs/mine") == {}
+
+    def test_a_run_that_was_moved_goes_on(self, made, start, tmp_path, monkeypatch):
+        """Its record and its checkpoints know each other, wherever both are now."""
+        made(steps=12, saved=(10,))
+        made("unsaved", steps=3)
+        (tmp_path / "disk").mkdir()
+        for name in ("runs", "ck_mine", "ck_unsaved"):
+            (tmp_path / name).rename(tmp_path / "disk" / name)
+        for name, resumes in (("mine", True), ("unsaved", False)):
+            moved = {"run__dir": tmp_path / "disk/runs", "ckpt__path": tmp_path / f"disk/ck_{name}"}
+            made(name, steps=0, ckpt__load_enable=True, **moved)
+            assert ("resumed" in start.begun[-1][0]) is resumes

@@ -13,7 +13,7 @@ import pytest
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.paths import run_folder
-from bapo_openrlhf.launch.resume import choose_checkpoint, products_by_step
+from bapo_openrlhf.launch.resume import Start, choose_start, products_by_step, take
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
@@ -64,16 +64,20 @@ class Run:
     ) -> SimpleNamespace:
         """The arguments after the choice, with the chosen tag."""
         args = SimpleNamespace(
-            ckpt=SimpleNamespace(path=str(self.path), load_enable=load),
+            ckpt=SimpleNamespace(path=str(self.path), load_enable=load, output_dir=str(self.path.parent / "model")),
             adapt=SimpleNamespace(enabled=adapted),
             ds=SimpleNamespace(use_universal_ckpt=universal),
             actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=actors),
             critic=SimpleNamespace(
                 model_name_or_path="model" if self.critic else None, num_nodes=critics, num_gpus_per_node=1
             ),
-            run=SimpleNamespace(dir="runs", name="default", overwrite=False),
+            run=SimpleNamespace(dir=str(self.path.parent / "runs"), name="default", overwrite=False),
         )
-        args.tag = choose_checkpoint(args)
+        before = self.tree()
+        start = choose_start(args)
+        assert self.tree() == before  # `check` does so while a run goes on
+        args.tag = start.tag
+        take(start, args)
         return args
 
     def goes_on_from(self, tag: str) -> None:
@@ -225,7 +229,7 @@ class TestDamage:
         flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
         run.goes_on_from("global_step1")
         said = lines(capsys)
-        assert [line.split()[0] for line in said] == ["global_step3", "checkpoint", "resuming"]
+        assert [line.split()[0] for line in said] == ["checkpoint", "global_step3", "resuming"]
         assert not (run.path / "_actor" / "global_step3").exists()
 
     def test_a_checkpoint_without_the_critic_that_is_now_asked_for(self, tmp_path, capsys):
@@ -327,20 +331,45 @@ class TestForeign:
         assert run.start().ckpt.load_enable is False  # and no error
 
 
-class TestOff:
-    @pytest.mark.parametrize(("load", "adapted"), [(True, False), (False, False)])
-    def test_nothing_is_looked_at(self, run, capsys, load, adapted):
+class TestPlain:
+    """Without batch adaptation DeepSpeed's `latest` names the checkpoint, and nothing is deleted."""
+
+    def test_no_other_file_is_looked_at(self, run, capsys):
         run.save("global_step1", "global_step2")
         run.save("global_step3", finished=False)
         flip(run.path / "_adapt" / "global_step2" / "state.safetensors")
         before = run.tree()
-        args = run.start(load=load, adapted=adapted)
-        assert (args.ckpt.load_enable, args.tag) == (load, None)
-        assert run.tree() == before and lines(capsys) == []
+        args = run.start(adapted=False)
+        assert (args.ckpt.load_enable, args.tag) == (True, "global_step3")
+        assert run.tree() == before and lines(capsys) == ["resuming from global_step3"]
 
-    def test_also_where_openrlhf_would_find_its_own(self, run):
+    def test_a_crash_in_the_first_save_leaves_none(self, run, capsys):
         run.write_models("global_step3")
-        assert run.start(adapted=False).ckpt.load_enable is True
+        for part in run.models:
+            (run.path / part / "latest").unlink()
+        args = run.start(adapted=False)
+        assert (args.ckpt.load_enable, args.tag) == (False, None)  # OpenRLHF looks only for the folder
+        assert lines(capsys) == ["there is no checkpoint: starting from the beginning"]
+
+    def test_actor_and_critic_are_of_one_step(self, tmp_path):
+        """A crash in a save leaves one of them at the older step, or without a checkpoint in the first save."""
+        run = Run(tmp_path / "checkpoints", critic=True)
+        for tag in ("global_step9", "global_step10", "best_global_step10"):
+            run.write_models(tag)
+        for old, new, wanted in (("_actor", "_critic", "global_step9"), ("_critic", "_actor", "global_step10")):
+            (run.path / old / "latest").write_text(wanted)
+            (run.path / new / "latest").write_text("best_global_step10")
+            assert run.start(adapted=False).tag == wanted
+            assert [(run.path / part / "latest").read_text() for part in run.models] == [wanted, wanted]
+        (run.path / "_critic" / "latest").unlink()
+        assert run.start(adapted=False).tag is None
+
+    def test_one_that_is_not_there_is_named(self, run):
+        run.write_models("global_step3")
+        shutil.rmtree(run.path / "_actor" / "global_step3")
+        says = rf"^ckpt.path is {run.path}; {run.path}/_actor/global_step3 is not there, although a file `latest` names"
+        with pytest.raises(ConfigError, match=says):
+            run.start(adapted=False)
 
 
 class TestNewRun:
@@ -374,11 +403,8 @@ class TestProducts:
         monkeypatch.chdir(tmp_path)
 
         def start(way: str, tag: str | None = None) -> dict[str, str]:
-            args = run.start(load=tag is not None, adapted=False)
-            if tag:
-                shutil.rmtree(run.path, ignore_errors=True)
-                run.write_models(tag)
-            ways = products_by_step(args, way, resumes=tag is not None)
+            args = run.start(load=False, adapted=False)
+            ways = products_by_step(args, way, Start(tag))
             record.begin_run(run_folder(args), {"started": "now", "bf16_products": ways}, resumes=tag is not None)
             return ways
 
@@ -397,14 +423,6 @@ class TestProducts:
         assert part("float32", "best_global_step8") == {"1": "direct", "5": "float32"}
         assert lines(capsys) == []
         assert part("direct", "global_step3") == {"1": "direct"}  # an earlier checkpoint: the other steps are gone
-        assert lines(capsys) == []
-
-    def test_a_first_checkpoint_that_a_crash_cut_short(self, part, run, capsys):
-        """A plain run has no manifest that says so."""
-        part("direct")
-        (run.path / "_actor").mkdir(parents=True)
-        args = run.start(adapted=False)
-        assert products_by_step(args, "float32", resumes=True) == {"1": "float32"}
         assert lines(capsys) == []
 
     def test_a_record_of_an_earlier_version(self, part, run, capsys):

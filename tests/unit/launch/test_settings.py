@@ -96,6 +96,18 @@ def test_flags_that_only_one_version_has_say_nothing():
     assert changes({"config": old}, now) == {}  # a record of before there were inputs
 
 
+def test_rows_are_compared_if_both_know_their_number():
+    words = "--data.prompt_dataset=org/data"
+    known, unknown = (settings_of(parsed(words), rows) for rows in (7473, None))
+    assert changes(known, unknown) == changes(unknown, known) == {}
+    assert changes(known, settings_of(parsed(words), 8)) == {
+        "data.prompt_dataset": ("7473 rows, org/data", "8 rows, org/data")
+    }
+    assert changes(known, settings_of(parsed("--data.prompt_dataset=org/other"), None)) == {
+        "data.prompt_dataset": ("org/data", "org/other")
+    }
+
+
 # ── Files ──
 
 

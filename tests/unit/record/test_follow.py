@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -285,6 +286,22 @@ def test_the_progress_bar_follows(tmp_path):
     said = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]  # each once, and no older one
     assert said == [f"warning: step {step}: [bold] is long" + " and so on" * 20 for step in (2, 3)]
     assert (tmp_path / "train.log").read_text() == "to the log\n"
+
+
+def test_the_log_of_an_earlier_start_stays(tmp_path):
+    """A crash says its reason there. At the end only the newest start is quoted."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bapo_openrlhf.record import progress\n"
+        "with progress.progress_bar(Path(sys.argv[1]), 20, 'night'):\n"
+        "    print(sys.argv[2])\n"
+        "    raise ValueError"
+    )
+    for text in ("the first reason", "the second reason"):
+        done = subprocess.run([sys.executable, "-c", code, tmp_path, text], capture_output=True, text=True, timeout=60)
+        assert re.findall(r"the \w+ reason", done.stderr) == [text]
+    assert (tmp_path / "train.log").read_text() == "the first reason\nthe second reason\n"
 
 
 def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):

@@ -37,8 +37,11 @@ with owned(Path(sys.argv[1]), field="x is y", what="run", instead="do something 
 NO_LOCKS = [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL]
 
 
-def mine(folder: Path, field: str = "run.name is a"):
-    return owned(folder, field=field, what="run", instead="give another --run.name")
+WORDS = {"field": "run.name is a", "what": "run", "instead": "give another --run.name"}
+
+
+def mine(folder: Path):
+    return owned(folder, **WORDS)
 
 
 class Other:
@@ -88,9 +91,15 @@ def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, code):
         assert re.fullmatch(
             r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait until it has ended, or give another --run.name", rest
         )
+        with pytest.raises(ConfigError) as seen:
+            owner.check_no_owner(folder, **WORDS)
+        assert str(seen.value) == str(refused.value)
         assert sorted(path.name for path in folder.iterdir()) == [LOCK, "run.json"] and record.read_text() == "{}"
-    with mine(folder):  # it has ended
+    owner.check_no_owner(folder, **WORDS)  # it has ended
+    with mine(folder):
         pass
+    owner.check_no_owner(folder.parent / "b", **WORDS)
+    assert not (folder.parent / "b").exists()
 
 
 def test_a_killed_owner_is_none(tmp_path, code):

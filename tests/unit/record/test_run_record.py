@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 import platform
 import subprocess
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +95,21 @@ def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(tmp_path)
+
+
+def test_rows_are_durable(tmp_path, monkeypatch):
+    """Each file of rows, its name in the folder, and a file before it takes the place of an older one."""
+    synced, places = [], []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+    run = RunRecord(tmp_path)
+    run.append(1, {})
+    run.append_rows(record.GROUPS, 1, [{"uid": 0}])
+    run.sync()
+    assert sorted(synced) == [tmp_path, tmp_path / "groups.jsonl", tmp_path / "metrics.jsonl"]
+    monkeypatch.setattr(os, "replace", lambda old, new: places.append((old in synced, new.name)))
+    RunRecord(tmp_path, resume_from=1)
+    record.write_summary(tmp_path, {})
+    assert places == [(True, "metrics.jsonl"), (True, "groups.jsonl"), (True, "summary.json")]
 
 
 def test_resume_drops_what_will_be_done_again(tmp_path):

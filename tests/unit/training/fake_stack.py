@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
+from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.generate.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.generate.generated import generated_groups, is_usable  # noqa: E402
@@ -413,6 +415,13 @@ class World:
         args.checked = Checked(batch_arithmetic(args))
         set_openrlhf_flags(args)
         return args
+
+    def choose_start(self) -> str | None:
+        """Choose the checkpoint as a start does, and return its tag."""
+        start = choose_start(self.args)
+        take(start, self.args)
+        self.args.checked = replace(self.args.checked, resume_tag=start.tag)
+        return start.tag
 
     @property
     def step(self) -> int | None:

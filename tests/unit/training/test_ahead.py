@@ -6,7 +6,6 @@ import itertools
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ cpu.install()
 from fake_stack import SCORED, STATES, World, numbers, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
-from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
 
 
@@ -218,9 +216,7 @@ def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
             except RuntimeError as error:
                 assert "crash" in str(error)
             run = World(folder / "run", words | {"ckpt.load_enable": True}, prompts=prompts, evaluation=0, engines=1)
-            tag = choose_checkpoint(run.args)
-            run.args.checked = replace(run.args.checked, resume_tag=tag)
-            if tag is None:  # from the beginning
+            if run.choose_start() is None:  # from the beginning
                 shutil.rmtree(run.args.run.dir, ignore_errors=True)
             run.make_trainer()
         run.trainer.fit()
@@ -259,7 +255,7 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
         run = World(folder, words, prompts=prompts, evaluation=0, engines=1)
         run.reward = lambda *_: 0.0
         if tag:
-            run.args.checked = replace(run.args.checked, resume_tag=choose_checkpoint(run.args))
+            run.choose_start()
         run.make_trainer()
         if steps is not None:
             run.faults["broadcast"] = done + steps, ValueError("stopped")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ cpu.install()
 import torch  # noqa: E402
 from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, numbers, trained  # noqa: E402
 
-from bapo_openrlhf.launch.resume import choose_checkpoint  # noqa: E402
 from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
@@ -220,8 +218,7 @@ def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
     sizes = {"prompts": len(run.data().dataset), "evaluation": len(run.evaluation or []), "engines": 1}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
     again.reward = run.reward
-    again.args.checked = replace(again.args.checked, resume_tag=choose_checkpoint(again.args))
-    assert again.args.checked.resume_tag == tag
+    assert again.choose_start() == tag
     again.make_trainer()
     return again
 

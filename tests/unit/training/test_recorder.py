@@ -18,7 +18,8 @@ from fake_stack import generated_sample as sample  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
-from bapo_openrlhf.training.run.recorder import answers_of, explained_variance  # noqa: E402
+from bapo_openrlhf.record.run_record import RunRecord, read_warnings  # noqa: E402
+from bapo_openrlhf.training.run.recorder import StepRecorder, answers_of, explained_variance  # noqa: E402
 
 
 @pytest.fixture
@@ -100,3 +101,42 @@ def test_explained_variance_needs_a_critic_and_returns_that_differ():
     assert explained_variance([part]) == {}
     part.values = None
     assert explained_variance([part]) == {}
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    """recorder(steps): that of a run that has made these steps."""
+
+    def of(*steps: int) -> StepRecorder:
+        result = StepRecorder(folder=tmp_path, tokenizer=None, answer_chars=0)
+        for step in steps:
+            result.add_metrics(step, {"tokens/generated_total": 10 * step})
+        return result
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing"), [((1, 2, 3, 4, 5), 5), ((), 10), ((*range(1, 5), *range(6, 12)), 1), (range(1, 13), 0)]
+)
+def test_a_resume_says_which_steps_are_missing(recorder, tmp_path, steps, missing):
+    """A power cut may take rows of steps that a checkpoint has."""
+    recorder(*steps)
+    for _ in range(2):
+        recorder().resume(10)
+        said = [(row["step"], row["kind"], row["text"]) for row in read_warnings(tmp_path)]
+        text = f"step 11: the record has no metrics of {missing} of the 10 steps before it, which may be those of a run"
+        assert [(step, kind, words[: len(text)]) for step, kind, words in said] == [(11, "missing steps", text)] * (
+            missing > 0
+        )
+
+
+def test_a_step_and_an_evaluation_are_durable_at_their_end(recorder, tmp_path, monkeypatch):
+    """A checkpoint of the step is written after that."""
+    sizes, whole = [], recorder()
+    monkeypatch.setattr(
+        RunRecord, "sync", lambda run: sizes.append(sorted(path.name for path in run.directory.iterdir()))
+    )
+    whole.add_metrics(1, {})
+    whole.add_evaluation(1, {})
+    assert sizes == [["metrics.jsonl"], ["evaluations.jsonl", "metrics.jsonl"]]
