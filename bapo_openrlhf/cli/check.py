@@ -4,7 +4,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
