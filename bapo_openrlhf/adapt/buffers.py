@@ -31,10 +31,11 @@ class HardPrompt:
 
 
 class HardBuffer:
-    """B_bad: prompts whose last group failed (mean <= c1), first in, first out, one entry a prompt.
+    """B_bad: prompts of which a group failed (mean <= c1), first in, first out, one entry a prompt.
 
-    A newer failure of a stored prompt replaces its entry and goes to the back. A prompt that is generated again stays
-    here, but is not named a second time while it is in flight: between `send` and `back`.
+    A newer failure of a stored prompt replaces its entry and goes to the back. A newer fresh group that does not fail
+    changes nothing, because Algorithm 1 takes no prompt out for it: the next re-evaluation decides. A prompt that is
+    generated again stays here, but is not named a second time while it is in flight: between `send` and `back`.
 
     Args:
         capacity: Most prompts stored. If the buffer is full, the oldest is evicted.
@@ -44,9 +45,9 @@ class HardBuffer:
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
-        buffer/hard | prompts | Hard buffer | B_bad | Prompts stored because their last group failed.
-        buffer/hard_age_mean | trainer steps | Age of the hard buffer | B_bad | Mean time since the last group of a \
-            stored prompt. Missing if none is stored.
+        buffer/hard | prompts | Hard buffer | B_bad | Prompts stored because a group of theirs failed.
+        buffer/hard_age_mean | trainer steps | Age of the hard buffer | B_bad | Mean time since a stored prompt last \
+            failed. Missing if none is stored.
     """)
 
     def __init__(self, capacity: int) -> None:
