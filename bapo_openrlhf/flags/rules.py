@@ -309,7 +309,7 @@ UNIVERSAL = [
     _not_universal("ds.tensor_parallel_size", lambda f: f["ds.tensor_parallel_size"] > 1,
                    "1, because it is not tested how DeepSpeed joins the parts of divided weights"),
     _not_universal("train.enable_ema", lambda f: f["train.enable_ema"],
-                   "False, because the averaged weights are in no checkpoint"),
+                   "False, because DeepSpeed does not convert the averaged weights"),
 ]  # fmt: skip
 
 

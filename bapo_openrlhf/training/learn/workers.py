@@ -25,6 +25,7 @@ from bapo_openrlhf.training.learn.gradients import probe_gradients
 from bapo_openrlhf.training.learn.rotary import restore_frequencies
 from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 
+AVERAGE = "average"  # among the states that are saved with the actor: the parts of its average that a rank has
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
 REFERENCE, REWARD = plain_class(launcher.ReferenceModelActor), plain_class(launcher.RewardModelActor)
 
@@ -127,6 +128,9 @@ class _Policy(_Worker, POLICY):
         self.actor, self.actor_optim, self.actor_scheduler = optimized
         self.ema_model = strategy.prepare(average) if average else None
         self.checkpoint_states = load_checkpoint(strategy, self.actor.model, "_actor")
+        average_parts = self.checkpoint_states.pop(AVERAGE, None)
+        if self.ema_model and self.checkpoint_states:
+            restore_average(self.ema_model, average_parts)
         if args.ds.enable_sleep:
             self.offload_states()
         for model in filter(None, (self.actor, self.ema_model)):
@@ -142,6 +146,17 @@ class _Policy(_Worker, POLICY):
             ema_beta=args.train.ema_beta,
             vllm_engines=vllm_engines,
         )
+
+    @extends(POLICY)
+    def save_checkpoint(
+        self, tag: str, client_states: Any = None, metric_value: Any = None, metric_key: Any = None
+    ) -> None:
+        """Save what OpenRLHF saves, and the average of the weights.
+
+        DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
+        """
+        average = {AVERAGE: [part.clone() for part in parts_of(self.ema_model)]} if self.ema_model else {}
+        super().save_checkpoint(tag, (client_states or {}) | average, metric_value, metric_key)
 
 
 class _Critic(_Worker, CRITIC):
@@ -242,6 +257,23 @@ def checkpoint_gradients(model: Any, args: Any) -> None:
     if args.actor.gradient_checkpointing_enable:
         reentrant = {"use_reentrant": args.actor.gradient_checkpointing_reentrant}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
+
+
+def parts_of(model: Any) -> list[torch.Tensor]:
+    """Of each parameter of a model, the part that this rank has: all of it, unless ZeRO-3 divides it."""
+    return [getattr(parameter, "ds_tensor", parameter).data for parameter in model.parameters()]
+
+
+def restore_average(model: Any, saved: list[torch.Tensor] | None) -> None:
+    """Give the averaged model the weights that `save_checkpoint` saved.
+
+    Raises:
+        ValueError: The checkpoint has none.
+    """
+    if saved is None:
+        raise ValueError("train.enable_ema is True; it must be False, because the checkpoint has no averaged weights")
+    for part, before in zip(parts_of(model), saved, strict=True):
+        part.copy_(before)
 
 
 def load_checkpoint(strategy: Any, engine: Any, name: str) -> dict[str, Any]:

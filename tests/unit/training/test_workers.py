@@ -99,6 +99,51 @@ def test_what_deepspeed_shares_under_stage_3_is_undone(tmp_path, stage, universa
     assert equal == [True, True] if stage == 3 and universal else not all(equal)
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
+    """Also parts of them (ZeRO-3), from the file that DeepSpeed writes, into a worker that has loaded its model."""
+    words = [f"--{name}={value}" for name, value in FLAGS.items()]
+    args = arguments.parse([*words, "--train.enable_ema", "--ckpt.load_enable", f"--ckpt.path={tmp_path}"])
+    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
+    monkeypatch.setattr(workers, "get_tokenizer", lambda *_, **__: None)
+    monkeypatch.setattr(workers, "SlicedActor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
+    monkeypatch.setattr(workers, "Actor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
+    monkeypatch.setattr(workers._Policy, "trainer_class", lambda *_, **__: None)
+
+    class Saving(Strategy):
+        def save_ckpt(self, engine, folder, tag, number, size, client_state, **_):
+            (tmp_path / "_actor").mkdir()
+            torch.save(client_state, tmp_path / "_actor" / "states.pt")
+
+        def load_ckpt(self, engine, folder):
+            return folder, torch.load(tmp_path / "_actor" / "states.pt")
+
+    def worker(average=None):
+        made = object.__new__(workers.PolicyWorker)
+        made.strategy, made.disable_ds_ckpt, made.save_hf_ckpt = Saving(args, []), False, False
+        made.actor, made.ema_model = SimpleNamespace(model="engine"), average
+        return made
+
+    worker(averaged_model([2.0, 4.0], [3.0]) if saves else None).save_checkpoint("global_step3", {"global_step": 3})
+    resumed = worker()
+    if not saves:
+        with pytest.raises(ValueError, match="the checkpoint has no averaged weights"):
+            resumed.init_model_from_pretrained(resumed.strategy, "model", 9)
+        return
+    resumed.init_model_from_pretrained(resumed.strategy, "model", 9)
+    assert [part.tolist() for part in workers.parts_of(resumed.ema_model)] == [[2.0, 4.0], [3.0]]
+    assert [part.tolist() for part in workers.parts_of(resumed.actor)] == [[1.0, 1.0], [1.0]]
+    assert resumed.checkpoint_states == {"global_step": 3}
+
+
+def averaged_model(whole, part):
+    """A model of two parameters, of the second of which this rank has a part of a larger tensor."""
+    parameters = [torch.nn.Parameter(torch.tensor(whole)), torch.nn.Parameter(torch.empty(0))]
+    parameters[1].ds_tensor = torch.tensor([9.0, *part])[1:]
+    return SimpleNamespace(model="engine", parameters=lambda: parameters)
+
+
 class Strategy:
     """Writes down what a worker asks of OpenRLHF's strategy."""
 
