@@ -147,7 +147,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         Args:
             passed: What today's models say of the batch.
             kept: Positions of the samples that stay, in order; at least one.
-            monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
+            monte_carlo: Whether the returns are Monte Carlo returns, before the first update of the actor. If so,
+                --adapt.critic_lambd is not used, and all responses are of today's weights, whatever step it is.
         """
         origins, experiences = [passed.origins[place] for place in kept], passed.experiences
         if len(kept) < len(passed.origins):
@@ -155,7 +156,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
         corrections, loss_log_ratios = [], []
         for experience in experiences:
-            log_probs, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
+            log_probs = experience.action_log_probs
+            on_policy = [monte_carlo or origins[place].on_policy for place in experience.index]
             if self.args.adapt.returns == "vtrace":
                 corrections.append(off_policy_log_ratios(experience, on_policy))
             self._set_policies(experience, on_policy)
