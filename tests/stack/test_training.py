@@ -122,8 +122,8 @@ def test_the_critic_learns_from_all_responses_before_the_actor_moves(watched):
     assert np.abs(returns - returns.round()).max() < 1e-3 and set(returns.round()) == {0, 1}  # lambda is 1
     assert 0 < first["value/pretraining_loss"] < np.mean((values - returns) ** 2) / 2
     assert first["value/explained_variance_before"] == pytest.approx(
-        1 - (returns - values).var() / returns.var(), rel=1e-3
-    )
+        1 - (returns - values).var() / returns.var(), rel=1e-3, abs=1e-6
+    )  # float32 has seven digits, and both variances are nearly equal
     assert first["value/explained_variance_before"] < first["value/explained_variance"]
     old = {given[f"{n}/sequences"].tobytes(): tokens(given, "values", n) for n in everything}
     again = [n for n in range(len(batch["source"])) if batch[f"{n}/sequences"].tobytes() in old]

@@ -48,6 +48,11 @@ def run_it(words, here):
     assert main.run(words) == 0
 
 
+def check_it(words, here):
+    """For real, with a name of its own: `train` refuses the name of a run that is there, and `check` says so."""
+    run_it([*words, "--run.name", "checked"], here)
+
+
 def run_pytest(words, here):
     """For real, on the folder that `init` wrote."""
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words], check=True, cwd=here)
@@ -286,7 +291,7 @@ RULES = [
     Rule("bapo-openrlhf model", is_a_known_model, MODEL, "downloads a model, or needs a file"),
     Rule("pytest my_task", run_pytest),
     Rule("bapo-openrlhf methods", run_it),
-    Rule("bapo-openrlhf check", run_it),
+    Rule("bapo-openrlhf check", check_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
     Rule("bapo-openrlhf universal", parse_universal, UNIVERSAL, "takes a run's checkpoints"),
     Rule("bapo-openrlhf compare", on_evaluations),
@@ -453,7 +458,7 @@ def scripts_in(folder):
 
 def test_rules_name_tests_that_are_there():
     for rule in RULES:
-        assert rule.why or rule.do in (run_it, run_pytest, over_ssh, on_evaluations, on_runs), rule.start
+        assert rule.why or rule.do in (run_it, check_it, run_pytest, over_ssh, on_evaluations, on_runs), rule.start
         if rule.test:
             file, name = rule.test.split("::")
             tree = ast.parse((ROOT / "tests" / file).read_text())

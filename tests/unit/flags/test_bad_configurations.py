@@ -273,7 +273,7 @@ BAD = [
      "critic.model_name_or_path is /none/model; there is no such model folder"),
     ("data.prompt_dataset=none.jsonl", "data.prompt_dataset is none.jsonl; there is no such file"),
     ("data.prompt_dataset=./none", "data.prompt_dataset is ./none; there is no such file or folder"),
-    ("data.prompt_dataset=model/none", "data.prompt_dataset is model/none; there is no such file or folder"),
+    ("data.prompt_dataset=model/none/x", "data.prompt_dataset is model/none/x; there is no such file or folder"),
     ("eval.dataset=none.jsonl eval.steps=1", "eval.dataset is none.jsonl; there is no such file"),
     ("data.prompt_probs=0.5,0.5", "data.prompt_probs is 0.5,0.5; it must be numbers above 0 with commas, one for each"),
     ("data.prompt_probs=0.5", "data.prompt_probs is 0.5; it must be numbers above 0 with commas"),

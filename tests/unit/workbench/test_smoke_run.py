@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -22,14 +23,16 @@ RESUMED = "the killed run was resumed after step 2 and ended after step 3"
 
 
 @pytest.fixture
-def smoke(tmp_path, monkeypatch, capsys):
+def smoke(tmp_path, monkeypatch, capsys, tokenizer_folder):
     """smoke(fault, *words): the status and the printed lines of a smoke run."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
     monkeypatch.setattr(run, "TRAIN", (str(HERE / "fake_train.py"),))
     config = published.transformers.Qwen2Config(
-        vocab_size=99, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=258, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
     )
     config.save_pretrained(tmp_path / "model")
+    for file in tokenizer_folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "model")
     published.make_data(tmp_path, "countdown", images=False)
 
     def start(fault="", *words):
