@@ -19,8 +19,8 @@ import pandas as pd
 from folders import RESULTS, ROOT
 from hard_sums import TRAINED
 
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.record.run_record import MODEL
-from bapo_openrlhf.record.state_file import write_atomically
 from bapo_openrlhf.workbench.evaluation.store import read_rows
 
 BASE, AT_END, LEAST = 64, 16, 2  # responses of the base model, those of a trained model, and how many have to be right

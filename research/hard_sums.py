@@ -2,8 +2,8 @@
 
 python research/hard_sums.py  # of runs/hard_sums/train.jsonl, which research/steps/hard.yaml makes
 
-hardest.jsonl has the training data of the map, and trained.jsonl the first of them, those of part 2 of
-decision_design.md. That is a file of its own, because `--data.max_samples` would also cut the held-out problems.
+hardest.jsonl has the training data of the map. trained.jsonl has the first of these problems, for part 2 of
+decision_design.md. It is a file of its own, because `--data.max_samples` would also cut the held-out problems.
 
 
 The base model of `--size steps` slips in a step that crosses a multiple of ten. Of the prompts that cross five or more,

@@ -31,7 +31,7 @@ class HardPrompt:
 
 
 class HardBuffer:
-    """B_bad: prompts of which a group failed (mean <= c1), first in, first out, one entry a prompt.
+    """B_bad: prompts that have had a failed group (mean <= c1), first in, first out, one entry a prompt.
 
     A newer failure of a stored prompt replaces its entry and goes to the back. A newer fresh group that does not fail
     changes nothing, because Algorithm 1 takes no prompt out for it: the next re-evaluation decides. A prompt that is

@@ -24,7 +24,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
             )
 
     from bapo_openrlhf.cli import arguments
-    from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.record.owner import owned
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.definition import read_study
@@ -36,7 +35,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
         for run in planned[: len(study.arms)] if find_spec("openrlhf") else ():
             with _naming(run.arm.name):
                 parse_words(arguments.build_parser(prog), run.words)
-        return _write(study, planned, out)
+        return _write(study, _begun(planned), out)
     runner.require_same(planned)
     with owned(out, field=f"--output is {out}", what="study", instead="give another --output"):
         for command in study.prepare:
@@ -44,8 +43,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
         steps, devices = _check(planned)
         parallel = given.parallel or study.parallel
         outcome = _run(study.name, planned, steps, devices, parallel, given.max_hours)
-    if not outcome.failed or any(record.read_metrics(run.folder) for run in planned):
-        _write(study, planned, out)
+    begun = _begun(planned)
+    if begun or not outcome.failed:
+        _write(study, begun, out)
     print(f"{outcome.done} of {len(planned)} runs are done", end="")
     print(f"; {outcome.left} are left: the same command continues with them" if outcome.left else "")
     if outcome.failed:
@@ -133,7 +133,14 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
         return runner.run_all(planned, parallel=parallel, environment=environment, until=until, seen=seen)
 
 
-def _write(study, planned: Sequence, out: Path) -> int:
+def _begun(planned: Sequence) -> list:
+    """The runs that have made a step."""
+    from bapo_openrlhf.record import run_record as record
+
+    return [run for run in planned if record.read_metrics(run.folder)]
+
+
+def _write(study, begun: Sequence, out: Path) -> int:
     from bapo_openrlhf.cli.report import charts_bar
     from bapo_openrlhf.record import run_record as record
     from bapo_openrlhf.workbench.report.runs import read_run
@@ -142,7 +149,6 @@ def _write(study, planned: Sequence, out: Path) -> int:
     from bapo_openrlhf.workbench.study.page import make_study_page
     from bapo_openrlhf.workbench.study.summary import summary
 
-    begun = [run for run in planned if record.read_metrics(run.folder)]
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet; --output names the study's folder")
     runs = [StudyRun(run.arm, run.seed, read_run(run.folder), record.read_evaluations(run.folder)) for run in begun]

@@ -23,8 +23,9 @@ from bapo_openrlhf.record.checkpoint_store import (
     step_of,
     unfinished,
 )
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.record.owner import check_no_owner, owned
-from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_atomically, write_document
+from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
 
 SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the run's last start, in ckpt.path
 

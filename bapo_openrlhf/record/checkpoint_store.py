@@ -26,12 +26,11 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bapo_openrlhf.record.durable import sync, write_atomically
 from bapo_openrlhf.record.state_file import (
     CheckpointError,
     blake2b,
     read_document,
-    sync_folder,
-    write_atomically,
     write_document,
 )
 
@@ -86,11 +85,11 @@ class CheckpointStore:
         # The order matters: the old checkpoint is whole until its manifest is deleted, and by then the marker is there.
         with open(folder / MARKER, "wb") as file:
             os.fsync(file.fileno())
-        sync_folder(folder)
-        sync_folder(folder.parent)
-        sync_folder(self.path)
+        sync(folder)
+        sync(folder.parent)
+        sync(self.path)
         (folder / MANIFEST).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync(folder)
         self._remove_models(tag)
         _empty(folder, but=MARKER)
         return folder
@@ -118,7 +117,7 @@ class CheckpointStore:
                 files[path] = {"bytes": self._size(path), "blake2b": self._digest(path)}
         write_document(folder / MANIFEST, KIND, {"step": step, "files": files})
         (folder / MARKER).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync(folder)
 
     @os_errors()
     def abandon(self, tag: str) -> None:
@@ -216,12 +215,12 @@ class CheckpointStore:
             if folder.exists():  # of a conversion that was interrupted: no manifest has it
                 _remove_tree(folder)
             converted[part].rename(folder)
-            sync_folder(folder.parent)
+            sync(folder.parent)
         manifest = self._manifest(tag)
         models = {path: {"bytes": self._size(path)} for part in self.models for path in self._files(part, tag)}
         body = {"step": manifest["step"], "files": manifest["files"] | models}
         write_document(self.folder(tag) / MANIFEST, KIND, body)
-        sync_folder(self.folder(tag))
+        sync(self.folder(tag))
 
     # ── Deleting ──
 
@@ -297,7 +296,7 @@ class CheckpointStore:
             folder = self.folder(tag, part)
             if folder.exists():
                 _remove_tree(folder)
-                sync_folder(folder.parent)
+                sync(folder.parent)
 
 
 @os_errors()
@@ -332,7 +331,7 @@ def _empty(folder: Path, *, but: str) -> None:
             _remove_tree(path)
         else:
             path.unlink()
-    sync_folder(folder)
+    sync(folder)
 
 
 def _remove_last(folder: Path, name: str) -> None:
@@ -340,7 +339,7 @@ def _remove_last(folder: Path, name: str) -> None:
     _empty(folder, but=name)
     (folder / name).unlink(missing_ok=True)
     folder.rmdir()
-    sync_folder(folder.parent)
+    sync(folder.parent)
 
 
 def _remove_tree(folder: Path) -> None:

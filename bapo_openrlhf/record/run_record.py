@@ -36,6 +36,7 @@ from typing import Any
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
+from bapo_openrlhf.record.durable import sync, write_atomically
 from bapo_openrlhf.record.owner import LOCK
 
 RUN = "run.json"
@@ -72,7 +73,7 @@ class RunRecord:
             path = self.directory / name
             if path.exists():
                 kept = [row for row in _rows(path) if resume_from is None or row["step"] < resume_from]
-                _replace(path, "".join(_line(plain(name, row)) for row in kept))
+                write_atomically(path, "".join(_line(plain(name, row)) for row in kept).encode())
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write the metrics of one step, Python or numpy numbers by name."""
@@ -102,11 +103,7 @@ class RunRecord:
         """Make all rows durable, so that a power cut does not take those of a step that a checkpoint holds."""
         files = [self.directory / name for name in BY_STEP]
         for path in (*filter(Path.exists, files), self.directory):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(path)
 
 
 def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -360,7 +357,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _write(path: Path, content: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, json.dumps(plain(path.name, content), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, (json.dumps(plain(path.name, content), indent=2, allow_nan=False) + "\n").encode())
     return path
 
 
@@ -388,15 +385,6 @@ def _parsed(content: bytes) -> Any:
         return json.loads(content.decode("utf-8"), parse_constant=lambda word: None)
     except (ValueError, RecursionError):
         return None
-
-
-def _replace(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())  # or a power cut may leave an empty file in the place of the old one
-    os.replace(unfinished, path)
 
 
 def plain(name: str, value: Any) -> Any:

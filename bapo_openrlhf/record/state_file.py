@@ -6,12 +6,10 @@ or changed, or that belongs to another save, raises an error and never yields wr
 
 import hashlib
 import json
-import os
 import re
 import struct
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
+
+from bapo_openrlhf.record.durable import write_atomically
 
 FORMAT_VERSION = 2
 KIND = "bapo_openrlhf state"
@@ -97,36 +97,7 @@ def load_state(folder: Path, *, name: str = "state") -> dict[str, Any]:
     return _decoded(document["state"], load_arrays(raw), tensors_path)
 
 
-# ── Writing one file completely or not at all ──
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file. At any moment, even in a power cut, `path` is the old file or the new one and never a part of one.
-
-    Raises:
-        OSError: The file cannot be written. The message names `path`, and the old file stays.
-    """
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()  # because the disk may be full
-        raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make all entries of the folder durable that were created, renamed or deleted."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+# ── A JSON object with its digest ──
 
 
 def write_document(path: Path, kind: str, body: Mapping[str, Any]) -> None:

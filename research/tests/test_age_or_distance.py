@@ -118,7 +118,7 @@ def test_only_groups_of_one_probe_and_stratum_are_compared():
     lines = [
         line(0, 2.0, age=0), line(2, 4.0, age=0),  # the unit is 3
         line(4, 3.0), line(5, 6.0), line(7, 12.0),  # weights: 2/3 of the first, 1/3 of the others
-        line(6, 300.0, age=2), line(9, -300.0, age=3),  # halves alone
+        line(6, 300.0, age=2), line(9, -300.0, age=3),  # groups of one half only
         line(8, 3.0, age=4, tv=0.03), line(11, 3.0, age=4, tv=0.05),  # of one age, but not of one bin
         line(10, 12.0, step=16), line(13, 6.0, step=16),
     ]  # fmt: skip

@@ -16,7 +16,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import shapes
-from bapo_openrlhf.record.state_file import write_atomically
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
 from bapo_openrlhf.workbench.prepare.source_rows import digest

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.state_file import write_atomically
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 

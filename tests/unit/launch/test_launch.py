@@ -414,7 +414,7 @@ class TestResume:
             raise OSError(28, "No space left on device", str(path))
 
         monkeypatch.setattr(
-            *{"run.json": (record, "_replace"), "settings.json": (resume, "write_document")}[file], full
+            *{"run.json": (record, "write_atomically"), "settings.json": (resume, "write_document")}[file], full
         )
         with pytest.raises(
             ConfigError, match=rf"^run.name is mine; .*/{file} cannot be written: No space left on device$"
