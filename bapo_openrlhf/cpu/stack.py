@@ -55,6 +55,15 @@ def active() -> bool:
     return not torch.cuda.is_available()
 
 
+def in_cpu_run() -> bool:
+    """Whether this process belongs to a run on the CPU, as the run's first process has found out (`active`).
+
+    Other processes of a run must ask this and not `active`, because torch may find no GPU there although the machine
+    has some. Ray hides all GPUs from an actor that asks for none, as an engine does whose workers ask for their own.
+    """
+    return os.environ.get(SWITCH) == "1"
+
+
 # ── Environment ──
 
 
@@ -232,5 +241,5 @@ def vllm_plugin() -> None:
     It acts only if the switch is 1. `prepare_environment` sets it, and the children of a run inherit it. Other uses of
     vLLM on this machine are not affected.
     """
-    if os.environ.get(SWITCH) == "1":
+    if in_cpu_run():
         install()

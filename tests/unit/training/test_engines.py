@@ -5,6 +5,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+import torch
 import vllm
 from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
@@ -93,8 +94,8 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     assert ours == theirs
 
 
-def made_by(kind, monkeypatch, given):
-    """The attributes of an engine that a class made, and the environment that it left."""
+def made_by(kind, monkeypatch, given, **environment):
+    """The attributes of an engine that a class made on a machine with GPUs, and the environment that it left."""
 
     class Llm(dict):
         async def is_sleeping(self):
@@ -105,11 +106,17 @@ def made_by(kind, monkeypatch, given):
         patched.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda settings: Llm(settings)))
         patched.setattr(engines, "end_with", lambda llm: llm.update(ends_with_its_process=not llm.get("waited")))
         patched.setattr(engines, "block_interrupts", lambda: os.environ.update(interrupts="blocked"))
-        patched.setattr(cpu, "active", lambda: False)
-        patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "0,1"})
+        patched.setattr(torch.cuda, "is_available", lambda: False)  # Ray hides the GPUs if workers have their own
+        patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "", **environment})
         engine = object.__new__(kind)
         asyncio.run(kind.__init__(engine, **given))
         return vars(engine), dict(os.environ)
+
+
+def test_an_engine_on_the_cpu_has_one_sequence_at_a_time_and_no_workers_of_ray(monkeypatch):
+    given = {"num_gpus": 0.2, "full_determinism": True, "distributed_executor_backend": "ray"}
+    made, _ = made_by(RolloutEngine, monkeypatch, given, **{cpu.SWITCH: "1"})
+    assert (made["kwargs"]["max_num_seqs"], made["kwargs"]["distributed_executor_backend"]) == (1, "mp")
 
 
 def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch):
