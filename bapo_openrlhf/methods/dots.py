@@ -90,9 +90,11 @@ class DOTS(FilteredMethod):
     which the authors' code generates for at every second step. This layer has no embedding model, so p comes from a
     prompt's own past groups, and the choice has an effect only when prompts come again. All prompts without one are
     predicted alike, and nothing is generated for reference. The authors' code draws from the whole data set for two
-    steps at once. Here each step draws from its own candidates. Their code trains on every fresh group. Here those with
-    equal rewards are left out unless `--adapt.filter none` is set, because they have no group-relative advantage. p is
-    the mean reward in both, but here each reward is first clipped to [0, 1].
+    steps at once. Here each step draws from its own candidates. Their code clips pi / alpha within prox / alpha times
+    (1 +- eps), with the actor's log-probs for alpha. `--adapt.ratio decoupled` does so, but truncates prox / alpha at
+    5. Their code trains on every fresh group. Here those with equal rewards are left out unless `--adapt.filter none`
+    is set, because they have no group-relative advantage. p is the mean reward in both, but here each reward is first
+    clipped to [0, 1].
 
     Args:
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' code has no such

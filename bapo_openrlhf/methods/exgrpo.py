@@ -60,8 +60,9 @@ class ExGRPO(FilteredMethod):
     changes here, so only the success of lowest entropy is stored, and it stays until one of lower entropy comes. G
     responses are generated, but the authors generate only the other G - 1. Their loss shapes the ratio w of the stored
     responses as w / (w + 0.1) and does not clip. Here these responses are in the loss like all others, with the ratio
-    that `--adapt.ratio` sets. They leave retired prompts out of the data. Here these still come as fresh ones, and are
-    filtered as long as all responses are right. X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
+    that `--adapt.ratio` sets. In the loss of the others, their script has what LUFFY's script has. They leave retired
+    prompts out of the data. Here these still come as fresh ones, and are filtered as long as all responses are right.
+    X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
 
     Args:
         group_size: G.

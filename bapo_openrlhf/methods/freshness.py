@@ -34,8 +34,9 @@ class Freshness(FilteredMethod):
     batch and then on a replayed one of the same size. Here both make one batch, so `--adapt.batch_size` should be twice
     `--rollout.batch_size`. A group is not replayed in its own step, as theirs may be. With rewards of 0 and 1, |r| is
     the mean reward of the group, so among groups with signal the easier ones are drawn more often. Groups with equal
-    rewards are neither trained on nor stored, unless `--adapt.filter none` is set. The importance weights of the draw
-    (off by default in their code) and the other base priorities, |advantage| and |TD error|, are not here.
+    rewards are neither trained on nor stored, unless `--adapt.filter none` is set. The authors' runs have the
+    advantages of REINFORCE++ and a buffer of 50,000 trajectories or more. The importance weights of the draw (off by
+    default in their code) and the other base priorities, |advantage| and |TD error|, are not here.
 
     Args:
         tau: Steps in which a priority falls to 1/e, above 0. 500 in the paper, 1000 for FrozenLake.

@@ -27,8 +27,10 @@ class LUFFY(FilteredMethod):
     the prompt.
 
     Deviations: mixed groups with equal rewards are filtered, unless `--adapt.filter none` is set. Nobody judges the
-    solution. The authors' code has switches that take the clip from the policy's own tokens and divide the loss by a
-    constant length; there are none here.
+    solution. One that is longer than a response may be is left out; the authors cut it. Their script subtracts the mean
+    and does not divide by the deviation (`--algo.advantage.estimator dr_grpo`), takes the clip from the policy's own
+    tokens (`--actor.eps_clip_low_high 1 100000000`), divides the summed loss of a batch by the greatest length of a
+    response, which is not here, and has no KL term.
     """
 
     NAME = "luffy"

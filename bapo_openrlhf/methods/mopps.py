@@ -25,8 +25,9 @@ class MoPPS(FilteredMethod):
     Nothing is replayed, and no prompt is generated again.
 
     Deviations: the authors count right answers. Here rewards other than 0 and 1 are clipped to [0, 1] and added up to
-    s. Their scripts train on every group. Here a group of equal rewards is left out unless `--adapt.filter none` is
-    set, because it has no group-relative advantage.
+    s. Their scripts clip at 0.2 and 0.28 with a dual clip of 10; these are OpenRLHF's flags. They train on every group.
+    Here a group of equal rewards is left out unless `--adapt.filter none` is set, because it has no group-relative
+    advantage.
 
     Args:
         candidates: Prompts drawn from the data for each prompt that is generated for. The authors' scripts use 8 for

@@ -27,8 +27,9 @@ class PODS(FilteredMethod):
     one optimizer step.
 
     Deviations: groups with equal rewards are left out, unless `--adapt.filter none` is set. The authors divide by the
-    sample deviation + 1e-4, and Eq. 2 by the population deviation. They compare variances as float32, which may decide
-    between equal ones; here they are exact.
+    sample deviation + 1e-4, and Eq. 2 by the population deviation. Their loss is the mean over responses
+    (`--actor.loss_agg_mode seq-mean-token-mean`). They compare variances as float32, which may decide between equal
+    ones; here they are exact.
 
     Args:
         keep: m, from 2 to G, or 0.

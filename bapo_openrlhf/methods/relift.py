@@ -25,8 +25,9 @@ class ReLIFT(FilteredMethod):
 
     Deviations: the prompts that have waited longest go first, and one that fails meanwhile waits only once. The
     authors' code fine-tunes with an Adam of its own. Here it is the actor's optimizer, with its learning rate of that
-    step, in as many passes and steps as an update would make (`--train.max_epochs`, `--train.batch_size`). Fresh groups
-    with equal rewards are filtered, unless `--adapt.filter none` is set.
+    step, in as many passes and steps as an update would make (`--train.max_epochs`, `--train.batch_size`). Their script
+    adds an entropy bonus of 0.001 to the fine-tuning; there is none here. In the loss of the fresh groups it has what
+    LUFFY's script has. Fresh groups with equal rewards are filtered, unless `--adapt.filter none` is set.
 
     Args:
         finetune_batch: How many prompts are fine-tuned on together, at least 1. 128 in the paper.

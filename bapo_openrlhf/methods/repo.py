@@ -36,9 +36,11 @@ class RePO(FilteredMethod):
     Deviations: k is G, because groups are whole (the paper's 8 on + 8 off). `all` replays the cached groups as they
     were generated, each with its own advantages, but the authors normalise the whole cache at once. Fresh groups with
     equal rewards are filtered, but the authors train on them with advantages of 0 (`--adapt.filter none` does so).
-    Replayed groups with equal rewards are always left out. The authors have no capacity. If `--adapt.batch_size` is
-    twice `--rollout.batch_size`, one replayed group for each prompt fits. A prompt that comes twice in a step is
-    replayed once. Of equal rewards the newer responses are taken, but the authors' code takes the older ones.
+    Replayed groups with equal rewards are always left out. Their loss is the mean over responses
+    (`--actor.loss_agg_mode seq-mean-token-mean`), with KL only for fresh ones, and without KL in their script. The
+    authors have no capacity. If `--adapt.batch_size` is twice `--rollout.batch_size`, one replayed group for each
+    prompt fits. A prompt that comes twice in a step is replayed once. Of equal rewards the newer responses are taken,
+    but the authors' code takes the older ones.
 
     The cache holds responses of every prompt of the data. The metric `cache/bytes` says how much that is.
 

@@ -1009,7 +1009,35 @@ def files_over_presets():
         yield pytest.param(path, preset, marks=marks, id=f"{path.stem} {preset.stem}")
 
 
+# What the sources of the methods say. The quickstart has v = 2 and an entropy bonus.
+OF_TODAYS_POLICY = ("arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy", "mopps",
+                    "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
+                    "rollout_replay")  # fmt: skip
+DAPO = {
+    "actor.eps_clip_low_high": [0.2, 0.28],
+    "actor.entropy_coef": None,
+    "actor.loss_agg_mode": "token-mean",
+    "algo.kl.init_coef": 0,
+}
+NUMBERS_OF_SOURCES = {
+    **{name: {"adapt.rollout_delay": 1} for name in OF_TODAYS_POLICY},
+    "bapo_authors_code": {"actor.dual_clip": 10, "actor.entropy_coef": None, "algo.kl.init_coef": 0},
+    "bapo_fixed_thresholds": {"adapt.c2": ["3/8"], "adapt.c3": ["4/8"]},
+    "dapo": DAPO,
+    "dapo_with_buffer": DAPO,
+    "dots": {"adapt.rollout_delay": 1, "adapt.ratio": "decoupled"},
+    "grpo_delayed": {"adapt.rollout_delay": 5},
+}
+
+
 class TestMethodFiles:
+    @pytest.mark.parametrize("name", NUMBERS_OF_SOURCES)
+    def test_have_the_numbers_of_their_sources(self, name):
+        files = [str(ROOT / "configs" / file) for file in ("quickstart.yaml", f"methods/{name}.yaml")]
+        algorithm = [] if "algorithm:" in Path(files[1]).read_text(encoding="utf-8") else ["--algorithm", "bapo_grpo"]
+        flags = config.flags_of(arguments.parse(["--config", *files, *algorithm, "--data.solution_key", "solution"]))
+        assert {flag: flags[flag] for flag in NUMBERS_OF_SOURCES[name]} == NUMBERS_OF_SOURCES[name]
+
     @pytest.mark.parametrize(("path", "preset"), files_over_presets())
     def test_change_what_they_name_and_nothing_else(self, path, preset):
         size = "--train.batch_size=256"  # The files' sizes are for the quickstart.
