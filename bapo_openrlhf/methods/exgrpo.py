@@ -49,26 +49,27 @@ class ExGRPO(FilteredMethod):
     groups are X2 and update the store as fresh ones do. X2 keeps its places in the batch. Fresh groups beyond them are
     cut.
 
-    All this begins after the first step in which more than `start_above` of the fresh responses are right (Pass@1).
+    Prompts are stored from the first step on. They are drawn after the first step in which more than `start_above` of
+    the fresh responses are right (Pass@1).
 
-    The paper's setting is `--adapt.reevaluate_every 1`, `--adapt.rollout_delay 1`, and as `--rollout.batch_size`
-    1 - `experience_share` of `--adapt.batch_size`. With more, fresh groups are generated and cut. In the first steps
-    too few prompts are stored, so batches are smaller. The authors fill them with fresh groups.
+    The paper's setting is `--adapt.reevaluate_every 1`, `--adapt.rollout_delay 1`, and as `--rollout.batch_size` 1 -
+    `experience_share` of `--adapt.batch_size`. With more, fresh groups are generated and cut. Before the start, and
+    while too few prompts are stored, batches are smaller. The authors fill them with fresh groups.
 
     Deviations: entropy is the mean of -log alpha over the tokens of the response, from the stored log-probs. The
     authors let today's policy compute the entropies of all stored successes of the drawn prompts again. Entropy never
     changes here, so only the success of lowest entropy is stored, and it stays until one of lower entropy comes. G
     responses are generated, but the authors generate only the other G - 1. Their loss shapes the ratio w of the stored
     responses as w / (w + 0.1) and does not clip. Here these responses are in the loss like all others, with the ratio
-    that `--adapt.ratio` sets. In the loss of the others, their script has what LUFFY's script has. They leave retired
-    prompts out of the data. Here these still come as fresh ones, and are filtered as long as all responses are right.
-    X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
+    that `--adapt.ratio` sets. Once experience is used, their script has in the loss of the others what LUFFY's script
+    has. They leave retired prompts out of the data. Here these still come as fresh ones, and are filtered as long as
+    all responses are right. X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
 
     Args:
         group_size: G.
         reevaluate_every: How often prompts of the store are generated again, as the --adapt flag.
         experience_share: rho, share of the batch that these are, within [0, 1].
-        start_above: Pass@1, within [0, 1], above which successes are stored and used. 0 starts after the first one.
+        start_above: Pass@1, within [0, 1], above which stored successes are used. 0 starts after the first one.
 
     Raises:
         ValueError: An option is out of its range.
@@ -85,7 +86,7 @@ class ExGRPO(FilteredMethod):
         ATTEMPTS,
         EXCHANGE_AGE,
         *declare("""
-            experience/started | | Started | | 1 if experience is stored and used, 0 before that.
+            experience/started | | Started | | 1 if stored prompts are drawn, 0 before that.
             experience/pass_rate | 0 to 1 | Pass@1 | | Share of the fresh responses that are right.
             experience/prompts | prompts | Stored prompts | | Prompts with a stored success.
             experience/bytes | bytes | Size of the store | | Size of the stored successes' tokens and log-probs.
@@ -107,7 +108,7 @@ class ExGRPO(FilteredMethod):
 
     def begin_step(self, step: int) -> list[Prompt]:
         """Prompts drawn from the store. None before the start, or in a step that does not re-evaluate."""
-        return self.draw(self.places) if due(step, self.reevaluate_every) else []
+        return self.draw(self.places) if self.started and due(step, self.reevaluate_every) else []
 
     def draw(self, count: int) -> list[Prompt]:
         """Up to `count` stored prompts, one after another: a bucket by its weight, then a prompt left in it."""
@@ -138,9 +139,8 @@ class ExGRPO(FilteredMethod):
 
         right = sum(len(right_responses(group)) for group in fresh)
         pass_rate = Fraction(right, sum(group.size for group in fresh)) if fresh else Fraction(0)
-        if self.started:
-            for group in (*fresh, *mixed):
-                self.learn(group)
+        for group in (*fresh, *mixed):
+            self.learn(group)
         self.started = self.started or pass_rate > self.start_above
         ages = [step - past.weights_version for past in stored]
         self.measured = {

@@ -57,7 +57,7 @@ def run(method: ExGRPO, step: int, fresh=(), again=lambda prompt: None) -> Batch
 
 
 def started(**options) -> ExGRPO:
-    """A method that stores experience from step 0 on."""
+    """A method that uses experience from step 1 on."""
     method = exgrpo(**options)
     method.started = True
     return method
@@ -122,14 +122,20 @@ class TestStore:
 
 class TestStart:
     def test_after_the_step_whose_pass_rate_is_above(self, make):
-        """Of 8 responses 3 are right: 0.375 is above 0.35; experience is stored from the next step on."""
+        """Of 8 responses 3 are right: 0.375 is above 0.35; experience is stored before, and used from the next step on.
+
+        The authors' code collects it in every step, and mixes it into the batches after the switch.
+        """
         method = exgrpo(start_above=F(7, 20))
-        run(method, 0, [make([1, 0, 0, 0], "a"), make([1, 0, 0, 0], "b")])
-        assert method.metrics()["experience/started"] == 0 and method.metrics()["experience/pass_rate"] == 0.25
-        run(method, 1, [make([1, 1, 0, 0], "a"), make([1, 0, 0, 0], "b")])
-        assert method.metrics()["experience/started"] == 1 and stored(method) == {}
-        run(method, 2, [make([1, 0, 0, 0], "a"), make([0, 0, 0, 0], "b")])
-        assert list(stored(method)) == ["a"] and method.metrics()["experience/started"] == 1  # for good
+        run(method, 0, [make([1, 0, 0, 0], "a"), make([0, 1, 0, 0], "b"), make([0, 0, 0, 0], "c")])
+        assert method.metrics()["experience/started"] == 0 and list(stored(method)) == ["a", "b"]
+        assert method.begin_step(1) == []
+        method.build_batch(1, [make([1, 1, 0, 0], "d"), make([1, 0, 0, 0], "c")], [])
+        assert method.metrics()["experience/started"] == 1 and method.metrics()["experience/pass_rate"] == 0.375
+        named = method.begin_step(2)
+        assert sorted(prompt.text for prompt in named) == ["a", "b", "c", "d"]
+        method.build_batch(2, [], [make([0, 0, 0, 0], prompt) for prompt in named])
+        assert method.metrics()["experience/started"] == 1  # for good
 
     def test_the_rate_itself_is_not_above(self, make):
         method = exgrpo(start_above=F(1, 4))
@@ -385,7 +391,8 @@ def test_side_by_side_with_a_plain_implementation(make):
                 method.load_state_dict(state)
             prompts = [prompt.text for prompt in method.begin_step(step)]
             held = [text for text in solved if text not in retired]
-            wanted = min(len(held), math.floor(share * capacity)) if every and step and step % every == 0 else 0
+            due = on and every and step and step % every == 0
+            wanted = min(len(held), math.floor(share * capacity)) if due else 0
             assert len(prompts) == len(set(prompts)) == wanted and set(prompts) <= set(held)
             policy = step - step % delay
             texts = data.draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5))
@@ -412,7 +419,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             assert len(batch) == min(len(signal) + len(informative), capacity)
             left = [g for g in informative if g not in batch.fresh]
             assert not left or not batch.fresh or min(g.variance for g in batch.fresh) >= max(g.variance for g in left)
-            for group in fresh + mixed if on else []:
+            for group in fresh + mixed:
                 enter(group, members(group, names(group)))
             flags = [r.reward >= 1 for g in fresh for r in g.responses]
             on = on or (bool(flags) and F(sum(flags), len(flags)) > start)
