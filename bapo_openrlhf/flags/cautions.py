@@ -109,10 +109,18 @@ def _of_a_source(name: str, off: str, why: str) -> Rule:
                 "{it}: no effect, because adapt." + off + " is 0, so that " + why)  # fmt: skip
 
 
+def _offload(model: str) -> Rule:
+    return Rule(f"{model}.offload",
+                lambda f: f[f"{model}.offload"] and model in f.loaded and f["ds.zero_stage"] < 3,
+                "{it}: no effect, because ds.zero_stage is {f[ds.zero_stage]}, and DeepSpeed keeps a model that is not "
+                "trained on the host only in stage 3")  # fmt: skip
+
+
 NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
     *map(_of_the_gaussian, ("gaussian_mean", "gaussian_std")),
     *(_of_a_source(*row) for row in SOURCES),
+    *map(_offload, ("ref", "reward")),
     Rule("adapt.max_staleness",
          lambda f: f.adapted and f["train.async_enable"]
          and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"],

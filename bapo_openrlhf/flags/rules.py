@@ -19,6 +19,7 @@ FILTERING = "algo.dynamic_filtering_enable"
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 CORRECTION = "algo.advantage.is_correction"
 LEVEL, GATING, THRESHOLD = f"{CORRECTION}_level", f"{CORRECTION}_gating", f"{CORRECTION}_threshold"
+SUM = "ds.grad_accum_dtype"
 BYTES_OF_A_NAME = 255  # of a file or a folder
 
 
@@ -163,6 +164,16 @@ OPTIONS = [
     Rule("ds.zero_stage", lambda f: f["ds.enable_sleep"] and not f["ds.zero_stage"],
          "{it}; it must be in [1, 3] with ds.enable_sleep, because DeepSpeed moves only the states of a ZeRO optimizer "
          "to the host"),
+    Rule("ds.zero_stage", lambda f: f["ds.adam_offload"] and not f["ds.zero_stage"],
+         "{it}; it must be in [1, 3] with ds.adam_offload, because DeepSpeed keeps only the optimizer of ZeRO on the "
+         "host"),
+    Rule("ds.zero_stage", lambda f: not f["ds.zero_stage"] and f[SUM] not in (None, "bf16", "bfloat16"),
+         "{it}; it must be in [1, 3] with ds.grad_accum_dtype {f[ds.grad_accum_dtype]}, because without ZeRO DeepSpeed "
+         "adds up gradients only in bf16"),
+    Rule("ds.zero_stage", lambda f: f["ds.zero_stage"] == 1 and f[SUM] in ("fp32", "float32")
+         and f["ds.enable_sleep"] and not f["ds.adam_offload"],
+         "{it}; it must be 2 or 3 with ds.grad_accum_dtype {f[ds.grad_accum_dtype]} and ds.enable_sleep, because "
+         "DeepSpeed takes another optimizer in stage 1, whose states it cannot move to the host"),
     Rule("run.stall_timeout", lambda f: f["run.stall_timeout"] and f["train.async_enable"] and not f.adapted,
          "{it}; with train.async_enable it needs batch adaptation, because OpenRLHF's own trainer does not say what it "
          "does"),

@@ -116,21 +116,24 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         return shape.weight_bytes / (workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1)
 
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
-    reference = weights("reference") if workload.has_reference(algorithm) and not args.ref.offload else 0.0
-    reward = weights("reward") if workload.reward_model and not args.reward.offload else 0.0
+    to_host = args.ds.zero_stage == 3  # DeepSpeed moves a model that is not trained only in this stage
+    stays = {"reference": not (args.ref.offload and to_host), "reward": not (args.reward.offload and to_host)}
+    reference = weights("reference") if workload.has_reference(algorithm) and stays["reference"] else 0.0
+    reward = weights("reward") if workload.reward_model and stays["reward"] else 0.0
+    average = float(shape.weight_bytes) if args.train.enable_ema and not to_host else 0.0  # beside the actor
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
     forward = logit_bytes(shape, workload, constants, workload.micro_samples("rollout"))
     if args.train.colocate_all:
         idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
-        frozen = reference + reward
+        frozen = reference + reward + average
         resident = frozen + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)
         generation = engine + (sum(idle.values()) + frozen if workload.shared_engines else 0.0)
         experience = forward + sum(idle.values()) + resident
         training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
     else:
         beside = {
-            "actor": reference if args.train.colocate_actor_ref else 0.0,
+            "actor": average + (reference if args.train.colocate_actor_ref else 0.0),
             "critic": reward if args.train.colocate_critic_reward else 0.0,
         }
         generation = engine

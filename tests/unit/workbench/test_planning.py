@@ -480,6 +480,9 @@ def test_memory_of_a_reward_model():
         assert getattr(result, phase) == pytest.approx(getattr(before, phase) + 2 * shape.parameters / 8)
     on_host = with_flags(with_it, {"reward.offload": True})
     assert memory.gpu_memory(shape, on_host, CONSTANTS, BA_PPO, 8) == before
+    on_host = with_flags(WORKLOAD, {"ref.offload": True})
+    result = memory.gpu_memory(shape, on_host, CONSTANTS, BA_PPO, 8)
+    assert before.generation - result.generation == pytest.approx(2 * shape.parameters / 8)
 
     apart = with_flags(APART, kept)
     assert apart.gpus == APART.gpus + 1
@@ -491,6 +494,27 @@ def test_memory_of_a_reward_model():
     critic = 16 * shape.parameters + 16 * 48 * LAYER["1.5B"] * 28
     training = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4).training
     assert training == pytest.approx(critic + 2 * shape.parameters)
+
+
+@pytest.mark.parametrize("model", ["ref", "reward"])
+def test_a_model_that_is_not_trained_is_on_the_host_only_in_stage_3(model):
+    lower = with_flags(WORKLOAD, {"ds.zero_stage": 2, "reward.remote_url": None, "reward.num_gpus_per_node": 1})
+    offloaded = with_flags(lower, {f"{model}.offload": True})
+    both = (memory.gpu_memory(SHAPES["1.5B"], one, CONSTANTS, BA_PPO, 8) for one in (lower, offloaded))
+    assert len({*both}) == 1
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_memory_of_averaged_weights(stage):
+    """They are a model of their own, whole on each GPU of the actor; stage 3 divides them, and has them on the host."""
+    shape = SHAPES["1.5B"]
+    for workload, gpus in ((WORKLOAD, 8), (APART, 4)):
+        plain = with_flags(workload, {"ds.zero_stage": stage, "algo.advantage.estimator": "rloo"})
+        averaged = with_flags(plain, {"train.enable_ema": True})
+        with_it, before = (memory.gpu_memory(shape, one, CONSTANTS, BAPO_GRPO, gpus) for one in (averaged, plain))
+        assert with_it.training - before.training == pytest.approx(2 * shape.parameters * (stage == 2))
+        together = workload is WORKLOAD
+        assert with_it.generation - before.generation == pytest.approx(2 * shape.parameters * (stage == 2) * together)
 
 
 def test_engines():
