@@ -225,7 +225,7 @@ class Trainer:
             passed = self.maker.forward(to_train)
         trained = len(to_train.samples)
         with clock.of("experience"):
-            reviewed = review(batch, passed.log_ratios, passed.sums, step, Gap())
+            reviewed = review(batch, passed.log_ratios, passed.sums, step, Gap(), since=step)
             experience = self.maker.finish(passed, reviewed.kept)
         with clock.of("training: dealing"):
             for group in filter(None, (self.actor, self.critic)):

@@ -110,8 +110,8 @@ class Group:
         prompt: The prompt x.
         responses: The responses that it holds.
         step: Trainer step t in which the group was generated.
-        weights_version: Number of updates behind the weights that generated it. It equals `step` if the group is
-            on-policy. A stored response of an earlier step has its own `weights_version`.
+        weights_version: Number of updates behind the weights that generated it. It is `step` if the engines had the
+            weights of that step. A stored response of an earlier step has its own `weights_version`.
         reward_range: The least and the greatest reward of the task (`--adapt.reward_range`).
         generated: Rewards of all responses that it was generated with. Those that it holds, if none are given. A method
             may put the reward of a stored response in the place of one of them.

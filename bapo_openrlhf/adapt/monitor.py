@@ -103,18 +103,18 @@ def off_policy(
     return metrics
 
 
-def shifts(batch: Batch, sums: TokenSums, step: int, gap: Gap) -> dict[str, float]:
+def shifts(batch: Batch, sums: TokenSums, since: int, gap: Gap) -> dict[str, float]:
     """Shift of today's policy and its KL divergence by source, before the step's first update.
 
     Args:
         batch: The batch of this step.
         sums: Sums over the tokens of its responses, in the order of `Batch.with_sources`.
-        step: Trainer step.
+        since: First trainer step with today's weights.
         gap: The gap of engine and actor that was measured last.
     """
     metrics, start = {}, 0
     for source in SOURCES:
-        from_current = on_policy(getattr(batch, source), step)
+        from_current = on_policy(getattr(batch, source), since)
         source_sums, start = sums.at(slice(start, start + len(from_current))), start + len(from_current)
         if len(from_current):
             metrics[f"shift/{source}"] = shift(source_sums, from_current, gap)

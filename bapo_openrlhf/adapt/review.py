@@ -49,6 +49,7 @@ def review(
     step: int,
     gap: Gap,
     *,
+    since: int,
     max_shift_fresh: float | None = None,
     max_shift_replayed: float | None = None,
 ) -> Review:
@@ -64,6 +65,7 @@ def review(
         sums: Sums over the tokens of each response, in the same order.
         step: Trainer step.
         gap: The gap of engine and actor that was measured last.
+        since: First trainer step with today's weights.
         max_shift_fresh: Largest shift of a fresh group, in the place of delta_1 of Eq. 9; None for no limit.
         max_shift_replayed: Largest shift of a replayed group, in the place of delta_3 of Eq. 10; None for no limit.
     """
@@ -74,7 +76,7 @@ def review(
     bad = nonfinite(log_ratios, sizes)
     broken = {group.uid for group, is_bad in zip(groups, bad.tolist(), strict=True) if is_bad}
     uids = np.repeat([group.uid for group in groups], sizes)
-    from_current, sound = on_policy(groups, step), np.repeat(~bad, sizes)
+    from_current, sound = on_policy(groups, since), np.repeat(~bad, sizes)
     gap = gap.measured(step, log_ratios[from_current & sound], sums.at(from_current & sound))
     tv = group_tv(np.where(from_current, 0.0, log_ratios), sizes).tolist()
     distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in broken}

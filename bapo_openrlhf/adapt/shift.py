@@ -110,9 +110,9 @@ class Gap:
         return asdict(self)
 
 
-def on_policy(groups: Sequence[Group], step: int) -> np.ndarray:
-    """Whether the weights of trainer step `step` generated each response of the groups, bool, shape (N,)."""
-    return np.array([group.weights_version_of(one) == step for group in groups for one in group.responses], dtype=bool)
+def on_policy(groups: Sequence[Group], since: int) -> np.ndarray:
+    """Whether today's weights, those since trainer step `since`, generated each response; bool, shape (N,)."""
+    return np.array([group.weights_version_of(one) >= since for group in groups for one in group.responses], dtype=bool)
 
 
 def _moved(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> np.ndarray:

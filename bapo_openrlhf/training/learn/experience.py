@@ -62,14 +62,14 @@ class BatchToTrain:
     origins: Sequence[SampleOrigin]
 
     @classmethod
-    def of(cls, batch: Batch, step: int) -> Self:
-        """The batch of trainer step `step`."""
+    def of(cls, batch: Batch, since: int) -> Self:
+        """A batch that is trained on with the weights that the actor has had since trainer step `since`."""
         grouped = batch.with_sources()
         return cls(
             samples_of([group for _, group in grouped]),
             [response for _, group in grouped for response in group.responses],
             [
-                SampleOrigin(source, group.weights_version_of(response) == step, group)
+                SampleOrigin(source, group.weights_version_of(response) >= since, group)
                 for source, group in grouped
                 for response in group.responses
             ],
@@ -147,8 +147,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         Args:
             passed: What today's models say of the batch.
             kept: Positions of the samples that stay, in order; at least one.
-            monte_carlo: Whether the returns are Monte Carlo returns, before the first update of the actor. If so,
-                --adapt.critic_lambd is not used, and all responses are of today's weights, whatever step it is.
+            monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
         """
         origins, experiences = [passed.origins[place] for place in kept], passed.experiences
         if len(kept) < len(passed.origins):
@@ -156,8 +155,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
         corrections, loss_log_ratios = [], []
         for experience in experiences:
-            log_probs = experience.action_log_probs
-            on_policy = [monte_carlo or origins[place].on_policy for place in experience.index]
+            log_probs, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
             if self.args.adapt.returns == "vtrace":
                 corrections.append(off_policy_log_ratios(experience, on_policy))
             self._set_policies(experience, on_policy)

@@ -29,8 +29,8 @@ class Reviewer:
         Raises:
             RuntimeError: Too many of its groups have log-probs that are not finite.
         """
-        step, gap = self.state.step, self.state.reviewed.gap
-        reviewed = review(batch, passed.log_ratios, passed.sums, step, gap, **self.limits)
+        step, since, gap = self.state.step, self.state.weights_since, self.state.reviewed.gap
+        reviewed = review(batch, passed.log_ratios, passed.sums, step, gap, since=since, **self.limits)
         what = "have log-probs under today's policy that are not finite"
         self.state.reviewed = reviewed
         self.unusable.check(step + 1, "nonfinite", reviewed.nonfinite, len(batch), what)

@@ -94,7 +94,7 @@ class StepAccounts:
         if experience.masked is not None:
             status["importance/masked_share"] = experience.masked
         status |= off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
-        status |= shifts(reviewed.batch, experience.sums, self.state.step, reviewed.gap)
+        status |= shifts(reviewed.batch, experience.sums, self.state.weights_since, reviewed.gap)
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
 
     def settle(self, step: int, generated: GeneratedStep, rollout: Rollout) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RESUMING, RunState
 
-STATE_VERSION = 8
+STATE_VERSION = 9
 logger = init_logger(__name__)
 
 
@@ -113,6 +113,7 @@ class WholeCheckpoints:
         return {
             "version": STATE_VERSION,
             "step": self.state.step,
+            "weights_since": self.state.weights_since,
             "weights_version": self.rollout_weights.weights_version,
             "generated": self.state.generated,
             "rollouts": self.recorder.rollouts,
@@ -201,7 +202,8 @@ class WholeCheckpoints:
         self.method.load_state_dict(saved["method"])
         self.ledger.load_state_dict(saved["ledger"])
         self.state.reviewed = Review.empty(Batch(), Gap(**saved["gap"]))
-        self.state.step, self.state.generated = saved["step"], saved["generated"]
+        self.state.step, self.state.weights_since = saved["step"], saved["weights_since"]
+        self.state.generated = saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
         self.recorder.rollouts, self.kl_controller.value = saved["rollouts"], saved["kl_coefficient"]
         if saved["epoch_done"]:

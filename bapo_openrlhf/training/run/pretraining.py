@@ -38,7 +38,7 @@ class CriticPretraining:
         train: Callable[[], dict[str, Any]],
     ) -> None:
         self.epochs = args.adapt.value_pretraining
-        self.steps = max(args.critic.freezing_steps, 0) + 1  # the actor is frozen in all of them but the last
+        self.steps = max(args.critic.freezing_steps, 0) + 1  # the first one, and all in which the actor is frozen
         self.state, self.maker, self.reviewer = state, maker, reviewer
         self.critic, self.train_critic = critic, train
 
@@ -58,7 +58,7 @@ class CriticPretraining:
         if not self.epochs or step >= self.steps:
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
-        passed = self.maker.forward(BatchToTrain.of(batch, step))
+        passed = self.maker.forward(BatchToTrain.of(batch, self.state.weights_since))
         kept = self.reviewer.review(batch, passed).kept
         if not kept:
             return {}

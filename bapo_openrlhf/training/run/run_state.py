@@ -21,6 +21,8 @@ class RunState:
 
     Attributes:
         step: Number of updates so far. The actor holds the weights of this step.
+        weights_since: The first step with today's weights. It is `step`, unless updates since then left the actor as it
+            was, because a batch was empty or the actor is frozen (`--critic.freezing_steps`).
         phase: What the run does now. Whoever begins something else sets it. The error of a run that fails names it.
         stopping: Whether the run was told to stop at the end of a step.
         saved: The newest step that a whole checkpoint has; None if there is none.
@@ -31,6 +33,7 @@ class RunState:
     """
 
     step: int = 0
+    weights_since: int = 0
     phase: str = STARTING
     stopping: bool = False
     saved: int | None = None

@@ -128,7 +128,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.accounts.require_capacity(batch)
         # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
         state.phase, start = "making experience", time.perf_counter()
-        passed = self.experience_maker.forward(BatchToTrain.of(batch, step))
+        passed = self.experience_maker.forward(BatchToTrain.of(batch, state.weights_since))
         reviewed = self.reviewer.review(batch, passed)
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
@@ -136,6 +136,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
         status, next_step = self._update(experience, global_step)
+        if "policy_loss" in status or "demonstrations/cross_entropy" in status:  # otherwise the actor is as it was
+            state.weights_since = state.step
         if experience:
             timing["timing/make_experience"] = seconds
         # Every group that was generated ends in exactly one counted state.

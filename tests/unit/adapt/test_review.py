@@ -22,7 +22,7 @@ def reviewed(batch: Batch, log_ratios: list[float], gap: Gap = BEFORE, **limits:
     """The review of a batch of responses of one token in step 9."""
     tokens = np.array(log_ratios, dtype=float).reshape(-1, 1)
     sums = TokenSums.of(tokens, np.ones(tokens.shape, dtype=bool))
-    return review(batch, np.array(log_ratios), sums, STEP, gap, **limits)
+    return review(batch, np.array(log_ratios), sums, STEP, gap, **{"since": STEP} | limits)
 
 
 def uids(groups: list) -> list[int]:

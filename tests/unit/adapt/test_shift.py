@@ -186,4 +186,5 @@ def test_on_policy_asks_for_each_response(make_group):
     old, group = make_group(1, step=5), make_group(0, size=3, step=9, weights_version=9)
     mixed = group.exchange(1, old.standalone(old.responses[0]))
     assert on_policy([mixed, replace(group, weights_version=8)], 9).tolist() == [True, False, True, False, False, False]
+    assert on_policy([mixed], 6).tolist() == [True, False, True]  # today's weights are those of step 6 still
     assert on_policy([], 9).shape == (0,)

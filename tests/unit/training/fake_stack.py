@@ -225,13 +225,13 @@ class Worker:
         self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
-        loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {}
+        loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {"policy_loss": 0.5}
         kl = {"kl": self.world.updates["actor"] % 3} if self.model == "actor" and self.world.reference else {}
         return loss | kl | self.world.norms
 
     def fine_tune(self) -> dict[str, float]:
         self.world.note("fine-tune", self.world.step)
-        return {"policy_loss": 0.5} | self.fit()
+        return self.fit()
 
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)

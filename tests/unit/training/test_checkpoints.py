@@ -413,8 +413,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 9}, "the state is of format 9; this version reads 8"),
-            ({"version": 7}, "the state is of format 7; this version reads 8"),
+            ({"version": 10}, "the state is of format 10; this version reads 9"),
+            ({"version": 8}, "the state is of format 8; this version reads 9"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

@@ -1119,18 +1119,6 @@ class TestVtrace:
         maker_of_kept.with_advantages(wanted.experiences)
         assert by_sample(actual.experiences, "returns") == by_sample(wanted.experiences, "returns")
 
-    def test_monte_carlo_returns_are_not_corrected(self, monkeypatch):
-        """Before the first update all responses are of today's weights, and a ratio is only the engine's rounding."""
-        monkeypatch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: forward(dealt.batches))
-        origins, result = origins_of(8), []
-        assert not all(origin.on_policy for origin in origins)
-        for changed in (VTRACE, {"estimator": "gae"}):
-            experience_maker = maker(case=Case(2, (1, 1), 3), **changed)
-            passed = experience_maker.forward(to_train([generated(n, 1) for n in range(8)], origins))
-            made = experience_maker.finish(passed, range(8), monte_carlo=True)
-            result.append(by_sample(made.experiences, "returns"))
-        assert all(result[0][n] == pytest.approx(result[1][n], rel=1e-5, abs=1e-6) for n in range(8))
-
 
 # --- what is noted of the loss ----------------------------------------------------------------------------------------
 

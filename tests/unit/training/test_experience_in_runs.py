@@ -37,15 +37,16 @@ class TestObserve:
         method.observe_distances = lambda step, distances: heard.append((step, distances, run.updates["actor"]))
         run.trainer.fit()
         rows = run.metrics()
+        trained = np.cumsum([0, *("skipped_update" not in row for row in rows)])  # updates before each step
         assert len(heard) == len(passes) and any(row["groups/replayed"] for row in rows)
         for number, ((step, distances, updates), (batch, passed)) in enumerate(zip(heard, passes, strict=True)):
-            assert updates == sum("skipped_update" not in row for row in rows[:step]) >= number - 1
+            assert updates == trained[step] >= number - 1
             groups = list(dict.fromkeys(origin.group for origin in batch.origins))
             assert list(distances) == groups
             for group in groups:
                 places = [n for n, origin in enumerate(batch.origins) if origin.group is group]
                 lost = np.maximum(0, 1 - np.exp(passed.log_ratios[places]))
-                current = group.weights_version == step
+                current = trained[group.weights_version] == updates
                 assert distances[group] == pytest.approx(0 if current else lost.mean(), abs=1e-12)
             dropped += len(groups) - int(sum(rows[step][f"groups/{s}"] for s in ("fresh", "reevaluated", "replayed")))
         assert any(tv > 0 for _, distances, _ in heard for tv in distances.values())
@@ -230,6 +231,54 @@ class TestMixedGroups:
             assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
             trained = [experience for at, batch in run.trained if at == step for experience in batch]
             assert metric["tokens/trained"] == sum(int(experience.action_mask.sum()) for experience in trained)
+
+
+class TestOnPolicy:
+    """If an update leaves the actor as it is, what was generated before it is of today's weights still."""
+
+    @staticmethod
+    def versions(run):
+        """Whether each response that the models pass is on-policy, and whether its version is the step."""
+        forward, updates, seen = run.trainer.experience_maker.forward, {}, set()
+
+        def spy(batch):
+            step = run.trainer.state.step
+            updates[step] = run.updates["actor"]
+            for origin, response in zip(batch.origins, batch.responses, strict=True):
+                version = origin.group.weights_version_of(response)
+                assert origin.on_policy == (updates[version] == updates[step])
+                seen.add((origin.on_policy, version == step))
+            return forward(batch)
+
+        run.trainer.experience_maker.forward = spy
+        actor = run.groups["actor"]
+        exact = actor.forward
+        actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])  # it rounds otherwise
+        run.trainer.fit()
+        return seen
+
+    def test_while_the_actor_is_frozen(self, world):
+        words = {"algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.value_pretraining": 1}
+        run = world(prompts=40, **words, **{"critic.freezing_steps": 4})
+        assert self.versions(run) == {(True, True), (True, False), (False, False)}
+        rows = run.metrics()
+        for row in rows[:6]:  # in step 5 the actor begins to learn
+            assert row["gap/age"] == row.get("shift/fresh", 0) == row.get("shift/replayed", 0) == 0
+        assert rows[5]["groups/replayed"] and rows[6]["shift/replayed"] > 0
+        for _, experiences in run.taught[:10:2]:  # V-trace corrects none of the Monte Carlo returns
+            for e in experiences:
+                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)
+                assert torch.allclose(e.returns[e.action_mask.bool()], targets[e.action_mask.bool()], atol=1e-5)
+
+    def test_after_a_batch_without_groups(self, world):
+        run = world(prompts=40)
+        plain = run.reward
+        run.reward = lambda *what: plain(*what) * (run.step not in (0, 4, 5, 6, 7))
+        assert (True, False) in self.versions(run)
+        rows = run.metrics()
+        skipped = [step for step, row in enumerate(rows) if "skipped_update" in row]
+        assert skipped[0] == 0 and rows[1]["shift/fresh"] == 0 < rows[2]["shift/fresh"]
+        assert run.trainer.state.weights_since == max(set(range(1, 21)) - {step + 1 for step in skipped})
 
 
 class TestReview:
