@@ -43,7 +43,6 @@ class WholeCheckpoints:
         generator: What generates. Of one that is ahead of training, the rollouts are saved.
         loader: The data, whose position is saved after all rollouts.
         rollout_weights: The weights in the engines. They are saved if they are not today's.
-        kl_controller: OpenRLHF's, which changes the coefficient of the KL penalty if `--algo.kl.target` is set.
         workers: OpenRLHF's groups of the workers that shuffle, by name. Their random generators are saved.
 
     Attributes:
@@ -63,12 +62,11 @@ class WholeCheckpoints:
         generator: AdaptedSamplesGenerator,
         loader: Any,
         rollout_weights: RolloutWeights,
-        kl_controller: Any,
         workers: Mapping[str, Any],
     ) -> None:
         self.args, self.state, self.method, self.ledger, self.recorder = args, state, method, ledger, recorder
         self.generator, self.loader, self.rollout_weights = generator, loader, rollout_weights
-        self.kl_controller, self.workers = kl_controller, dict(workers)
+        self.workers = dict(workers)
         self.ahead = args.adapt.steps_ahead(args.train) > 0
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
         self.resumed_weights_version: int | None = None
@@ -119,7 +117,6 @@ class WholeCheckpoints:
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
-            "kl_coefficient": float(self.kl_controller.value),
             "epoch_done": self.generator.epoch_done,
             "ahead": self.generator.state_dict() if self.ahead else None,
             "unfinished": self.generator.unfinished(),
@@ -205,7 +202,7 @@ class WholeCheckpoints:
         self.state.step, self.state.weights_since = saved["step"], saved["weights_since"]
         self.state.generated = saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
-        self.recorder.rollouts, self.kl_controller.value = saved["rollouts"], saved["kl_coefficient"]
+        self.recorder.rollouts = saved["rollouts"]
         if saved["epoch_done"]:
             torch.set_rng_state(saved["torch_rng"])
         else:

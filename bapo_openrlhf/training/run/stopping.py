@@ -1,4 +1,4 @@
-"""A trainer that says where it is, and that can be told to stop at the end of a step."""
+"""What both trainers of this project add to OpenRLHF's: they can be told to stop, and save what it leaves out."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.run.run_state import RunState
 
 Base = plain_class(PPOTrainer)
+KL = "kl_coefficient"  # in OpenRLHF's state of a checkpoint
 
 
 class StopTraining(Exception):
@@ -16,6 +17,8 @@ class StopTraining(Exception):
 
 class StoppableTrainer(Base):
     """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
+
+    A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
 
     A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` (as
     `before_samples`) before the samples of each step.
@@ -47,6 +50,21 @@ class StoppableTrainer(Base):
         """Once the run was told to stop, every step is saved: only the next one is left."""
         if self.state.stopping:
             self.args.ckpt.save_steps = 1
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and the coefficient of the KL penalty."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
+        return states
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Log and save as OpenRLHF does. `client_states` are also those of `save_best_checkpoint` after this step."""
+        client_states[KL] = float(self.kl_ctl.value)
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:

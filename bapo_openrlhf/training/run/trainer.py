@@ -43,6 +43,7 @@ from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.run.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
+MOVES = {"policy_loss", "demonstrations/cross_entropy"}  # metrics of a step whose update moved the actor
 
 
 class AdaptedPPOTrainer(StoppableTrainer):
@@ -86,10 +87,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
-        others = {"loader": data, "workers": workers, "kl_controller": self.kl_ctl}
         self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
         self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, capacity=self.arithmetic.most_samples)
-        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, **others)
+        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
         self.probe = GradientProbe(
             args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
         )
@@ -136,8 +136,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
         status, next_step = self._update(experience, global_step)
-        if "policy_loss" in status or "demonstrations/cross_entropy" in status:  # otherwise the actor is as it was
-            state.weights_since = state.step
+        state.weights_since = state.step if MOVES & status.keys() else state.weights_since
         if experience:
             timing["timing/make_experience"] = seconds
         # Every group that was generated ends in exactly one counted state.

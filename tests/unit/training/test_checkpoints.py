@@ -289,6 +289,7 @@ class TestResume:
             for name in {"groups.jsonl", "answers.jsonl"} & {path.name for path in run.record.iterdir()}:
                 assert (again.record / name).read_text() == (run.record / name).read_text()
             assert again.updates == run.updates and again.engines[0].weights == run.engines[0].weights
+            assert again.trainer.kl_ctl.value == run.trainer.kl_ctl.value
             if step < run.trainer.state.step:
                 assert repr(again.trainer.checkpoints.state_dict()) == repr(run.trainer.checkpoints.state_dict())
 

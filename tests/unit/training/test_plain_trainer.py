@@ -129,6 +129,17 @@ class TestRecord:
         assert [row["groups/filtered"] for row in rows] == [0, 0, 8] and rows[-1]["rollouts/total"] == 4 * 16
         assert [row["uid"] for row in read_groups(again.record)] == list(range(16))
 
+    def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, tmp_path):
+        words = {"algorithm": "grpo", "kind": RecordedPPOTrainer, "folder": tmp_path, "ckpt.save_steps": 1}
+        words |= {"algo.kl.init_coef": 0.02, "algo.kl.target": 1, "algo.kl.horizon": 32}
+        run = world(**words)
+        run.trainer.fit()
+        coefficient = run.trainer.kl_ctl.value
+        again = world(**words, **{"ckpt.load_enable": True, "train.num_episodes": 3})
+        assert coefficient != again.trainer.kl_ctl.value == 0.02
+        again.trainer.init_checkpoint_states()
+        assert again.trainer.kl_ctl.value == coefficient
+
     def test_of_samples_that_fill_no_micro_batch(self, world):
         run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=5,
                      **{"train.num_episodes": 1, "train.micro_batch_size": 8})  # fmt: skip
