@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped]
 
@@ -175,12 +175,27 @@ class _TextLoader(_Loader):
 _TextLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\.(inf|Inf|INF)$"), list("-+."))
 
 
-def read_yaml(field: str, path: Path, *, as_text: bool = False) -> Any:
+class _FlagsLoader(_Loader):
+    """A loader for files with flags under the key `flags`. Their values are those of a file of flags."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        before = self.yaml_implicit_resolvers
+        if isinstance(index, yaml.ScalarNode) and index.value == "flags":
+            self.yaml_implicit_resolvers = _TextLoader.yaml_implicit_resolvers
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.yaml_implicit_resolvers = before
+        return node
+
+
+LOADERS = {"none": _Loader, "all": _TextLoader, "flags": _FlagsLoader}
+
+
+def read_yaml(field: str, path: Path, *, as_text: Literal["none", "flags", "all"] = "none") -> Any:
     """The content of a YAML file.
 
     Args:
         field: the flag or field that names the file. Errors name it.
-        as_text: Whether numbers and switches stay as they are written.
+        as_text: Which numbers and switches stay as they are written: those under the key `flags`, or all.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or has a key twice.
@@ -188,7 +203,7 @@ def read_yaml(field: str, path: Path, *, as_text: bool = False) -> Any:
     try:
         data = path.read_bytes()
         encoding = next((name for mark, name in ENCODINGS.items() if data.startswith(mark)), "utf-8")
-        return yaml.load(data.decode(encoding), _TextLoader if as_text else _Loader)
+        return yaml.load(data.decode(encoding), LOADERS[as_text])
     except ConfigError as error:
         raise ConfigError(f"{field} {path}, {error}") from None
     except OSError as error:

@@ -202,10 +202,10 @@ SETTINGS = ("critic.adam.lr", "adapt.value_pretraining", "reward.remote_url")
 def test_a_climb_keeps_what_has_gained_and_stops_at_enough(climbing, tmp_path):
     ran = climbing({"fast": 0.02, "faster": 0.05, "passes_4": 0.25})
     assert [run.arm.method for run in ran] == ["fast", "faster", "passes_4"]
-    assert flags_of(ran[-1], *SETTINGS) == ["0.002", "4", None] and flag(ran[-1], stages.RATE) == "0.0001"
+    assert flags_of(ran[-1], *SETTINGS) == ["2.0e-3", "4", None] and flag(ran[-1], stages.RATE) == "0.0001"
     runs = stages.planned(CRITIC, tmp_path)
     assert {(run.arm.method, *flags_of(run, *SETTINGS, stages.RATE), run.seed) for run in runs} == {
-        (method, "0.002", "4", None, rate, seed)
+        (method, "2.0e-3", "4", None, rate, seed)
         for method, rate in (("plain", "0.0001"), ("without_x2", "0.0002"))
         for seed in (81, 82)
     }
@@ -216,7 +216,7 @@ def test_a_climb_keeps_what_has_gained_and_stops_at_enough(climbing, tmp_path):
 
 def test_what_loses_is_not_kept_and_what_fails_is_passed_over(climbing, tmp_path):
     ran = climbing({"fast": None, "faster": 0.1, "passes_4": 0.05, "partial": 0.3})
-    assert flags_of(ran[-1], *SETTINGS) == ["0.002", None, "research/partial_sums.py"]
+    assert flags_of(ran[-1], *SETTINGS) == ["2.0e-3", None, "research/partial_sums.py"]
     assert len(stages.planned(CRITIC, tmp_path)) == 4
 
 

@@ -96,7 +96,7 @@ def test_an_error_names_file_and_line(tmp_path, name):
 @pytest.mark.parametrize("text", ["{seed: 1, seed: 2}", "seed: 1\n'seed': 2", "a: {seed: 1, b: 2, seed: 1}"])
 def test_equal_keys_are_refused(tmp_path, text):
     (tmp_path / "a.yaml").write_text(text)
-    for as_text in (False, True):
+    for as_text in user_file.LOADERS:
         with pytest.raises(ConfigError, match=r"^study .*a.yaml, line [12]: seed is there already, in line 1; remove"):
             user_file.read_yaml("study", tmp_path / "a.yaml", as_text=as_text)
 

@@ -125,11 +125,9 @@ class Study:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    """A flag as words. True and null give a flag without a value; false leaves the flag out."""
-    if value is None or value is True:
+    """A flag as words. Null gives a flag without a value."""
+    if value is None:
         return [f"--{name}"]
-    if value is False:
-        return []
     if isinstance(value, list):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}={value}"]
@@ -162,7 +160,7 @@ def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
     Args:
         users: Names of the files that are like this one.
     """
-    content = read_yaml("study", path)
+    content = read_yaml("study", path, as_text="flags")
     if not isinstance(content, dict) or "like" not in content:
         return content
     like = str(content.pop("like"))

@@ -102,7 +102,7 @@ def require_same(planned: Sequence[Planned]) -> None:
         if not file.exists():
             continue
         before, now = map(_without_place, (_words_in(file), run.words))
-        if before != now:
+        if [*map(_in_one_form, before)] != [*map(_in_one_form, now)]:
             gone = [word for word in before if word not in now]
             new = [word for word in now if word not in before]
             raise ConfigError(
@@ -151,6 +151,15 @@ def _words_in(file: Path) -> list[str]:
 def _without_place(words: Sequence[str]) -> list[str]:
     """A run's words without the place of its files, and files by their names, because folders may be moved."""
     return [Path(word).name if word.startswith("/") else word for word in words if not word.startswith(PLACE)]
+
+
+def _in_one_form(word: str) -> str:
+    """A flag as it is compared: 1.0e-4 is 0.0001, and a switch that is true is a switch alone."""
+    name, _, value = word.removesuffix("=true").partition("=")
+    try:
+        return f"{name}={float(value)}"
+    except ValueError:
+        return word.removesuffix("=true")
 
 
 def run_all(

@@ -58,12 +58,12 @@ def test_a_study_that_is_like_another(write, tmp_path):
     ):
         read_study(more)
     more.write_text(more.read_text().replace("}, methods", "}, claims: [], methods"))
-    flags = {"eval.steps": 2, "train.num_episodes": 9, "train.micro_batch_size": 8}
+    flags = {"eval.steps": "2", "train.num_episodes": "9", "train.micro_batch_size": "8"}
     longer = replace(base, name="longer", flags=flags, claims=(), arms=base.arms[:2])
     assert read_study(more) == longer
     again = tmp_path / "once_more.yaml"  # like a file that is itself like another
     again.write_text("{like: more_steps.yaml, name: again, flags: {eval.steps: 3}}")
-    assert read_study(again) == replace(longer, name="again", flags=flags | {"eval.steps": 3})
+    assert read_study(again) == replace(longer, name="again", flags=flags | {"eval.steps": "3"})
 
 
 def test_a_smoke_like_another_has_its_other_field(write, tmp_path):
@@ -71,10 +71,10 @@ def test_a_smoke_like_another_has_its_other_field(write, tmp_path):
     more = tmp_path / "more_steps.yaml"
     more.write_text("{like: study.yaml, name: longer, smoke: {methods: [plain]}}")
     study = read_study(more, smoke=True)
-    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["plain", "plain"], 1)
+    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["plain", "plain"], "1")
     more.write_text("{like: study.yaml, name: longer, smoke: {flags: {train.num_episodes: 5}}}")
     study = read_study(more, smoke=True)
-    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["bapo"], 5)
+    assert ([arm.method for arm in study.arms], study.flags["train.num_episodes"]) == (["bapo"], "5")
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_what_a_study_cannot_be_like(write, tmp_path, text, message):
 
 def test_a_whole_file(write, tmp_path):
     base, more = str(tmp_path / "base.yaml"), str(tmp_path / "more.yaml")
-    flags = {"eval.steps": 4, "train.num_episodes": 2, "train.micro_batch_size": 8}
-    plain = {"adapt.method": "none", "eval.steps": 5}
+    flags = {"eval.steps": "4", "train.num_episodes": "2", "train.micro_batch_size": "8"}
+    plain = {"adapt.method": "none", "eval.steps": "5"}
     assert read_study(write()) == Study(
         name="tiny",
         arms=(
@@ -134,26 +134,50 @@ def test_the_words_of_a_run(write, tmp_path):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (True, ["--a.b"]),
-        (None, ["--a.b"]),
-        (False, []),
-        ([1, "2/8"], ["--a.b", "1", "2/8"]),
-        (-1e-6, ["--a.b=-1e-06"]),
+        ("true", ["--a.b=true"]),
+        ("off", ["--a.b=off"]),
+        ("null", ["--a.b"]),
+        ("010", ["--a.b=010"]),
+        ("-1e-6", ["--a.b=-1e-6"]),
+        ("2024-02-30", ["--a.b=2024-02-30"]),
+        ("[1.10, 2/8, no]", ["--a.b", "1.10", "2/8", "no"]),
         ("x y", ["--a.b=x y"]),
     ],
 )
-def test_a_flag_as_words(write, value, words):
-    methods = {"bapo": {"arms": {"critic": "BA-PPO"}}}
-    study = read_study(write(flags={"a.b": value}, config=None, methods=methods, claims=None, smoke=None))
-    assert study.words(study.arms[0], 0) == [
-        "--algorithm",
-        "ba_ppo",
-        "--run.faster",
-        "all",
-        *words,
-        "--train.seed",
-        "0",
-    ]
+def test_a_flag_as_words(tmp_path, value, words):
+    """The text of the file is the text of the command line, wherever the file has flags."""
+    path, places = tmp_path / "study.yaml", ("study", "smoke", "method")
+    for place in places:
+        flags = {one: f"flags: {{a: {{b: {value}}}}}" if one == place else "flags: {}" for one in places}
+        bapo = f"methods: {{bapo: {{arms: {{critic: BA-PPO}}, {flags['method']}}}}}"
+        path.write_text(
+            f"{{name: tiny, seeds: [0], {flags['study']}, {bapo}, smoke: {{methods: [bapo], {flags['smoke']}}}}}"
+        )
+        study = read_study(path, smoke=place == "smoke")
+        first, last = ["--algorithm", "ba_ppo", "--run.faster", "all"], ["--train.seed", "0"]
+        assert study.words(study.arms[0], 0) == [*first, *words, *last]
+
+
+def test_flags_mean_what_they_mean_on_the_command_line(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text("""
+name: tiny
+seeds: [0]
+config: base.yaml
+flags: {actor.adam.lr: 1e-6, run.name: 010, train: {num_episodes: 010, max_epochs: 3}}
+methods:
+  plain:
+    arms: {group: GRPO}
+    flags: {adapt.method: none, algo.dynamic_filtering_enable: off, train.full_determinism_enable: on}
+""")
+    (tmp_path / "base.yaml").write_text(
+        "{actor.model_name_or_path: model, data.prompt_dataset: data.jsonl, reward.remote_url: reward.py, "
+        "rollout.n_samples_per_prompt: 8, vllm.num_engines: 1, algo.dynamic_filtering_enable: true}"
+    )
+    study = read_study(path)
+    args = arguments.parse(study.words(study.arms[0], 0))
+    assert (args.actor.adam.lr, args.run.name, args.train.num_episodes, args.train.max_epochs) == (1e-6, "010", 10, 3)
+    assert (args.algo.dynamic_filtering_enable, args.train.full_determinism_enable) == (False, True)
 
 
 def test_seeds_by_path(write):
@@ -168,7 +192,7 @@ def test_seeds_by_path(write):
 def test_smoke_is_the_first_seed_of_some_methods(write):
     study = read_study(write(), smoke=True)
     assert (study.name, study.seeds, [arm.name for arm in study.arms]) == ("tiny_smoke", (1,), ["bapo-group"])
-    assert study.flags == {"eval.steps": 4, "train.num_episodes": 1, "train.micro_batch_size": 8}
+    assert study.flags == {"eval.steps": "4", "train.num_episodes": "1", "train.micro_batch_size": "8"}
 
 
 ARMS = {"group": "x"}

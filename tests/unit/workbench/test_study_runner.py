@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import nullcontext
 
 import pytest
 
@@ -120,6 +121,23 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"plain-group-s3 .* started with --eval.steps=4, but now has --eval.steps=8"):
         require_same(changed)
     require_same(changed[1:])  # not begun
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (0.0001, "1.0e-4", True),
+        ("1e-4", "2e-4", False),
+        (None, "true", True),
+        (None, "false", False),
+        ("a", "b", False),
+    ],
+)
+def test_a_flag_may_be_written_otherwise(tmp_path, one, other, same):
+    begun, now = (plan(Study("tiny", ARMS, seeds=(3,), flags={"a.b": value}), tmp_path) for value in (one, other))
+    go(begun[:1])
+    with nullcontext() if same else pytest.raises(ConfigError, match=r"was started with --a\.b"):
+        require_same(now)
 
 
 def test_a_study_may_be_moved(tmp_path):
