@@ -96,18 +96,22 @@ def check_packages(args: SimpleNamespace) -> None:
         raise ConfigError(problem)
 
 
-def check_model(flag: str, name: str | None) -> None:
-    """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub."""
+def check_model(flag: str, name: str | None) -> set[str]:
+    """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub.
+
+    Returns:
+        Names of its weights, as far as they are known without loading it.
+    """
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
     path = user_file.at_home(name)
     if user_file.is_dir(flag, path):
         if not user_file.is_file(flag, path / "config.json"):
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
-        tensors_of(flag, path)
-        return
+        return tensors_of(flag, path)
     if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
+    return set()
 
 
 def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
@@ -121,11 +125,10 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
         trained.append(("critic.model_name_or_path", args.critic.model_name_or_path))
     rewards = [] if args.reward.remote_url else args.reward.model_name_or_path.split(",")
     names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
-    for flag, name in names:
-        check_model(flag, name)
+    weights = [check_model(flag, name) for flag, name in names]
     check_tokenizer(*trained[0])
     if rewards:
-        check_reward_model(args)
+        check_reward_model(args, weights[-1])
     elsewhere = {name: flag for flag, name in reversed(names) if ahead and not user_file.at_home(name).is_dir()}
     warnings = [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "

@@ -1,18 +1,23 @@
 """Find out before it loads that a reward model gives no score, or reads other tokens than the actor writes."""
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import read_json, tensors_of
+from bapo_openrlhf.launch.model_files import read_json
 
 FLAG = "reward.model_name_or_path"
 
 
-def check_reward_model(args: SimpleNamespace) -> None:
+def check_reward_model(args: SimpleNamespace, weights: Collection[str]) -> None:
     """Check the head and the tokens of `--reward.model_name_or_path`, as far as both models are folders here.
 
     OpenRLHF would give a model without a head a random one, and only log it.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        weights: Names of its weights; none if they are not known.
 
     Raises:
         ConfigError: The message names the folder, and what it lacks or has.
@@ -20,7 +25,6 @@ def check_reward_model(args: SimpleNamespace) -> None:
     name, actor = args.reward.model_name_or_path, args.actor.model_name_or_path
     folder = Path(name).expanduser()
     prefix = (read_json(folder / "config.json") or {}).get("value_head_prefix", args.ds.value_head_prefix)
-    weights = tensors_of(FLAG, folder)
     if weights and f"{prefix}.weight" not in weights:
         raise ConfigError(
             f"{FLAG} is {name}; it has no weights {prefix}.weight, the head that gives a score, so it is no reward "

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.model_files import tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 
 TOKENS = ["<pad>", "<eos>", "a", "b"]
@@ -36,7 +37,8 @@ def folders(tmp_path):
 
 def check(folders, prefix="score") -> None:
     models = {name: SimpleNamespace(model_name_or_path=str(folders / name)) for name in ("actor", "reward")}
-    check_reward_model(SimpleNamespace(**models, ds=SimpleNamespace(value_head_prefix=prefix)))
+    weights = tensors_of("reward.model_name_or_path", folders / "reward")
+    check_reward_model(SimpleNamespace(**models, ds=SimpleNamespace(value_head_prefix=prefix)), weights)
 
 
 def refused(folders, prefix="score") -> str:
