@@ -1,7 +1,6 @@
 """`bapo-openrlhf init`: write settings, problems and a reward function, to start from with a model of your own."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from importlib.resources import files
@@ -11,6 +10,7 @@ from string import Template
 from bapo_openrlhf.cli.parser import Parser, did_you_mean
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import ALGORITHMS
+from bapo_openrlhf.user_file import at_home
 
 FILES = {
     "config.yaml": "the settings of the run",
@@ -59,7 +59,7 @@ def _settings(algorithm: str, gpus: int, model: str) -> dict[str, str]:
         raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
     if str(gpus) not in re.findall(r"\d+", GPUS):
         raise ConfigError(f"gpus is {gpus}; it must be {GPUS}. docs/several_machines.md is about more")
-    path = Path(os.path.expanduser(model))
+    path = at_home(model)
     name = str(path.resolve()) if path.is_dir() else model
     return {"algorithm": algorithm, "gpus": str(gpus), "model": json.dumps(name, ensure_ascii=False)}
 

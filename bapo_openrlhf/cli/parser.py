@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.user_file import at_home
 
 # The last parts of names that users of TRL, verl or older versions of OpenRLHF type, by the flag that they mean. A name
 # that is the last part of one of the known flags need not be here.
@@ -118,7 +118,7 @@ def _at_home(value: Any) -> Any:
     """A path with the home folder in the place of `~`; anything else as it is."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
-    return Path(os.path.expanduser(value)) if isinstance(value, Path) else value
+    return at_home(value) if isinstance(value, Path) else value
 
 
 def parse_words(

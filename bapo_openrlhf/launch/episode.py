@@ -1,7 +1,6 @@
 """One episode of the user's agent with a scripted answer, which `check` and `train` play before any model loads."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +62,7 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
     executor = load_agent(path)
     if problem is None:
         return []
-    tokenizer, model = Letters(), Path(args.actor.model_name_or_path).expanduser()
+    tokenizer, model = Letters(), user_file.at_home(args.actor.model_name_or_path)
     if type(executor).execute is not MultiTurnAgentExecutor.execute:
         if not model.is_dir():
             return [f"{FLAG} is {path}; it was loaded and not tried, because the tokenizer of {model} is not here"]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.model_files import read_json
+from bapo_openrlhf.user_file import at_home
 
 FLAG = "reward.model_name_or_path"
 
@@ -23,14 +24,14 @@ def check_reward_model(args: SimpleNamespace, weights: Collection[str]) -> None:
         ConfigError: The message names the folder, and what it lacks or has.
     """
     name, actor = args.reward.model_name_or_path, args.actor.model_name_or_path
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     prefix = (read_json(folder / "config.json") or {}).get("value_head_prefix", args.ds.value_head_prefix)
     if weights and f"{prefix}.weight" not in weights:
         raise ConfigError(
             f"{FLAG} is {name}; it has no weights {prefix}.weight, the head that gives a score, so it is no reward "
             "model, or --ds.value_head_prefix must name its head"
         )
-    written, read = _tokens_of(Path(actor).expanduser()), _tokens_of(folder)
+    written, read = _tokens_of(at_home(actor)), _tokens_of(folder)
     for number, token in written.items() if read else ():
         if read.get(number) != token:
             raise ConfigError(

@@ -16,6 +16,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.resumable import CODE, PLACES, is_one_of
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.user_file import at_home
 
 MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 DATA = "data.prompt_dataset"
@@ -96,7 +97,7 @@ def _known(flag: str, text: str) -> str:
         if ".py:" not in text:
             return text
         place, mark, inner = text.rpartition(":")
-    path = Path(place).expanduser()
+    path = at_home(place)
     try:
         if not path.exists():
             return text

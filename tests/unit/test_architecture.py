@@ -57,6 +57,14 @@ def test_imports_go_down_only():
     assert {file: modules for file, modules in result.items() if modules} == {}
 
 
+def test_paths_of_users_are_read_by_one_function():
+    """pathlib's raises an error if there is no such user, and `user_file.at_home` none. flags/paths.py has lists."""
+    assert {name_of(file) for file in FILES if "expanduser" in file.read_text()} == {
+        "bapo_openrlhf.user_file",
+        "bapo_openrlhf.flags.paths",
+    }
+
+
 def test_an_import_that_goes_up_is_seen():
     file = PACKAGE / "adapt" / "batch.py"
     inside = "def f():\n    from bapo_openrlhf.training.generate import samples\n"

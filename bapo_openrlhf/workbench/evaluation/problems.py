@@ -16,6 +16,7 @@ from bapo_openrlhf.data.sources import Request as DataRequest
 from bapo_openrlhf.data.vision import places
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
+from bapo_openrlhf.user_file import at_home, start_of
 from bapo_openrlhf.workbench.evaluation import paper
 from bapo_openrlhf.workbench.prepare.build import MANIFEST
 
@@ -107,9 +108,9 @@ def load(
             raise ConfigError(f"benchmark {spec!r}: the name {name} already has a meaning; choose another name")
         if reward is None:
             raise ConfigError(f"benchmark {spec!r} needs --reward FILE.py to judge the responses")
-        title, file = name, Path(path).expanduser()
+        title, file = name, at_home(path)
         if not file.is_file():
-            raise ConfigError(f"benchmark {spec!r}: there is no file {file}")
+            raise ConfigError(f"benchmark {spec!r}: there is no file {file}{start_of(file)}")
     else:
         task = task_of(name, data)
         title = task.benchmarks[name].title if name in task.benchmarks else name

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.user_file import at_home
 
 BYTES = 2  # A weight, a key or a value in bf16.
 
@@ -101,8 +102,8 @@ def shape_of_actor(actor: str | None) -> ModelShape | None:
     Raises:
         ConfigError: The folder has no config.json of a dense decoder.
     """
-    if actor and Path(actor).expanduser().is_dir():
-        return shape_of_folder("actor.model_name_or_path", Path(actor).expanduser())
+    if actor and at_home(actor).is_dir():
+        return shape_of_folder("actor.model_name_or_path", at_home(actor))
     return next((shape for shape in SHAPES.values() if actor and shape.name == actor.rsplit("/", 1)[-1]), None)
 
 

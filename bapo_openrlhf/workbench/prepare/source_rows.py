@@ -17,6 +17,7 @@ from urllib.request import getproxies
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks.task import BadRow, Source
+from bapo_openrlhf.user_file import at_home
 
 PATIENCE = 5  # seconds in which the hub must answer
 FORMATS = (".jsonl", ".json", ".parquet")
@@ -235,5 +236,5 @@ def parse_local(words: Sequence[str], parts: Sequence[str]) -> dict[str, Path]:
         part, _, path = word.partition("=")
         if part not in parts or not path:
             raise ConfigError(f"--local is {word!r}; it must be PART=PATH, where PART is one of {', '.join(parts)}")
-        copies[part] = Path(path).expanduser()
+        copies[part] = at_home(path)
     return copies

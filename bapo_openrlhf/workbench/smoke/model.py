@@ -7,6 +7,7 @@ from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu_stack
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.smoke.reduce import Reduction, smaller
 
 WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*")
@@ -20,7 +21,7 @@ def source_folder(flag: str, name: str) -> Path:
     Raises:
         ConfigError: The model is not here, and the hub cannot be read.
     """
-    folder = Path(name).expanduser()
+    folder = at_home(name)
     if folder.is_dir():
         return folder
     try:

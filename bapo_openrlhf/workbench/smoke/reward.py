@@ -7,6 +7,7 @@ from typing import Any
 
 from bapo_openrlhf.tasks.task import vector
 from bapo_openrlhf.training.reward.reward_worker import checked
+from bapo_openrlhf.user_file import at_home
 
 CHANCES = (1, 3, 4, 6)  # in 8: hard prompts, and prompts with all kinds of groups
 
@@ -54,5 +55,5 @@ def write_reward(path: Path, file: str | None, low: float, high: float) -> None:
         file: The true reward file; None if rewards come from elsewhere.
         low, high: Least and greatest reward.
     """
-    absolute = str(Path(file).expanduser().resolve()) if file else None
+    absolute = str(at_home(file).resolve()) if file else None
     path.write_text(REWARD.format(file=absolute, low=low, high=high), encoding="utf-8")

@@ -412,6 +412,7 @@ def test_engine_gets_the_length_that_is_needed(long_request):
         ({"benchmarks": ["aime24=x"]}, "the name aime24 already has a meaning"),
         ({"benchmarks": ["settings=x"]}, "the name settings already has a meaning"),
         ({"benchmarks": ["a=none.jsonl"]}, "there is no file none.jsonl"),
+        ({"benchmarks": ["a=~no_such_user/x"]}, "there is no file ~no_such_user/x, and no home folder ~no_such_user"),
         ({"model": "no/such/./model"}, "there is no such model folder"),
     ],
 )
