@@ -31,12 +31,11 @@ from decision_stages import (
     choose,
     explained,
     planned,
-    rates_of,
     results_of,
+    search_of,
     stage_of,
     study_of,
 )  # fmt: skip
-from decision_stages import heights as heights_of_rates
 from folders import DOCS_IMAGES, RESULTS
 from hard_prompts import AGAIN, SOLVED
 from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
@@ -364,7 +363,7 @@ def searches(root: Path) -> pd.DataFrame:
     rows = []
     for stage in STAGES:
         for method in stage.seconds if stage.grid else ():
-            by_rate = heights_of_rates(stage, method, rates_of(stage, method, root), root)
+            by_rate = search_of(stage, method, root).heights
             for rate, height in by_rate.items() if by_rate else ():
                 taken = "taken" if rate == choose(by_rate) else ""
                 rows.append({"stage": stage.name, "method": method, "rate": rate, "height": 100 * height, "": taken})

@@ -166,7 +166,9 @@ def study_of(stage: Stage, root: Path) -> Study:
     arms = {arm.method: arm for arm in study.arms if arm.method in stage.seconds}
     chosen_arms = list(arms.values())
     if stage.grid:
-        chosen_arms = [with_rate(arm, rate) for method, arm in arms.items() for rate in rates_of(stage, method, root)]
+        chosen_arms = [
+            with_rate(arm, rate) for method, arm in arms.items() for rate in search_of(stage, method, root).rates
+        ]
     elif stage.rates_from:
         chosen = chosen_rates(stage_of(stage.rates_from), root)
         nearest = nearest_of(stage)
@@ -203,6 +205,18 @@ def results_of(study: Study, runs: Sequence[Planned]) -> Results:
 # ── searches ──
 
 
+class Search(NamedTuple):
+    """How far the search for a method's learning rate has come.
+
+    Attributes:
+        rates: The rates that are searched so far: the grid, and those beyond an end at which the best one was.
+        heights: What `heights` says of them.
+    """
+
+    rates: list[float]
+    heights: dict[float, float] | None
+
+
 def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, float] | None:
     """Height of the learning curve of a method with each rate, up to an equal number of responses.
 
@@ -222,8 +236,8 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
     return {rate: float(curves[name].min()) for rate, name in whole.items()}
 
 
-def rates_of(stage: Stage, method: str, root: Path) -> list[float]:
-    """The rates that are searched for a method so far: the grid, and those beyond an end at which the best one was."""
+def search_of(stage: Stage, method: str, root: Path) -> Search:
+    """How far the search of a stage has come for a method."""
     rates, more = list(stage.grid), {"low": 0, "high": 0}
     while by_rate := heights(stage, method, rates, root):
         best = max(by_rate, key=by_rate.__getitem__)
@@ -233,7 +247,7 @@ def rates_of(stage: Stage, method: str, root: Path) -> list[float]:
             rates, more["high"] = [*rates, best * FACTOR], more["high"] + 1
         else:
             break
-    return rates
+    return Search(rates, by_rate)
 
 
 def choose(by_rate: Mapping[float, float]) -> float:
@@ -255,7 +269,7 @@ def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
     if (stage.name, root) not in _chosen:
         chosen = {}
         for method in stage.seconds:
-            by_rate = heights(stage, method, rates_of(stage, method, root), root)
+            by_rate = search_of(stage, method, root).heights
             if by_rate == {}:
                 raise RunError(f"the search {stage.name}: a run of each rate of {method} has failed")
             if by_rate is None:

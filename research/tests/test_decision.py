@@ -13,6 +13,7 @@ import replay_map
 from made_runs import GROUPS, OF_STEP, STEPS, write_run
 from scipy import stats
 
+pytestmark = pytest.mark.usefixtures("small_search")
 START = 0.2064
 SEARCH = stages.Stage(
     "rates", 1, "best_rates", (201,), {"plain": 1, "filter_only": 1, "bapo": 1, "half": 1}, grid=(1e-4,)
@@ -29,12 +30,6 @@ TRAINED = {"plain": 500, "filter_only": 300, "without_x2": 350, "in_denominator"
 def top(method: str, seed: int) -> float:
     """Accuracy at the end: pairs differ by up to 5 points, and without X2 is not always above filter only."""
     return TOPS[method] + 0.05 * np.sin(seed * (1 + (method == "without_x2")))
-
-
-@pytest.fixture(autouse=True)
-def small_search(monkeypatch):
-    """The searches of these tests have two methods, and BAPO without X2 takes the rate of BAPO."""
-    monkeypatch.setitem(stages.NEAREST, "without_x2", "bapo")
 
 
 @pytest.fixture

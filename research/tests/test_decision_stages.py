@@ -14,18 +14,13 @@ from made_runs import flag, write_run
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("small_search")
 OWN = (  # files of this study
     "age_or_distance", "best_rates", "critic", "critic_search", "hard_prompts", "hard_prompts_more"
 )  # fmt: skip
 SEARCH = stages.Stage("search", 1, "best_rates", (201, 202), {"plain": 1.0, "bapo": 1.0}, grid=(1e-4, 2e-4))
 OF_AFTER = {"plain": 1.0, "two_epochs": 2.0, "without_x2": 3.0, "bapo": 4.0}
 AFTER = stages.Stage("after", 1, "best_rates", (61, 62), OF_AFTER, rates_from="search", flags={"eval.steps": -1})
-
-
-@pytest.fixture(autouse=True)
-def small_search(monkeypatch):
-    """The searches of these tests have two methods, and BAPO without X2 takes the rate of BAPO."""
-    monkeypatch.setitem(stages.NEAREST, "without_x2", "bapo")
 
 
 @pytest.fixture
