@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -239,6 +240,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Measure and write."""
     given = parse(sys.argv[1:])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by a signal"))  # so that the run is ended
     result = begun(origin("python benchmarks/floor.py", CORES, "no GPU"), RESULTS)
     os.environ["PYTHONPATH"] = python_path()
     with cpu.forked_processes():

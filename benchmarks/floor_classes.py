@@ -63,8 +63,8 @@ class RecordingTrainer:
         super().__init__(*args, **kwargs)
         self.noted_steps: list[dict[str, Any]] = []
 
-    def fit(self, *args: Any, **kwargs: Any) -> None:
-        super().fit(*args, **kwargs)
+    def fit(self, *args: Any, **kwargs: Any) -> int | None:
+        stopped = super().fit(*args, **kwargs)
         steps = [
             {**step, "calls": [requests_of(samples, self.args) for samples in step["calls"]]}
             for step in self.noted_steps
@@ -78,6 +78,7 @@ class RecordingTrainer:
         for name, group in groups.items():
             if group is not None:
                 ray.get(group.async_run_method(method_name="write_notes", name=name))
+        return stopped
 
     def train_step(self, rollout_samples: list[Any], global_step: int) -> Any:
         self.noted_steps.append({"calls": [list(rollout_samples)]})

@@ -2,7 +2,11 @@
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -179,6 +183,7 @@ def test_rounds_are_interleaved_and_continued(floor, tmp_path, monkeypatch):
     monkeypatch.setattr(floor, "measure", measure)
     monkeypatch.setattr(floor, "RESULTS", tmp_path)
     monkeypatch.setattr(floor.cpu, "forked_processes", floor.tempfile.TemporaryDirectory)
+    monkeypatch.setattr(floor.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["floor.py", "--sizes", "25m", "smollm2", "--kinds", "grpo", "ppo", "--rounds=2"])
     monkeypatch.setenv("PYTHONPATH", "")
     with pytest.raises(KeyboardInterrupt):
@@ -189,3 +194,28 @@ def test_rounds_are_interleaved_and_continued(floor, tmp_path, monkeypatch):
     runs = json.loads((tmp_path / "floor.json").read_text())["runs"]
     assert {len(entries) for of_size in runs.values() for entries in of_size.values()} == {2}
     assert "SmolLM2" in (tmp_path / "floor.md").read_text()
+
+
+STOPPED = """
+import contextlib, pathlib, subprocess, sys
+import floor
+floor.cpu.forked_processes, floor.RESULTS = contextlib.nullcontext, pathlib.Path(sys.argv.pop())
+run = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+floor.measure = lambda *_: subprocess.run([sys.executable, "-c", run])
+floor.main()
+"""
+
+
+def test_what_it_runs_ends_with_it(tmp_path):
+    environment = os.environ | {"PYTHONPATH": f"{BENCHMARKS}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        run = int(process.stdout.readline())
+        process.terminate()
+        try:
+            assert process.wait() == 1
+            with pytest.raises(ProcessLookupError):
+                os.kill(run, 0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(run, signal.SIGKILL)
