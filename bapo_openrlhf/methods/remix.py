@@ -25,8 +25,8 @@ class ReMix(FilteredMethod):
     This is the data of the first of the paper's three parts. The rest are settings, or not in this project:
 
     - The raised update-to-data ratio m is OpenRLHF's `--train.max_epochs`, 2 in the paper. Set it in the preset.
-    - The clip of Mix-PPG is around pi_k / pi_(k-i) instead of around 1. `--adapt.ratio decoupled` is the nearest. It
-      clips pi / alpha at (1 +- eps) times that centre, but the paper at that centre +- eps.
+    - The clip of Mix-PPG is around pi_k / pi_(k-i) instead of around 1. `--adapt.ratio decoupled` is the nearest, and
+      `remix.yaml` has it. It clips pi / alpha at (1 +- eps) times that centre, but the paper at that centre +- eps.
     - The KL-convex constraint, towards a mixture of the reference and the previous policy, is not here.
       `--algo.kl.init_coef` and `--adapt.kl_target` have one target at a time.
     - Policy reincarnation is not here: after T steps the reference becomes today's policy and training continues

@@ -1027,6 +1027,7 @@ NUMBERS_OF_SOURCES = {
     "dapo_with_buffer": DAPO,
     "dots": {"adapt.rollout_delay": 1, "adapt.ratio": "decoupled"},
     "grpo_delayed": {"adapt.rollout_delay": 5},
+    "remix": {"adapt.rollout_delay": 1, "adapt.replay_steps": 2, "adapt.ratio": "decoupled", "train.max_epochs": 2},
 }
 
 
