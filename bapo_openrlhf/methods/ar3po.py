@@ -26,8 +26,7 @@ class AR3PO(StoredSuccesses):
     Deviations: groups with equal rewards are left out, also prompts whose first responses are all right, unless
     `--adapt.filter none` is set. The number of stages, the bound of the store and the choice of the response that gives
     way are not known from the sources: here they are 2, the last 8 successes, and the first response. A reused response
-    that is trained on keeps its stored log-probs; the authors compute them again with today's policy. How old the other
-    responses are is the configuration's `--adapt.rollout_delay`, also with `ar3po.yaml`; with 1 they are today's.
+    that is trained on keeps its stored log-probs; the authors compute them again with today's policy.
 
     Args:
         stages: S, from 1 to G, a divisor of G.

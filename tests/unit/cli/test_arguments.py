@@ -1010,8 +1010,8 @@ def files_over_presets():
 
 
 # What the sources of the methods say. The quickstart has v = 2 and an entropy bonus.
-OF_TODAYS_POLICY = ("arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy", "mopps",
-                    "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
+OF_TODAYS_POLICY = ("ar3po", "arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy",
+                    "mopps", "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
                     "rollout_replay")  # fmt: skip
 DAPO = {
     "actor.eps_clip_low_high": [0.2, 0.28],
