@@ -127,6 +127,13 @@ def _only_source(flag: str) -> Rule:
                 "{it}, and " + flag + " is {f[" + flag + "]}; only one of them can give the rewards")  # fmt: skip
 
 
+def _awake_muon(model: str) -> Rule:
+    return Rule(f"{model}.optim", lambda f: model in f.loaded and f[f"{model}.optim"] == "muon"
+                and f["ds.enable_sleep"] and f["ds.zero_stage"] == 3 and not f["ds.adam_offload"],
+                "{it}; it must be adam with ds.enable_sleep and ds.zero_stage 3, because DeepSpeed then moves only "
+                "Adam's states to the host")  # fmt: skip
+
+
 OPTIONS = [
     Rule("run.name", lambda f: f["run.name"].strip() in ("", ".", "..") or "/" in f["run.name"]
          or not f["run.name"].isprintable(),
@@ -174,6 +181,7 @@ OPTIONS = [
          and f["ds.enable_sleep"] and not f["ds.adam_offload"],
          "{it}; it must be 2 or 3 with ds.grad_accum_dtype {f[ds.grad_accum_dtype]} and ds.enable_sleep, because "
          "DeepSpeed takes another optimizer in stage 1, whose states it cannot move to the host"),
+    *map(_awake_muon, ("actor", "critic")),
     Rule("run.stall_timeout", lambda f: f["run.stall_timeout"] and f["train.async_enable"] and not f.adapted,
          "{it}; with train.async_enable it needs batch adaptation, because OpenRLHF's own trainer does not say what it "
          "does"),
@@ -204,13 +212,13 @@ def _no_adapter(broken: Callable[[Flags], Any], why: str) -> Rule:
     return Rule("ds.lora.rank", lambda f: f["ds.lora.rank"] and broken(f), "{it}; it must be 0 " + why)
 
 
-# LoRA, if the engines could not get the actor's weights.
+# LoRA and small weights, if the engines could not get the actor's weights.
 ADAPTERS = [
+    Rule("ds.load_in_4bit", lambda f: f["ds.load_in_4bit"],
+         "{it}; it must be False, because the rollout engines take no weights of 4 bits from the actor"),
     _no_adapter(lambda f: f["train.enable_ema"], "with train.enable_ema: OpenRLHF's averaged model has no adapter"),
     _no_adapter(lambda f: not f.adapted,
                 "without batch adaptation: OpenRLHF's rollout engines cannot load an adapter"),
-    _no_adapter(lambda f: f["ds.load_in_4bit"],
-                "with ds.load_in_4bit: the engines cannot merge an adapter into packed weights"),
     _no_adapter(lambda f: f["vllm.sync_with_ray"],
                 "with vllm.sync_with_ray: OpenRLHF then expects one dtype for all weights"),
     _no_adapter(lambda f: f["data.max_images_per_prompt"],

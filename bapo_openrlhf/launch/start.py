@@ -133,9 +133,14 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
 
 
 def _check_device(args: SimpleNamespace) -> None:
+    given, shared = flags_of(args), args.train.colocate_all and not args.train.async_enable
     if not cpu.active():
+        if shared and args.vllm.sync_backend != "nccl" and not args.vllm.sync_with_ray:
+            raise ConfigError(
+                f"vllm.sync_backend is {args.vllm.sync_backend}; on GPUs with train.colocate_all it must be nccl, "
+                "because OpenRLHF makes a group of NCCL for any other too, and NCCL takes no two processes on one GPU"
+            )
         return
-    given = flags_of(args)
     for name, allowed in ON_THE_CPU.items():
         if given[name] != allowed:
             raise ConfigError(f"{name} is {given[name]}; on a machine without a GPU it must be {allowed}")

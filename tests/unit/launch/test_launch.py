@@ -539,6 +539,22 @@ def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
         launch._train(None, Signals())
 
 
+def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
+    """OpenRLHF takes CUDA IPC only with nccl, and otherwise a group of NCCL with two ranks on a GPU."""
+    monkeypatch.setattr(launch.cpu, "active", lambda: False)
+    together = {"train__colocate_all": True, "vllm__num_engines": 8}
+    says = "^vllm.sync_backend is gloo; on GPUs with train.colocate_all it must be nccl, because"
+    with pytest.raises(ConfigError, match=says):
+        start(**together, vllm__sync_backend="gloo")
+    for other in (
+        {"vllm__sync_backend": "nccl"},
+        {"vllm__sync_backend": "gloo", "vllm__sync_with_ray": True},
+        {"vllm__sync_backend": "gloo", "train__async_enable": True},
+        {"vllm__sync_backend": "gloo", "train__colocate_all": False},
+    ):
+        start(**together | other, run__overwrite=True)
+
+
 @pytest.mark.parametrize(
     "flag", sorted(launch.ON_THE_CPU.keys() - {"ds.packing_samples"})
 )  # eager attention rules it out

@@ -650,7 +650,6 @@ class TestCombinations:
         ("algorithm", "flags", "why"),
         [
             ("grpo", {}, "without batch adaptation: .* cannot load an adapter"),
-            ("bapo_grpo", {"ds__load_in_4bit": True}, "with ds.load_in_4bit: "),
             ("bapo_grpo", {"vllm__sync_with_ray": True}, "with vllm.sync_with_ray: "),
             ("bapo_grpo", {"data__max_images_per_prompt": 1}, "with data.max_images_per_prompt: "),
             ("bapo_grpo", {"train__enable_ema": True}, "with train.enable_ema: "),
