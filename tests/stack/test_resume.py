@@ -21,7 +21,7 @@ import pytest
 import torch
 from rotary_workers import noted
 from test_faults import CLI, DIED, PROBE, SWITCHES, assert_nothing_is_left, marked, same_steps
-from test_training import catalogued
+from test_training import catalogued, final_weights
 from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -162,6 +162,25 @@ def test_the_steps_after_the_checkpoint_are_the_same_again(run):
     again = run.before[run.saved :]
     assert all(sum(row[f"groups/{what}"] for row in again) for what in ("fresh", "reevaluation_attempts", "replayed"))
     assert again[0]["staleness/rollout_policy"] == 1  # by the weights in the checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_averaged_weights_go_on_from_the_checkpoint(train, workspace, stage):
+    """The model that a run with `--train.enable_ema` leaves is the average, and is equal after a kill and a resume."""
+    name = f"averaged_{stage}"
+    flags = {"algorithm": "bapo_grpo", "train__ema_beta": 0.5, "ds__zero_stage": stage, "actor__adam__lr": 1e-3}
+    flags |= {"run__name": name, "ckpt__save_steps": 2, "data__max_samples": 24}
+    switches = (*SWITCHES, "train.full_determinism_enable", "train.enable_ema")
+    whole = train(f"{name}_whole", *CLI, switches=switches, **flags | {"run__name": f"{name}_whole"})
+    first = train(name, *PROBE, switches=switches, environment={"FAULT": "actor/2/training/0.05"}, **flags)
+    again = train(name, *CLI, switches=(*switches, "ckpt.load_enable"), **flags)
+    assert (whole.status, again.status) == (0, 0) and first.status != 0, again.output[-6000:]
+    assert "resuming from global_step2" in again.output
+    wanted, got = (final_weights(workspace / folder / "model") for folder in (f"{name}_whole", name))
+    before = final_weights(workspace / "model")
+    assert wanted.keys() == got.keys() and all(torch.equal(wanted[part], got[part]) for part in wanted)
+    assert any(not torch.equal(weight, before[part]) for part, weight in wanted.items())
 
 
 def test_rotary_frequencies_are_those_of_transformers(run, workspace):
