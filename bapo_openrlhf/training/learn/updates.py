@@ -148,9 +148,10 @@ class _WholeBatch:
         """Make the epochs of a batch. Returns the metrics, means over micro-batches and ranks.
 
         Raises:
-            FloatingPointError: A loss is not finite.
+            FloatingPointError: A loss or a gradient is not finite.
         """
         self.replay_buffer.set_up(self.strategy)
+        skipped = self.engine.skipped_steps
         self.means, self._losses, self._norms, self._rates = Means(), 0.0, [], []
         for epoch in range(self.max_epochs):
             loader = tqdm(
@@ -161,7 +162,26 @@ class _WholeBatch:
             for step in optimizer_steps(self.replay_buffer.plan, loader):
                 for experience, part in self._with_normalisers(step):
                     self.train_micro_batch(experience, part, *loss_arguments)
-        return self._metrics()
+        metrics = self._metrics()
+        self._require_applied(skipped)
+        return metrics
+
+    def _require_applied(self, skipped: int) -> None:
+        """Raise FloatingPointError unless the gradients of all optimizer steps were finite.
+
+        DeepSpeed says nothing of such a gradient, and its norm is finite. In the stages 0 to 2 of ZeRO it skips the
+        optimizer step, and in stage 3 the weights are not finite after it.
+
+        Args:
+            skipped: Number of optimizer steps that were skipped before.
+        """
+        what = f"a gradient of {type(self).__name__} is not finite"
+        if self.engine.skipped_steps > skipped:
+            raise FloatingPointError(f"{what}; it was not applied")
+        trained = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
+        norms = torch.stack([part_of(parameter).norm() for parameter in trained])
+        if not norms.isfinite().all():
+            raise FloatingPointError(f"{what}, so the weights are not; those of the last checkpoint are")
 
     @property
     def _shuffles(self) -> bool:
@@ -266,7 +286,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         """Make one step of the exponential moving average of the weights. Under ZeRO-3, each rank averages its part."""
         for weight, mean in zip(self.actor.parameters(), self.ema_model.parameters(), strict=True):
             if weight.requires_grad:
-                current, average = (getattr(parameter, "ds_tensor", parameter).data for parameter in (weight, mean))
+                current, average = part_of(weight), part_of(mean)
                 average.copy_((1 - self.ema_beta) * current.to(average.device) + self.ema_beta * average)
 
     def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
@@ -393,6 +413,12 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         norms, rates = list(map(float, self._norms)), self._rates
         metrics = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
         return self.means.reduced(torch.cuda.current_device()) | metrics
+
+
+def part_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it."""
+    part: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data
+    return part
 
 
 def sample_numbers(sample: Experience) -> dict[str, float]:

@@ -23,7 +23,7 @@ from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.learn.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.learn.gradients import probe_gradients
 from bapo_openrlhf.training.learn.rotary import restore_frequencies
-from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer, part_of
 
 AVERAGE = "average"  # among the states that are saved with the actor: the parts of its average that a rank has
 POLICY, CRITIC = plain_class(ppo_actor.PolicyModelActor), plain_class(ppo_critic.CriticModelActor)
@@ -155,7 +155,8 @@ class _Policy(_Worker, POLICY):
 
         DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
         """
-        average = {AVERAGE: [part.clone() for part in parts_of(self.ema_model)]} if self.ema_model else {}
+        parts = parts_of(self.ema_model) if self.ema_model else []
+        average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
         super().save_checkpoint(tag, (client_states or {}) | average, metric_value, metric_key)
 
 
@@ -260,8 +261,8 @@ def checkpoint_gradients(model: Any, args: Any) -> None:
 
 
 def parts_of(model: Any) -> list[torch.Tensor]:
-    """Of each parameter of a model, the part that this rank has: all of it, unless ZeRO-3 divides it."""
-    return [getattr(parameter, "ds_tensor", parameter).data for parameter in model.parameters()]
+    """What this rank has of each parameter of a model."""
+    return [part_of(parameter) for parameter in model.parameters()]
 
 
 def restore_average(model: Any, saved: list[torch.Tensor] | None) -> None:

@@ -329,13 +329,6 @@ class TestPretraining:
         assert 0 < sum(len(e.index) for e in experiences) < 16
         assert all(e.returns.isfinite().all() for e in experiences)
 
-    def test_a_gradient_that_is_not_finite_stops_it(self, world):
-        run = world(**PRETRAINING, **{"adapt.value_pretraining": 1})
-        run.norms["critic_grad_norm"] = math.nan
-        with pytest.raises(RuntimeError, match=r"^step 0, training: FloatingPointError: critic_grad_norm is nan$"):
-            run.trainer.fit()
-        assert run.updates == {"actor": 0, "critic": 1}
-
 
 class TestChoice:
     def test_prompts_are_generated_for_that_the_method_chose(self, world):
@@ -645,14 +638,6 @@ class TestPhases:
         run.groups["actor"].workers[0].broadcast_to_vllm = lambda: Ref(error=remote_error(RuntimeError("reset")))
         says = "OSError: the engine died" if dies else "RuntimeError: reset"
         with pytest.raises(RuntimeError, match=f"^step 1, syncing weights: {says}$"):
-            run.trainer.fit()
-
-    @pytest.mark.parametrize("name", ["actor_grad_norm", "critic_grad_norm"])
-    @pytest.mark.parametrize("value", [math.nan, math.inf])
-    def test_a_gradient_that_is_not_finite_stops_the_run(self, world, name, value):
-        run = world(algorithm="ba_ppo")
-        run.norms = {"actor_grad_norm": 1.0, "critic_grad_norm": 2.0, name: value}
-        with pytest.raises(RuntimeError, match=f"^step 0, training: FloatingPointError: {name} is {value}$"):
             run.trainer.fit()
 
 

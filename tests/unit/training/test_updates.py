@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -71,8 +72,11 @@ class Model:
 class Engine:
     """Adds up the gradients of an optimizer step."""
 
+    skipped_steps = 7  # before the checkpoint that the run continues from
+
     def __init__(self, weight, accumulated):
         self.weight, self.accumulated = weight, accumulated
+        self.parameters = lambda: [torch.nn.Parameter(torch.ones(2))]
         self.steps, self.sum, self.parts = [], 0.0, 0
 
     def set_gradient_accumulation_boundary(self, closes):
@@ -401,6 +405,48 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind,
         subject.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
     assert str(error.value) == f"the loss of {kind.__name__} is {value}; its gradient was not applied"
     assert len(made_engine.steps) == 1
+
+
+SPOILT = ", so the weights are not; those of the last checkpoint are"
+
+
+def parameter_of(*values, part=None, trained=True):
+    """A parameter; with a part, ZeRO-3 has divided it, and this rank has only the part."""
+    parameter = torch.nn.Parameter(torch.tensor(values), requires_grad=trained)
+    if part is not None:
+        parameter.ds_tensor = torch.tensor(part)
+    return parameter
+
+
+@pytest.mark.parametrize("kind", [WholeBatchActorTrainer, WholeBatchCriticTrainer])
+@pytest.mark.parametrize(
+    ("skipped", "parameters", "end"),
+    [
+        (0, [parameter_of(1.0, -2.0), parameter_of(part=[0.5])], None),
+        (0, [parameter_of(1.0), parameter_of(math.nan, trained=False)], None),
+        (1, [parameter_of(1.0)], "; it was not applied"),
+        (0, [parameter_of(1.0), parameter_of(1.0, math.nan)], SPOILT),
+        (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf])], SPOILT),
+    ],
+)
+def test_a_gradient_that_is_not_finite_stops_the_run(kind, skipped, parameters, end):
+    """DeepSpeed's norm of it is finite (tests/stack/test_not_finite.py)."""
+    generator = torch.Generator().manual_seed(1)
+    ranks, loss_arguments = Ranks(1), (COEF,) if kind is WholeBatchActorTrainer else ()
+    one, filler = sample(generator, 4, 2), sample(generator, 4, 0)
+    subject = trainer(kind, [one], 1, filler, ranks.strategy(arguments(1)), size=1, accumulated=1,
+                      weight=torch.ones(3, dtype=torch.double, requires_grad=True))  # fmt: skip
+    engine, step = subject.engine, subject.engine.step
+    engine.parameters = lambda: parameters
+
+    def skip():
+        step()
+        engine.skipped_steps += skipped
+
+    engine.step = skip
+    with nullcontext() if end is None else pytest.raises(FloatingPointError) as error:
+        ranks.run(lambda _: subject.ppo_train(*loss_arguments))
+    assert end is None or str(error.value) == f"a gradient of {kind.__name__} is not finite{end}"
 
 
 def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
