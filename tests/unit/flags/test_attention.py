@@ -16,8 +16,9 @@ from bapo_openrlhf.launch.preflight import check_packages
 NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
 
 
-def asked(implementation, packed=False):
-    return SimpleNamespace(ds=SimpleNamespace(attn_implementation=implementation, packing_samples=packed))
+def asked(implementation, packed=False, ring=1, liger=False):
+    kernels = {"ring_attn_size": ring, "use_liger_kernel": liger}
+    return SimpleNamespace(ds=SimpleNamespace(attn_implementation=implementation, packing_samples=packed, **kernels))
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,19 @@ def test_packed_samples_need_flash_attn_itself(implementation, install):
     assert text.startswith("ds.packing_samples is True; it needs the package flash-attn, which is not installed")
     install("flash_attn_2_cuda")
     assert lacking(asked(implementation, packed=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("kernels", "says", "module"),
+    [
+        ({"ring": 2}, "ds.ring_attn_size is 2; it needs the package ring-flash-attn, which is not", "ring_flash_attn"),
+        ({"liger": True}, "ds.use_liger_kernel is True; it needs the package liger-kernel, which", "liger_kernel"),
+    ],
+)
+def test_some_kernels_need_a_package_of_their_own(kernels, says, module, install):
+    assert lacking(asked("sdpa", **kernels)).startswith(says)
+    install(module)
+    assert lacking(asked("sdpa", **kernels)) is None
 
 
 def test_it_is_refused_only_with_a_gpu(monkeypatch):
