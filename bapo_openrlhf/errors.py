@@ -1,6 +1,7 @@
 """The errors that a user sees, and what a number must be."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -43,8 +44,14 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
+NUMBERS: dict[str, str] = {"int": "a whole number", "float": "a number"}  # the types of flags, by their names
+_WRONG_NUMBER = re.compile(r"argument (?:--)?(\S+): invalid (int|float) value: (.*)", re.DOTALL)  # argparse's message
+
+
 def refuse(message: str) -> NoReturn:
     """Raise ConfigError, in the place of a parser's `error`, which would end the process."""
+    if wrong := _WRONG_NUMBER.fullmatch(message):
+        message = f"{wrong[1]} is {wrong[3]}; it must be {NUMBERS[wrong[2]]}"
     raise ConfigError(message)
 
 

@@ -1,6 +1,7 @@
 """Files of the user's own: Python (reward function, agent, method, task) and YAML (flags or a study)."""
 
 import codecs
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -75,7 +76,22 @@ def load(field: str, path: Path) -> ModuleType:
     try:
         return execute(path)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{field} {path} cannot be imported: {described(error)}") from error
+        raise ConfigError(f"{field} {path} cannot be imported: {described(error)}{_beside(error, path)}") from error
+
+
+def _beside(error: BaseException, path: Path) -> str:
+    """How a file finds the modules beside it, if it failed because it did not find one."""
+    folder = at_home(path).resolve().parent
+    if isinstance(error, ModuleNotFoundError):
+        name = (error.name or "").partition(".")[0]
+        if name and any((folder / there).exists() for there in (name, f"{name}.py")):
+            return f"; {name} is beside it, and is found with the environment variable PYTHONPATH={folder}"
+    elif isinstance(error, ImportError) and "relative import" in str(error):
+        return (
+            "; the file is loaded alone and is in no package: import by whole names, and let the environment variable "
+            "PYTHONPATH name the folder that has the package"
+        )
+    return ""
 
 
 def execute(path: Path) -> ModuleType:
@@ -120,8 +136,11 @@ def place(error: BaseException, function: Any = None) -> str:
 
 
 def definition(function: Any) -> str:
-    """FILE:LINE of a function's definition; empty if it is not a function of Python."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    """FILE:LINE of a function's definition, or of `__call__` of an object; empty if it is not in Python."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
@@ -207,9 +226,11 @@ def read_yaml(field: str, path: Path, *, as_text: Literal["none", "flags", "all"
     except ConfigError as error:
         raise ConfigError(f"{field} {path}, {error}") from None
     except OSError as error:
-        raise ConfigError(f"{field} {path} cannot be read: {error.strerror}{start_of(path)}") from None
+        start = start_of(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{field} {path} cannot be read: {error.strerror}{start}") from None
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(f"{field} {path}, line {line}: no text in {encoding}; save the file as UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:  # a tag such as !!int in front of another text
-        raise ConfigError(f"{field} {path} is not valid YAML: {' '.join(str(error).split())}") from None
+        text = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise ConfigError(f"{field} {path} is not valid YAML: {text}") from None

@@ -6,22 +6,24 @@ another `--algorithm`, this also overrules the estimator and the method that a f
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.cli.parser import as_switch, did_you_mean, is_switch, parse_words
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.errors import NUMBERS, ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.flags.templates import check_template
 from bapo_openrlhf.launch import openrlhf_cli
+from bapo_openrlhf.methods.registry import file_hint
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
 OUTPUTS = {"ckpt.output_dir": MODEL, "ckpt.path": CHECKPOINTS}  # in the run's folder unless they are given
 LOGGED_AS = "logger.wandb.run_name"  # the run's name unless it is given; also the folder within logger.tensorboard_dir
+MOST_NAMED = 12  # flags of a section in an error
 REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_path")  # the sources of rewards
 
 
@@ -35,11 +37,15 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _short_help(prog: str) -> str:
+def _short_help(prog: str, own: argparse.ArgumentParser | None) -> str:
     ours = argparse.ArgumentParser(
         prog, "%(prog)s --config YAML [flags]", add_help=False, epilog="The flags of OpenRLHF, such as "
         "--actor.model_name_or_path, --data.prompt_dataset, --rollout.batch_size and --actor.adam.lr, can be given "
         "too, on the command line and in YAML files: --help-all lists them.")  # fmt: skip
+    if own is not None:
+        own_flags = ours.add_argument_group("this command")
+        for action in own._actions:
+            own_flags._add_action(action)
     _add_flags(ours)
     return ours.format_help()
 
@@ -54,19 +60,28 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     config.add_flags(parser)
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with this project's flags added."""
+def build_parser(prog: str, own: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
+    """OpenRLHF's parser with this project's flags added.
+
+    Args:
+        prog: Name of the command.
+        own: The parser of the command's own flags, for its help.
+    """
     parser = openrlhf_cli.build_parser()
     parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"
     _add_flags(parser)
     parser.set_defaults(**dict.fromkeys((*OUTPUTS, LOGGED_AS)))
     parser.error = refuse  # type: ignore[method-assign]
-    parser.print_help = lambda file=None: print(_short_help(prog), end="", file=file)  # type: ignore[method-assign]
+    parser.print_help = lambda file=None: print(  # type: ignore[method-assign]
+        _short_help(prog, own), end="", file=file
+    )
     return parser
 
 
-def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNamespace:
-    """Parse and check the arguments.
+def parse(
+    argv: Sequence[str], prog: str = "bapo-openrlhf train", own: argparse.ArgumentParser | None = None
+) -> SimpleNamespace:
+    """Parse and check the arguments of `build_parser`.
 
     Returns:
         OpenRLHF's nested namespace, with `.algorithm` and the flags of `config.GROUPS` added.
@@ -74,7 +89,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     Raises:
         ConfigError: Something is wrong that can be known without data and models.
     """
-    parser = build_parser(prog)
+    parser = build_parser(prog, own)
     given = given_words(parser, argv)
     layers = Layers({path: dict(settings_of(path)) for path in given.get("config", [])}, given)
     words: list[str] = []
@@ -84,7 +99,7 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> SimpleNames
     if algorithm is not None:
         if algorithm not in config.ALGORITHMS:
             allowed = ", ".join(config.ALGORITHMS)
-            hint = did_you_mean(str(algorithm), config.ALGORITHMS)
+            hint = file_hint(str(algorithm)) or did_you_mean(str(algorithm), config.ALGORITHMS)
             raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {allowed}{hint}")
         words += [f"--{name}={value}" for name, value in layers.meaning(config.ALGORITHMS[algorithm])]
     layers.check_methods()
@@ -170,6 +185,7 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
         if action is None and value is None and any(flag.startswith(f"--{name}.") for flag in known):
             continue  # a section without any flag, such as one whose flags are all in comments
         if action is None:
+            _check_section(name, value, known, path)
             names = [flag[2:] for flag in known if flag.startswith("--")]
             raise ConfigError(f"config {path}: unknown flag {name}{did_you_mean(name, names)}")
         if name == "config":
@@ -184,5 +200,29 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:
+            _check_number(name, value, action, path)
             # It is one word, because otherwise argparse would take -1e-6 for a flag.
             yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
+
+
+def _check_section(name: str, value: Any, known: Collection[str], path: str) -> None:
+    """Refuse a value in the place of flags, and flags in the place of a value."""
+    if flags := sorted(flag.removeprefix(f"--{name}.") for flag in known if flag.startswith(f"--{name}.")):
+        some = ", ".join(flags[:MOST_NAMED]) + ", ..." * (len(flags) > MOST_NAMED)
+        raise ConfigError(f"config {path}: {name} is {value!r}; it must hold flags, each with its value: {some}")
+    parent, _, last = name.rpartition(".")
+    if f"--{parent}" in known:
+        raise ConfigError(
+            f"config {path}: {parent} holds {last}: {value}; it must be a value, or a list of values if it takes "
+            "several"
+        )
+
+
+def _check_number(name: str, value: str, action: argparse.Action, path: str) -> None:
+    """Refuse what argparse would refuse, with the name of the file."""
+    if action.type in (int, float):
+        try:
+            action.type(value)  # type: ignore[operator]
+        except (TypeError, ValueError):
+            kind = NUMBERS[action.type.__name__]  # type: ignore[union-attr]
+            raise ConfigError(f"config {path}: {name} is {value!r}; it must be {kind}") from None

@@ -29,11 +29,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     parser.add_argument(
         "--prompts", type=int, default=None, help="rows of the training data if it is not on this machine"
     )
-    parser.add_argument("--gpu", default="H100", help="kind of GPU, as `bapo-openrlhf plan` knows it")
+    parser.add_argument("--gpu", default="H100", help="kind of GPU: A100, H100 (default), H200 or 4090")
     parser.error = refuse  # type: ignore[method-assign, assignment]
     mine, rest = parser.parse_known_args(list(argv))
     constants = constants_of(mine.gpu)
-    args = arguments.parse(rest, prog)
+    args = arguments.parse(rest, prog, own=parser)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
 

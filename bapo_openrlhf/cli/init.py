@@ -2,12 +2,14 @@
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from bapo_openrlhf.cli.parser import Parser, did_you_mean
+from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import ALGORITHMS
 from bapo_openrlhf.user_file import at_home
@@ -48,7 +50,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     for name, meaning in FILES.items():
         print(f"{folder / name}  {meaning}")
-    print(f"next: pytest {folder}; bapo-openrlhf check --config {folder}/config.yaml; docs/own_data.md")
+    shown, config = (shlex.quote(str(path)) for path in (folder, folder / "config.yaml"))
+    print(f"next: pytest {shown}; bapo-openrlhf check --config {config}; docs/own_data.md")
     return 0
 
 
@@ -60,7 +63,7 @@ def _settings(algorithm: str, gpus: int, model: str) -> dict[str, str]:
     if str(gpus) not in re.findall(r"\d+", GPUS):
         raise ConfigError(f"gpus is {gpus}; it must be {GPUS}. docs/several_machines.md is about more")
     path = at_home(model)
-    name = str(path.resolve()) if path.is_dir() else model
+    name = str(path.resolve()) if path.is_dir() or looks_local(model) else model
     return {"algorithm": algorithm, "gpus": str(gpus), "model": json.dumps(name, ensure_ascii=False)}
 
 

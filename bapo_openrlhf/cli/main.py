@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -59,6 +60,9 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     except Ended as ended:
         print(ended.text, file=sys.stderr)
         return ended.code
+    except KeyboardInterrupt:
+        print(f"{prog or f'bapo-openrlhf {name}'} was stopped by Ctrl-C", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def main() -> None:

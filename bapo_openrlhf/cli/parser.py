@@ -132,6 +132,7 @@ def parse_words(
     Raises:
         ConfigError: A word cannot be parsed. The message has the flag that may have been meant.
     """
+    whole = words
     words, switches = _take_switches(parser, words)
     parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]
     known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
@@ -150,9 +151,15 @@ def parse_words(
         if word.startswith("-") and not NUMBER.match(word):
             flag = "--" + word.partition("=")[0].lstrip("-")
             raise ConfigError(f"unknown flag {word.partition('=')[0]}{did_you_mean(flag, known)}")
-    is_file = left[0].endswith((".yaml", ".yml")) and "--config" in known
-    hint = f"did you mean --config {left[0]}?" if is_file else "the flag before it takes fewer values"
-    raise ConfigError(f"unexpected word {left[0]!r}; {hint}")
+    raise ConfigError(f"unexpected word {left[0]!r}; {_why_unexpected(left[0], whole, known)}")
+
+
+def _why_unexpected(word: str, words: Sequence[str], known: Sequence[str]) -> str:
+    if word.endswith((".yaml", ".yml")) and "--config" in known:
+        return f"did you mean --config {word}?"
+    if any(one.startswith("--") for one in words[: words.index(word)]):
+        return "the flag before it takes fewer values"
+    return "the command takes fewer words; a name with spaces must be in quotes"
 
 
 class Parser(argparse.ArgumentParser):

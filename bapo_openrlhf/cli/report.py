@@ -28,12 +28,26 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
     from bapo_openrlhf.workbench.report.sections import make_page
 
     runs = read_runs(args.runs)
+    _check_writable(output)
     print(printable(opening(runs)))
     page = make_page(runs, progress=charts_bar)
-    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(page, encoding="utf-8")
     print(f"{output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
+
+
+def _check_writable(output: Path) -> None:
+    """Make the folder of the page, and check that a page can be written there, before charts are drawn."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        there = output.exists()
+        output.open("ab").close()
+        if not there:
+            output.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"the page {str(output)!r} cannot be written: {error.strerror}; give --output PAGE.html in another folder"
+        ) from None
 
 
 def charts_bar(charts: Iterable, total: int) -> Iterable:

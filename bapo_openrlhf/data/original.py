@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.user_file import ENCODINGS
 
 Row = Mapping[str, Any]
-READ_AS = "save the file as UTF-8, for example with `iconv -f latin1 -t utf-8`"
+READ_AS = "save the file as UTF-8, for example with `iconv -f {} -t utf-8`"
 
 
 def kind_of(path: Path) -> str:
@@ -60,7 +61,10 @@ def _decoded(where: str, content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{where}, line {line}: no valid UTF-8 ({error.reason}); {READ_AS}") from None
+        encoding = next((name for mark, name in ENCODINGS.items() if content.startswith(mark)), "latin1")
+        raise ConfigError(
+            f"{where}, line {line}: no valid UTF-8 ({error.reason}); {READ_AS.format(encoding)}"
+        ) from None
 
 
 def _lines(where: str, text: str) -> Iterator[tuple[int, Any]]:

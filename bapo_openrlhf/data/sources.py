@@ -111,6 +111,11 @@ def sources(request: Request) -> list[Source]:
     if not request.names:
         raise ConfigError(f"{request.flag} is not set; it must be a file, a folder or a data set's hub name")
     names = [name.strip() for name in request.names.split(",")]
+    whole = request.names.strip()
+    if (mark := next((one for one in ",@" if one in whole), None)) and is_file(request.flag, Path(whole)):
+        raise ConfigError(
+            f"{request.flag} is {whole}; the file's name has {mark!r}, at which OpenRLHF splits the value: rename it"
+        )
     if not all(names):
         raise ConfigError(f"{request.flag} is {request.names}; a name is empty: remove the comma that is not needed")
     return [_source(request.flag, name) for name in names]

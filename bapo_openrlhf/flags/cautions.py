@@ -170,6 +170,10 @@ OFTEN = [
          lambda f: f.adapted and _long(f) and f["adapt.reevaluate_every"] >= (f.steps or 0)
          and _takes(f, "reevaluate_every"),
          "{it}, and the run has {f.steps} trainer steps: no prompt is generated again"),
+    Rule("eval.steps", lambda f: f["eval.dataset"] and _long(f) and f["eval.steps"] > (f.steps or 0),
+         "{it}, and the run has {f.steps} trainer steps: eval.dataset is never evaluated"),
+    Rule("ckpt.save_steps", lambda f: _long(f) and f["ckpt.save_steps"] > (f.steps or 0),
+         "{it}, and the run has {f.steps} trainer steps: no checkpoint is saved unless a signal stops the run"),
     Rule("critic.freezing_steps",
          lambda f: f["critic.freezing_steps"] >= 0 and _long(f)
          and f["critic.freezing_steps"] + 1 >= (f.steps or 0),

@@ -240,13 +240,19 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     except _TookTooLong:
         raise ConfigError(
             f"reward.remote_url {path}: reward_func took more than {seconds:g} s (verifier.timeout), called with an "
-            f"empty response to the first prompt ({user_file.definition(function)})"
+            f"empty response to the first prompt{_at(user_file.definition(function))}"
         ) from None
     except Invalid as error:
-        raise ConfigError(f"reward.remote_url {path}: reward_func {error} ({user_file.definition(function)})") from None
+        where = _at(user_file.definition(function))
+        raise ConfigError(f"reward.remote_url {path}: reward_func {error}{where}") from None
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error} "
-            f"({user_file.place(error, function)}), called with an empty response to the first prompt"
+            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
+            f"{_at(user_file.place(error, function))}, called with an empty response to the first prompt"
         ) from error
     return []
+
+
+def _at(place: str) -> str:
+    """A place in brackets; nothing if it is not known, as that of a function of C."""
+    return f" ({place})" if place else ""

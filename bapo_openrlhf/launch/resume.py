@@ -156,6 +156,12 @@ def _check_free(args: SimpleNamespace) -> None:
                 raise ConfigError(
                     f"{flag}.model_name_or_path is {model}, which --run.overwrite would delete; give another --run.name"
                 )
+    elif record.holds_run(folder) and args.ckpt.load_enable:
+        raise ConfigError(
+            f"run.name is {args.run.name}, and {folder} has a run that came to its end; ckpt.path {args.ckpt.path} has "
+            "no checkpoint from which it could go on: give another --run.name, or replace that run with "
+            "--run.overwrite in the place of --ckpt.load_enable"
+        )
     elif record.holds_run(folder):
         raise ConfigError(
             f"run.name is {args.run.name}, and {folder} already has a run; give another --run.name, or replace that "

@@ -59,12 +59,26 @@ VARIANTS = """
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 
 
+def _variants() -> dict[str, tuple[str, ...]]:
+    rows = [row.split(" | ") for row in VARIANTS.strip().splitlines()]
+    return {name.strip(): tuple(" ".join(cell.split()) for cell in cells) for name, *cells in rows}
+
+
+def file_hint(name: str) -> str:
+    """The end of an error about a name that is only the name of a file in configs/methods; otherwise nothing."""
+    there = name != "bapo" and (name in METHODS or name in _variants())
+    return (
+        f"; {name} is a file of flags: name configs/methods/{name}.yaml after your own file in --config"
+        if there
+        else ""
+    )
+
+
 def overview() -> dict[str, tuple[str, ...]]:
     """Sentence, use and source by name: all methods, then the variants that are no value of --adapt.method."""
     kinds = {name: method_class(name) for name in METHODS}
     rows = {name: (kind.SENTENCE, kind.USE, kind.SOURCE) for name, kind in kinds.items()}
-    variants = [row.split(" | ") for row in VARIANTS.strip().splitlines()]
-    return rows | {name.strip(): tuple(" ".join(cell.split()) for cell in cells) for name, *cells in variants}
+    return rows | _variants()
 
 
 def method_class(name: str) -> type[Method]:
@@ -80,7 +94,9 @@ def method_class(name: str) -> type[Method]:
         return _built_in(METHODS[name])
     place, colon, attribute = name.rpartition(":")
     if not (colon and place.endswith(".py") and attribute):
-        raise ConfigError(f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS")
+        raise ConfigError(
+            f"adapt.method is {name}; it must be none, {', '.join(METHODS)}, or FILE.py:CLASS{file_hint(name)}"
+        )
     kind = getattr(user_file.load("adapt.method", Path(place)), attribute, None)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(

@@ -165,3 +165,32 @@ def test_the_place_of_an_error(tmp_path):
     assert user_file.place(caught.value) == f"{__file__}:{fail.__code__.co_firstlineno + 1}"
     assert user_file.place(ValueError()) == "" and user_file.place(ValueError(), print) == ""
     assert user_file.described(ValueError("a\nb")) == "ValueError: a b"
+
+
+@pytest.mark.parametrize("beside", ["helper.py", "helper/__init__.py"])
+@pytest.mark.parametrize(
+    "line", ["import helper", "from helper.inner import f", "from . import helper", "import other"]
+)
+def test_a_module_beside_the_file(tmp_path, beside, line):
+    """The error says how it is found; with another module missing, it does not."""
+    (tmp_path / beside).parent.mkdir(exist_ok=True)
+    (tmp_path / beside).touch()
+    (tmp_path / "mine.py").write_text(f"{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        user_file.load("f", tmp_path / "mine.py")
+    end = str(caught.value).partition(f"({tmp_path}/mine.py:1)")[2]
+    if line == "import other":
+        assert end == ""
+    elif line.startswith("from ."):
+        assert "is in no package" in end and "PYTHONPATH" in end
+    else:
+        assert end == f"; helper is beside it, and is found with the environment variable PYTHONPATH={tmp_path}"
+
+
+def test_yaml_that_is_none_or_a_folder(tmp_path):
+    (tmp_path / "a.yaml").write_text("a:\n\tb: 1\n")
+    with pytest.raises(ConfigError, match=r"is not valid YAML: .* in line 2, column 1") as caught:
+        user_file.read_yaml("config", tmp_path / "a.yaml")
+    assert "unicode" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"^config \. cannot be read: Is a directory$"):
+        user_file.read_yaml("config", Path("."))

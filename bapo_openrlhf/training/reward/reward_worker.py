@@ -59,8 +59,13 @@ def checked(result: Any) -> dict[str, Any]:
         Invalid: A reward or score is not one finite number, or a logged value is not one number. The message names it.
     """
     if not isinstance(result, Mapping):
-        raise Invalid(f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with rewards")
-    rewards = result.get("rewards")
+        raise Invalid(
+            f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with rewards, as in "
+            '{"rewards": [1.0]}'
+        )
+    if "rewards" not in result:
+        raise Invalid(f'returned {shown(result)}; it must be a dict with rewards, as in {{"rewards": [1.0]}}')
+    rewards = result["rewards"]
     scores = result.get("scores")
     logs = result.get("extra_logs")
     if logs is not None and not isinstance(logs, Mapping):

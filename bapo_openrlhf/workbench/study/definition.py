@@ -148,7 +148,8 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
         study = _study(content, path)
         return _smoke(study, content.get("smoke")) if smoke else study
     except ConfigError as error:
-        raise ConfigError(f"study {path}: {error}") from None
+        named = str(error).startswith(f"study {path}")  # as `read_yaml` does
+        raise ConfigError(str(error) if named else f"study {path}: {error}") from None
 
 
 # ── the content of the file, checked field by field ──

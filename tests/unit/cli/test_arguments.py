@@ -166,7 +166,7 @@ class TestOpenRLHFsCommandLine:
         ("words", "text"),
         [
             (["--no.such.flag", "1"], "unknown flag --no.such.flag$"),
-            (["--train.batch_size", "many"], "--train.batch_size: invalid int value: 'many'"),
+            (["--train.batch_size", "many"], "train.batch_size is 'many'; it must be a whole number"),
             (["--adapt.filter", "best"], "--adapt.filter: invalid choice: 'best'"),
             (["--adapt.method"], "--adapt.method: expected one argument"),
         ],
@@ -381,10 +381,20 @@ class TestYaml:
     @pytest.mark.parametrize(
         ("text", "error"),
         [
-            ("adapt: {rollout_delay: soon}", "--adapt.rollout_delay: invalid int value: 'soon'"),
+            ("adapt: {rollout_delay: soon}", "config.yaml: adapt.rollout_delay is 'soon'; it must be a whole number"),
+            ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'; it must be a number"),
+            (
+                "reward: reward.py",
+                "config.yaml: reward is 'reward.py'; it must hold flags, each with its value: .*remote_url",
+            ),
+            ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'; it must hold flags, each with its value: .*init_coef"),
+            (
+                "adapt: {options: {x: 1}}",
+                "config.yaml: adapt.options holds x: 1; it must be a value, or a list of values",
+            ),
             ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
             ("adapt: {c2: []}", "--adapt.c2: expected at least one argument"),
-            ("adapt: {batch_size: true}", "--adapt.batch_size: invalid int value: 'true'"),
+            ("adapt: {batch_size: true}", "config.yaml: adapt.batch_size is 'true'; it must be a whole number"),
             ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]; it must be one value and not a list"),
             ("reward.clip_range: [1]", "--reward.clip_range: expected 2 arguments"),
         ],

@@ -448,7 +448,7 @@ class TestRefusal:
             (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),
             (["--config=/none.yaml"], "config /none.yaml cannot be read"),
             (["--data.prompt_dataset=org/data", "--prompts=0"], "prompts is 0; it must be at least 1"),
-            (["--data.prompt_dataset=org/data", "--prompts=abc"], "argument --prompts: invalid int value: 'abc'"),
+            (["--data.prompt_dataset=org/data", "--prompts=abc"], "prompts is 'abc'; it must be a whole number"),
             (["--use_ms"], "this configuration needs the package modelscope, which is not installed"),
         ],
     )
@@ -475,3 +475,11 @@ def test_imports_nothing_heavy(words, more, loaded):
     done = subprocess.run([sys.executable, "-c", code, *words, MODEL, *more], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["configuration is valid", f"loaded: {loaded}"]
+
+
+def test_the_help_has_the_flags_of_check_itself(capsys):
+    for command, there in (("check", True), ("train", False)):
+        with pytest.raises(SystemExit):
+            main.run([command, "--help"])
+        shown = capsys.readouterr().out
+        assert ("--prompts" in shown) == ("--gpu " in shown) == there

@@ -35,6 +35,18 @@ def own_tests(folder):
     return done.returncode, done.stdout
 
 
+def test_its_next_commands_can_be_copied(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["init", "my task"]) == 0
+    assert "next: pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
+
+
+def test_a_local_model_that_is_not_there_yet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["init", "mine", "--model", "./mine/model"]) == 0
+    assert f'model_name_or_path: "{tmp_path}/mine/model" #' in (tmp_path / "mine" / "config.yaml").read_text()
+
+
 def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0

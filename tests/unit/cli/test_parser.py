@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import ALIASES, Parser, did_you_mean
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import ALGORITHMS
+from bapo_openrlhf.methods.registry import method_class
 
 # What users of TRL, verl and older versions of OpenRLHF type, typing errors, and the flags that do it here.
 MEANT = {
@@ -104,6 +106,42 @@ def test_a_word_too_many(words, says):
 def test_other_commands_have_it_too(words, meant, capsys):
     assert main.run(words) == 2
     assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_a_name_with_a_space_and_no_quotes(capsys):
+    assert main.run(["watch", "my", "run", "--once"]) == 2
+    end = "unexpected word 'run'; the command takes fewer words; a name with spaces must be in quotes\n"
+    assert capsys.readouterr().err == f"error: {end}"
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bapo_openrlhf.cli.methods.main", interrupted)
+    assert main.run(["methods"]) == 130
+    assert capsys.readouterr().err == "bapo-openrlhf methods was stopped by Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--algorithm", "dapo"], "dapo"),  # only a file
+        (["--algorithm", "mopps"], "mopps"),  # a method
+        (["--algorithm", "bapo_grpo", "--adapt.method", "dapo"], "dapo"),
+    ],
+)
+def test_the_name_of_a_file_of_flags(words, named):
+    if "--adapt.method" in words:
+        with pytest.raises(ConfigError) as error:
+            method_class(named)
+        said = str(error.value)
+    else:
+        said = refusal(*words)
+    assert said.endswith(
+        f"; {named} is a file of flags: name configs/methods/{named}.yaml after your own file in --config"
+    )
+    assert (Path(__file__).parents[3] / "configs" / "methods" / f"{named}.yaml").is_file()
 
 
 def test_a_parser_of_a_command_takes_no_beginnings():

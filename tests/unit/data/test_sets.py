@@ -44,12 +44,21 @@ class TestFiles:
     def test_missing_folder(self, check, name):
         assert "; there is no such file or folder" in check.refusal(name)
 
+    @pytest.mark.parametrize(("name", "mark"), [("a,b.jsonl", ","), ("a@b.jsonl", "@")])
+    def test_a_file_whose_name_openrlhf_splits(self, check, name, mark):
+        file = check.file(name, dump([{"q": "x", "a": "y"}]).encode())
+        assert check.refusal(file).endswith(
+            f"; the file's name has {mark!r}, at which OpenRLHF splits the value: rename it"
+        )
+
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize(("encoding", "line"), [("latin1", 3), ("utf-16", 1)])
     def test_another_encoding(self, check, name, encoding, line):
         plain = "q,a\nx,y\n" if name == "a.csv" else dump([{"q": "x", "a": "y"}] * 2)
         file = check.file(name, (plain + ("é,2\n" if name == "a.csv" else '{"q": "é", "a": "2"}\n')).encode(encoding))
-        assert check.refusal(file).startswith(f"line {line}: no valid UTF-8 (") and "iconv" in check.refusal(file)
+        assert check.refusal(file).startswith(
+            f"line {line}: no valid UTF-8 ("
+        ) and f"`iconv -f {encoding} -t utf-8`" in check.refusal(file)
 
     @pytest.mark.parametrize("names", ["{},", ",{}", "{},,{}", "{}, ", ","])
     def test_an_empty_name(self, check, names):

@@ -486,7 +486,7 @@ GOOD = [
     "logger.wandb.project=mine logger.wandb.key=k",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
-    "train.agent_func_path=agent.py verifier.timeout=60",
+    "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=train.jsonl eval.steps=8", "ckpt.save_steps=8",
 ]  # fmt: skip
 
 
@@ -603,6 +603,11 @@ MEANT = [
         "algorithm=ba_ppo critic.freezing_steps=7",
         "critic.freezing_steps is 7, and the run has 8 trainer steps: the actor",
     ),
+    (
+        "eval.dataset=train.jsonl eval.steps=9",
+        "eval.steps is 9, and the run has 8 trainer steps: eval.dataset is never evaluated",
+    ),
+    ("ckpt.save_steps=9", "ckpt.save_steps is 9, and the run has 8 trainer steps: no checkpoint is saved unless"),
     ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
 ]  # fmt: skip
 

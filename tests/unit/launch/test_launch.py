@@ -447,14 +447,21 @@ class TestEarlierRun:
         return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
     @pytest.mark.parametrize("flags", [{}, {"algorithm": "grpo"}, {"ckpt__load_enable": True}])
-    def test_is_refused_with_the_ways_out(self, start, folder, flags):
+    def test_is_refused_with_the_ways_out(self, start, folder, tmp_path, flags):
         before = self.tree(folder)
         with pytest.raises(ConfigError) as error:
             start(**flags)
-        assert str(error.value) == (
-            f"run.name is mine, and {folder} already has a run; give another --run.name, or replace that run with "
-            "--run.overwrite, or continue from its newest checkpoint with --ckpt.load_enable"
-        )
+        if "ckpt__load_enable" in flags:
+            ways = (
+                f"has a run that came to its end; ckpt.path {tmp_path / 'checkpoints'} has no checkpoint from which it could go on: "
+                "give another --run.name, or replace that run with --run.overwrite in the place of --ckpt.load_enable"
+            )
+        else:
+            ways = (
+                "already has a run; give another --run.name, or replace that run with --run.overwrite, or continue from "
+                "its newest checkpoint with --ckpt.load_enable"
+            )
+        assert str(error.value) == f"run.name is mine, and {folder} {ways}"
         assert self.tree(folder) == before
 
     def test_another_name_is_free(self, start, folder):

@@ -412,6 +412,9 @@ class TestImages:
         pictures.check(actor__model_name_or_path="Qwen/Qwen2.5-VL-3B-Instruct", ahead=True)
 
 
+DICT = 'it must be a dict with rewards, as in {"rewards": [1.0]}'
+
+
 class TestReward:
     def reward(self, run: Run, text: str) -> Path:
         return run.write("other.py", text)
@@ -477,12 +480,27 @@ class TestReward:
         assert "reward_func raised TypeError" in run.refusal(reward__remote_url=path)
 
     @pytest.mark.parametrize(
+        "text",
+        [
+            "import functools\nreward_func = functools.partial(lambda *a: None)\n",
+            "class Reward:\n    def __call__(self, *a): pass\nreward_func = Reward()\n",
+        ],
+    )
+    def test_a_function_that_is_an_object_has_a_place(self, run, text):
+        path = self.reward(run, text)
+        assert run.refusal(reward__remote_url=path).endswith(f" ({path}:2)")
+
+    def test_without_a_place(self, run):
+        path = self.reward(run, "reward_func = max\n")
+        assert run.refusal(reward__remote_url=path).endswith(DICT)
+
+    @pytest.mark.parametrize(
         ("value", "message"),
         [
-            ("1.0", "returned 1.0, a float; it must be a dict with rewards"),
-            ("[1.0]", "returned [1.0], a list; it must be a dict with rewards"),
-            ("None", "returned None, a NoneType; it must be a dict with rewards"),
-            ("{'scores': [1.0]}", "returned rewards = None for one response; one finite number is needed"),
+            ("1.0", "returned 1.0, a float; " + DICT),
+            ("[1.0]", "returned [1.0], a list; " + DICT),
+            ("None", "returned None, a NoneType; " + DICT),
+            ("{'reward': [1.0]}", "returned {'reward': [1.0]}; " + DICT),
             ("{'rewards': []}", "returned rewards = [] for one response; one finite number is needed"),
             ("{'rewards': [1.0, 0.0]}", "returned rewards = [1.0, 0.0] for one response; one finite number is needed"),
             ("{'rewards': float('nan')}", "returned rewards = nan for one response; one finite number is needed"),

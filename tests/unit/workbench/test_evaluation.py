@@ -876,7 +876,7 @@ def test_k_fits_the_runs(parsed, runs, ks):
     ("words", "message"),
     [
         (["--k", "1;8"], "k is '1;8'; it must be whole numbers"),
-        (["--runs", "many"], "invalid int value"),
+        (["--runs", "many"], "runs is 'many'; it must be a whole number"),
         (["--name", "a/b"], "name is 'a/b'; it must be a valid name for a folder"),
         (["--name", ".."], "it must be a valid name for a folder"),
         (["--benchmark", "x"], "unknown flag --benchmark; did you mean --benchmarks"),

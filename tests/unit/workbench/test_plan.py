@@ -161,7 +161,7 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
     ("words", "says"),
     [
         (["--gpus", "8", "0"], "gpus is 8 0; each must be at least 1"),
-        (["--gpus", "many"], "--gpus: invalid int value: 'many'"),
+        (["--gpus", "many"], "gpus is 'many'; it must be a whole number"),
         (["--steps", "-1"], "steps is -1; it must be at least 1"),
         (["--gpu", "V100"], "gpu is 'V100'; it must be one of A100, H100, H200, 4090"),
         (["--models", "7B", "3B"], "models has '3B'; each must be one of 0.6B, 1.5B, 1.7B, 4B, 7B, 8B, 14B, 32B, 70B"),

@@ -471,11 +471,16 @@ def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
         ([broken], ("broken", "groups.jsonl, line 1")),
         ([spoiled], ("spoiled", "cannot be read")),
         ([run, "--output", tmp_path], ("--output", "folder", "PAGE.html")),
+        (
+            [run, "--output", run / "run.json" / "a.html"],
+            ("run.json/a.html", "cannot be written", "--output PAGE.html"),
+        ),
         ([], ("RUN",)),
     ):
         assert command(["report", *map(str, arguments)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert all(word in line for word in words), line
+        out, err = capsys.readouterr()
+        (line,) = err.splitlines()
+        assert out == "" and all(word in line for word in words), line
 
 
 def test_nothing_of_the_training_stack_is_imported():

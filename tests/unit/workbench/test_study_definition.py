@@ -251,7 +251,7 @@ def test_a_smoke_that_is_refused(write, smoke, message):
 
 
 def test_a_file_that_is_not_there_or_no_yaml(tmp_path):
-    with pytest.raises(ConfigError, match=r"gone\.yaml cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=rf"^study {tmp_path}/gone\.yaml cannot be read: No such file"):
         read_study(tmp_path / "gone.yaml")
     (tmp_path / "bad.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"bad\.yaml is not valid YAML"):
