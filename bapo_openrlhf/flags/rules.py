@@ -95,7 +95,7 @@ SIZES = [
     Rule("rollout.micro_batch_size", lambda f: f.sampled // f["rollout.micro_batch_size"] < f.ranks("actor"),
          lambda f: f"{f.words('rollout.micro_batch_size')}; it must be smaller: {f.sampled} samples make "
                    f"{f.sampled // f['rollout.micro_batch_size']} of this size, and each of the {f.ranks('actor')} "
-                   "actor ranks needs one"),
+                   f"actor ranks needs one ({f.words('actor.num_gpus_per_node')})"),
     Rule("adapt.micro_batch_tokens", lambda f: 0 < (f["adapt.micro_batch_tokens"] or 0) < f["data.max_len"],
          "{it}; it must be at least data.max_len {f[data.max_len]}, the longest sample"),
     Rule("rollout.vllm_generate_batch_size",

@@ -191,7 +191,11 @@ BAD = [
     ("rollout.batch_size=32 data.max_samples=31", "31, the number of prompts in data.prompt_dataset train.jsonl with "),
     ("rollout.batch_size=0", "rollout.batch_size is 0; it must be at least 1"),
     ("rollout.micro_batch_size=0", "rollout.micro_batch_size is 0; it must be at least 1"),
-    ("rollout.micro_batch_size=200", "rollout.micro_batch_size is 200; it must be smaller: 256 samples make 1 of"),
+    (
+        "rollout.micro_batch_size=200",
+        "rollout.micro_batch_size is 200; it must be smaller: 256 samples make 1 of this size, and each of the 2 actor "
+        "ranks needs one (actor.num_gpus_per_node is 2)",
+    ),
     ("rollout.n_samples_per_prompt=0", "rollout.n_samples_per_prompt is 0; it must be at least 1"),
     ("rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage"),
     ("rollout.max_tokens_per_gpu=0", "rollout.max_tokens_per_gpu is 0; it must be at least 1"),

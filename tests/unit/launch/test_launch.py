@@ -453,13 +453,14 @@ class TestEarlierRun:
             start(**flags)
         if "ckpt__load_enable" in flags:
             ways = (
-                f"has a run that came to its end; ckpt.path {tmp_path / 'checkpoints'} has no checkpoint from which it could go on: "
-                "give another --run.name, or replace that run with --run.overwrite in the place of --ckpt.load_enable"
+                f"has a run that came to its end; ckpt.path {tmp_path}/checkpoints has no checkpoint from which it "
+                "could go on: give another --run.name, or replace that run with --run.overwrite in the place of "
+                "--ckpt.load_enable"
             )
         else:
             ways = (
-                "already has a run; give another --run.name, or replace that run with --run.overwrite, or continue from "
-                "its newest checkpoint with --ckpt.load_enable"
+                "already has a run; give another --run.name, or replace that run with --run.overwrite, or continue "
+                "from its newest checkpoint with --ckpt.load_enable"
             )
         assert str(error.value) == f"run.name is mine, and {folder} {ways}"
         assert self.tree(folder) == before
