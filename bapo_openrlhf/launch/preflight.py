@@ -170,6 +170,12 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
     for flag, part in parts.items():
         if heads and heads % part:
             raise ConfigError(f"{flag} is {part}; it must divide {heads}, the attention heads of {model}")
+    few, many = sorted((shape.get("num_key_value_heads") or 1, args.vllm.tensor_parallel_size))
+    if many % few:
+        raise ConfigError(
+            f"vllm.tensor_parallel_size is {args.vllm.tensor_parallel_size}; it must divide "
+            f"{shape['num_key_value_heads']}, the key-value heads of {model}, or be a multiple of them"
+        )
     scaled = shape.get("rope_scaling") or (shape.get("rope_parameters") or {}).get("rope_type", "default") != "default"
     if most and not scaled and args.data.max_len > most:
         raise ConfigError(

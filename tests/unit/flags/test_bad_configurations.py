@@ -64,7 +64,7 @@ class AgentExecutor(MultiTurnAgentExecutor):
 def folder(tmp_path, monkeypatch) -> Path:
     """A folder with a model of 6 heads and 64 positions, data and a reward function, in which the commands run."""
     (tmp_path / "model").mkdir()
-    shape = {"num_attention_heads": 6, "max_position_embeddings": 64}
+    shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     rows = (f'{{"input": "{number}+1"}}\n' for number in range(256))  # 8 steps
     (tmp_path / "train.jsonl").write_text("".join(rows))
@@ -228,6 +228,7 @@ BAD = [
     ("vllm.num_engines=0", "vllm.num_engines is 0; it must be at least 1"),
     ("vllm.num_engines=-2", "vllm.num_engines is -2; it must be at least 0"),
     ("vllm.tensor_parallel_size=0", "vllm.tensor_parallel_size is 0; it must be at least 1"),
+    ("vllm.tensor_parallel_size=3", "vllm.tensor_parallel_size is 3; it must divide 2, the key-value heads of actor.m"),
     ("vllm.tensor_parallel_size=4", "vllm.tensor_parallel_size is 4; it must divide 6, the attention heads of actor."),
     ("vllm.gpu_memory_utilization=3", "vllm.gpu_memory_utilization is 3.0; it must be in (0, 1]"),
     ("vllm.gpu_memory_utilization=0", "vllm.gpu_memory_utilization is 0.0; it must be in (0, 1]"),
@@ -463,7 +464,7 @@ GOOD = [
     "reward.overlong_buffer_len=24", "reward.stop_properly_penalty_coef=-0.5", "reward.stop_properly_penalty_coef=1",
     "reward.clip_range=0,1", "critic.freezing_steps=3",  # this project clears the buffer
     "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0", "ckpt.save_steps=1", "ckpt.save_steps=-1",
-    "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=3",
+    "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=6",
     "vllm.num_engines=1 ds.zero_stage=0", "ds.zero_stage=1 ds.enable_sleep", "run.name=a.b-c_1",
     "ds.zero_stage=0 ds.grad_accum_dtype=bf16", "ds.zero_stage=2 ds.grad_accum_dtype=fp32 ds.enable_sleep",
     "ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.enable_sleep ds.adam_offload",
@@ -590,6 +591,11 @@ MEANT = [
     ("ref.offload ds.zero_stage=2", "ref.offload is True: no effect, because ds.zero_stage is 2, and DeepSpeed keeps"),
     (f"{REWARD_MODEL} reward.offload ds.zero_stage=2", "reward.offload is True: no effect, because ds.zero_stage is 2"),
     ("ds.use_universal_ckpt", "ds.use_universal_ckpt is True: no effect, because ckpt.load_enable is False, and it "),
+    (
+        "algorithm=ba_ppo train.colocate_all vllm.num_engines=2 critic.num_gpus_per_node=2 reward.num_gpus_per_node=2 "
+        "train.colocate_critic_reward",
+        "train.colocate_critic_reward is True: even with train.colocate_all, OpenRLHF then gives the critic 2 GPUs",
+    ),
     # what is longer or larger than the run, which has 8 steps
     (
         "adapt.batch_size=16 train.batch_size=256",
