@@ -95,7 +95,7 @@ class Follower(Seen):
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             state = "is a file" if folder.exists() else "does not exist"
-            raise ConfigError(f"run folder {str(folder)!r} {state}; give the folder of a run, DIR/NAME")
+            raise ConfigError(f"run folder {str(folder)!r} {state}; give the folder of a run on this machine, DIR/NAME")
         super().__init__(folder.resolve().name, [])
         self.folder = folder
         self._written: dict[str, tuple[int, int, int]] = {}  # inode, size and time of change of each file that is there

@@ -92,9 +92,6 @@ def test_every_quoted_message_is_in_the_code():
 
 CHECK = ["check", "--config", "configs/quickstart.yaml"]
 PRINTED = {
-    "no evaluation": ["compare", "runs/a", "runs/b"],
-    "no run": ["watch", "runs/x", "--once"],
-    "no step": ["report", "runs/empty"],
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
@@ -112,8 +109,6 @@ def folder(tmp_path, monkeypatch):
     for name in ("configs", "bapo_openrlhf"):
         (tmp_path / name).symlink_to(ROOT / name)
     files = {
-        "runs/empty/metrics.jsonl": "",
-        "runs/empty/run.json": '{"name": "empty"}',
         "runs/base_model/config.json": "{}",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
         "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),

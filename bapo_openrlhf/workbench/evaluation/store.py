@@ -136,7 +136,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     path = folder / SETTINGS
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {SETTINGS}; it must be the folder of an evaluation")
+        raise ConfigError(f"{folder} has no {SETTINGS}; it must be the folder that `evaluate` wrote, runs/eval/NAME")
     try:
         settings = json.loads(path.read_bytes())
     except (ValueError, RecursionError):

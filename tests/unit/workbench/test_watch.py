@@ -363,7 +363,8 @@ def test_bad_input_is_one_line(tmp_path, capsys):
     assert cli.run(["watch", str(tmp_path / "none")]) == 2
     assert cli.run(["watch"]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2 and errors[0].endswith("/none' does not exist; give the folder of a run, DIR/NAME")
+    assert len(errors) == 2
+    assert errors[0].endswith("/none' does not exist; give the folder of a run on this machine, DIR/NAME")
 
 
 class Terminal:
