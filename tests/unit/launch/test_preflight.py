@@ -8,8 +8,10 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image, ImageFile
+from safetensors.numpy import save_file
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
@@ -119,6 +121,14 @@ class TestModel:
         (run.folder / "cut" / "model.safetensors").write_bytes(b"")
         text = run.refusal(critic__model_name_or_path=run.folder / "cut")
         assert text.startswith(f"critic.model_name_or_path is {run.folder / 'cut'}; model.safetensors has 0 bytes")
+
+    def test_a_reward_model_has_a_head(self, run):
+        folder = run.folder / "judge"
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        save_file({"lm_head.weight": np.zeros(2)}, folder / "model.safetensors")
+        text = run.refusal(reward__remote_url=None, reward__model_name_or_path=folder)
+        assert text.startswith(f"reward.model_name_or_path is {folder}; it has no weights score.weight, the head")
 
     @pytest.mark.parametrize("ahead", [True, False])
     def test_folder_without_tokenizer(self, run, monkeypatch, ahead):
