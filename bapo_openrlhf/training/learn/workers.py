@@ -22,6 +22,7 @@ from bapo_openrlhf.training.faster.log_probs import SlicedActor
 from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.learn.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.learn.gradients import probe_gradients
+from bapo_openrlhf.training.learn.normalisation import restore_normalisation
 from bapo_openrlhf.training.learn.rotary import restore_frequencies
 from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer, part_of
 
@@ -191,6 +192,7 @@ class _Critic(_Worker, CRITIC):
             value_head_prefix=args.ds.value_head_prefix,
             init_value_head=args.actor.model_name_or_path == args.critic.model_name_or_path,
         )
+        restore_normalisation(critic)
         strategy.print(critic)
         strategy.print(f"values are normalized: {args.reward.normalize_enable}, {critic.mean}, {critic.std}")
         # A tokenizer is only saved with the critic's weights.
@@ -376,6 +378,7 @@ class RewardWorker(_Worker, REWARD):
     def init_model_from_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Load the model as OpenRLHF does."""
         super().init_model_from_pretrained(*args, **kwargs)
+        restore_normalisation(self.model)
         restore_frequencies(self.model)
 
 

@@ -267,27 +267,30 @@ def calls_of(kind, args, more, monkeypatch):
     monkeypatch.setattr(workers._Policy, "trainer_class", staticmethod(noted("trainer")))
     monkeypatch.setattr(workers._Critic, "trainer_class", staticmethod(noted("trainer")))
     monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
+    monkeypatch.setattr(workers, "restore_normalisation", lambda model: None)
     worker = object.__new__(kind)
     worker.init_model_from_pretrained(strategy, "model", *more)
     return calls, {name: value for name, value in vars(worker).items() if name != "strategy"}
 
 
 @pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])
-def test_frequencies_are_restored_when_all_is_loaded(monkeypatch, kind):
+def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
     args = arguments.parse([f"--{name}={value}" for name, value in FLAGS.items()] + ["--train.enable_ema"])
-    restored, strategy = [], Strategy(args, [])
+    restored, normalised, strategy = [], [], Strategy(args, [])
     with monkeypatch.context() as patched:
         patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
         patched.setattr(workers, "Actor", lambda *_, **__: Loaded([]))
         patched.setattr(workers, "get_llm_for_sequence_regression", lambda *_, **__: Loaded([]))
         patched.setattr(workers, "get_tokenizer", lambda *_, **__: None)
         patched.setattr(workers, "restore_frequencies", restored.append)
+        patched.setattr(workers, "restore_normalisation", normalised.append)
         worker = object.__new__(getattr(workers, kind))
         patched.setattr(type(worker), "trainer_class", staticmethod(lambda *_, **__: None), raising=False)
         worker.init_model_from_pretrained(strategy, "model", *{"Policy": (1, None), "Critic": (1,)}.get(kind[:-6], ()))
     models = [value for name in ("actor", "ema_model", "critic", "model") if (value := getattr(worker, name, None))]
     assert len(restored) == (2 if kind == "PolicyWorker" else 1)
     assert all(one is other for one, other in zip(restored, models, strict=True))
+    assert len(normalised) == (kind in ("CriticWorker", "RewardWorker"))
 
 
 @pytest.mark.parametrize(
