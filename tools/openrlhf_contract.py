@@ -36,6 +36,7 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
     "openrlhf.cli.train_sft": ("SFTTrainer",),
+    "openrlhf.cli.serve_rm": ("get_llm_for_sequence_regression",),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
