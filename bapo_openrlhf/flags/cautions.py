@@ -154,8 +154,7 @@ NO_EFFECT = [
 OFTEN = [
     Rule("train.colocate_critic_reward",
          lambda f: f["train.colocate_critic_reward"] and f["train.colocate_all"] and f.critic,
-         lambda f: f"{f.words('train.colocate_critic_reward')}: even with train.colocate_all, OpenRLHF then gives the "
-                   f"critic {f.gpus('critic')} GPUs beside those of the actor"),
+         "{it}: even with train.colocate_all, OpenRLHF then gives the critic GPUs of its own"),
     Rule("train.batch_size",
          lambda f: f.adapted and f["train.batch_size"] > f.capacity * f["rollout.n_samples_per_prompt"],
          lambda f: f"{f.words('train.batch_size')}: a training batch has at most "

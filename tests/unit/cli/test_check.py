@@ -152,7 +152,8 @@ class TestNumbers:
         ],
     )
     def test_gpus(self, capsys, words, more, gpus):
-        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["GPUs"] == gpus
+        warned = int("--train.colocate_critic_reward" in more)
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more, warned=warned)["GPUs"] == gpus
 
     def test_gpus_of_a_reward_model(self, capsys, words):
         words = [word for word in words if not word.startswith(("--reward", "--adapt"))]

@@ -594,7 +594,7 @@ MEANT = [
     (
         "algorithm=ba_ppo train.colocate_all vllm.num_engines=2 critic.num_gpus_per_node=2 reward.num_gpus_per_node=2 "
         "train.colocate_critic_reward",
-        "train.colocate_critic_reward is True: even with train.colocate_all, OpenRLHF then gives the critic 2 GPUs",
+        "train.colocate_critic_reward is True: even with train.colocate_all, OpenRLHF then gives the critic GPUs",
     ),
     # what is longer or larger than the run, which has 8 steps
     (
