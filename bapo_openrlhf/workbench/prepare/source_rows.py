@@ -17,7 +17,7 @@ from urllib.request import getproxies
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks.task import BadRow, Source
-from bapo_openrlhf.user_file import at_home
+from bapo_openrlhf.user_file import at_home, start_of
 
 PATIENCE = 5  # seconds in which the hub must answer
 FORMATS = (".jsonl", ".json", ".parquet")
@@ -229,7 +229,7 @@ def parse_local(words: Sequence[str], parts: Sequence[str]) -> dict[str, Path]:
     """The local copies by part, from the words PART=PATH of --local.
 
     Raises:
-        ConfigError: A word has no `=`, or there is no such part.
+        ConfigError: A word has no `=`, or there is no such part or copy.
     """
     copies = {}
     for word in words:
@@ -237,4 +237,6 @@ def parse_local(words: Sequence[str], parts: Sequence[str]) -> dict[str, Path]:
         if part not in parts or not path:
             raise ConfigError(f"--local is {word!r}; it must be PART=PATH, where PART is one of {', '.join(parts)}")
         copies[part] = at_home(path)
+        if not copies[part].exists():  # before the hub is asked for other parts
+            raise ConfigError(f"--local is {word!r}; there is no such file or folder{start_of(Path(path))}")
     return copies

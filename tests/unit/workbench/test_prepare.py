@@ -491,6 +491,8 @@ def test_command(tmp_path, capsys):
     assert all(row["label"] != "3" for row in lines(out / "train.jsonl"))
     assert run([*words, "--local", "train"]) == 2
     assert "--local is 'train'; it must be PART=PATH" in capsys.readouterr().err
+    assert run([*words, "--local", "train=no.jsonl"]) == 2
+    assert "--local is 'train=no.jsonl'; there is no such file or folder in the working" in capsys.readouterr().err
     assert run([*words, "--size", "train=0"]) == 2
     assert "--size is 'train=0'; it must be PART=N" in capsys.readouterr().err
     assert run(["prepare", "chess"]) == 2
