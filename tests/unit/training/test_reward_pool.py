@@ -131,7 +131,7 @@ FAILURES = {
     "no result": ("pass", "raised", "raised KeyError: 'result'", True),
     "None": ("result = None", "invalid", "returned None, a NoneType; it must be a dict", True),
     "a bare number": ("result = 0.5", "invalid", "returned 0.5, a float; it must be a dict", True),
-    "no rewards": ("result = {'scores': [1.0]}", "invalid", "rewards = None for one response; one finite number", True),
+    "no rewards": ("result = {'scores': [1.0]}", "invalid", "it must be a dict with rewards, as in", True),
     "reward None": ("result = {'rewards': [None]}", "invalid", r"rewards = \[None\]", True),
     "nan": ("result = {'rewards': [float('nan')]}", "invalid", r"rewards = \[nan\]", True),
     "inf": ("result = {'rewards': [float('-inf')]}", "invalid", r"rewards = \[-inf\]", True),
