@@ -151,14 +151,14 @@ DIED = ("died",)  # Ray's word, in the error of the call that needed the process
 # The driver, and an engine in the run that went on.
 IN_TURN = (
     Fault("driver/1/training/0.05", (), 1),
-    Fault("engine/4/generating hard/0.05", ("step 4, generating hard prompts again: ", *DIED), 4),
+    Fault("engine/4/generating hard/0.05", ("step 5, generating hard prompts again: ", *DIED), 4),
 )
 KILLS = (
-    Fault("actor/1/training/0.05", ("step 1, training: ", *DIED), 1),
-    Fault("engine/2/generating hard/0.05", ("step 2, generating hard prompts again: ", *DIED), 2),
+    Fault("actor/1/training/0.05", ("step 2, training: ", *DIED), 1),
+    Fault("engine/2/generating hard/0.05", ("step 3, generating hard prompts again: ", *DIED), 2),
     Fault("driver/4/training/0.05", (), 4),
-    Fault("actor/3/training/0.05", ("step 3, training: ", *DIED), 3),
-    Fault("core/4/generating hard/0.2", ("step 4, generating hard prompts again: ",), 4),
+    Fault("actor/3/training/0.05", ("step 4, training: ", *DIED), 3),
+    Fault("core/4/generating hard/0.2", ("step 5, generating hard prompts again: ",), 4),
     Fault("core/2/syncing/0.02", ("step 3, syncing weights: ", *DIED), 2),
     # the engine has asked it for its weights by then, and gets no answer
     Fault("core/4/saving/5", ("step 4, saving checkpoint global_step4: ", *DIED, "vLLM's process died"), 3),
@@ -169,18 +169,18 @@ KILLS = (
     Fault("driver/2/syncing/0", (), 2),
     Fault("driver/5/saving/0.01", (), 4),
     Fault("trainer/4/training/0.05", DIED, 4),
-    Fault("engine/2/generating/0.05", ("step 2, generating: ", *DIED), 2),
+    Fault("engine/2/generating/0.05", ("step 3, generating: ", *DIED), 2),
     Fault("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
     # not noticed before the engine is asked for its delayed weights
     Fault("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
-    Fault("actor/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
+    Fault("actor/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
     Fault("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
     Fault("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
 )
 KILLS_WITH_A_CRITIC = (
-    Fault("critic/3/training/0.05", ("step 3, training: ", *DIED), 3),
-    Fault("critic/4/making experience/0", ("step 4, making experience: ", *DIED), 4),
-    Fault("reference/3/making experience/0", ("step 3, making experience: ", *DIED), 3),
+    Fault("critic/3/training/0.05", ("step 4, training: ", *DIED), 3),
+    Fault("critic/4/making experience/0", ("step 5, making experience: ", *DIED), 4),
+    Fault("reference/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
     Fault("driver/4/training/0.05", (), 4),
 )
 
@@ -212,7 +212,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     result = train("broken", *CLI, **marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
     assert result.status == 1
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
-    assert "step 0, generating: RuntimeError: 8 of 8 groups gave no reward" in error
+    assert "step 1, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "adapt.max_failed_share is 0.5" in error and "x raised" in error
     assert re.search(r"reward_func raised RuntimeError: the verifier is not there \(.*/broken_reward\.py:6\)$", error)
     assert_nothing_is_left(mark)

@@ -23,6 +23,7 @@ class RunState:
         step: Number of updates so far. The actor holds the weights of this step.
         weights_since: The first step with today's weights. It is `step`, unless updates since then left the actor as it
             was, because a batch was empty or the actor is frozen (`--critic.freezing_steps`).
+        begun: Number of the step that was begun last, from 1; 0 before the first one of this process.
         phase: What the run does now. Whoever begins something else sets it. The error of a run that fails names it.
         stopping: Whether the run was told to stop at the end of a step.
         saved: The newest step that a whole checkpoint has; None if there is none.
@@ -34,6 +35,7 @@ class RunState:
 
     step: int = 0
     weights_since: int = 0
+    begun: int = 0
     phase: str = STARTING
     stopping: bool = False
     saved: int | None = None
@@ -41,6 +43,11 @@ class RunState:
     reviewed: Review = field(default_factory=lambda: Review.empty(Batch(), Gap()))
     waiting: list[Prompt] = field(default_factory=list)
     reward_range: Range | None = None
+
+    @property
+    def number(self) -> int:
+        """Number of the step that goes on, from 1; of the last one until the next begins, and 0 before the first."""
+        return max(self.step, self.begun)
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
@@ -52,7 +59,7 @@ class RunState:
         try:
             yield
         except Exception as error:
-            raise RuntimeError(f"step {self.step}, {self.phase}: {brief(error)}") from error
+            raise RuntimeError(f"step {self.number}, {self.phase}: {brief(error)}") from error
 
 
 def brief(error: Exception) -> str:

@@ -32,8 +32,8 @@ class StoppableTrainer(Base):
         super().__init__(*args, **kwargs)
 
     def place(self) -> tuple[int, str]:
-        """The step and the phase."""
-        return self.state.step, self.state.phase
+        """The number of the step and the phase."""
+        return self.state.number, self.state.phase
 
     def stop(self) -> None:
         """Stop as soon as a step has ended and is saved. If the data ends with it, the run goes to its end."""
@@ -44,7 +44,7 @@ class StoppableTrainer(Base):
         state = self.state
         if state.stopping and (state.saved == state.step or self.args.ckpt.disable_ds):
             raise StopTraining
-        state.phase = "generating"
+        state.begun, state.phase = state.step + 1, "generating"
 
     def save_if_stopping(self) -> None:
         """Once the run was told to stop, every step is saved: only the next one is left."""

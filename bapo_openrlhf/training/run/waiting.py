@@ -30,7 +30,7 @@ LOADING = "loading the models"
 
 
 class Place(NamedTuple):
-    """Where a run is: the number of its updates, and what it does now."""
+    """Where a run is: the number of its step (`RunState.number`), and what it does now."""
 
     step: int = 0
     phase: str = STARTING

@@ -427,7 +427,7 @@ class TestFailedGroups:
         with pytest.raises(RuntimeError) as error:
             run.trainer.fit()
         text = str(error.value)
-        assert text.startswith("step 0, ")
+        assert text.startswith("step 1, ")
         assert f"{failing} of 4 groups gave no reward or no finite log-probs" in text
         assert f"adapt.max_failed_share is {float(share)}" in text and "log of the rollout engine" in text
         assert "Failed calls" not in text  # the reward function runs where nobody counts
@@ -567,11 +567,11 @@ class TestCounts:
 
 FAULTS = [
     # what fails, in which step; the step and the phase that the message names
-    ("generate", 1, "step 1, generating: "),
-    ("forward", 1, "step 1, making experience: "),
-    ("fit", 1, "step 1, training: "),
+    ("generate", 1, "step 2, generating: "),
+    ("forward", 1, "step 2, making experience: "),
+    ("fit", 1, "step 2, training: "),
     ("broadcast", 4, "step 4, syncing weights: "),  # v = 4, m = 2
-    ("broadcast", 2, "step 2, generating hard prompts again: "),
+    ("broadcast", 2, "step 3, generating hard prompts again: "),
     ("keep_weights", 0, "step 0, starting: "),
     ("keep_weights", 4, "step 4, syncing weights: "),
     ("save_checkpoint", 2, "step 2, saving checkpoint global_step2: "),
