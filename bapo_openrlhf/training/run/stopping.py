@@ -76,4 +76,5 @@ class StoppableTrainer(Base):
             for log in filter(None, (self.wandb_logger, self.tensorboard_logger)):
                 log.close()  # as OpenRLHF does at the end
             return self.state.step
+        self.state.begun, self.state.phase = self.state.step, "ending"  # the loop asked for a step that the data lack
         return None

@@ -146,4 +146,4 @@ def test_where_it_is(world):
     run = world(**NEVER)
     assert run.trainer.place() == (0, "starting")
     run.trainer.fit()
-    assert run.trainer.place() == (8, "generating")
+    assert run.trainer.place() == (8, "ending")
