@@ -7,12 +7,10 @@ is, and then with a gradient of nan behind a finite loss.
 import copy
 import json
 import math
-import os
-import socket
 import sys
 from pathlib import Path
 
-from bapo_openrlhf.cpu import stack as cpu
+from one_process import set_up, worker
 
 CASES = (*(("Policy", stage) for stage in range(4)), ("Critic", 2), ("Critic", 3))  # worker, ZeRO stage
 
@@ -55,15 +53,9 @@ def spoil(_module, _given, output):
 
 def said(folder, args, kind, stage):
     """What a worker says of both gradients."""
-    from openrlhf.utils import get_strategy
-
-    from bapo_openrlhf.training.learn import workers
-
     args = copy.deepcopy(args)
     args.ds.zero_stage = stage
-    process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
-    engines = [None] if kind == "Policy" else []
-    process.init_model_from_pretrained(get_strategy(args), str(folder / "model"), 10, *engines)
+    process = worker(kind, args, str(folder / "model"), 10, *([None] if kind == "Policy" else []))
     first = train(process)
     model = (process.actor.model if kind == "Policy" else process.critic).module
     last = next(module for name, module in model.named_modules() if name.endswith("layers.1.mlp"))
@@ -73,22 +65,7 @@ def said(folder, args, kind, stage):
 
 def main(folder):
     """Train in each case and write FOLDER/said.json."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    cpu.prepare_environment()
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    cpu.install()
-
-    from bapo_openrlhf.cli import arguments
-
-    flags = {
-        "algorithm": "ba_ppo", "actor.model_name_or_path": folder / "model", "train.batch_size": 1,
-        "train.micro_batch_size": 1, "data.prompt_dataset": "none.jsonl", "reward.remote_url": "none.py",
-        "ds.attn_implementation": "eager", "vllm.sync_backend": "gloo", "ckpt.output_dir": folder / "out",
-        "rollout.n_samples_per_prompt": 2,
-    }  # fmt: skip
-    args = arguments.parse([f"--{name}={value}" for name, value in flags.items()])
+    args = set_up(folder / "model", rollout__n_samples_per_prompt=2)
     result = [said(folder, args, *case) for case in CASES]
     (folder / "said.json").write_text(json.dumps(result))
 

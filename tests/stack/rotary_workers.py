@@ -6,12 +6,10 @@ of a run, in this process and without Ray.
 """
 
 import copy
-import os
-import socket
 import sys
 from pathlib import Path
 
-from bapo_openrlhf.cpu import stack as cpu
+from one_process import set_up, worker
 
 # model folder, worker, ZeRO stage
 ROPE_TYPES = ("linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
@@ -28,17 +26,6 @@ def noted(model):
     for name, module in model.named_modules():
         result |= {f"{name}.{key}": value for key, value in vars(module).items() if key.endswith("attention_scaling")}
     return result
-
-
-def worker(kind, args, *more):
-    """A worker that has loaded its model."""
-    from openrlhf.utils import get_strategy
-
-    from bapo_openrlhf.training.learn import workers
-
-    process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
-    process.init_model_from_pretrained(get_strategy(args), *more)
-    return process
 
 
 def models_of(process):
@@ -92,23 +79,10 @@ def warm_up(folder):
 
 def main(folder):
     """Load everything and write FOLDER/buffers.pt."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    cpu.prepare_environment()
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    cpu.install()
+    args = set_up(folder / "default", "--train.enable_ema", data__prompt_dataset=folder / "rows.jsonl")
 
     import torch
 
-    from bapo_openrlhf.cli import arguments
-
-    flags = {
-        "algorithm": "ba_ppo", "actor.model_name_or_path": folder / "default", "train.batch_size": 1,
-        "train.micro_batch_size": 1, "data.prompt_dataset": folder / "rows.jsonl", "reward.remote_url": "none.py",
-        "ds.attn_implementation": "eager", "vllm.sync_backend": "gloo", "ckpt.output_dir": folder / "out",
-    }  # fmt: skip
-    args = arguments.parse([*(f"--{name}={value}" for name, value in flags.items()), "--train.enable_ema"])
     result = {case: load(folder, args, *case) for case in CASES}
     result["warm-up"] = {"actor": warm_up(folder)}
     torch.save(result, folder / "buffers.pt")

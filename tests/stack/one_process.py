@@ -1,0 +1,49 @@
+"""Workers of a run in this process, without Ray. For scripts, because everything is set up once for a process."""
+
+import os
+import socket
+
+from bapo_openrlhf.cpu import stack as cpu
+
+
+def set_up(model, *switches, **more):
+    """Be the only process of a run, without a GPU. Returns its arguments.
+
+    Args:
+        model: Folder of the actor's model.
+        switches: Flags without a value.
+        more: Other flags, with __ in the place of a dot.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    cpu.prepare_environment()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    cpu.install()
+
+    from bapo_openrlhf.cli import arguments
+
+    flags = {
+        "algorithm": "ba_ppo", "actor.model_name_or_path": model, "train.batch_size": 1,
+        "train.micro_batch_size": 1, "data.prompt_dataset": "none.jsonl", "reward.remote_url": "none.py",
+        "ds.attn_implementation": "eager", "vllm.sync_backend": "gloo", "ckpt.output_dir": model.parent / "out",
+    }  # fmt: skip
+    flags |= {name.replace("__", "."): value for name, value in more.items()}
+    return arguments.parse([*(f"--{name}={value}" for name, value in flags.items()), *switches])
+
+
+def worker(kind, args, *more):
+    """A worker that has loaded its model.
+
+    Args:
+        kind: Its class without "Worker", as Policy.
+        args: The run's arguments.
+        more: What `init_model_from_pretrained` takes after the strategy.
+    """
+    from openrlhf.utils import get_strategy
+
+    from bapo_openrlhf.training.learn import workers
+
+    process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
+    process.init_model_from_pretrained(get_strategy(args), *more)
+    return process
