@@ -2,8 +2,21 @@
 
 import os
 import socket
+import subprocess
+from pathlib import Path
 
 from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.cpu.prefork.serving import python
+
+HERE = Path(__file__).parent
+
+
+def run_script(name, folder):
+    """Run a script of this folder, whose argument is a folder, to its end."""
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"BAPO_OPENRLHF_CPU": "1", "PYTHONPATH": path}
+    done = subprocess.run([python(), str(HERE / name), str(folder)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
 def set_up(model, *switches, **more):

@@ -1,23 +1,17 @@
 """A gradient that is not finite, on DeepSpeed, which says nothing of it."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 from not_finite_workers import CASES
-
-from bapo_openrlhf.cpu.prefork.serving import python
+from one_process import run_script
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def said(workspace):
-    words = [python(), str(Path(__file__).with_name("not_finite_workers.py")), str(workspace)]
-    done = subprocess.run(words, env=os.environ | {"BAPO_OPENRLHF_CPU": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    run_script("not_finite_workers.py", workspace)
     return dict(zip(CASES, json.loads((workspace / "said.json").read_text()), strict=True))
 
 

@@ -5,12 +5,10 @@ them in two runs.
 """
 
 import json
-import os
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
+from one_process import run_script
 from rotary_workers import CASES, ROPE_TYPES, noted
 from transformers import (
     AutoModelForCausalLM,
@@ -19,8 +17,6 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen3Config,
 )
-
-from bapo_openrlhf.cpu.prefork.serving import python
 
 pytestmark = pytest.mark.stack
 
@@ -74,9 +70,7 @@ def folder(workspace):
 
 @pytest.fixture(scope="module")
 def buffers(folder):
-    words = [python(), str(Path(__file__).with_name("rotary_workers.py")), str(folder)]
-    done = subprocess.run(words, env=os.environ | {"BAPO_OPENRLHF_CPU": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    run_script("rotary_workers.py", folder)
     return torch.load(folder / "buffers.pt")
 
 
