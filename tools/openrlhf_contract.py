@@ -36,7 +36,6 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
     "openrlhf.cli.train_sft": ("SFTTrainer",),
-    "openrlhf.cli.serve_rm": ("get_llm_for_sequence_regression",),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -47,6 +46,8 @@ CALLED = {
     "openrlhf.cli.train_ppo_ray:train": "training/run/build.py does its work",
     "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/run/build.py does its work",
     "openrlhf.cli.train_sft:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.cli.serve_rm:__main__": "launch/openrlhf_cli.py runs its statements",
+    "openrlhf.cli.serve_rm:RewardModelProxy.__init__": "cli/serve_rm.py extends it",
     "openrlhf.cli.train_sft:train": "launch/warmup.py calls it",
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
     "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",

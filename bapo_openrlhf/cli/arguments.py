@@ -65,7 +65,7 @@ def build_parser(prog: str, own: argparse.ArgumentParser | None = None) -> argpa
 
     Args:
         prog: Name of the command.
-        own: The parser of the command's own flags, for its help.
+        own: Parser of the flags that only this command has. Its help shows them.
     """
     parser = openrlhf_cli.build_parser()
     parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"

@@ -4,7 +4,7 @@ The drop-in for `python -m openrlhf.cli.serve_rm`, which needs flash-attn even i
 `--reward.normalize_enable` divides by what happens to be in memory (`training/learn/normalisation.py`).
 """
 
-import runpy
+import importlib
 from typing import Any
 
 from bapo_openrlhf.cpu import flash_attention
@@ -16,18 +16,18 @@ if __name__ == "__main__":
     if not cpu.active() and flash_attention.missing():
         flash_attention.set_up_worker()
 
-    from openrlhf import models
-
-    from bapo_openrlhf.training.contract import rebound
+    from bapo_openrlhf.launch import openrlhf_cli
+    from bapo_openrlhf.training.contract import require_name
     from bapo_openrlhf.training.learn.normalisation import restore_normalisation
 
-    load = models.get_llm_for_sequence_regression
+    script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SERVER}")
+    NAME = "RewardModelProxy"
 
-    def loaded(*args: Any, **kwargs: Any) -> Any:
-        """The reward model, with its own mean and standard deviation."""
-        model = load(*args, **kwargs)
-        restore_normalisation(model)
-        return model
+    class RestoringProxy(require_name(script, NAME)):  # type: ignore[misc]
+        """What OpenRLHF's server asks for scores, with the model's own mean and standard deviation."""
 
-    with rebound(models, get_llm_for_sequence_regression=loaded):
-        runpy.run_module("openrlhf.cli.serve_rm", run_name="__main__", alter_sys=True)
+        def __init__(self, args: Any) -> None:
+            super().__init__(args)
+            restore_normalisation(self.reward_model)
+
+    openrlhf_cli.run_block(openrlhf_cli.SERVER, vars(script) | {NAME: RestoringProxy})

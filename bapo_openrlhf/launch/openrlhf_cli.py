@@ -16,7 +16,7 @@ from typing import Any
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.training.contract import OPENRLHF_VERSION, file_of, module_of
 
-PPO, SFT = "train_ppo_ray", "train_sft"  # the scripts: training on rewards, and supervised training
+PPO, SFT, SERVER = "train_ppo_ray", "train_sft", "serve_rm"  # scripts: training on rewards, supervised, reward server
 
 
 def _is_call(node: ast.stmt, target: str) -> bool:
@@ -25,24 +25,45 @@ def _is_call(node: ast.stmt, target: str) -> bool:
     return isinstance(value, ast.Call) and ast.unparse(value.func) == target
 
 
-@cache
-def _main_block(script: str) -> tuple[list[ast.stmt], list[ast.stmt], str]:
-    """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
+def _block(script: str) -> tuple[list[ast.stmt], str]:
+    """The statements of the block, and the path of the script.
+
+    Raises:
+        RuntimeError: The script has no such block that begins with a parser.
+    """
     path = file_of(f"cli/{script}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     blocks = [
         node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
     ]
     body = blocks[0].body if len(blocks) == 1 else []
+    if not body or not _is_call(body[0], "argparse.ArgumentParser"):
+        raise _other_layout(path)
+    return body, str(path)
+
+
+@cache
+def _main_block(script: str) -> tuple[list[ast.stmt], list[ast.stmt], str]:
+    """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
+    body, path = _block(script)
     parse = [index for index, node in enumerate(body) if _is_call(node, "parser.parse_args")]
-    if len(parse) != 1 or not _is_call(body[0], "argparse.ArgumentParser") or not _is_call(body[-1], "train"):
-        raise RuntimeError(f"{path} is not laid out as openrlhf {OPENRLHF_VERSION}'s is")
-    return body[: parse[0]], body[parse[0] + 1 : -1], str(path)
+    if len(parse) != 1 or not _is_call(body[-1], "train"):
+        raise _other_layout(path)
+    return body[: parse[0]], body[parse[0] + 1 : -1], path
+
+
+def _other_layout(path: object) -> RuntimeError:
+    return RuntimeError(f"{path} is not laid out as openrlhf {OPENRLHF_VERSION}'s is")
 
 
 def _run(statements: list[ast.stmt], path: str, names: dict[str, Any]) -> dict[str, Any]:
     exec(compile(ast.Module(body=statements, type_ignores=[]), path, "exec"), names)
     return names
+
+
+def run_block(script: str, names: dict[str, Any]) -> None:
+    """Run all statements of a script's block, which then reads these names in the place of the script's own."""
+    _run(*_block(script), names)
 
 
 def build_parser(script: str = PPO) -> argparse.ArgumentParser:

@@ -244,7 +244,7 @@ def test_the_command(tmp_path, installed):
     shutil.rmtree(tmp_path / "openrlhf" / "cli")
     status, text = run("--source", str(tmp_path))
     lines = text.splitlines()
-    assert (status, len(lines)) == (1, 5) and all("openrlhf.cli." in line for line in lines)
+    assert (status, len(lines)) == (1, 6) and all("openrlhf.cli." in line for line in lines)
     status, text = run("--source", str(tmp_path / "openrlhf"))
     assert status == 2 and f"--source is {tmp_path / 'openrlhf'}; it must hold a folder named openrlhf" in text
 

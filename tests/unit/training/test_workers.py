@@ -138,7 +138,7 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
 
 
 def averaged_model(whole, part):
-    """A model of two parameters, of the second of which this rank has a part of a larger tensor."""
+    """A model of two parameters. This rank has all of the first one, and a part of the second one."""
     parameters = [torch.nn.Parameter(torch.tensor(whole)), torch.nn.Parameter(torch.empty(0))]
     parameters[1].ds_tensor = torch.tensor([9.0, *part])[1:]
     return SimpleNamespace(model="engine", parameters=lambda: parameters)
