@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ import numpy as np
 import pandas as pd
 from decision_runs import mixtures, origins_of
 from decision_stages import (
-    FAILED,
     STAGES,
     NotYet,
     Stage,
@@ -36,20 +34,19 @@ from decision_stages import (
     stage_of,
     study_of,
 )  # fmt: skip
-from folders import DOCS_IMAGES, RESULTS
+from folders import DOCS_IMAGES
 from hard_prompts import AGAIN, SOLVED
+from kept_records import FOLDER, keep_all, unpack
 from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
 from scipy import stats
-from smollm2 import keep
 
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, RUN, Results
-from bapo_openrlhf.workbench.study.runner import RUNS, Planned
+from bapo_openrlhf.workbench.study.runner import Planned
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm, mean_interval, sign_flip_p
 
-FOLDER = RESULTS / "decision"
 ALPHA = 0.05
 COLUMNS = {"responses": ROLLOUTS, "tokens": "cost/tokens"}
 DRAWN = {  # the arms of the figure and their colours
@@ -57,7 +54,6 @@ DRAWN = {  # the arms of the figure and their colours
     "BAPO, all near groups": PALETTE[4], "BAPO": PALETTE[1],
 }  # fmt: skip
 BEYOND = (("without_x2", "filter_only_delayed"),)  # compared at each cost too: replay with the filter's v = 2
-BASE = "base"  # in solved.csv, the stage of the base model
 PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
 
 
@@ -183,48 +179,6 @@ def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
         units = pd.concat([units.drop(index=list(same), errors="ignore"), pd.DataFrame(same).T])
     add_costs(results, units)
     discount(results, PRICED_AS)
-
-
-@contextmanager
-def kept() -> Iterator[Path]:
-    """A folder with the kept records, in the form of a project's folder."""
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        for stage in STAGES:
-            records = FOLDER / f"{stage.name}.tar.xz"
-            if records.is_file():
-                with tarfile.open(records) as file:
-                    file.extractall(stage.folder(root) / RUNS, filter="data")
-        for row in pd.read_csv(lost).itertuples() if (lost := FOLDER / "failed.csv").is_file() else ():
-            folder = stage_of(row.stage).folder(root) / RUNS / row.run
-            folder.mkdir(parents=True)
-            (folder / FAILED).touch()
-        counts = FOLDER / "solved.csv"
-        for row in pd.read_csv(counts).itertuples() if counts.is_file() else ():
-            folder = root / AGAIN if row.stage == BASE else stage_of(row.stage).folder(root) / RUNS / row.run
-            folder.mkdir(parents=True, exist_ok=True)
-            numbers = f'"solved": {row.solved}, "of": {row.of}, "right": {row.right}'
-            (folder / SOLVED).write_text(f"{{{numbers}}}\n", encoding="utf-8")
-        yield root
-
-
-def keep_all(records: Records) -> None:
-    """Pack the records of all stages, and write what the archives have not as tables."""
-    counted, lost = [(BASE, path) for path in (records.root / AGAIN).glob(SOLVED)], []
-    for stage in STAGES:
-        folder = stage.folder(records.root) / RUNS
-        if folder.is_dir():
-            keep(folder, FOLDER / f"{stage.name}.tar.xz")
-        counted += [(stage.name, path) for path in sorted(folder.glob(f"*/{SOLVED}"))]
-        lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
-    rows = []
-    for stage_name, path in counted:
-        counts = json.loads(path.read_bytes())
-        rows.append({"stage": stage_name, "run": path.parent.name, **counts, "right": json.dumps(counts["right"])})
-    pd.DataFrame(rows, columns=["stage", "run", "solved", "of", "right"]).to_csv(FOLDER / "solved.csv", index=False)
-    pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
-    if not (probes := records.probes()).empty:
-        probes.to_parquet(FOLDER / "probes.parquet", index=False)
 
 
 # ── primary comparisons ──
@@ -465,10 +419,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
                 counts = json.loads(again.read_bytes())
                 shares["base model, asked again"] = 100 * counts["solved"] / counts["of"]
             tables[f"Solved of the never solved ({stage})"] = shares
-    probes = records.probes()
-    if probes.empty and (FOLDER / "probes.parquet").is_file():
-        probes = pd.read_parquet(FOLDER / "probes.parquet")
-    return tables | age_or_distance.tables(probes)
+    return tables | age_or_distance.tables(records.probes())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -483,16 +434,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--keep needs --runs, because the kept records are kept already")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with kept() if given.runs is None else given_folder(given.runs) as root:
-        records = Records(root)
         if given.keep:
-            keep_all(records)
-        tables = tables_of(records)
+            keep_all(root)
+        tables = tables_of(Records(root))
     (FOLDER / "decision.md").write_text(page(tables), encoding="utf-8")
     shares = tables.get("Gain by the share of generation", pd.DataFrame())
     if not shares.empty:
         save_svg(picture(shares), DOCS_IMAGES / "decision_shares.svg")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0
+
+
+@contextmanager
+def kept() -> Iterator[Path]:
+    """A folder with the kept records, in the form of a project's folder."""
+    with tempfile.TemporaryDirectory() as name:
+        unpack(Path(name))
+        yield Path(name)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ import pandas as pd
 from decision_stages import AVX2, FAILED, STAGES, NotYet, Stage, ended, planned, seconds_left, stage_of, study_of
 from folders import RESULTS, ROOT
 from hard_prompts import BASE_COUNTS, solved_by, write_never
+from kept_records import newest_commit, unpack
 
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record import run_record as record
@@ -289,12 +290,16 @@ def left(root: Path) -> str:
 
 
 def prepare(place: Path, commit: str) -> None:
-    """Make a worktree at a commit, with an environment of its own and the model. What is there already stays."""
+    """Make a worktree at a commit, with an environment of its own, the model and the kept records.
+
+    What is there already stays. So runs go on in another worktree, also on another machine.
+    """
     place = place.resolve()
     if not (place / ".git").exists():
         subprocess.run(["git", "worktree", "add", "--detach", str(place), commit], cwd=ROOT, check=True)
     subprocess.run(["make", f"PYTHON={sys.executable}", ".venv/.installed"], cwd=place, check=True)
     unpack_model(place)
+    unpack(place)
     print(f"now: cd {place} && nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &")
 
 
@@ -319,14 +324,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare", help="make a worktree with an environment of its own")
     making.add_argument("place", type=Path, help="its folder")
-    making.add_argument("--commit", default="HEAD", help="its commit (default: HEAD)")
+    making.add_argument("--commit", help="its commit (default: that of the newest kept runs, or HEAD without any)")
     running = commands.add_parser("run", help="run what is left")
     running.add_argument("--max-hours", type=float, metavar="H", help="start no further run after H hours")
     commands.add_parser("data", help="write the sums that all runs need; `run` does it")
     commands.add_parser("left", help="say what is left, with hours")
     given = parser.parse_args(argv)
     if given.command == "prepare":
-        prepare(given.place, given.commit)
+        prepare(given.place, given.commit or newest_commit() or "HEAD")
         return 0
     if given.command == "data":
         prepare_sums(ROOT)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from folders import STUDIES
+import pandas as pd
+from folders import RESULTS, STUDIES
 
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record import run_record as record
@@ -30,6 +31,7 @@ NEAR = 0.03  # of two rates whose heights differ by less, the smaller one is tak
 EXPLAINED = "value/explained_variance"
 ENOUGH = 0.2  # share of the variance of the returns: nothing is claimed about a critic that explains less
 FAILED = "failed"  # file in the folder of a run that has ended twice with an error
+HEIGHTS = RESULTS / "decision" / "heights.csv"  # what searches have found whose runs are gone
 AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
 
 
@@ -209,7 +211,8 @@ class Search(NamedTuple):
     """How far the search for a method's learning rate has come.
 
     Attributes:
-        rates: The rates that are searched so far: the grid, and those beyond an end at which the best one was.
+        rates: The rates that are searched so far: the grid, and those beyond an end at which the best one was. None
+            if the heights are those of HEIGHTS, because no run is needed.
         heights: What `heights` says of them.
     """
 
@@ -236,8 +239,18 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
     return {rate: float(curves[name].min()) for rate, name in whole.items()}
 
 
+def known_heights(stage: str) -> dict[str, dict[float, float]]:
+    """What HEIGHTS says of a search: the height of each rate by method."""
+    found: dict[str, dict[float, float]] = {}
+    for row in pd.read_csv(HEIGHTS).query("stage == @stage").itertuples():
+        found.setdefault(row.method, {})[row.rate] = row.height
+    return found
+
+
 def search_of(stage: Stage, method: str, root: Path) -> Search:
     """How far the search of a stage has come for a method."""
+    if known := known_heights(stage.name).get(method):
+        return Search([], known)
     rates, more = list(stage.grid), {"low": 0, "high": 0}
     while by_rate := heights(stage, method, rates, root):
         best = max(by_rate, key=by_rate.__getitem__)

@@ -6,6 +6,7 @@ import re
 import age_or_distance
 import decision
 import decision_stages as stages
+import kept_records
 import numpy as np
 import pandas as pd
 import pytest
@@ -34,10 +35,11 @@ def top(method: str, seed: int) -> float:
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
-    for module in (stages, decision):
+    for module in (stages, decision, kept_records):
         monkeypatch.setattr(module, "STAGES", (SEARCH, UNITS, RUNS, HARD))
     monkeypatch.setattr(stages, "MOST_MORE", 0)
-    monkeypatch.setattr(decision, "FOLDER", tmp_path / "results")
+    for module in (decision, kept_records):
+        monkeypatch.setattr(module, "FOLDER", tmp_path / "results")
     (tmp_path / "results").mkdir()
     for run in stages.planned(SEARCH, tmp_path):
         write_run(run, 0.5)
@@ -155,7 +157,7 @@ def test_mixed_runs_are_not_read(records, tmp_path):
 
 
 def test_the_design_names_the_same_comparisons():
-    design = (decision.FOLDER.parents[1] / "decision_design.md").read_text()
+    design = (kept_records.RESULTS.parent / "decision_design.md").read_text()
     rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z].*\?.* points \|$", line)]
     assert [row[1] for row in rows] == [comparison.question for comparison in decision.PRIMARY]
     costs = [(row[4], float(row[5].split()[0])) for row in rows]
@@ -228,7 +230,6 @@ def test_probes_of_part_4(tmp_path, monkeypatch):
     """The fresh groups are there as well, because they are the unit. A learning rate is a setting."""
     monkeypatch.setattr(decision, "STAGES", (AGE,))
     monkeypatch.setattr(stages, "STAGES", (AGE,))
-    monkeypatch.setattr(decision, "FOLDER", tmp_path)
     for run in stages.planned(AGE, tmp_path):
         write_run(run, 0.5)
         lines = [

@@ -3,6 +3,7 @@
 import re
 import tarfile
 from collections import Counter
+from dataclasses import replace
 
 import decision_stages as stages
 import pandas as pd
@@ -115,6 +116,25 @@ def test_a_search_all_of_whose_rates_have_failed_is_named(tmp_path, small):
     run_search(tmp_path, lambda method, rate: None if method == "bapo" else 0.3)
     with pytest.raises(RunError, match=r"^the search \w+: a run of each rate of bapo has failed$"):
         stages.chosen_rates(SEARCH, tmp_path)
+
+
+def test_a_search_whose_runs_are_gone_has_its_kept_heights(tmp_path, small, monkeypatch):
+    """No run of it is planned, and the arms of a later stage have its rates."""
+    kept = tmp_path / "heights.csv"
+    lines = [
+        "search,plain,0.0001,0.5,a",
+        "search,plain,0.0002,0.6,a",
+        "search,bapo,0.0002,0.4,a",
+        "other,bapo,0.1,0.9,a",
+    ]
+    kept.write_text("\n".join(["stage,method,rate,height,commit", *lines]))
+    monkeypatch.undo()
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, AFTER))
+    monkeypatch.setattr(stages, "HEIGHTS", kept)
+    assert stages.planned(SEARCH, tmp_path) == [] and stages.seconds_left(SEARCH, tmp_path) == (0, 0)
+    assert stages.chosen_rates(SEARCH, tmp_path) == {"plain": 2e-4, "bapo": 2e-4}
+    later = replace(AFTER, seconds={"plain": 1.0, "bapo": 1.0})
+    assert {flag(run, stages.RATE) for run in stages.planned(later, tmp_path)} == {"0.0002"}
 
 
 def test_all_held_out_problems_are_asked():

@@ -24,7 +24,7 @@ import plain_update  # noqa: E402
 
 pytestmark = pytest.mark.stack
 
-SIZE, STOPS, STEPS = 4, 3, 6  # G; the run stops while it generates for step 3, and has 6 steps if it is resumed
+SIZE, STOPS, STEPS = 4, 3, 6  # G; the run stops after three steps, and has 6 if it is resumed
 HANGS = "3+3="
 RATES = {"stopped": 1e-2, "resumed": 3e-3}  # weights must move in three steps, and stay small in six, as rounding grows
 OBJECTIVE = plain_update.Objective(low=0.2, high=0.3, kl=0.1)
@@ -312,7 +312,7 @@ def test_agents_that_all_fail_stop_the_run(runs):
     """It says how many, and the engine's log has the error."""
     assert runs.stopped.status == 1
     error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
-    assert f"step {STOPS}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
+    assert f"step {STOPS + 1}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "1 x timeout, 32 x raised. The commonest cause, 32 of 33: the agent raised LookupError: the env" in error
     assert re.search(r"the environment is gone \(.*/agent\.py:\d+\)$", error)
     assert "LookupError: the environment is gone" in runs.stopped.output

@@ -210,7 +210,7 @@ def test_a_run_owns_its_folder_and_goes_on_as_it_was_begun(run):
 
 
 def test_a_critic_that_dies_is_named(ppo):
-    assert f"step {PPO_SAVED + 2}, training: " in ppo.output and all(text in ppo.output for text in DIED)
+    assert f"step {PPO_SAVED + 3}, training: " in ppo.output and all(text in ppo.output for text in DIED)
 
 
 # ── BAPO-GRPO: the union of delayed rollouts feeds Eq. 2 ──

@@ -1,0 +1,83 @@
+"""The records of decision_design.md's runs that are kept in results/decision/, and their way back into a worktree."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pandas as pd
+from decision_stages import FAILED, STAGES, stage_of
+from folders import RESULTS
+from hard_prompts import AGAIN, SOLVED
+from smollm2 import keep
+
+from bapo_openrlhf.record.run_record import RUN, SUMMARY
+from bapo_openrlhf.workbench.study.runner import RUNS
+
+FOLDER = RESULTS / "decision"
+BASE = "base"  # in solved.csv, the stage of the base model
+
+
+def keep_all(root: Path) -> None:
+    """Pack the records of all stages, and write what the archives have not as tables.
+
+    Args:
+        root: The folder of the worktree in which the runs are.
+    """
+    counted, lost = [(BASE, path) for path in (root / AGAIN).glob(SOLVED)], []
+    for stage in STAGES:
+        folder = stage.folder(root) / RUNS
+        if folder.is_dir():
+            keep(folder, FOLDER / f"{stage.name}.tar.xz")
+        counted += [(stage.name, path) for path in sorted(folder.glob(f"*/{SOLVED}"))]
+        lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
+    rows = []
+    for stage_name, path in counted:
+        counts = json.loads(path.read_bytes())
+        rows.append({"stage": stage_name, "run": path.parent.name, **counts, "right": json.dumps(counts["right"])})
+    pd.DataFrame(rows, columns=["stage", "run", "solved", "of", "right"]).to_csv(FOLDER / "solved.csv", index=False)
+    pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
+
+
+def unpack(root: Path) -> None:
+    """Put the kept records where their runs were. Runs that are there already stay as they are.
+
+    Args:
+        root: The folder of a worktree.
+    """
+    for stage in STAGES:
+        runs = stage.folder(root) / RUNS
+        records = FOLDER / f"{stage.name}.tar.xz"
+        if records.is_file():
+            with tarfile.open(records) as file:
+                there = {path.parent.name for path in runs.glob(f"*/{SUMMARY}")}
+                missing = [member for member in file.getmembers() if Path(member.name).parts[0] not in there]
+                file.extractall(runs, missing, filter="data")
+    for row in pd.read_csv(lost).itertuples() if (lost := FOLDER / "failed.csv").is_file() else ():
+        folder = stage_of(row.stage).folder(root) / RUNS / row.run
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAILED).touch()
+    counts = FOLDER / "solved.csv"
+    for row in pd.read_csv(counts).itertuples() if counts.is_file() else ():
+        folder = root / AGAIN if row.stage == BASE else stage_of(row.stage).folder(root) / RUNS / row.run
+        folder.mkdir(parents=True, exist_ok=True)
+        numbers = f'"solved": {row.solved}, "of": {row.of}, "right": {row.right}'
+        (folder / SOLVED).write_text(f"{{{numbers}}}\n", encoding="utf-8")
+
+
+def newest_commit() -> str | None:
+    """The commit of the newest stage that has kept runs; None without any. The runs that it lacks come from it too.
+
+    Raises:
+        ValueError: It has runs of several.
+    """
+    for stage in reversed(STAGES):
+        if (records := FOLDER / f"{stage.name}.tar.xz").is_file():
+            with tarfile.open(records) as file:
+                files = [file.extractfile(name) for name in file.getnames() if Path(name).name == RUN]
+                commits = {str(json.load(content)["commit"]) for content in files if content}
+            if len(commits) > 1:
+                raise ValueError(f"{records} has runs of {len(commits)} commits: {', '.join(sorted(commits))}")
+            return commits.pop()
+    return None
