@@ -18,16 +18,21 @@ REASONS = {
 }
 
 
-def model_state_bytes(parameters: int, zero_stage: int, ranks: int, *, optimizer_on_host: bool = False) -> float:
+def model_state_bytes(
+    parameters: int, zero_stage: int, ranks: int, *, adapter: int = 0, optimizer_on_host: bool = False
+) -> float:
     """Bytes of a trained model's weights, gradients and optimizer on one GPU (arXiv 1910.02054).
 
     Args:
+        parameters: All but those of an adapter.
         zero_stage: Stage 0 shares nothing, 1 the optimizer, 2 also the gradients, 3 also the weights.
         ranks: Number of data-parallel ranks that share.
+        adapter: Parameters of a LoRA adapter. If there is one, only these have gradients and an optimizer.
     """
-    weights = BYTES * parameters / (ranks if zero_stage == 3 else 1)
-    gradients = BYTES * parameters / (ranks if zero_stage >= 2 else 1)
-    optimizer = 0.0 if optimizer_on_host else OPTIMIZER * parameters / (ranks if zero_stage >= 1 else 1)
+    learning = adapter or parameters
+    weights = BYTES * (parameters + adapter) / (ranks if zero_stage == 3 else 1)
+    gradients = BYTES * learning / (ranks if zero_stage >= 2 else 1)
+    optimizer = 0.0 if optimizer_on_host else OPTIMIZER * learning / (ranks if zero_stage >= 1 else 1)
     return weights + gradients + optimizer
 
 
@@ -107,13 +112,19 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     them there), everything otherwise. An engine leaves nothing there if it sleeps, and its share otherwise.
     """
     args, size = workload.args, tensor_parallel(shape, workload, constants)
+    adapter = shape.adapter_parameters(args.ds.lora.rank, args.ds.lora.target_modules)
 
     def state(role: str) -> float:
-        ranks = workload.ranks(role, algorithm, total)
-        return model_state_bytes(shape.parameters, args.ds.zero_stage, ranks, optimizer_on_host=args.ds.adam_offload)
+        return model_state_bytes(
+            shape.parameters, args.ds.zero_stage, workload.ranks(role, algorithm, total), adapter=adapter,
+            optimizer_on_host=args.ds.adam_offload,
+        )  # fmt: skip
 
     def weights(role: str) -> float:
-        return shape.weight_bytes / (workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1)
+        trained = BYTES * adapter if role in algorithm.trained else 0
+        return (shape.weight_bytes + trained) / (
+            workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1
+        )
 
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
     to_host = args.ds.zero_stage == 3  # DeepSpeed moves a model that is not trained only in this stage

@@ -1,7 +1,7 @@
 """A model's shape, and the parameters and bytes that follow from it. Only for dense decoders."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,19 @@ class ModelShape:
     qk_norm: bool = False
 
     @property
+    def sides(self) -> dict[str, tuple[int, int]]:
+        """Width and height of each matrix of a layer, by the name that transformers gives it."""
+        query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, query), "k_proj": (self.hidden, cache), "v_proj": (self.hidden, cache),
+            "o_proj": (query, self.hidden), "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate), "down_proj": (self.intermediate, self.hidden),
+        }  # fmt: skip
+
+    @property
     def matrices(self) -> int:
         """Number of weights in one layer's matrices."""
-        query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return self.hidden * (2 * query + 2 * cache) + 3 * self.hidden * self.intermediate
+        return sum(width * height for width, height in self.sides.values())
 
     @property
     def parameters(self) -> int:
@@ -49,6 +58,16 @@ class ModelShape:
         small = 2 * self.hidden + self.qkv_bias * (query + 2 * cache) + self.qk_norm * 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * (self.matrices + small) + self.hidden
+
+    def adapter_parameters(self, rank: int, targets: Collection[str] | str) -> int:
+        """Number of weights of LoRA adapters of a rank: A has rank x width, and B height x rank (arXiv 2106.09685).
+
+        Args:
+            targets: Names of the matrices that have one, or "all-linear".
+        """
+        adapted = self.sides if targets == "all-linear" else targets
+        sizes = [sum(sides) for name, sides in self.sides.items() if name in adapted]
+        return self.layers * rank * sum(sizes)
 
     @property
     def weight_bytes(self) -> int:

@@ -92,6 +92,21 @@ def test_parameters_of_a_real_model(tmp_path, kind, tied):
     assert shape_of_folder("actor.model_name_or_path", tmp_path).parameters == model.num_parameters()
 
 
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_parameters_of_an_adapter(tmp_path, targets):
+    """Those that PEFT lets learn."""
+    import peft
+    import transformers
+
+    config = transformers.Qwen3Config(hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=6,
+                                      num_key_value_heads=2, head_dim=8, vocab_size=100)  # fmt: skip
+    config.save_pretrained(tmp_path)
+    adapter = peft.LoraConfig(r=5, target_modules=targets, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(transformers.Qwen3ForCausalLM(config), adapter)
+    shape = shape_of_folder("actor.model_name_or_path", tmp_path)
+    assert shape.adapter_parameters(5, targets) == model.get_nb_trainable_parameters()[0]
+
+
 def test_cache_of_a_token():
     """Llama-3-70B has 80 layers x 8 heads x 128 with keys and values in 16 bits: 320 KiB."""
     assert SHAPES["70B"].cache_bytes == 320 * 1024
@@ -467,6 +482,21 @@ def test_memory_of_roles_apart():
     beside = with_flags(APART, BESIDE)
     result = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
     assert result.training == pytest.approx(trained + 2 * shape.parameters)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_memory_of_adapters(stage):
+    """All weights are there in 2 bytes, and only the adapters have 2 for a gradient and 12 for the optimizer."""
+    shape, rank = SHAPES["1.5B"], 16
+    sides = [(1536, 1536), (1536, 256), (1536, 256), (1536, 1536), (1536, 8960), (1536, 8960), (8960, 1536)]
+    n, a = shape.parameters, 28 * rank * sum(width + height for width, height in sides)
+    full = with_flags(WORKLOAD, {"ds.zero_stage": stage})
+    lora = with_flags(full, {"ds.lora.rank": rank})
+    before, after = (memory.gpu_memory(shape, one, CONSTANTS, BA_PPO, 8) for one in (full, lora))
+    idle = 2 * a / (8 if stage == 3 else 1)  # the sleeping critic's
+    saved = {1: 2 * (n - a) - 2 * a + 12 * (n - a) / 8, 2: -2 * a + 14 * (n - a) / 8, 3: -2 * a / 8 + 14 * (n - a) / 8}
+    assert before.training - after.training == pytest.approx(saved[stage] - idle)
+    assert after.generation - before.generation == pytest.approx(2 * idle)
 
 
 def test_memory_of_a_reward_model():
