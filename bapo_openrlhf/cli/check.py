@@ -14,7 +14,7 @@ from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.methods import BAPO, registry
-from bapo_openrlhf.workbench.pages.text import duration
+from bapo_openrlhf.workbench.pages.text import duration, many
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import happenings
 from bapo_openrlhf.workbench.planning.memory import replay_bytes
@@ -245,12 +245,12 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     updates = total * args.train.max_epochs * arithmetic.optimizer_steps
     most = "at most " if args.algo.dynamic_filtering_enable else ""
     rows = [
-        ("epoch", f"{checked.prompts} prompts = {most}{steps} trainer steps; {args.train.num_episodes} epoch(s)"),
-        ("whole run", f"{total} rollout steps, at most {updates} optimizer steps"),
+        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}; {many(args.train.num_episodes, 'epoch')}"),
+        ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"),
     ]
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
         syncs, count, apart = happenings(schedule, steps)
-        again = f"{count} re-evaluations (m {schedule.reevaluate_every}), {apart} of them between syncs"
-        rows.append(("per epoch", f"{syncs} syncs (v {schedule.delay}), {again}"))
+        again = f"{many(count, 're-evaluation')} (m {schedule.reevaluate_every}), {apart} of them between syncs"
+        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {schedule.delay}), {again}"))
     return rows

@@ -168,7 +168,7 @@ OFTEN = [
                    f"adapt.max_staleness {f['adapt.max_staleness']}), and adapt.replay_steps is "
                    f"{f['adapt.replay_steps']}: fresh groups are far older than those that are too old to replay"),
     Rule("adapt.rollout_delay", lambda f: f.adapted and _long(f) and f["adapt.rollout_delay"] >= (f.steps or 0),
-         "{it}, and the run has {f.steps} trainer steps: the rollout engines never get the actor's weights"),
+         "{it}, and the run has {f.steps} trainer steps: the weights that it begins with generate all fresh groups"),
     Rule("adapt.reevaluate_every",
          lambda f: f.adapted and _long(f) and f["adapt.reevaluate_every"] >= (f.steps or 0)
          and _takes(f, "reevaluate_every"),

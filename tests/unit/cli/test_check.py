@@ -103,7 +103,7 @@ class TestNumbers:
         # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
         assert facts["replay buffer"] == "at most 7 groups, 2.8 MiB at 8192 response and 2048 prompt tokens"
         # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
-        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
+        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epochs"
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
         assert facts["reward function"] == "4 processes for each rollout engine, 1 min and 4 GiB a call"
         assert facts["range of rewards"] == "0 to 1"
@@ -123,7 +123,7 @@ class TestNumbers:
         assert facts["batch adaptation"] == "none"
         assert facts["training batch"] == "8 groups = 32 samples"
         assert facts["optimizer steps"].startswith("2 per epoch")
-        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epoch(s)"
+        assert facts["epoch"] == "83 prompts = 11 trainer steps; 3 epochs"
         gone = ("critic", "critic micro-batches", "hard buffer", "replay buffer", "replay (X3)", "per epoch")
         gone += ("returns", "maximum shift", "reward function", "range of rewards")
         assert not set(gone) & set(facts)
@@ -285,20 +285,20 @@ class TestNumbers:
 
     def test_dynamic_filtering_may_take_more_prompts_in_a_step(self, capsys, words):
         facts = report(capsys, "--algorithm=ba_ppo", "--algo.dynamic_filtering_enable", *words)
-        assert facts["epoch"] == "83 prompts = at most 11 trainer steps; 3 epoch(s)"
+        assert facts["epoch"] == "83 prompts = at most 11 trainer steps; 3 epochs"
 
     def test_data_that_is_not_local(self, capsys, words):
         more = ["--algorithm=ba_ppo", *words, "--data.prompt_dataset=org/data"]
         facts = report(capsys, *more, warned=1)
         assert "--prompts" in facts["epoch"] and "per epoch" not in facts
         facts = report(capsys, *more, "--prompts", "17")
-        assert facts["epoch"] == "17 prompts = 3 trainer steps; 3 epoch(s)"
+        assert facts["epoch"] == "17 prompts = 3 trainer steps; 3 epochs"
 
     def test_a_run_of_one_epoch_that_ends_at_a_multiple_of_m(self, capsys, words):
         # 64 / 8 = steps 0 to 7, of which only 4 generates hard prompts again
         more = ["--data.max_samples=64", "--adapt.reevaluate_every=4", "--train.num_episodes=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *more)
-        assert "1 re-evaluations (m 4), 1 of them" in facts["per epoch"]
+        assert "1 re-evaluation (m 4), 1 of them" in facts["per epoch"]
 
 
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
@@ -320,13 +320,13 @@ def test_presets(capsys, monkeypatch):
     for path in presets:
         facts = report(capsys, "--config", str(path), "--prompts", "40000", warned=1)  # the model is on the hub
         epochs = 30 if "geometry" in path.stem else 3
-        assert facts["epoch"] == f"40000 prompts = 157 trainer steps; {epochs} epoch(s)"
+        assert facts["epoch"] == f"40000 prompts = 157 trainer steps; {epochs} epochs"
         assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 512 samples")  # 2048 / 512
         # multiples of 5 up to 157
         assert facts["per epoch"] == "31 syncs (v 5), 31 re-evaluations (m 5), 0 of them between syncs"
     words = ["--config", str(ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"), "--prompts", "40000"]
     facts = report(capsys, *words, warned=1)
-    assert facts["epoch"] == "40000 prompts = 625 trainer steps; 1 epoch(s)"
+    assert facts["epoch"] == "40000 prompts = 625 trainer steps; 1 epoch"
     assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 128 samples")  # as in the others
 
 

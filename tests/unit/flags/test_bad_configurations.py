@@ -603,7 +603,7 @@ MEANT = [
     ),
     (
         "adapt.rollout_delay=8",
-        "adapt.rollout_delay is 8, and the run has 8 trainer steps: the rollout engines never get",
+        "adapt.rollout_delay is 8, and the run has 8 trainer steps: the weights that it begins with generate all",
     ),
     (
         "adapt.reevaluate_every=8",
