@@ -28,7 +28,7 @@ def keep_all(root: Path) -> None:
     counted, lost = [(BASE, path) for path in (root / AGAIN).glob(SOLVED)], []
     for stage in STAGES:
         folder = stage.folder(root) / RUNS
-        if folder.is_dir():
+        if any(folder.glob(f"*/{SUMMARY}")):
             keep(folder, FOLDER / f"{stage.name}.tar.xz")
         counted += [(stage.name, path) for path in sorted(folder.glob(f"*/{SOLVED}"))]
         lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]

@@ -8,6 +8,7 @@ from made_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("small_search")
 SEARCH = stages.Stage("search", 1, "best_rates", (201, 202), {"plain": 1.0}, grid=(1e-4,))
+CRITIC = stages.Stage("critic", 3, "critic", (81,), {"plain": 1.0}, rates_from="search")
 OTHER = stages.Stage("other", 1, "best_rates", (61,), {"plain": 1.0, "bapo": 1.0})
 
 
@@ -15,7 +16,7 @@ OTHER = stages.Stage("other", 1, "best_rates", (61,), {"plain": 1.0, "bapo": 1.0
 def kept(monkeypatch, tmp_path):
     """Three runs that are done and kept, and one that has failed."""
     for module in (stages, kept_records):
-        monkeypatch.setattr(module, "STAGES", (SEARCH, OTHER))
+        monkeypatch.setattr(module, "STAGES", (SEARCH, OTHER, CRITIC))
     monkeypatch.setattr(stages, "MOST_MORE", 0)
     monkeypatch.setattr(kept_records, "FOLDER", tmp_path / "kept")
     (tmp_path / "kept").mkdir()
@@ -29,7 +30,9 @@ def kept(monkeypatch, tmp_path):
     failed = stages.planned(OTHER, root)[1].folder
     failed.mkdir(parents=True)
     (failed / stages.FAILED).touch()
+    stages.planned(CRITIC, root)[0].folder.mkdir(parents=True)  # it has been begun, so there is no record of it
     kept_records.keep_all(root)
+    assert not (tmp_path / "kept" / "critic.tar.xz").exists()
     return root
 
 
