@@ -243,9 +243,10 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     steps = epoch_steps(args, checked.prompts, checked.candidates)
     total, arithmetic = steps * args.train.num_episodes, checked.arithmetic
     updates = total * args.train.max_epochs * arithmetic.optimizer_steps
+    episodes = many(args.train.num_episodes, "epoch")
     most = "at most " if args.algo.dynamic_filtering_enable else ""
     rows = [
-        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}; {many(args.train.num_episodes, 'epoch')}"),
+        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}; {episodes}"),
         ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"),
     ]
     if args.adapt.enabled:

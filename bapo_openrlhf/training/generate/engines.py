@@ -307,7 +307,7 @@ class RolloutEngine(Engine):
         await self.llm.collective_rpc(borrow, args=(pieces, handles))
 
     async def keep_weights(self) -> int:
-        """Keep today's weights in host memory instead of those kept before, and return their bytes."""
+        """Keep a copy of its weights in host memory instead of those kept before, and return their bytes."""
         self._kept_weights_version = self.weights_version
         return sum(await self.llm.collective_rpc(_keep))
 

@@ -1,6 +1,5 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,30 +14,13 @@ from bapo_openrlhf.adapt.schedule import RolloutSchedule
 DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
 
 
-def schedule_of(args: SimpleNamespace, *, evaluates: bool) -> RolloutSchedule:
-    """When the engines of a run need which weights.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        evaluates: Whether there are held-out prompts.
-    """
-    evaluate_every = int(args.eval.steps) if evaluates and math.isfinite(args.eval.steps) else 0
-    return RolloutSchedule(
-        args.adapt.rollout_delay,
-        args.adapt.reevaluate_every,
-        evaluate_every,
-        args.run.gradient_probe,
-        args.adapt.steps_ahead(args.train),
-    )
-
-
 class RolloutWeights:
     """The weights in the rollout engines, which may be older than the actor's.
 
     Args:
         engines: The rollout engines.
         actor: OpenRLHF's group of the actor's processes.
-        schedule: Steps in which the engines get the actor's weights, and steps in which they need today's.
+        schedule: Steps in which the engines get the actor's weights.
         sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Their weights are then woken
             before every use.
         settle: Waits until the engines have generated all that they were asked for, so that no response is of two
@@ -46,6 +28,7 @@ class RolloutWeights:
 
     Attributes:
         weights_version: Number of updates behind the weights that the engines hold.
+        kept: The same of the weights that they have in host memory; None if they have none.
     """
 
     def __init__(
@@ -58,7 +41,7 @@ class RolloutWeights:
         settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.engines, self.actor, self.schedule, self.sleep, self.settle = engines, actor, schedule, sleep, settle
-        self.weights_version = 0
+        self.weights_version, self.kept = 0, None
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
     def set_up(self, lora: SimpleNamespace) -> None:
@@ -76,12 +59,6 @@ class RolloutWeights:
         """
         if self.schedule.sync_due(step) or early:
             self.sync(step)
-            self.keep_if_needed()
-
-    def keep_if_needed(self) -> None:
-        """Let the engines keep a copy of their weights if they will need them again after holding others."""
-        if self.schedule.must_keep(self.weights_version):
-            self._call(self.engines, "keep_weights")
 
     def sync(self, step: int) -> None:
         """Give the engines the actor's weights, which are those of trainer step `step`."""
@@ -112,10 +89,14 @@ class RolloutWeights:
         """
         self.settle()
         delayed = self.weights_version
+        comes_back = delayed != step and not self.schedule.sync_due(next_rollout)
+        if comes_back and self.kept != delayed:
+            self._call(self.engines, "keep_weights")
+            self.kept = delayed
         if delayed != step:
             self.sync(step)
         yield
-        if self.weights_version != delayed and not self.schedule.sync_due(next_rollout):
+        if comes_back:
             self._call(self.engines, "restore_weights")
             self.weights_version = delayed
             if self.sleep:
@@ -147,7 +128,6 @@ class RolloutWeights:
         else:
             self._call(self.engines, "load_weights", str(folder), saved)
             self.weights_version = saved
-        self.keep_if_needed()
 
     def _call(self, engines: Sequence[Any], method: str, *args: Any) -> None:
         self._wake(engines)

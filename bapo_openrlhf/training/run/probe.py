@@ -16,6 +16,7 @@ import ray
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
 from bapo_openrlhf.training.generate.generated import GeneratedStep
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
@@ -45,7 +46,7 @@ class GradientProbe:
         recorder: Keeps the record, to which the probe adds.
         generator: Generates the responses of the reference.
         generate_kwargs: OpenRLHF's arguments of the generation.
-        rollout_weights: The weights in the engines. Its schedule has the steps of the probe.
+        rollout_weights: The weights in the engines.
         maker: Makes the experience of the reference.
         data: The data set with the prompts.
         actor: OpenRLHF's group of the actor's processes.
@@ -75,7 +76,7 @@ class GradientProbe:
             experience: The experience of the batch, before the update.
         """
         step, reviewed = self.state.step, self.state.reviewed
-        if not self.rollout_weights.schedule.probe_due(step):
+        if not due(step, self.args.run.gradient_probe):
             return {}
         self.state.phase, start = "probing gradients", time.perf_counter()
         groups = {group.uid: (source, group) for source, group in reviewed.batch.with_sources()}

@@ -21,6 +21,7 @@ from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.training.contract import extends, plain_class
@@ -28,7 +29,7 @@ from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator, SharedL
 from bapo_openrlhf.training.generate.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
 from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights, schedule_of
+from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.learn.demonstrations import Demonstrations, Solutions, is_demonstration
 from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
 from bapo_openrlhf.training.learn.reviewer import Reviewer
@@ -62,7 +63,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
-        schedule = schedule_of(self.args, evaluates=self.eval_dataloader is not None)
+        schedule = RolloutSchedule(adapt.rollout_delay)
         options = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
         self.reward_model = RewardModel(
@@ -219,8 +220,6 @@ class AdaptedPPOTrainer(StoppableTrainer):
         """
         with self.state.named_in_errors():
             self.rollout_weights.set_up(self.args.ds.lora)
-            if self.args.checked.resume_tag is None:
-                self.rollout_weights.keep_if_needed()
             self.samples_generator.set_up_engines()
             return super().fit(global_step)
 

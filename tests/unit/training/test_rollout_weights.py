@@ -43,28 +43,24 @@ def resuming(run: World, *, step: int, saved: int) -> World:
 
 class TestResumeEngines:
     @pytest.mark.parametrize(
-        ("delay", "again", "step", "saved", "events"),
+        ("delay", "step", "saved", "events"),
         [
             # the engines held today's weights
-            (1, 0, 7, 7, [("sync", 7)]),
-            (4, 0, 8, 8, [("sync", 8)]),
-            (4, 2, 8, 8, [("sync", 8), ("keep", 8)]),  # needed again after step 10
+            (1, 7, 7, [("sync", 7)]),
+            (4, 8, 8, [("sync", 8)]),
             # they held delayed ones
-            (4, 0, 9, 8, [("load", 8)]),
-            (4, 0, 11, 8, [("load", 8)]),
-            (4, 4, 9, 8, [("load", 8)]),
-            (4, 2, 9, 8, [("load", 8), ("keep", 8)]),
+            (4, 9, 8, [("load", 8)]),
+            (4, 11, 8, [("load", 8)]),
             # v is another one: the saved ones are not those of Algorithm 1
-            (4, 0, 8, 5, [("sync", 8)]),
-            (4, 0, 9, 5, [("sync", 9)]),
-            (3, 0, 7, 5, [("sync", 7)]),
-            (7, 0, 9, 5, [("sync", 9)]),
-            (2, 0, 9, 9, [("sync", 9)]),  # was v = 3
-            (7, 5, 9, 5, [("sync", 9), ("keep", 9)]),  # hard prompts in step 10, the next sync before step 14
+            (4, 8, 5, [("sync", 8)]),
+            (4, 9, 5, [("sync", 9)]),
+            (3, 7, 5, [("sync", 7)]),
+            (7, 9, 5, [("sync", 9)]),
+            (2, 9, 9, [("sync", 9)]),  # was v = 3
         ],
     )
-    def test_by_hand(self, world, delay, again, step, saved, events):
-        words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again}
+    def test_by_hand(self, world, delay, step, saved, events):
+        words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 2}
         created = resuming(world(engines=2, **words), step=step, saved=saved)
         created.trainer.broadcast_to_vllm()
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
@@ -95,10 +91,11 @@ class TestResumeEngines:
         run = world()
         for step, again, evaluation in itertools.product(range(1, 13), (0, 1, 2, 3, 5), (0, 1, 3)):
             run.engines[0].weights, run.engines[0].kept = 0, None  # another process
-            run.trainer.rollout_weights.schedule = RolloutSchedule(delay, again, evaluation)
+            run.trainer.rollout_weights.schedule, run.trainer.rollout_weights.kept = RolloutSchedule(delay), None
             del run.events[:]
             resuming(run, step=step, saved=step - step % before)
             self.goes_on(run, delay=delay, again=again, evaluation=evaluation)
+            assert run.noted("keep") == sorted(set(run.noted("restore")))  # each once, and only what comes back
 
     @pytest.mark.parametrize(
         ("step", "saved", "events"),

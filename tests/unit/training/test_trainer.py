@@ -23,6 +23,15 @@ from bapo_openrlhf.training.run import recorder, trainer  # noqa: E402
 from bapo_openrlhf.training.run.run_state import brief  # noqa: E402
 from bapo_openrlhf.training.run.trainer import timed  # noqa: E402
 
+EAGER = """
+from bapo_openrlhf.methods import BAPO
+
+class Eager(BAPO):
+    def begin_step(self, step):
+        self.reevaluate_every = 1
+        return super().begin_step(step)
+"""
+
 
 class TestRun:
     @pytest.mark.parametrize(
@@ -197,8 +206,17 @@ class TestRun:
             ("sync", 6),
             ("restore", 4),
             ("sync", 8),
-            ("keep", 8),
         ]
+
+    @pytest.mark.parametrize("again", [0, 5, 6])
+    def test_a_method_may_name_prompts_in_any_step(self, world, tmp_path, again):
+        """A method of one's own needs no `--adapt.reevaluate_every`; the delayed weights come back after each step."""
+        (tmp_path / "eager.py").write_text(EAGER)
+        flags = {"adapt.method": f"{tmp_path / 'eager.py'}:Eager", "adapt.reevaluate_every": again}
+        run = world(prompts=20, **flags, **{"adapt.rollout_delay": 5, "train.num_episodes": 1})
+        run.trainer.fit()
+        assert run.noted("sync") == [1, 2, 3, 4, 5] and run.noted("keep") == [0]  # the weights of step 0 come back
+        assert run.noted("restore") == [0, 0, 0]  # step 4 is the last one before a sync, so they need not
 
     @pytest.mark.parametrize("sleep", [False, True])
     def test_weights_are_awake_when_they_are_kept_or_restored(self, world, sleep):
@@ -206,7 +224,7 @@ class TestRun:
         run = world(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
         run.trainer.fit()
         before = [run.events[n - 1] for n, (name, _) in enumerate(run.events) if name in ("keep", "restore", "sync")]
-        assert len(before) == 9
+        assert len(before) == 8
         assert all(event == ("wake_up", ["weights"]) for event in before) is sleep
         assert bool(run.noted("wake_up")) is sleep
 
@@ -572,8 +590,7 @@ FAULTS = [
     ("fit", 1, "step 2, training: "),
     ("broadcast", 4, "step 4, syncing weights: "),  # v = 4, m = 2
     ("broadcast", 2, "step 3, generating hard prompts again: "),
-    ("keep_weights", 0, "step 0, starting: "),
-    ("keep_weights", 4, "step 4, syncing weights: "),
+    ("keep_weights", 2, "step 3, generating hard prompts again: "),
     ("save_checkpoint", 2, "step 2, saving checkpoint global_step2: "),
 ]
 
