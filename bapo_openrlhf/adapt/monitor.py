@@ -23,7 +23,7 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     Args:
         batch: The batch that was trained on.
         capacity: Responses that it holds at most.
-        attempts: Number of hard prompts that were generated again.
+        attempts: Number of hard prompts that were generated again and gave a group.
     """
     without = [group for group in batch.filtered if not has_signal(group)]
     right = sum(group.mean >= 1 for group in without)

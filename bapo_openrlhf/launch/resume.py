@@ -343,6 +343,7 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -
         for flag, pair in changed.items()
         if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
         or (flag == "vllm.tensor_parallel_size" and has_weights)
+        or (flag == "adapt.max_staleness" and args.train.async_enable and not args.adapt.steps_ahead(args.train))
     }
     if refused:
         said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())

@@ -6,7 +6,6 @@ mix_core_alg.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.demonstrations import demonstration_of
@@ -46,10 +45,6 @@ class LUFFY(FilteredMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.first_responses = self.group_size - 1
-
-    def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
-        """None: the demonstration is the last member of each group."""
-        return [0] * len(rewards)
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: mixed groups that the filter keeps. X4: their worked solutions."""

@@ -121,8 +121,8 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
 
     Args:
         kind: The class of the method.
-        given: capacity (B), group_size (G), seed and the --adapt flags, by name. Those that are no parameter of the
-            constructor are ignored.
+        given: capacity (B), group_size (G), seed, signal_between and the --adapt flags, by name. Those that are no
+            parameter of the constructor are ignored.
         options: The method's options, each as NAME=VALUE.
 
     Raises:

@@ -45,8 +45,8 @@ class ReLIFT(FilteredMethod):
     METRICS = (
         CAPACITY,
         *declare("""
-            demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a right response whose prompt \
-                has a worked solution.
+            demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a reward above 0 whose \
+                prompt has a worked solution.
             demonstrations/waiting | prompts | Waiting prompts | | Prompts that wait for fine-tuning after this step.
         """),
     )

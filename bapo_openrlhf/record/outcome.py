@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
+from bapo_openrlhf.adapt.vocabulary import FAILED, STATES, TRAINED
 from bapo_openrlhf.record.run_record import REWARD
 
 # Of groups that no batch had.
-ENDS = ("filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite", "failed")
+ENDS = (*STATES[len(TRAINED) :], FAILED)
 
 
 def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:

@@ -89,7 +89,7 @@ class RunRecord:
                 prompt); label; response; reward. A row of EVALUATIONS has OpenRLHF's numbers by name. eval_SET_pass1
                 is the mean reward of the answers to data set SET.
                 A row of PROBES is a group that is trained on: uid; source; age; tv (distance to today's policy); mean;
-                cosine (of its gradient with the reference, None if one is 0); norm.
+                cosine (of its gradient with the reference, None if one is 0); norm; shift.
                 A row of WARNINGS is a warning: kind, and text.
             step: Trainer step. An evaluation is made after its update.
             rows: The rows without their step.

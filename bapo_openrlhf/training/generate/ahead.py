@@ -77,7 +77,7 @@ class SharedLoader:
 class AheadSamplesGenerator(AdaptedSamplesGenerator):
     """The generator of a run in which generation is ahead of training.
 
-    Only `ask`, `wait` and `generate_samples` may be called while a rollout is generated.
+    Only `ask`, `wait`, `metrics` and `generate_samples` may be called while a rollout is generated.
 
     Attributes:
         next_step: Trainer step of the next rollout to ask for.

@@ -91,7 +91,7 @@ def _load(worker: Any, folder: str) -> None:
 def request_seed(seed: int, sample: int) -> int:
     """The seed of one response, from the seed of its prompt and its number in the group."""
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits
+    return int.from_bytes(digest, "big") >> 2  # 62 bits, because vLLM takes at most 63
 
 
 Engine = plain_class(vllm_engine.RolloutRayActor)

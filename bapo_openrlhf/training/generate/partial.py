@@ -90,8 +90,8 @@ class PartialSamplesGenerator(AdaptedSamplesGenerator):
     """The generator of a run with partial rollouts.
 
     Only responses to fresh prompts stop. Hard prompts are generated again from today's weights, from the beginning to
-    the end. If no group of a step is complete, the step draws prompts once more, and all responses go on with the same
-    weights. When the data of an epoch ends, all responses run to their end.
+    the end. As long as no group of a step is complete, the step draws more prompts, and all responses go on with the
+    same weights. When the data of an epoch ends, all responses run to their end.
 
     Args:
         budget: N, tokens of a response in one step.

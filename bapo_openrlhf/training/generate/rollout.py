@@ -293,7 +293,6 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
                 )
             self._kind, self._numbers = kind, numbers
             samples = sorted([*samples, *self._collect(refs, **kwargs)], key=lambda sample: sample.index)
-        return samples
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
         """The samples of the given requests, in order."""
@@ -354,7 +353,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @extends(SamplesGenerator)
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
-        self._step = self.step()
+        self._step, self._numbers = self.step(), itertools.count()
         samples = super().generate_eval_samples(**kwargs)
         self.score(samples)
         return list(itertools.chain(*usable_groups(by_request(samples, kwargs["n_samples_per_prompt"]))))

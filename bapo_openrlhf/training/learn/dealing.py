@@ -224,7 +224,7 @@ class DealtBatch:
     gets batches of its own, and `in_batches` brings its answers back to the batches of this process.
 
     Args:
-        samples: One sample each, without padding. The constructor sets their `index`.
+        samples: One sample each. The constructor sets their `index`.
         actor: The actor's processes.
         cut: See `dealt_batches`.
         pad: Token id of the padding.

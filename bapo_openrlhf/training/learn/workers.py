@@ -317,7 +317,7 @@ class PolicyWorker(_TrainingWorker, _Policy):
     trainer_class = WholeBatchActorTrainer
 
     def probe_gradients(self, **parts: Any) -> dict[Hashable, tuple[float, float]]:
-        """See `probe.probe_gradients`."""
+        """See `gradients.probe_gradients`."""
         return probe_gradients(self.trainer, self.trainer.tokenizer.pad_token_id, **parts)
 
     def scale_learning_rate(self, factor: float) -> None:
@@ -330,8 +330,10 @@ class PolicyWorker(_TrainingWorker, _Policy):
         if sleeps:
             self.reload_states()
         trainer.cross_entropy, schedule, engine.lr_scheduler = True, engine.lr_scheduler, None
-        status: dict[str, float] = self.fit()
-        trainer.cross_entropy, engine.lr_scheduler = False, schedule
+        try:
+            status: dict[str, float] = self.fit()
+        finally:
+            trainer.cross_entropy, engine.lr_scheduler = False, schedule
         if sleeps:
             self.offload_states()
         return status

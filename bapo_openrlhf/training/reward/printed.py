@@ -70,7 +70,7 @@ class Printed:
         poll.register(channel, select.POLLIN)
         if self._open:
             poll.register(self._reader, select.POLLIN)
-        ready = {descriptor for descriptor, _ in poll.poll(1000 * seconds)}
+        ready = {descriptor for descriptor, _ in poll.poll(max(1000 * seconds, 0))}
         if self._reader in ready:
             self._pass_on()
         return channel.fileno() in ready

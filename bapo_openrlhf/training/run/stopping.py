@@ -1,10 +1,14 @@
 """What both trainers of this project add to OpenRLHF's: they can be told to stop, and save what it leaves out."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
+from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.contract import extends, plain_class
+from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RunState
 
 Base = plain_class(PPOTrainer)
@@ -25,7 +29,10 @@ class StoppableTrainer(Base):
 
     Attributes:
         state: Where the run is.
+        recorder: Keeps the record. The subclass makes it.
     """
+
+    recorder: StepRecorder
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.state = RunState()
@@ -57,6 +64,20 @@ class StoppableTrainer(Base):
         states: dict[str, Any] = super().init_checkpoint_states()
         self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
         return states
+
+    @extends(Base)
+    def restore_best_checkpoint_state(self, checkpoint_states: Mapping[str, Any]) -> None:
+        """Restore OpenRLHF's best evaluation, or the one after this checkpoint if its own is there and better.
+
+        OpenRLHF evaluates a step after it has saved it. So the checkpoint that a run goes on from does not know it.
+        """
+        super().restore_best_checkpoint_state(checkpoint_states)
+        step = self.state.step
+        saved = Path(self.args.ckpt.path, "_actor", f"best_global_step{step}").is_dir()
+        for row in read_evaluations(self.recorder.folder) if step and saved else ():
+            if row["step"] == step and (key := self._detect_eval_metric_key(row)) and row[key] is not None:
+                self._latest_eval_metric_value = row[key]
+                self.best_eval_metric_value = max(self.best_eval_metric_value, row[key])
 
     @extends(Base)
     def save_logs_and_checkpoints(

@@ -356,6 +356,13 @@ class TestResume:
         with pytest.raises(ConfigError, match=r"but vllm\.tensor_parallel_size is 1, and was 2;"):
             go(4, weights=True)
 
+    def test_rollouts_ahead_are_for_a_run_that_is_ahead(self, go):
+        ahead = {"train__async_enable": True, "vllm__enable_sleep": False}
+        go(**ahead)
+        go(2, **ahead, adapt__max_staleness=1)
+        with pytest.raises(ConfigError, match=r"but adapt\.max_staleness is 0, and was 1;"):
+            go(4, **ahead, adapt__max_staleness=0)
+
     def test_ranks_are_those_of_the_checkpoint(self, go, capsys):
         """A start that made no checkpoint does not count: 8 ranks began, 4 wrote, 8 were given again, 4 resume."""
         go()

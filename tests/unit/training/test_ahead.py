@@ -21,6 +21,7 @@ from fake_stack import SCORED, STATES, World, numbers, trained, without_times  #
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
+from bapo_openrlhf.training.generate.rollout import prompt_seed  # noqa: E402
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
@@ -136,6 +137,27 @@ def test_no_two_prompts_of_a_run_have_the_same_seed(world, queue, delay, again):
     assert {0, queue} in ages or delay == 1  # both kinds in one step
     seeds = [request.seed for request in run.requests]
     assert None not in seeds and len(set(seeds)) == len(seeds) > 48
+
+
+@pytest.mark.parametrize("queue", [1, 3])
+def test_evaluations_have_the_seeds_of_their_step(world, tmp_path, queue):
+    """Whether a rollout was asked for in the step or not; so a resumed run has them too."""
+    words = ahead(queue, 1, **{"eval.steps": 1}) | REPEATABLE
+    run = world(prompts=9, evaluation=2, **words)
+    run.trainer.fit()
+    assert run.trainer.state.step == 9 and any(row["rollouts/step"] for row in run.metrics())
+
+    def of_evaluations(run: World) -> list[tuple[int, str, int]]:
+        return [(one.step, one.prompt, one.seed) for one in run.requests if one.prompt.startswith("eval")]
+
+    assert of_evaluations(run) == [
+        (step, f"eval {place}", prompt_seed(run.args.train.seed, step, "evaluation", place))
+        for step in range(1, 10)
+        for place in (0, 1)
+    ]
+    again = resumed(run, tmp_path / "again", "global_step6", **words)
+    again.trainer.fit()
+    assert of_evaluations(again) == of_evaluations(run)[12:]
 
 
 def test_staleness_is_bounded_below_the_queue(world):

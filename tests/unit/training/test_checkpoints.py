@@ -293,6 +293,34 @@ class TestResume:
             if step < run.trainer.state.step:
                 assert repr(again.trainer.checkpoints.state_dict()) == repr(run.trainer.checkpoints.state_dict())
 
+    def test_the_best_evaluation_stays_the_best(self, world, tmp_path):
+        """OpenRLHF evaluates a step after it has saved it, and the run goes on from what it saved before."""
+        words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1} | REPEATABLE
+        right = {1: 1, 2: 4, 3: 2, 4: 0, 5: 3}  # of the four responses of an evaluation, by the number of updates
+
+        def reward(prompt: str, weights: int, sample: int) -> float:
+            return float(sample < right[run.updates["actor"]]) if prompt.startswith("eval") else float(sample % 2)
+
+        run = whole = world(prompts=20, evaluation=1, **words)
+        run.reward = reward
+        whole.trainer.fit()
+        best = whole.trainer.best_eval_metric_value
+        assert best == 1.0 and "best_global_step3" not in whole.trainer.checkpoints.store.tags()
+        for stays, value in ((True, 1.0), (False, 0.75)):
+            folder = tmp_path / f"again {stays}"
+            copied(whole, folder, "global_step2")
+            if stays:
+                for part in ("_actor", "_adapt"):
+                    shutil.copytree(whole.checkpoints / part / "best_global_step2",
+                                    folder / "checkpoints" / part / "best_global_step2")  # fmt: skip
+            run = World(folder, words | {"ckpt.load_enable": True}, prompts=20, evaluation=1, engines=1)
+            run.reward = reward
+            assert run.choose_start() == "global_step2"
+            run.make_trainer()
+            run.trainer.fit()
+            assert run.trainer.best_eval_metric_value == value
+            assert ("best_global_step3" in run.trainer.checkpoints.store.tags()) is not stays
+
     def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
         run = world(prompts=6, **REPEATABLE)
         run.trainer.fit()

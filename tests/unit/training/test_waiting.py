@@ -119,7 +119,7 @@ class TestWithoutASignal:
         assert run.waiting.get([Ref("a", at=3), Ref("b", at=700)]) == ["a", "b"]
         assert run.waiting.get([]) == [] and run.told == []
 
-    def test_the_first_endis_raised_at_once(self, driver):
+    def test_the_first_end_is_raised_at_once(self, driver):
         run = driver()
         with pytest.raises(ray.exceptions.RayActorError):
             run.waiting.get([Ref(at=9000), Ref(at=2, error=ray.exceptions.RayActorError())])
