@@ -314,11 +314,6 @@ class TestState:
             reused += whole.metrics()["exchange/groups"] * (step >= 6)
         assert reused > 3 and whole.metrics()["cache/evicted"] > 0
 
-    @pytest.mark.parametrize("changes", [{"method": "arpo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'ar3po', version 1"):
-            ar3po().load_state_dict(ar3po().state_dict() | changes)
-
 
 def test_side_by_side_with_the_rules(make):
     """Whole random runs, stages and reuse; which success is drawn is the generator's choice, the first gives way."""

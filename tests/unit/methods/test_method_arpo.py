@@ -218,11 +218,6 @@ class TestState:
             exchanged += whole.metrics()["exchange/groups"] * (step >= 6)
         assert exchanged > 3 and whole.metrics()["cache/evicted"] > 0
 
-    @pytest.mark.parametrize("changes", [{"method": "repo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'arpo', version 1"):
-            arpo().load_state_dict(arpo().state_dict() | changes)
-
 
 # --- A second implementation -----------------------------------------------------------------------------------------
 

@@ -355,12 +355,6 @@ class TestState:
         smaller.load_state_dict(method.state_dict())
         assert stored(smaller) == uids(old[3:])
 
-    @pytest.mark.parametrize("wrong", [{"method": "mopps"}, {"version": 2}])
-    def test_of_another_method_or_version(self, wrong):
-        state = dots().state_dict() | wrong
-        with pytest.raises(ValueError, match=r"state of method .*; expected 'dots', version 1"):
-            dots().load_state_dict(state)
-
 
 class Reference:
     """DOTS once more, from lists: every group of the run is kept, and all is derived from them anew."""

@@ -335,11 +335,6 @@ class TestState:
         other.load_state_dict(state)
         assert list(stored(other)) == ["a"] and not other.retired and other.started
 
-    @pytest.mark.parametrize("changes", [{"method": "arpo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'exgrpo', version 1"):
-            exgrpo().load_state_dict(exgrpo().state_dict() | changes)
-
 
 # --- A second implementation -----------------------------------------------------------------------------------------
 

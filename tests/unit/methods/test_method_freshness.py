@@ -216,11 +216,6 @@ class TestState:
             assert halted.metrics() == whole.metrics()
         assert whole.metrics()["buffer/replay_evicted"] > 0 and whole.replay.counts["sampled"] > 10
 
-    @pytest.mark.parametrize("changes", [{"method": "remix"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'freshness', version 1"):
-            freshness().load_state_dict(freshness().state_dict() | changes)
-
 
 @settings(derandomize=True, database=None)
 @given(st.data())

@@ -294,12 +294,6 @@ class TestState:
         seen(other, make_group, A=[0.0, 0.0])
         assert state["posteriors"]["rows"].tolist() == [[2, 2]]
 
-    @pytest.mark.parametrize("wrong", [{"method": "bapo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, wrong):
-        state = mopps().state_dict() | wrong
-        with pytest.raises(ValueError, match=r"state of method .*; expected 'mopps', version 1"):
-            mopps().load_state_dict(state)
-
 
 class Reference:
     """MoPPS once more: a dictionary of exact fractions, and loops."""

@@ -194,11 +194,6 @@ class TestState:
             kept |= {(step >= 5, group.mean) for group in batch.fresh}
         assert len(kept) >= 2
 
-    @pytest.mark.parametrize("changes", [{"method": "arpo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'pods', version 1"):
-            pods().load_state_dict(pods().state_dict() | changes)
-
 
 @settings(derandomize=True, database=None)
 @given(st.data())

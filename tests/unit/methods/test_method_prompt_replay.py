@@ -258,11 +258,6 @@ class TestState:
         other.load_state_dict(state)
         assert other.begin_step(1) == [A]
 
-    @pytest.mark.parametrize("changes", [{"method": "exgrpo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'prompt_replay', version 1"):
-            prompt_replay().load_state_dict(prompt_replay().state_dict() | changes)
-
 
 # --- Side by side ----------------------------------------------------------------------------------------------------
 

@@ -237,11 +237,6 @@ class TestState:
         smaller.load_state_dict(method.state_dict())
         assert uids(smaller.replay) == [2, 3]
 
-    @pytest.mark.parametrize("changes", [{"method": "repo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'remix', version 1"):
-            remix().load_state_dict(remix().state_dict() | changes)
-
 
 @settings(derandomize=True, database=None)
 @given(st.data())

@@ -367,11 +367,6 @@ class TestState:
         assert smaller.cache.counts == {"added": 6, "evicted": 1}
         assert method.cache.responses == 6  # the other is not touched
 
-    @pytest.mark.parametrize("changes", [{"method": "bapo"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'repo', version 1"):
-            repo().load_state_dict(repo().state_dict() | changes)
-
 
 # --- A second implementation -----------------------------------------------------------------------------------------
 

@@ -305,11 +305,6 @@ class TestState:
             after += len(batch.replayed) * (step > 6)
         assert whole.metrics()["buffer/replay_evicted"] > 0 < whole.metrics()["buffer/replay_expired"] and after > 10
 
-    @pytest.mark.parametrize("changes", [{"method": "remix"}, {"version": 2}])
-    def test_of_another_method_or_version(self, changes):
-        with pytest.raises(ValueError, match="expected 'rollout_replay', version 1"):
-            rollout_replay().load_state_dict(rollout_replay().state_dict() | changes)
-
 
 def test_side_by_side_with_the_rules(make_group):
     """Whole random runs: the rules hold the same responses and draw as many; which ones is the generator's choice."""

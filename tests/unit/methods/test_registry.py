@@ -77,8 +77,9 @@ def test_every_name_is_a_method_that_can_be_made(name):
     assert type(method) is kind and method.candidates >= 1
     other = AdaptConfig(method=name).make_method(arithmetic, seed=4)
     other.load_state_dict(method.state_dict())
-    with pytest.raises(ValueError, match="expected"):
-        other.load_state_dict({"method": "another", "version": 1})
+    for change in ({"method": "another"}, {"version": 0}):
+        with pytest.raises(ValueError, match=f"expected '{kind.NAME}', version {kind.VERSION}"):
+            other.load_state_dict(method.state_dict() | change)
 
 
 STATES = {
