@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
@@ -14,7 +13,7 @@ from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.generate.rollout import RecordedSamplesGenerator
 from bapo_openrlhf.training.generate.samples import in_groups
-from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
@@ -23,10 +22,8 @@ Base = plain_class(PPOTrainer)
 class RecordedPPOTrainer(StoppableTrainer):
     """OpenRLHF's trainer, which also records what each step generated."""
 
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
-        torch.manual_seed(strategy.args.train.seed)
-        super().__init__(pretrain, strategy, *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.recorder = StepRecorder.of(self.args, self.tokenizer)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
         self.samples_generator = RecordedSamplesGenerator.of(self, filtered=self.filtered)
@@ -75,21 +72,10 @@ class RecordedPPOTrainer(StoppableTrainer):
         return status, next_step
 
     @extends(Base)
-    def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps."""
-        self.state.phase = "training"
-        return super().ppo_train(global_steps)
-
-    @extends(Base)
     def broadcast_to_vllm(self) -> None:
         """Send the weights to the engines, as OpenRLHF does."""
         self.state.phase = "syncing weights"
         super().broadcast_to_vllm()
-
-    @extends(Base)
-    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
-        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
-        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:

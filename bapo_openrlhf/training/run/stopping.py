@@ -1,14 +1,15 @@
-"""What both trainers of this project add to OpenRLHF's: they can be told to stop, and save what it leaves out."""
+"""What both trainers of this project add to OpenRLHF's: a seed, a stop between steps, and state that it leaves out."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.contract import extends, plain_class
-from bapo_openrlhf.training.run.recorder import StepRecorder
+from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.run.run_state import RunState
 
 Base = plain_class(PPOTrainer)
@@ -34,9 +35,11 @@ class StoppableTrainer(Base):
 
     recorder: StepRecorder
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         self.state = RunState()
-        super().__init__(*args, **kwargs)
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
+        super().__init__(pretrain, strategy, *args, **kwargs)
 
     def place(self) -> tuple[int, str]:
         """The number of the step and the phase."""
@@ -64,6 +67,18 @@ class StoppableTrainer(Base):
         states: dict[str, Any] = super().init_checkpoint_states()
         self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
         return states
+
+    @extends(Base)
+    def ppo_train(self, global_steps: int) -> dict:
+        """OpenRLHF's optimizer steps."""
+        self.state.phase = "training"
+        status: dict[str, Any] = super().ppo_train(global_steps)
+        return status
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
+        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
 
     @extends(Base)
     def restore_best_checkpoint_state(self, checkpoint_states: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
@@ -39,7 +38,7 @@ from bapo_openrlhf.training.run.accounts import StepAccounts
 from bapo_openrlhf.training.run.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.run.pretraining import CriticPretraining
 from bapo_openrlhf.training.run.probe import GradientProbe
-from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
@@ -53,10 +52,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
         ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
     """
 
-    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
-        torch.manual_seed(strategy.args.train.seed)
-        super().__init__(pretrain, strategy, *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         adapt, self.ledger = self.args.adapt, Ledger()
         self.state.reward_range = adapt.rewards()
         self.arithmetic = batch_arithmetic(self.args)
@@ -72,7 +69,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.samples_generator = generator_of(self)
         models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
-        self.experience_maker = AdaptedExperienceMaker(*models, self.kl_ctl, strategy, self.tokenizer, reference=name)
+        self.experience_maker = AdaptedExperienceMaker(
+            *models, self.kl_ctl, self.strategy, self.tokenizer, reference=name
+        )
         self._make_parts()
 
     def _make_parts(self) -> None:
@@ -226,7 +225,6 @@ class AdaptedPPOTrainer(StoppableTrainer):
     @extends(Base)
     def ppo_train(self, global_steps: int) -> dict:
         """OpenRLHF's optimizer steps, and the fine-tuning that the batch asks for."""
-        self.state.phase = "training"
         return super().ppo_train(global_steps) | self.demonstrations.fine_tune()
 
     @extends(Base)
@@ -257,9 +255,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
-        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        """The numbers of a batch without its worked solutions."""
         generated = [experience for experience in experiences if not is_demonstration(experience)]
-        return super()._compute_rollout_stats(generated) | explained_variance(generated)
+        return super()._compute_rollout_stats(generated)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
