@@ -64,6 +64,7 @@ TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests o
 TESTED = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
 GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the second counts each epoch
+SHOWN = "demonstrations/tokens"  # tokens of worked solutions that a step trains on, which TOKENS_TRAINED does not have
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
@@ -99,14 +100,17 @@ def results_of(name: str, folder: Path) -> Results:
 
 
 def add_costs(results: Results, units: pd.DataFrame | None) -> None:
-    """Add running totals of tokens and seconds to the steps.
+    """Add running totals of tokens and seconds to the steps. The tokens of worked solutions are trained on too.
 
     Args:
         results: Its table `steps` gets the columns of COSTS.
         units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
     """
     steps = results.steps
-    steps[UPDATED] = results.times_epochs(steps.set_index(RUN)[TOKENS_TRAINED]).to_numpy()
+    trained = steps.set_index(RUN)[TOKENS_TRAINED]
+    if SHOWN in steps:
+        trained = trained + steps.fillna({SHOWN: 0.0}).groupby(RUN)[SHOWN].cumsum().to_numpy()
+    steps[UPDATED] = results.times_epochs(trained).to_numpy()
     steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
     if units is not None:
         of_arm = units.reindex(steps["arm"])
@@ -213,7 +217,10 @@ def by_share(results: Results, against: str = PLAIN) -> pd.DataFrame:
 
 
 def without_signal(results: Results) -> pd.DataFrame:
-    """The groups that a run was trained on although all of their rewards are equal: arm, seed, step and tokens."""
+    """The groups that a run was trained on although all of their rewards are equal: arm, seed, step and tokens.
+
+    A group of mean 0 to which a method adds a right response (LUFFY, AR3PO) is among them, although it has a signal.
+    """
     tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"])]
     for study_run in results.runs:
         groups = study_run.run.groups

@@ -74,6 +74,26 @@ def test_gains_at_equal_cost(cost, of_step):
     assert (row["label"], row["pairs"], row["p"]) == ("BAPO", 2, 0.5)
 
 
+def test_worked_solutions_cost_what_is_trained_on_them():
+    """Two epochs. Plain OpenRLHF has no solutions, and a step may have none."""
+    shown = {"plain": (None, None, None), "relift": (30.0, None, 5.0)}
+    arms = tuple(Arm(method, "group", method, {}) for method in shown)
+    runs = [
+        StudyRun(arm, seed, Run("", [
+            {"step": step, "rollouts/total": 8 * step, "tokens/generated_total": 100 * step,
+             "tokens/trained_total": 40 * step} | ({} if tokens is None else {"demonstrations/tokens": seed * tokens})
+            for step, tokens in enumerate(shown[arm.method], 1)
+        ], {"config": {"train.max_epochs": 2}}))
+        for arm in arms for seed in (1, 2)
+    ]  # fmt: skip
+    results = Results(Study("made", arms, (1, 2)), runs)
+    replay_map.add_costs(results, None)
+    found = results.steps.set_index(["arm", "seed"])["cost/tokens"]
+    assert list(found["plain-group", 2]) == [100 + 80, 200 + 160, 300 + 240]
+    assert list(found["relift-group", 1]) == [100 + 80 + 60, 200 + 160 + 60, 300 + 240 + 70]
+    assert list(found["relift-group", 2]) == [100 + 80 + 120, 200 + 160 + 120, 300 + 240 + 140]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_gains_by_the_share_of_generation(share):
     [row] = replay_map.by_share(results_of("plain", "bapo")).query("share == @share").to_dict("records")
