@@ -1,8 +1,9 @@
 """The stages of decision_design.md: which runs there are, with which learning rates, and how long they take.
 
 A stage is a study of research/studies with seeds of its own. A *search* finds the best learning rate of some methods. A
-stage that has `rates_from` gives each arm the rate that this search has found. A *climb* finds settings in which the
-critic explains something, and a stage that has `settings_from` takes them. Stages are run in the order of STAGES.
+stage that has `rates_from` gives each arm the rate that this search has found, and one whose flags have a rate gives it
+to all. A *climb* finds settings in which the critic explains something, and a stage that has `settings_from` takes
+them. Stages are run in the order of STAGES.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import Planned, plan
 
 RATE = "actor.adam.lr"
+ONE_RATE = 1e-4  # the learning rate of all searched arms but GRPO and BAPO, which have it in the stage `one_rate`
 FACTOR = 2  # between two rates of a search
 MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
 NEAR = 0.03  # of two rates whose heights differ by less, the smaller one is taken
@@ -66,7 +68,8 @@ class Stage:
         seconds: Estimated seconds of a run with AMX, by method. Only these methods are run.
         grid: Learning rates of a search, in rising order; empty if it is none.
         rates_from: Name of the search that the learning rates come from. Without it, they are those of the study.
-        flags: Flags of all runs, which win over those of the study and its arms.
+        flags: Flags of all runs, which win over those of the study and its arms. A learning rate in them becomes a part
+            of the names of the methods, so that such an arm and one of the stage that it is beside differ.
         solved: Whether the problems that each trained model solves are counted.
         beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
         climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
@@ -120,6 +123,8 @@ STAGES = (
     Stage("units", 1, "best_rates", (301, 302, 303), resized(TIMED, TIMED_STEPS / 64, 25.0), rates_from="rates",
           flags={"data.max_samples": 8 * TIMED_STEPS, "eval.steps": -1}),
     Stage("runs", 1, "best_rates", tuple(range(61, 71)), SECONDS, rates_from="rates"),
+    Stage("one_rate", 1, "best_rates", tuple(range(61, 71)), {m: SECONDS[m] for m in ("plain", "bapo")},
+          flags={RATE: ONE_RATE}, beside="runs"),
     Stage("hard_rates", 2, "hard_prompts", (203, 204), resized({m: OF_HARD[m] for m in ("plain", "bapo")}, 0.75, REST),
           grid=(5e-5, 1e-4, 2e-4)),
     Stage("hard", 2, "hard_prompts", tuple(range(71, 81)), resized(OF_HARD, 0.75, REST + COUNTED),
@@ -165,9 +170,15 @@ def study_of(stage: Stage, root: Path) -> Study:
         NotYet: The search that its rates come from has not ended.
     """
     study = definition(stage.study)
-    arms = {arm.method: arm for arm in study.arms if arm.method in stage.seconds}
+    arms = {
+        arm.method: replace(arm, flags={**arm.flags, **stage.flags})
+        for arm in study.arms
+        if arm.method in stage.seconds
+    }
     chosen_arms = list(arms.values())
-    if stage.grid:
+    if RATE in stage.flags:
+        chosen_arms = [with_rate(arm, stage.flags[RATE]) for arm in chosen_arms]
+    elif stage.grid:
         chosen_arms = [
             with_rate(arm, rate) for method, arm in arms.items() for rate in search_of(stage, method, root).rates
         ]
@@ -175,8 +186,7 @@ def study_of(stage: Stage, root: Path) -> Study:
         chosen = chosen_rates(stage_of(stage.rates_from), root)
         nearest = nearest_of(stage)
         chosen_arms = [
-            replace(arm, flags={**arm.flags, **stage.flags, RATE: chosen[nearest.get(method, method)]})
-            for method, arm in arms.items()
+            replace(arm, flags={**arm.flags, RATE: chosen[nearest.get(method, method)]}) for method, arm in arms.items()
         ]
     if stage.climb:
         chosen_arms = climbed(stage, chosen_arms, root).arms

@@ -57,10 +57,31 @@ def test_seeds_are_new():
         with tarfile.open(records) as file:
             used |= {int(found[1]) for name in file.getnames() if (found := re.search(r"-s(\d+)/", name))}
     assert {1, 25, 50, 104} <= used
-    of_part = Counter(
-        seed for stage in stages.STAGES for seed in set(stage.seeds) if stage.study != "hard_prompts_more"
-    )
+    of_part = Counter(seed for stage in stages.STAGES for seed in set(stage.seeds) if not stage.beside)
     assert not used & set(of_part) and set(of_part.values()) == {1}
+
+
+def test_a_stage_beside_another_one_is_later_and_has_its_seeds():
+    names = [stage.name for stage in stages.STAGES]
+    beside = [stage for stage in stages.STAGES if stage.beside]
+    assert [stage.name for stage in beside] == ["one_rate", "hard_more"]
+    for stage in beside:
+        other = stages.stage_of(stage.beside)
+        assert names.index(other.name) < names.index(stage.name) and set(stage.seeds) <= set(other.seeds)
+
+
+def test_a_stage_without_a_search_has_its_flags(tmp_path):
+    """A learning rate among them is in the names of its arms."""
+    runs = stages.planned(stages.stage_of("one_rate"), tmp_path)
+    assert Counter((run.arm.name, flag(run, stages.RATE)) for run in runs) == {
+        ("plain_0.0001-group", "0.0001"): 10, ("bapo_0.0001-group", "0.0001"): 10}  # fmt: skip
+    of_study = {arm.method: arm for arm in stages.definition("best_rates").arms}
+    for run in runs:
+        arm = of_study[stages.method_of(run.arm)]
+        assert run.arm.flags == {**arm.flags, stages.RATE: 1e-4} and run.arm.config == arm.config
+    other = stages.Stage("other", 1, "best_rates", (1,), {"plain": 1.0}, flags={"eval.steps": -1})
+    [run] = stages.planned(other, tmp_path)
+    assert (run.arm.name, flag(run, "eval.steps"), flag(run, stages.RATE)) == ("plain-group", "-1", None)
 
 
 def test_a_search_takes_each_rate_of_the_grid_with_each_seed(tmp_path):
