@@ -23,11 +23,16 @@ import numpy as np
 import pandas as pd
 from decision_runs import mixtures, origins_of
 from decision_stages import (
+    ENOUGH,
+    ONE_RATE,
+    RATE,
     STAGES,
     NotYet,
     Stage,
     choose,
+    ended,
     explained,
+    method_of,
     planned,
     results_of,
     search_of,
@@ -43,7 +48,7 @@ from scipy import stats
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
-from bapo_openrlhf.workbench.study.data import ROLLOUTS, RUN, Results
+from bapo_openrlhf.workbench.study.data import PLAIN, ROLLOUTS, RUN, Results
 from bapo_openrlhf.workbench.study.runner import Planned
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm, mean_interval, sign_flip_p
 
@@ -53,8 +58,11 @@ DRAWN = {  # the arms of the figure and their colours
     "GRPO, half of the prompts": PALETTE[6], "GRPO, two epochs": PALETTE[0], "filter only": PALETTE[2],
     "BAPO, all near groups": PALETTE[4], "BAPO": PALETTE[1],
 }  # fmt: skip
-BEYOND = (("without_x2", "filter_only_delayed"),)  # compared at each cost too: replay with the filter's v = 2
+BEYOND = (("without_x2", "filter_only_delayed"), ("bapo", "filter_only_delayed"))  # at each cost too: all have v = 2
 PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
+FORMS_OF_X2 = ("bapo", "bapo_c1_0", "bapo_asks_eighths")
+HELPED = ("luffy", "ar3po")  # methods that add a right response to groups whose recorded mean is 0
+NOT_YET, NOT_TESTED = "not yet", "not tested"  # see `no_answer`
 
 
 class Comparison(NamedTuple):
@@ -80,14 +88,20 @@ class Comparison(NamedTuple):
     counts: float
     path: str = "group"
 
+    @property
+    def arms(self) -> list[str]:
+        """The names of both arms."""
+        return [f"{method}-{self.path}" for method in (self.better, self.than)]
+
 
 PRIMARY = (
     Comparison("Does the filter pay?", "runs", "filter_only", "plain", "curve", "tokens", 3),
     Comparison("Does replay add to the filter?", "runs", "without_x2", "filter_only", "curve", "tokens", 3),
     Comparison("Does BAPO add to the filter?", "runs", "bapo", "filter_only", "curve", "tokens", 3),
-    Comparison("Is replay worth more than a second epoch, in as many optimizer steps?", "runs",
+    Comparison("Is replay with v = 2 worth more than a second epoch, in as many optimizer steps?", "runs",
                "replay_all_two_steps", "two_epochs", "curve", "responses", 3),
-    Comparison("Is replay worth more than smaller batches?", "runs", "replay_all", "half", "curve", "responses", 3),
+    Comparison("Is replay with v = 2 worth more than smaller batches?", "runs", "replay_all", "half", "curve",
+               "responses", 3),
     Comparison("Are smaller batches worth more than the filter?", "runs", "half", "filter_only", "curve", "tokens", 3),
     Comparison("Does BAPO solve more of what was never solved?", "hard", "bapo", "plain", "solved", "passes", 6),
     Comparison("Does X2 do it?", "hard", "bapo", "without_x2", "solved", "passes", 6),
@@ -106,12 +120,16 @@ class Records:
     root: Path
     _read: dict[str, Results | None] = field(default_factory=dict)
 
+    def planned(self, name: str) -> list[Planned] | None:
+        """All runs of a stage. None if its learning rates are not known."""
+        try:
+            return planned(stage_of(name), self.root) if name in {stage.name for stage in STAGES} else []
+        except NotYet:
+            return None
+
     def runs(self, stage: Stage) -> list[Planned]:
         """The runs of a stage that are done; none if its learning rates are not known."""
-        try:
-            return [run for run in planned(stage, self.root) if run.done]
-        except NotYet:
-            return []
+        return [run for run in self.planned(stage.name) or () if run.done]
 
     def results(self, name: str) -> Results | None:
         """The runs of a stage with their costs, and those of the stages that are compared with it.
@@ -186,11 +204,33 @@ def set_costs(results: Results, units: pd.DataFrame | None = None) -> None:
 
 def sides(records: Records, results: Results, comparison: Comparison) -> pd.DataFrame:
     """The outcome of both arms: a row for each seed that both have."""
-    arms = [f"{method}-{comparison.path}" for method in (comparison.better, comparison.than)]
     if comparison.outcome == "solved":
         shares = records.solved(comparison.stage)
-        return pd.DataFrame() if shares.empty else shares.unstack(0).reindex(columns=arms).dropna()
-    return heights(results, *arms, COLUMNS[comparison.cost])
+        return pd.DataFrame() if shares.empty else shares.unstack(0).reindex(columns=comparison.arms).dropna()
+    return heights(results, *comparison.arms, COLUMNS[comparison.cost])
+
+
+def no_answer(records: Records, comparison: Comparison, pairs: int) -> str:
+    """Why a comparison has no answer; "" if it has one.
+
+    NOT_YET: not all planned runs of both arms have ended, or what a trained model solves is not counted. NOT_TESTED:
+    all have ended, but there are no two pairs, or the critic of an arm explains less than ENOUGH, the mean over its
+    runs.
+    """
+    runs = records.planned(comparison.stage)
+    by_arm = [[run for run in runs or () if run.arm.name == arm] for arm in comparison.arms]
+    of_both = [run for of_arm in by_arm for run in of_arm]
+    if runs is None or not all(map(ended, of_both)):
+        return NOT_YET
+    done = [run for run in of_both if run.done]
+    if comparison.outcome == "solved" and not all((run.folder / SOLVED).is_file() for run in done):
+        return NOT_YET
+    if pairs < 2:
+        return NOT_TESTED
+    if comparison.path == "critic":
+        known = [np.mean([explained(run) for run in of_arm if run.done]) for of_arm in by_arm]
+        return NOT_TESTED if min(known) < ENOUGH else ""
+    return ""
 
 
 def primary(records: Records) -> pd.DataFrame:
@@ -198,39 +238,41 @@ def primary(records: Records) -> pd.DataFrame:
 
     Returns:
         A row for each: question, better, than, outcome, cost, pairs, gain, low, high (points), counts, p, p_holm and
-        answer. One that has no two pairs yet has p = 1 in Holm's correction, so that p_holm of the others can only
-        become smaller.
+        answer. One with no answer has no p, and one whose runs have not ended has no gain. In Holm's correction its
+        p is 1, so that p_holm of the others can only become smaller.
     """
-    rows = []
+    rows, reasons = [], []
     for comparison in PRIMARY:
         row: dict[str, object] = {name: value for name, value in comparison._asdict().items() if name != "path"}
         results = records.results(comparison.stage)
         both = pd.DataFrame() if results is None else sides(records, results, comparison)
         row["pairs"] = len(both)
-        if len(both) > 1:
+        reasons.append(reason := no_answer(records, comparison, len(both)))
+        if len(both) > 1 and reason != NOT_YET:
             differences = 100 * (both.iloc[:, 0] - both.iloc[:, 1])
             interval = mean_interval(differences)
-            row |= {"gain": interval.value, "low": interval.low, "high": interval.high, "p": sign_flip_p(differences)}
+            row |= {"gain": interval.value, "low": interval.low, "high": interval.high}
+            row |= {} if reason else {"p": sign_flip_p(differences)}
         rows.append(row)
     columns = [*rows[0], *(name for name in ("gain", "low", "high", "p") if name not in rows[0])]
     table = pd.DataFrame(rows, columns=columns)
-    table["p_holm"] = holm(table["p"].astype(float).fillna(1.0))
-    table["answer"] = [answer(row) for row in table.to_dict("records")]
+    p = table["p"].astype(float)
+    table["p_holm"] = pd.Series(holm(p.fillna(1.0))).where(p.notna())
+    table["answer"] = [reason or answer(row) for reason, row in zip(reasons, table.to_dict("records"), strict=True)]
     return table
 
 
 def answer(row: Mapping[str, object]) -> str:
     """What a comparison says.
 
-    "ahead" or "behind": p with Holm's correction is below ALPHA. "no difference that counts": the interval lies within
-    the smallest difference that counts. "undecided": none of these. "": there are no two pairs.
+    "ahead" or "behind": p with Holm's correction is below ALPHA. They are "by less than counts" if the interval lies
+    within the smallest difference that counts. "no difference that counts": only that is so. "undecided": neither.
     """
     gain, low, high, p, counts = (float(row[name]) for name in ("gain", "low", "high", "p_holm", "counts"))
-    if np.isnan(gain):
-        return ""
+    within = -counts < low and high < counts
     if p < ALPHA:
-        return "ahead" if gain > 0 else "behind"
-    return "no difference that counts" if -counts < low and high < counts else "undecided"
+        return ("ahead" if gain > 0 else "behind") + (", by less than counts" if within else "")
+    return "no difference that counts" if within else "undecided"
 
 
 # ── gains at each cost ──
@@ -301,15 +343,53 @@ def gains(results: Results, units: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).rename(columns={"value": "gain"})
 
 
-def at_each_cost(results: Results, arm: str, other: str, units: pd.DataFrame) -> Iterator[dict[str, object]]:
-    """The difference of two arms at each cost at which they have two pairs: cost, pairs, and an interval in points."""
+def at_one_rate(results: Results) -> pd.DataFrame:
+    """The arms with the rate ONE_RATE, each minus GRPO with this rate, and BAPO minus filter only.
+
+    Returns:
+        A row for each and each of COLUMNS: label, than, cost, pairs, and gain, low and high in points.
+    """
+    arms = {method_of(arm): arm.name for arm in results.of_path("group") if arm.flags.get(RATE) == ONE_RATE}
+    rows = []
+    for method, other in [*((method, PLAIN) for method in arms if method != PLAIN), ("bapo", "filter_only")]:
+        if {method, other} <= set(arms):
+            names = {"label": results.labels[arms[method]], "than": results.labels[arms[other]]}
+            rows += [names | row for row in at_each_cost(results, arms[method], arms[other])]
+    return pd.DataFrame(rows).rename(columns={"value": "gain"})
+
+
+def at_each_cost(
+    results: Results, arm: str, other: str, units: pd.DataFrame | None = None
+) -> Iterator[dict[str, object]]:
+    """The difference of two arms at each cost at which they have two pairs: cost, pairs, and an interval in points.
+
+    Args:
+        units: As `Records.units` returns them. Without it, seconds are left out.
+    """
     for cost, column in COLUMNS.items():
         both = heights(results, arm, other, column)
         if len(both) > 1:
             interval = crossed_interval(100 * (both[arm] - both[other]).to_numpy()[None])
             yield {"cost": cost, "pairs": len(both), **interval._asdict()}
-    if timed := at_equal_seconds(results, arm, other, units):
+    if units is not None and (timed := at_equal_seconds(results, arm, other, units)):
         yield {"cost": "seconds", "pairs": len(both), **timed._asdict()}
+
+
+def forms_of_x2(records: Records) -> pd.DataFrame:
+    """What BAPO with each form of X2 solves of the never solved problems, minus BAPO without X2.
+
+    Returns:
+        A row for each that has two pairs: method, pairs, and gain, low and high in points.
+    """
+    solved = pd.concat([records.solved(stage) for stage in ("hard", "hard_more")]).unstack(0)
+    rows = []
+    for method in FORMS_OF_X2:
+        both = solved.reindex(columns=[f"{method}-group", "without_x2-group"]).dropna()
+        if len(both) > 1:
+            interval = mean_interval(100 * (both.iloc[:, 0] - both.iloc[:, 1]))
+            rows.append({"method": method, "pairs": len(both), "gain": interval.value, "low": interval.low,
+                         "high": interval.high})  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 def searches(root: Path) -> pd.DataFrame:
@@ -332,9 +412,10 @@ def updates(results: Results) -> pd.DataFrame:
 
     Returns:
         A row for each arm: label, rate; loss scale, the share of the tokens in an update whose group has a signal, by
-        which the others divide the gradient; gradient norm, the median before clipping; clipped steps, the share of
-        steps whose norm is above `actor.max_norm`; clipped tokens, the share that the PPO clip takes out; and
-        steps, optimizer steps for 1,000 responses.
+        which the others divide the gradient, and nothing where groups with equal rewards have a gradient (with a
+        critic, and HELPED); gradient norm, the median before clipping; clipped steps, the share of steps whose norm is
+        above `actor.max_norm`; clipped tokens, the share that the PPO clip takes out; and steps, optimizer steps for
+        1,000 responses.
     """
     steps = results.steps.set_index([*RUN, "step"])
     useless = without_signal(results).groupby([*RUN, "step"])["tokens"].sum().reindex(steps.index, fill_value=0.0)
@@ -344,10 +425,11 @@ def updates(results: Results) -> pd.DataFrame:
         label, config = results.labels[arm.name], results.by_arm[arm.name][0].run.config
         of_arm = steps.loc[arm.name]
         of_signal = 1 - useless.loc[arm.name] / of_arm["tokens/trained"]
+        scale = of_signal[of_arm["tokens/trained"] > 0].mean()
         norms = of_arm["actor_grad_norm"].dropna()
         rows.append({
             "label": label, "rate": config["actor.adam.lr"],
-            "loss scale": of_signal[of_arm["tokens/trained"] > 0].mean(),
+            "loss scale": np.nan if arm.path == "critic" or arm.method in HELPED else scale,
             "gradient norm": norms.median(), "clipped steps": (norms > config["actor.max_norm"]).mean(),
             "clipped tokens": of_arm["ppo_clip_ratio"].mean(), "steps": optimizer[label],
         })  # fmt: skip
@@ -408,6 +490,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
         tables[f"Gain over {plain} ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
         tables[f"Updates ({stage})"] = updates(results)
     if (results := records.results("runs")) is not None:
+        tables["At one rate (runs)"] = at_one_rate(results)
         tables["Gain by the share of generation"] = by_share(results)
     tables["What the critic explains"] = critics(records)
     tables["Unit times"] = units
@@ -419,6 +502,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
                 counts = json.loads(again.read_bytes())
                 shares["base model, asked again"] = 100 * counts["solved"] / counts["of"]
             tables[f"Solved of the never solved ({stage})"] = shares
+    tables["Solved, less BAPO without X2 (hard)"] = forms_of_x2(records)
     return tables | age_or_distance.tables(records.probes())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import age_or_distance
 import decision
@@ -22,15 +23,23 @@ SEARCH = stages.Stage(
 METHODS = {"plain": 1, "filter_only": 1, "without_x2": 1, "in_denominator": 1}
 RUNS = stages.Stage("runs", 1, "best_rates", tuple(range(61, 71)), METHODS, rates_from="rates")
 UNITS = stages.Stage("units", 1, "best_rates", (301, 302, 303), RUNS.seconds, rates_from="rates")
+UNTIMED = pd.DataFrame(columns=["arm", "round", "response", "update"])
 AGE = stages.Stage("age", 4, "age_or_distance", (91,), {"small": 1, "large": 1})
 HARD = stages.Stage("hard", 2, "hard_prompts", (71, 72), {"plain": 1, "bapo": 1}, rates_from="rates", solved=True)
-TOPS = {"plain": 0.5, "filter_only": 0.6, "without_x2": 0.6, "in_denominator": 0.5}
-TRAINED = {"plain": 500, "filter_only": 300, "without_x2": 350, "in_denominator": 500}
+ONE_RATE = stages.Stage("one_rate", 1, "best_rates", RUNS.seeds, {"plain": 1, "bapo": 1}, flags={stages.RATE: 1e-4},
+                        beside="runs")  # fmt: skip
+MORE = stages.Stage("hard_more", 2, "hard_prompts_more", (71, 72), {"luffy": 1, "ar3po": 1, "bapo_asks_eighths": 1},
+                    rates_from="rates", beside="hard")  # fmt: skip
+CRITIC = stages.Stage("critic", 3, "critic", (81, 82), {"filter_only": 1, "without_x2": 1}, rates_from="rates")
+TOPS = {"plain": 0.5, "filter_only": 0.6, "without_x2": 0.6, "in_denominator": 0.5, "plain_0.0001": 0.4,
+        "bapo_0.0001": 0.7}  # fmt: skip
+TRAINED = {"plain": 500, "filter_only": 300, "without_x2": 350, "in_denominator": 500, "plain_0.0001": 500,
+           "bapo_0.0001": 400}  # fmt: skip
 
 
 def top(method: str, seed: int) -> float:
     """Accuracy at the end: pairs differ by up to 5 points, and without X2 is not always above filter only."""
-    return TOPS[method] + 0.05 * np.sin(seed * (1 + (method == "without_x2")))
+    return TOPS[method] + 0.05 * np.sin(seed * (1 + (method in ("without_x2", "bapo_0.0001"))))
 
 
 @pytest.fixture
@@ -113,7 +122,41 @@ def test_primary_comparisons(records):
         assert row["p"] == pytest.approx(exact.pvalue)
     assert table["p"].iloc[0] == 2 / 1024 and table["p"].iloc[1] > 0.05
     assert table["p_holm"].iloc[0] == 9 * 2 / 1024  # the others that have no runs count as 1
-    assert table["answer"].iloc[0] == "ahead" and set(table["answer"][2:]) == {""}
+    assert table["answer"].iloc[0] == "ahead"
+    assert list(table["answer"][2:]) == 4 * ["not tested"] + 2 * ["not yet"] + ["not tested"]  # the last has no runs
+    assert table.iloc[2:][["p", "p_holm"]].isna().all(axis=None)
+
+
+def test_a_comparison_has_no_answer_until_all_runs_of_its_arms_have_ended(records, tmp_path):
+    """A run of another arm may be missing, and one that has failed for good has ended."""
+    runs = {(run.arm.method, run.seed): run.folder for run in stages.planned(RUNS, tmp_path)}
+    for method in ("filter_only", "in_denominator"):
+        (runs[method, 70] / "summary.json").unlink()
+    numbers = ["gain", "low", "high", "p", "p_holm"]
+    for row in decision.primary(decision.Records(tmp_path)).to_dict("records")[:2]:
+        assert row["answer"] == "not yet" and row["pairs"] == 9 and all(np.isnan(row[name]) for name in numbers)
+    (runs["filter_only", 70] / stages.FAILED).touch()
+    row = decision.primary(decision.Records(tmp_path)).iloc[0]
+    assert (row["answer"], row["pairs"], row["p"], row["p_holm"]) == ("ahead", 9, 2 / 512, 9 * 2 / 512)
+
+
+@pytest.mark.parametrize(
+    ("explains", "p", "expected"),
+    [
+        ({"filter_only": (0.3, 0.15), "without_x2": (0.3, 0.2)}, 0.5, "undecided"),  # the mean of an arm counts
+        ({"filter_only": (0.3, 0.05), "without_x2": (0.3, 0.3)}, np.nan, "not tested"),
+        ({"filter_only": (0.3, 0.3), "without_x2": (0.1, 0.2)}, np.nan, "not tested"),
+    ],
+)
+def test_nothing_is_answered_about_a_critic_that_knows_nothing(records, tmp_path, monkeypatch, explains, p, expected):
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, CRITIC))
+    monkeypatch.setattr(decision, "STAGES", (SEARCH, CRITIC))
+    for run in stages.planned(CRITIC, tmp_path):
+        top = 0.5 + (0.1 if run.arm.method == "without_x2" else 0.01 * run.seed - 0.8)
+        write_run(run, top, explained=[explains[run.arm.method][run.seed - 81]] * STEPS)
+    row = decision.primary(decision.Records(tmp_path)).iloc[-1]
+    assert row["answer"] == expected and row["pairs"] == 2 and row["gain"] > 0
+    assert row["p"] == pytest.approx(p, nan_ok=True)
 
 
 def test_a_corrected_p_can_only_become_smaller_when_more_comparisons_are_made():
@@ -129,12 +172,15 @@ def test_a_corrected_p_can_only_become_smaller_when_more_comparisons_are_made():
     ("row", "expected"),
     [
         ((5, 3, 7, 0.04), "ahead"),
-        ((1, 0.5, 1.5, 0.04), "ahead"),
+        ((2.0, 0.9, 3.1, 0.04), "ahead"),
+        ((0.8, 0.3, 1.3, 0.02), "ahead, by less than counts"),
+        ((2.9, -0.1, 2.99, 0.04), "ahead, by less than counts"),
         ((-5, -7, -3, 0.04), "behind"),
+        ((-2.0, -3.1, -0.9, 0.04), "behind"),
+        ((-0.8, -1.3, -0.3, 0.02), "behind, by less than counts"),
         ((1, -0.5, 2.9, 0.3), "no difference that counts"),
         ((1, -0.5, 3.1, 0.3), "undecided"),
         ((-1, -3.1, 0.5, 0.06), "undecided"),
-        ((np.nan, np.nan, np.nan, 1.0), ""),
     ],
 )
 def test_answers(row, expected):
@@ -142,12 +188,33 @@ def test_answers(row, expected):
 
 
 def test_what_was_solved(records, tmp_path):
+    question = "Does BAPO solve more of what was never solved?"
     for run in stages.planned(HARD, tmp_path):
         write_run(run, 0.5)
+        row = decision.primary(decision.Records(tmp_path)).set_index("question").loc[question]
+        assert row["answer"] == "not yet" and np.isnan(row["gain"])  # also after the last run: it has to be counted
         count = {"plain": 10, "bapo": 20}[run.arm.method] + run.seed % 2
         (run.folder / "solved.json").write_text(f'{{"solved": {count}, "of": 50}}')
-    row = decision.primary(records).set_index("question").loc["Does BAPO solve more of what was never solved?"]
-    assert (row["gain"], row["pairs"]) == (pytest.approx(20.0), 2)
+    row = decision.primary(decision.Records(tmp_path)).set_index("question").loc[question]
+    assert (row["gain"], row["pairs"], row["p"]) == (pytest.approx(20.0), 2, 0.5)
+
+
+def test_forms_of_x2_beside_none_of_it(records, tmp_path, monkeypatch):
+    """The arms of two stages. One that has a single pair is left out."""
+    hard = replace(HARD, seconds={"bapo": 1, "bapo_c1_0": 1, "without_x2": 1})
+    for module in (stages, decision):
+        monkeypatch.setattr(module, "STAGES", (SEARCH, hard, MORE))
+    solves = {"bapo": (10, 14), "bapo_c1_0": (9, None), "without_x2": (5, 5), "bapo_asks_eighths": (6, 6)}
+    for stage in (hard, MORE):
+        for run in stages.planned(stage, tmp_path):
+            write_run(run, 0.5)
+            if (count := solves.get(run.arm.method, (1, 1))[run.seed - 71]) is not None:
+                (run.folder / "solved.json").write_text(f'{{"solved": {count}, "of": 50}}')
+    rows = decision.forms_of_x2(decision.Records(tmp_path)).set_index("method")
+    assert list(rows.index) == ["bapo", "bapo_asks_eighths"]
+    wanted = stats.ttest_1samp([10.0, 18.0], 0).confidence_interval()
+    assert tuple(rows.loc["bapo"]) == pytest.approx((2, 14.0, wanted.low, wanted.high))
+    assert tuple(rows.loc["bapo_asks_eighths"]) == pytest.approx((2, 2.0, 2.0, 2.0))
 
 
 def test_mixed_runs_are_not_read(records, tmp_path):
@@ -206,6 +273,51 @@ def test_gains_at_equal_seconds_have_the_error_of_the_unit_times(records):
     )
 
 
+def test_gains_at_one_rate(records, tmp_path, monkeypatch):
+    """GRPO and BAPO have two rates, and each is an arm. Arms at other rates are not in this table."""
+    monkeypatch.setattr(stages, "_chosen", {})
+    found = {"plain": {2e-4: 0.5}, "bapo": {2e-4: 0.5}, "filter_only": {1e-4: 0.5}, "half": {1e-4: 0.5}}
+    monkeypatch.setattr(stages, "known_heights", lambda stage: found)
+    for module in (stages, decision):
+        monkeypatch.setattr(module, "STAGES", (SEARCH, RUNS, ONE_RATE))
+    for run in stages.planned(ONE_RATE, tmp_path):
+        method = run.arm.method
+        write_run(run, top(method, run.seed), trained=TRAINED[method], commit="b" * 40)  # a later one
+    records = decision.Records(tmp_path)
+    table = decision.at_one_rate(records.results("runs")).set_index(["label", "than", "cost"])
+    filter_only, grpo, bapo = "filter only", "GRPO, 1e-04", "BAPO, 1e-04"
+    arms = {filter_only: "filter_only", grpo: "plain_0.0001", bapo: "bapo_0.0001"}
+    wanted = {
+        (one, other, cost)
+        for one, other in ((filter_only, grpo), (bapo, grpo), (bapo, filter_only))
+        for cost in ("responses", "tokens")
+    }
+    assert set(table.index) == wanted
+    for (one, other, cost), row in table.iterrows():
+        costs = {arm: OF_STEP if cost == "responses" else 500 + TRAINED[arm] for arm in arms.values()}
+        pairs = differences(arms[one], arms[other], costs)
+        interval = stats.ttest_1samp(pairs, 0).confidence_interval()
+        expected = (10, pairs.mean(), interval.low, interval.high)
+        assert tuple(row[["pairs", "gain", "low", "high"]]) == pytest.approx(expected, abs=0.01)
+    [row] = decision.gains(records.results("runs"), UNTIMED).query("label == 'filter only' and cost == 'tokens'").gain
+    own = differences("filter_only", "plain", {"filter_only": 800, "plain": 1000}).mean()
+    assert row == pytest.approx(own, abs=1e-3)  # over GRPO with its own rate
+    write_run(stages.planned(ONE_RATE, tmp_path)[0], 0.5, commit="b" * 40, cpu="EPYC")
+    with pytest.raises(ValueError, match="seed 61 has runs of 2 values of cpu"):
+        decision.Records(tmp_path).results("runs")
+
+
+def test_replay_is_compared_with_the_filter_that_has_its_v(records, tmp_path, monkeypatch):
+    of_runs = dict.fromkeys(("plain", "bapo", "without_x2", "filter_only_delayed"), 1)
+    runs = replace(RUNS, seeds=(61, 62), seconds=of_runs)
+    for module in (stages, decision):
+        monkeypatch.setattr(module, "STAGES", (SEARCH, runs))
+    for run in stages.planned(runs, tmp_path):
+        write_run(run, 0.5)
+    table = decision.gains(decision.Records(tmp_path).results("runs"), UNTIMED)
+    assert set(table[table["than"] == "filter only, v = 2"]["label"]) == {"BAPO", "BAPO without X2"}
+
+
 def test_unit_times(records, tmp_path):
     for run in stages.planned(UNITS, tmp_path):
         write_run(run, 0.5, update=1.0 + run.seed % 10)
@@ -224,6 +336,20 @@ def test_how_arms_update(records):
     assert list(rows.loc["GRPO", ["gradient norm", "clipped steps", "clipped tokens"]]) == [1.25, 0.5, 0.25]
     assert (rows["rate"] == 1e-4).all()
     assert rows.loc["GRPO", "steps"] == pytest.approx(1000 / 64)
+
+
+def test_the_loss_scale_is_that_of_groups_with_a_gradient(records, tmp_path, monkeypatch):
+    """With a critic, LUFFY and AR3PO, a group whose own rewards are equal may have one."""
+    for module in (stages, decision):
+        monkeypatch.setattr(module, "STAGES", (SEARCH, HARD, MORE, CRITIC))
+    for stage in (HARD, MORE, CRITIC):
+        for run in stages.planned(stage, tmp_path):
+            write_run(run, 0.5)
+    records = decision.Records(tmp_path)
+    rows = decision.updates(records.results("hard")).set_index("label")["loss scale"]
+    assert rows[["LUFFY", "AR3PO"]].isna().all()
+    assert list(rows[["GRPO", "BAPO", "BAPO, one of 8 counts"]]) == pytest.approx([1 - 100 / 400] * 3)
+    assert decision.updates(records.results("critic"))["loss scale"].isna().all()
 
 
 def test_probes_of_part_4(tmp_path, monkeypatch):
