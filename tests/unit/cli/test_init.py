@@ -51,7 +51,7 @@ def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0
     out = capsys.readouterr().out
-    assert out.endswith("configuration is valid\n") and "64 prompts = 1 trainer steps" in out
+    assert out.endswith("configuration is valid\n") and "64 prompts = 1 trainer step;" in out
 
 
 def test_it_is_the_one_gpu_preset_on_other_data(folder):
