@@ -1,12 +1,24 @@
 """The weights of a model folder, as far as their files say before they are loaded."""
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+FORMS = (INDEX, WHOLE, "pytorch_model.bin", "pytorch_model.bin.index.json")  # one of them is in each model folder
+# Weights that transformers does not load, and what makes a model folder of them.
+OTHERS = {
+    "adapter_model.*": "they are those of an adapter: merge it into its model, and save the result",
+    "*.gguf": "they are in GGUF: give the model that they were made from",
+    "*.distcp": "they are parts of a checkpoint: `bapo-openrlhf model` makes a model of one of this project's",
+}
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of models that are named as Llama's
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+Shapes = Mapping[str, list[int]]  # of tensors, by name
 LENGTH = 8  # bytes in front of the header, which have its length
 
 
@@ -18,18 +30,63 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def tensors_of(flag: str, folder: Path) -> set[str]:
-    """Names of the tensors in a folder's safetensors files; none if the weights are in another form, or not here.
+def tensors_of(flag: str, folder: Path) -> dict[str, list[int]]:
+    """Shapes of the tensors in a folder's safetensors files; none if the weights are in a .bin file.
 
     Args:
         flag: The flag that names the folder. Errors name it.
 
     Raises:
-        ConfigError: A file of the weights is missing, or it is no whole safetensors file.
+        ConfigError: There are no weights, one of their files is missing, or it is no whole safetensors file.
     """
+    if not any((folder / name).is_file() for name in FORMS):
+        why = next((why for pattern, why in OTHERS.items() if any(folder.glob(pattern))), "there is no such file")
+        raise ConfigError(f"{flag} is {folder}; its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
     index = read_json(folder / INDEX)
     names = sorted({*index["weight_map"].values()}) if index else [WHOLE] if (folder / WHOLE).is_file() else []
-    return {tensor for name in names for tensor in _header(flag, folder, name)} - {"__metadata__"}
+    headers = [_header(flag, folder, name) for name in names]
+    return {
+        tensor: entry["shape"] for header in headers for tensor, entry in header.items() if tensor != "__metadata__"
+    }
+
+
+def check_weights(flag: str, folder: Path, config: Mapping[str, Any], shapes: Shapes, *, generates: bool) -> None:
+    """Check that a model can be trained, and that its weights are those of its config.json.
+
+    Names of weights are only known for models that are named as Llama's are, such as Qwen's.
+
+    Args:
+        flag: The flag that names the folder.
+        shapes: Those of its weights; none if they are not known.
+        generates: Whether it has to generate text, so that it needs a head over the vocabulary.
+
+    Raises:
+        ConfigError: The message names the folder, what it has, and what it must have.
+    """
+
+    def refuse(says: str) -> None:
+        raise ConfigError(f"{flag} is {folder}; {says}")
+
+    if "model_type" not in config:
+        refuse("its config.json has no model_type, which transformers needs")
+    if quantized := (config.get("quantization_config") or {}).get("quant_method"):
+        refuse(
+            f"its weights are quantized ({quantized}), and a model that is trained must have weights in bf16 or float32"
+        )
+    kinds = [kind for kind in config.get("architectures") or () if kind.endswith("ForSequenceClassification")]
+    if generates and kinds:
+        refuse(f"it is a {kinds[0]}, which generates no text; it must be a causal language model")
+    if EMBEDDINGS not in shapes:
+        return
+    layers = {int(found[1]) for name in shapes if (found := LAYER.match(name))}
+    if missing := sorted(set(range(config.get("num_hidden_layers", 0))) - layers):
+        refuse(f"it has no weights of layer {missing[0]}, and num_hidden_layers of its config.json is "
+               f"{config['num_hidden_layers']}")  # fmt: skip
+    said, found = [config.get("vocab_size"), config.get("hidden_size")], shapes[EMBEDDINGS]
+    if None not in said and said != found:
+        refuse(f"vocab_size and hidden_size of its config.json are {said}, and its embeddings are {found}")
+    if generates and config.get("tie_word_embeddings") is False and HEAD not in shapes:
+        refuse(f"it has no weights {HEAD}, the head over the vocabulary, and tie_word_embeddings is false")
 
 
 def _header(flag: str, folder: Path, name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder
-from bapo_openrlhf.launch.model_files import tensors_of
+from bapo_openrlhf.launch.model_files import Shapes, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
@@ -86,21 +87,25 @@ def print_warnings(checked: Checked, where: str = "") -> None:
 
 
 def check_packages(args: SimpleNamespace) -> None:
-    """Refuse attention whose package is not installed, if this is the machine with the GPUs.
+    """Refuse wandb if it is not installed, and such attention, if this is the machine with the GPUs.
 
     Raises:
         ConfigError: The message names the packages, and attention that needs none.
     """
+    if args.logger.wandb.key and find_spec("wandb") is None:
+        raise ConfigError(
+            "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
+        )
     problem = lacking(args)
     if problem and not cpu.active():
         raise ConfigError(problem)
 
 
-def check_model(flag: str, name: str | None) -> set[str]:
+def check_model(flag: str, name: str | None) -> Shapes:
     """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub.
 
     Returns:
-        Names of its weights, as far as they are known without loading it.
+        Shapes of its weights, as far as they are known without loading it.
     """
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
@@ -111,7 +116,7 @@ def check_model(flag: str, name: str | None) -> set[str]:
         return tensors_of(flag, path)
     if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
-    return set()
+    return {}
 
 
 def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
@@ -135,11 +140,13 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
         "looked at"
         for name, flag in elsewhere.items()
     ]
-    for flag, name in trained:
+    for (flag, name), shapes in zip(trained, weights, strict=False):
         folder = user_file.at_home(name)
         if not folder.is_dir():
             continue
         config = _config_of(f"{flag} is {name}", folder)
+        language = config.get("text_config", config)
+        check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
         if args.actor.aux_loss_coef and "output_router_logits" not in config:
             raise ConfigError(
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
@@ -147,7 +154,7 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
             )
         if (flag, name) == trained[0]:
             vision.check_model(f"{flag} is {name}", folder, config, args)
-            _check_shape(f"{flag} {name}", config.get("text_config", config), args)
+            _check_shape(f"{flag} {name}", language, args)
     return warnings
 
 

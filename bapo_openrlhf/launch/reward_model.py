@@ -1,24 +1,23 @@
 """Find out before it loads that a reward model gives no score, or reads other tokens than the actor writes."""
 
-from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import read_json
+from bapo_openrlhf.launch.model_files import Shapes, read_json
 from bapo_openrlhf.user_file import at_home
 
 FLAG = "reward.model_name_or_path"
 
 
-def check_reward_model(args: SimpleNamespace, weights: Collection[str]) -> None:
+def check_reward_model(args: SimpleNamespace, weights: Shapes) -> None:
     """Check the head and the tokens of `--reward.model_name_or_path`, as far as both models are folders here.
 
     OpenRLHF would give a model without a head a random one, and only log it.
 
     Args:
         args: OpenRLHF's (nested) arguments.
-        weights: Names of its weights; none if they are not known.
+        weights: Shapes of its weights; none if they are not known.
 
     Raises:
         ConfigError: The message names the folder, and what it lacks or has.
@@ -31,6 +30,8 @@ def check_reward_model(args: SimpleNamespace, weights: Collection[str]) -> None:
             f"{FLAG} is {name}; it has no weights {prefix}.weight, the head that gives a score, so it is no reward "
             "model, or --ds.value_head_prefix must name its head"
         )
+    if weights and (scores := weights[f"{prefix}.weight"][0]) != 1:
+        raise ConfigError(f"{FLAG} is {name}; its head {prefix}.weight gives {scores} scores, and it must give one")
     written, read = _tokens_of(at_home(actor)), _tokens_of(folder)
     for number, token in written.items() if read else ():
         if read.get(number) != token:

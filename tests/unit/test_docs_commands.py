@@ -399,7 +399,8 @@ def project(tmp_path_factory):
     for name in ("configs", "examples", "research", "bapo_openrlhf"):
         (here / name).symlink_to(ROOT / name)
     (here / "runs" / "base_model").mkdir(parents=True)
-    (here / "runs" / "base_model" / "config.json").write_text("{}")
+    (here / "runs" / "base_model" / "config.json").write_text('{"model_type": "qwen2"}')
+    (here / "runs" / "base_model" / "pytorch_model.bin").touch()
     (here / "runs" / "reasoning_gym").mkdir()
     for level in yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text()):
         (here / "runs" / "reasoning_gym" / f"{level}.jsonl").write_text("")

@@ -33,7 +33,8 @@ def words(tmp_path) -> list[str]:
     """A run on 83 prompts, 8 per rollout, G = 4, at most 6 groups per batch, two actor ranks, one critic rank."""
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text('{"model_type": "qwen2"}')
+    (model / "pytorch_model.bin").touch()
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps({"input": f"{n}", "label": f"3 5 7:{n}"}) + "\n" for n in range(83)))
     reward = tmp_path / "reward.py"

@@ -16,7 +16,8 @@ def words(tmp_path, monkeypatch):
     model = tmp_path / "model"
     for name in ("model", "bare"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / name / "pytorch_model.bin").touch()
     (model / "tokenizer.json").write_text("{}")
     (tmp_path / "rows.jsonl").write_text(3 * (json.dumps({"input": "1+1", "solution": "1 + 1 = 2"}) + "\n"))
     (tmp_path / "empty.jsonl").write_text(json.dumps({"input": "1+1", "solution": " "}) + "\n")

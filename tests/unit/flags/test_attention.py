@@ -11,6 +11,7 @@ from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.rule import refuse
 from bapo_openrlhf.flags.rules import PACKED
+from bapo_openrlhf.launch import preflight
 from bapo_openrlhf.launch.preflight import check_packages
 
 NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
@@ -18,7 +19,8 @@ NEITHER = "the package flash-attn or kernels, which is not installed on this mac
 
 def asked(implementation, packed=False, ring=1, liger=False):
     kernels = {"ring_attn_size": ring, "use_liger_kernel": liger}
-    return SimpleNamespace(ds=SimpleNamespace(attn_implementation=implementation, packing_samples=packed, **kernels))
+    ds = SimpleNamespace(attn_implementation=implementation, packing_samples=packed, **kernels)
+    return SimpleNamespace(ds=ds, logger=SimpleNamespace(wandb=SimpleNamespace(key=None)))
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +89,18 @@ def test_it_is_refused_only_with_a_gpu(monkeypatch):
     check_packages(asked("sdpa"))
     with pytest.raises(ConfigError, match=r"needs none, without packed samples$"):
         check_packages(asked("flash_attention_2"))
+
+
+@pytest.mark.parametrize("gpus", [True, False])
+def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
+    monkeypatch.setenv(cpu.SWITCH, str(int(not gpus)))
+    args = asked("sdpa")
+    args.logger.wandb.key = "k"
+    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^logger\.wandb\.key is set; it needs the package wandb, which is not"):
+        check_packages(args)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: name)
+    check_packages(args)
 
 
 FLAGS = {"ds.packing_samples": (False, True), "train.dynamic_batch_enable": (False, True), "ds.ring_attn_size": (1, 2)}

@@ -64,8 +64,9 @@ class AgentExecutor(MultiTurnAgentExecutor):
 def folder(tmp_path, monkeypatch) -> Path:
     """A folder with a model of 6 heads and 64 positions, data and a reward function, in which the commands run."""
     (tmp_path / "model").mkdir()
-    shape = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    shape = {"model_type": "qwen2", "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
+    (tmp_path / "model" / "pytorch_model.bin").touch()
     rows = (f'{{"input": "{number}+1"}}\n' for number in range(256))  # 8 steps
     (tmp_path / "train.jsonl").write_text("".join(rows))
     (tmp_path / "more.jsonl").write_text("".join(f'{{"input": "{number}+2"}}\n' for number in range(256)))
@@ -488,7 +489,6 @@ GOOD = [
     "train.async_enable adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0",
     "train.batch_size=128 adapt.batch_size=16", "algorithm=ppo critic.freezing_steps=-1",
     "algorithm=ba_ppo critic.freezing_steps=6", "data.apply_chat_template",
-    "logger.wandb.project=mine logger.wandb.key=k",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
     "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=train.jsonl eval.steps=8", "ckpt.save_steps=8",

@@ -262,7 +262,8 @@ class TestResume:
         (tmp_path / "rows.jsonl").write_text(20 * '{"input": "1+1="}\n')
         (tmp_path / "reward.py").write_text("one")
         (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "config.json").write_text("{}")
+        (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / "model" / "pytorch_model.bin").touch()
         defaults = {
             "data__prompt_dataset": tmp_path / "rows.jsonl", "reward__remote_url": tmp_path / "reward.py",
             "actor__model_name_or_path": tmp_path / "model", "ckpt__save_steps": 2, "prompts": 20, "fails": True,

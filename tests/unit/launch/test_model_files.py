@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import INDEX, WHOLE, tensors_of
+from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_weights, tensors_of
 
 
 def refused(folder) -> str:
@@ -19,13 +19,14 @@ def refused(folder) -> str:
 
 
 def test_the_tensors_of_one_file_and_of_several(tmp_path):
-    assert tensors_of("f", tmp_path) == set()  # of a .bin file nothing is said
+    (tmp_path / "pytorch_model.bin").touch()
+    assert tensors_of("f", tmp_path) == {}  # of a .bin file nothing is said
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(0)}, tmp_path / WHOLE, metadata={"format": "pt"})
-    assert tensors_of("f", tmp_path) == {"a", "b"}
+    assert tensors_of("f", tmp_path).keys() == {"a", "b"}
     for name in "cd":
         save_file({name: np.ones(4)}, tmp_path / f"{name}.safetensors")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in "cd"}}))
-    assert tensors_of("f", tmp_path) == {"c", "d"}  # transformers also reads the index first
+    assert tensors_of("f", tmp_path) == {"c": [4], "d": [4]}  # transformers also reads the index first
     (tmp_path / "d.safetensors").unlink()
     assert refused(tmp_path) == f"{INDEX} names the file d.safetensors, which is not there"
 
@@ -41,3 +42,64 @@ def test_a_file_that_is_cut_short(tmp_path, size):
 def test_the_pointer_that_git_leaves_in_the_place_of_a_large_file(tmp_path):
     (tmp_path / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1500\n")
     assert refused(tmp_path).endswith("if git made it, `git lfs pull` gets the weights")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("tokenizer.json", "but there is no such file"),
+        ("adapter_model.safetensors", "but they are those of an adapter: merge it into its model"),
+        ("model-q4.gguf", "but they are in GGUF: give the model that they were made from"),
+        ("__0_0.distcp", "but they are parts of a checkpoint: `bapo-openrlhf model` makes"),
+    ],
+)
+def test_a_folder_without_weights(tmp_path, name, says):
+    (tmp_path / name).touch()
+    assert says in refused(tmp_path) and f"its weights must be in {WHOLE}" in refused(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """config.json and the shapes of a model that transformers has made and saved."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("model")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 20, "tie_word_embeddings": False}  # fmt: skip
+    config = transformers.Qwen3Config(**sizes)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text()), tensors_of("f", folder)
+
+
+def test_a_model_that_transformers_has_saved_can_be_trained(real, tmp_path):
+    config, shapes = real
+    for generates in (True, False):
+        check_weights("f", tmp_path, config, shapes, generates=generates)
+        check_weights("f", tmp_path, config, {}, generates=generates)
+    headless = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
+    check_weights("f", tmp_path, config, headless, generates=False)  # a critic has another head
+    check_weights("f", tmp_path, config | {"tie_word_embeddings": True}, headless, generates=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "without", "says"),
+    [
+        ({"model_type": None}, "", "its config.json has no model_type"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "", "its weights are quantized (gptq), and a model that"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "", "it is a Qwen3ForSequenceClassification, which"),
+        ({}, "model.layers.1.", "it has no weights of layer 1, and num_hidden_layers of its config.json is 3"),
+        (
+            {"hidden_size": 16},
+            "",
+            "vocab_size and hidden_size of its config.json are [20, 16], and its embeddings are [20, 8]",
+        ),
+        ({}, "lm_head.", "it has no weights lm_head.weight, the head over the vocabulary, and tie_word_embeddings is"),
+    ],
+)
+def test_a_model_that_cannot_be_trained(real, tmp_path, changed, without, says):
+    config, shapes = real
+    config = {name: value for name, value in (config | changed).items() if value is not None}
+    shapes = {name: shape for name, shape in shapes.items() if not (without and name.startswith(without))}
+    with pytest.raises(ConfigError) as error:
+        check_weights("critic.model_name_or_path", tmp_path, config, shapes, generates=True)
+    assert str(error.value).startswith(f"critic.model_name_or_path is {tmp_path}; {says}")

@@ -35,7 +35,8 @@ class Run:
         self.folder = folder
         self.model = folder / "model"
         self.model.mkdir()
-        (self.model / "config.json").write_text("{}")
+        (self.model / "config.json").write_text('{"model_type": "qwen2"}')
+        (self.model / "pytorch_model.bin").touch()
         self.data = self.rows("train.jsonl", 8)
         self.reward = self.write("reward.py", REWARD)
 
@@ -125,7 +126,8 @@ class TestModel:
     def test_a_reward_model_has_a_head(self, run):
         folder = run.folder / "judge"
         folder.mkdir()
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text('{"model_type": "qwen2"}')
+        (folder / "pytorch_model.bin").touch()
         save_file({"lm_head.weight": np.zeros(2)}, folder / "model.safetensors")
         text = run.refusal(reward__remote_url=None, reward__model_name_or_path=folder)
         assert text.startswith(f"reward.model_name_or_path is {folder}; it has no weights score.weight, the head")
@@ -198,7 +200,8 @@ def test_a_dense_model_has_no_loss_of_a_router(run, flag):
     """OpenRLHF would look for it in the first optimizer step."""
     experts = run.folder / "experts"
     experts.mkdir()
-    (experts / "config.json").write_text('{"output_router_logits": false}')
+    (experts / "config.json").write_text('{"model_type": "qwen3_moe", "output_router_logits": false}')
+    (experts / "pytorch_model.bin").touch()
     models = {"actor__model_name_or_path": experts, "critic__model_name_or_path": experts}
     assert run.check(actor__aux_loss_coef=0.5, **models).prompts == 8
     models[flag.replace(".", "__")] = run.model
@@ -212,7 +215,7 @@ class Pictures:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        (run.model / "config.json").write_text('{"vision_config": {}}')
+        (run.model / "config.json").write_text('{"model_type": "qwen2_vl", "vision_config": {}}')
         (run.model / "preprocessor_config.json").write_text("{}")
         self.good = self.image("good.png")
 
@@ -401,7 +404,7 @@ class TestImages:
         pictures.check({})
 
     def test_a_model_without_vision(self, pictures):
-        (pictures.run.model / "config.json").write_text("{}")
+        (pictures.run.model / "config.json").write_text('{"model_type": "qwen2"}')
         text = pictures.run.refusal(**pictures.flags())
         asked = f"data.max_images_per_prompt is 1, and actor.model_name_or_path is {pictures.run.model}"
         assert text.startswith(f"{asked}, a model without vision")

@@ -28,7 +28,8 @@ def folders(tmp_path):
     """actor/ and reward/, which fit together."""
     for name in ("actor", "reward"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / name / "pytorch_model.bin").touch()
         (tmp_path / name / "tokenizer.json").write_text(tokenizer(TOKENS, added=["<think>"]))
     save_file({"score.weight": np.zeros((1, 2)), "model.norm.weight": np.zeros(2)},
               tmp_path / "reward" / "model.safetensors")  # fmt: skip
@@ -37,7 +38,8 @@ def folders(tmp_path):
 
 def check(folders, prefix="score") -> None:
     models = {name: SimpleNamespace(model_name_or_path=str(folders / name)) for name in ("actor", "reward")}
-    weights = tensors_of("reward.model_name_or_path", folders / "reward")
+    folder = folders / "reward"
+    weights = tensors_of("reward.model_name_or_path", folder) if folder.is_dir() else {}
     check_reward_model(SimpleNamespace(**models, ds=SimpleNamespace(value_head_prefix=prefix)), weights)
 
 
@@ -52,6 +54,11 @@ def test_one_that_fits(folders):
     for name, more in (("actor", []), ("reward", ["<pad2>"])):  # it may have tokens that the actor never writes
         (folders / name / "tokenizer.json").write_text(tokenizer([*TOKENS, "<think>", *more], unigram=True))
     check(folders)
+
+
+def test_two_scores(folders):
+    save_file({"score.weight": np.zeros((2, 4))}, folders / "reward" / "model.safetensors")
+    assert refused(folders).endswith("its head score.weight gives 2 scores, and it must give one")
 
 
 def test_no_head(folders):
@@ -77,7 +84,7 @@ def test_other_tokens(folders, tokens, added, says):
 
 
 def test_what_is_not_here_is_not_looked_at(folders):
-    (folders / "reward" / "model.safetensors").rename(folders / "reward" / "model.bin")
+    (folders / "reward" / "model.safetensors").unlink()
     (folders / "reward" / "tokenizer.json").rename(folders / "reward" / "tokenizer.model")
     check(folders)
     (folders / "reward").rename(folders / "on the hub")

@@ -94,7 +94,8 @@ def request_(tmp_path, monkeypatch):
     monkeypatch.setattr(results_file, "provenance", lambda: ORIGIN)  # once for all, because git is asked
     monkeypatch.setattr(run, "VerifierConfig", lambda: VerifierConfig(processes=2))
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    (tmp_path / "model" / "pytorch_model.bin").touch()
     (tmp_path / "model" / "model.safetensors").write_bytes(weights(bytes(range(256)) * 16))
     (tmp_path / "reward.py").write_text(REWARD)
     write_problems(tmp_path / "mods.jsonl", 8)
@@ -537,7 +538,8 @@ def test_ids_are_made_where_there_are_none(tmp_path):
 def test_fingerprint_is_of_the_content(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / name / "pytorch_model.bin").touch()
         (tmp_path / name / "model.safetensors").write_bytes(weights(bytes(10_000)))
         os.utime(tmp_path / name / "model.safetensors", (0, len(name)))
     first = store.fingerprint(str(tmp_path / "a"))

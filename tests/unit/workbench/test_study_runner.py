@@ -270,7 +270,7 @@ EDITS = {
     "method.yaml": ("8", "9", "adapt.buffer_size 8 (now 9)"),
     "rows.jsonl": ("1+1", "1+2", "data.prompt_dataset 12 rows, blake2b "),
     "reward.py": ("1.0", "0.0", "reward.remote_url blake2b "),
-    "model/config.json": ("{}", "{ }", "actor.model_name_or_path blake2b "),
+    "model/config.json": ("{", "{ ", "actor.model_name_or_path blake2b "),
 }
 
 
@@ -283,7 +283,8 @@ class TestContent:
         monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
         monkeypatch.setattr(study, "_write", lambda *_: None)  # the page
         (tmp_path / "model").mkdir()
-        (tmp_path / "model/config.json").write_text("{}")
+        (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
+        (tmp_path / "model/pytorch_model.bin").touch()
         (tmp_path / "rows.jsonl").write_text(12 * '{"input": "1+1=", "label": "2"}\n')
         (tmp_path / "reward.py").write_text(
             "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
