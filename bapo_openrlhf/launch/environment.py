@@ -1,7 +1,10 @@
 """Find what in the environment of a process a run would stumble over."""
 
 import os
+import sys
 import tempfile
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
@@ -9,7 +12,28 @@ from bapo_openrlhf.errors import ConfigError
 LONGEST_SOCKET = 107  # bytes of the path of a socket (AF_UNIX)
 # The longest sockets below the folder for temporary files: Ray's, with a process number of 7 digits, and vLLM's.
 RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+# What the processes of a run import, and a folder of one's own is likely to be called.
+LIBRARIES = ("accelerate", "datasets", "deepspeed", "numpy", "openrlhf", "peft", "ray", "torch", "transformers", "vllm")
 VLLMS = "/00000000-0000-0000-0000-000000000000"
+
+
+def check_working_folder() -> None:
+    """Check that nothing in the working folder would be imported in the place of a library.
+
+    Ray's workers look there first, also if this process does not.
+
+    Raises:
+        ConfigError: The message names the file, and the library of that name.
+    """
+    here = Path.cwd()
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
+    for name in LIBRARIES:
+        found = PathFinder.find_spec(name, [str(here)])
+        if found and found.origin and PathFinder.find_spec(name, elsewhere):
+            raise ConfigError(
+                f"{found.origin} would be imported in the place of the library {name}, because it is in the folder in "
+                "which the run is started: rename it, or start the run in another folder"
+            )
 
 
 def check_temporary_folder() -> None:

@@ -25,7 +25,7 @@ from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
-from bapo_openrlhf.launch.environment import check_temporary_folder
+from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
 from bapo_openrlhf.launch.model_files import Shapes, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.training.reward import printed
@@ -56,6 +56,7 @@ def check_inputs(
         ConfigError: The message names the flag, the value and what is allowed.
     """
     warnings: list[str] = []
+    check_working_folder()
     check_temporary_folder()
     check_written(args)
     check_read(args)

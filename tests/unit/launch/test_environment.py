@@ -10,10 +10,25 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.environment import LONGEST_SOCKET, RAYS, VLLMS, check_temporary_folder
+from bapo_openrlhf.launch.environment import LONGEST_SOCKET, RAYS, VLLMS, check_temporary_folder, check_working_folder
 
 MOST = {"RAY_TMPDIR": 39, "TMPDIR": 39}
 OF_VLLM = 70
+
+
+@pytest.mark.parametrize("file", ["datasets/__init__.py", "torch.py"])
+def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datasets").mkdir()  # a folder of data hides nothing
+    (tmp_path / "mine.py").touch()
+    check_working_folder()
+    (tmp_path / file).touch()
+    with pytest.raises(ConfigError) as error:
+        check_working_folder()
+    library = file.removesuffix(".py").removesuffix("/__init__")
+    assert str(error.value).startswith(f"{tmp_path / file} would be imported in the place of the library {library}, ")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # as in the folder of the library's own source
+    check_working_folder()
 
 
 @pytest.fixture
