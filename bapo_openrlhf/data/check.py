@@ -11,6 +11,8 @@ from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
 from bapo_openrlhf.data.sources import Request
+from bapo_openrlhf.data.tokenizer import Tokenizer
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.user_file import is_file
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
@@ -82,7 +84,18 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
     here = local_tokenizer(name) if ahead or Path(name).is_dir() else name
     fast = not data.disable_fast_tokenizer
     form = {"template": data.input_template, "chat": data.apply_chat_template}
-    return Renderer(MODEL, here, **form, fast=fast, quick=ahead)
+    renderer = Renderer(MODEL, here, **form, fast=fast, quick=ahead)
+    if renderer.tokenizer is not None:
+        _check_special(f"{MODEL} is {name}", renderer.tokenizer)
+    return renderer
+
+
+def _check_special(model: str, tokenizer: Tokenizer) -> None:
+    """Refuse an end token or a padding token that the model has no embedding of."""
+    special = tokenizer.special()
+    for kind, wrong in zip(special, tokenizer.beyond(list(special.values())), strict=True):
+        if wrong:
+            raise ConfigError(f"{model}; the {kind} of its tokenizer {wrong}")
 
 
 def _elsewhere(flag: str, name: str) -> str:

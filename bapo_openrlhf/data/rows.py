@@ -218,6 +218,12 @@ class RowCheck:
         for (place, _, asked), length in zip(solved, ends, strict=True):
             if not fits_solution(self._args, asked, length):
                 self._long_solutions.append((place, length, asked))
+        texts = [(one.place, "prompt", one.prompt) for one in prompts]
+        texts += [(place, "worked solution", text) for place, text, _ in solved]
+        beyond = self._render.tokenizer.beyond([text for *_, text in texts])
+        for (place, what, _), wrong in zip(texts, beyond, strict=True):
+            if wrong:
+                self._findings.error(f"unknown token of {what}", f"{place}: the {what} {wrong}")
         for (place, prompt, images, _), length in zip(prompts, lengths, strict=True):
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")

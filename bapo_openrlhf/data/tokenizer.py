@@ -29,6 +29,12 @@ class Tokenizer:
         kind = transformers.AutoProcessor if has_vision(model) else transformers.AutoTokenizer
         self._loaded: Any = kind.from_pretrained(model, trust_remote_code=True, use_fast=fast)
         self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
+        config = _local_config(model) or {}
+        self._vocab_size: int | None = config.get("text_config", config).get("vocab_size")
+        self._images = {
+            config.get("image_token_id"),
+            config.get("image_token_index"),
+        }  # images replace it
 
     def has_chat_template(self) -> bool:
         """Whether it has a chat template."""
@@ -43,10 +49,33 @@ class Tokenizer:
         text: str = self._loaded.apply_chat_template(messages, **options)
         return text
 
+    def special(self) -> dict[str, str]:
+        """Its end token and its padding token by their names, as far as it has them."""
+        kinds = ("eos_token", "pad_token")
+        return {kind: token for kind in kinds if (token := getattr(self._tokenizer, kind)) is not None}
+
     def lengths(self, texts: list[str]) -> list[int]:
         """The number of tokens of each text."""
+        return list(map(len, self._ids(texts)))
+
+    def beyond(self, texts: list[str]) -> list[str | None]:
+        """What is wrong with each text that has a token without an embedding in the model, by its local config.json."""
+        size, words = self._vocab_size, self._tokenizer.get_vocab()
+        if size is None or max(words.values(), default=0) < size:
+            return [None] * len(texts)
+        highest = [max(set(ids) - self._images, default=0) for ids in self._ids(texts)]
+        return [
+            f"has the token {self._tokenizer.convert_ids_to_tokens(token)!r} with the id {token}; each id must be "
+            f"below {size}, the vocab_size in the model's config.json"
+            if token >= size
+            else None
+            for token in highest
+        ]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
         encoded: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-        return [len(tokens) for tokens in encoded["input_ids"]]
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
 
     def lengths_with_end(self, texts: list[str]) -> list[int]:
         """The number of tokens of each text and the end token, which is added unless the text ends with it."""
@@ -54,11 +83,17 @@ class Tokenizer:
         return self.lengths([text if text.endswith(end) else text + end for text in texts])
 
 
+def _local_config(model: str) -> dict[str, Any] | None:
+    """What the config.json of a folder has; None if there is none."""
+    file = Path(model) / "config.json"
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
 def has_vision(model: str) -> bool:
     """Whether a model reads images, by its config.json. A hub name is looked up as OpenRLHF does."""
-    config = Path(model) / "config.json"
-    if config.is_file():
-        return "vision_config" in json.loads(config.read_text())
+    config = _local_config(model)
+    if config is not None:
+        return "vision_config" in config
     if Path(model).is_dir():
         return False
     from transformers import AutoConfig

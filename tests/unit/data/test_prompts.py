@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -273,6 +274,35 @@ class TestTokenizer:
         monkeypatch.setattr(prompts.Renderer, "lengths", lambda self, texts: [len(text) - 1 for text in texts])
         with pytest.raises(ConfigError, match=r", row 2: the prompt 'x' has no tokens$"):
             with_tokenizer([{"q": "xx", "a": "x"}, {"q": "x", "a": "x"}])
+
+    @pytest.mark.parametrize("key", ["q", "s"])
+    def test_a_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, key):
+        """The bytes of é have the ids 129 and 104, and all bytes of the other rows are below 129."""
+        config = tokenizer_folder / "config.json"
+        rows = [{"q": f"{number}?", "a": "x", "s": "x"} for number in range(3)]
+        rows[2][key] += "é"
+        for sizes in ({"vocab_size": 130}, {"vocab_size": 129, "image_token_id": 129}):
+            config.write_text(json.dumps(sizes))
+            assert with_tokenizer(rows, **SOLVED).prompts == 3
+        config.write_text(json.dumps({"text_config": {"vocab_size": 129}, "vocab_size": 130}))
+        with pytest.raises(ConfigError) as error:
+            with_tokenizer(rows, **SOLVED)
+        what = "prompt" if key == "q" else "worked solution"
+        assert str(error.value).endswith(
+            f", row 3: the {what} has the token 'Ã' with the id 129; each id must be below 129, the vocab_size in the "
+            "model's config.json"
+        )
+
+    @pytest.mark.parametrize("kind", ["eos_token", "pad_token"])
+    def test_a_special_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, kind):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+        tokenizer.add_special_tokens({kind: "<new>"})
+        tokenizer.save_pretrained(tokenizer_folder)
+        (tokenizer_folder / "config.json").write_text('{"vocab_size": 259}')
+        assert with_tokenizer([{"q": "1?", "a": "x"}]).prompts == 1
+        (tokenizer_folder / "config.json").write_text('{"vocab_size": 258}')
+        with pytest.raises(ConfigError, match=f"; the {kind} of its tokenizer has the token '<new>' with the id 258; "):
+            with_tokenizer([{"q": "1?", "a": "x"}])
 
     def test_it_is_not_loaded_if_it_is_not_here(self, check):
         assert prompts.local_tokenizer("no-such-owner/no-such-model") is None
