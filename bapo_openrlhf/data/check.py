@@ -86,13 +86,18 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
     form = {"template": data.input_template, "chat": data.apply_chat_template}
     renderer = Renderer(MODEL, here, **form, fast=fast, quick=ahead)
     if renderer.tokenizer is not None:
-        _check_special(f"{MODEL} is {name}", renderer.tokenizer)
+        _check_special(f"{MODEL} is {name}", renderer.tokenizer, data.solution_key)
     return renderer
 
 
-def _check_special(model: str, tokenizer: Tokenizer) -> None:
-    """Refuse an end token or a padding token that the model has no embedding of."""
+def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> None:
+    """Refuse a tokenizer without an end token if there are worked solutions, and special tokens without embeddings."""
     special = tokenizer.special()
+    if solutions and "eos_token" not in special:
+        raise ConfigError(
+            f"data.solution_key is {solutions}, and {model}, whose tokenizer has no end token (eos_token); worked "
+            "solutions need one, because each ends with it"
+        )
     for kind, wrong in zip(special, tokenizer.beyond(list(special.values())), strict=True):
         if wrong:
             raise ConfigError(f"{model}; the {kind} of its tokenizer {wrong}")

@@ -293,6 +293,16 @@ class TestTokenizer:
             "model's config.json"
         )
 
+    def test_worked_solutions_need_an_end_token(self, with_tokenizer, tokenizer_folder):
+        file = tokenizer_folder / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": None}))
+        rows = [{"q": "1?", "a": "x", "s": "x"}]
+        assert with_tokenizer(rows).prompts == 1
+        with pytest.raises(ConfigError) as error:
+            with_tokenizer(rows, **SOLVED)
+        assert str(error.value).startswith("data.solution_key is s, and actor.model_name_or_path is ")
+        assert "tokenizer, whose tokenizer has no end token (eos_token); worked solutions need one" in str(error.value)
+
     @pytest.mark.parametrize("kind", ["eos_token", "pad_token"])
     def test_a_special_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, kind):
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
