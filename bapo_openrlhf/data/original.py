@@ -9,15 +9,18 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf.data.findings import shown
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.user_file import ENCODINGS
 
 Row = Mapping[str, Any]
+SURROGATE = re.compile("[\ud800-\udfff]")  # json.loads makes one character of a whole pair
 READ_AS = "save the file as UTF-8, for example with `iconv -f {} -t utf-8`"
 
 
@@ -95,6 +98,19 @@ def _csv_rows(where: str, text: str) -> Iterator[Row]:
         if len(cells) != len(header):
             raise ConfigError(f"{where}, line {lines.line_num}: {len(cells)} cells for {len(header)} columns")
         yield dict(zip(header, cells, strict=True))
+
+
+def unreadable(value: Any) -> str | None:
+    """What no reader of JSON files with types for columns can read in a value, and what is allowed."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return next(filter(None, map(unreadable, value)), None)
+    if isinstance(value, str) and SURROGATE.search(value):
+        return f"{shown(value)} has half of a surrogate pair; a text must be valid Unicode"
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return f"{shown(value)} has more than 64 bits; write such a number as a text, in all rows"
+    return None
 
 
 def is_same(original: Any, read: Any) -> bool:

@@ -175,6 +175,10 @@ def _why_unreadable(request: Request, source: Source, where: str, error: Excepti
                 return f"{where} has no rows; it must have at least one"
             if not any(rows):
                 return f"{where}, row 1: no column {request.prompt!r} ({next(iter(request.columns))}); it has none"
+            for number, row in enumerate(rows, 1):
+                for column, value in row.items():
+                    if wrong := original.unreadable([column, value]):
+                        return f"{where}, row {number}: column {column!r}: {wrong}"
         except ConfigError as found:
             return str(found)
     cause = error.__cause__ if error.__cause__ is not None else error

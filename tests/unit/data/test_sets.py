@@ -88,6 +88,21 @@ class TestFiles:
         text = check.refusal(check.file("a.json", f'[{{"q": "1", "a": {"9" * 5000}}}]'))
         assert text.startswith(": no valid JSON (Exceeds the limit")
 
+    @pytest.mark.parametrize(("column", "value", "message"), [
+        ("q", "x \ud800", "'x \\ud800' has half of a surrogate pair; a text must be valid Unicode"),
+        ("a", "\udfff", "'\\udfff' has half of a surrogate pair; a text must be valid Unicode"),
+        ("a", 2**100, f"{2**100} has more than 64 bits; write such a number as a text, in all rows"),
+        ("a", [{"x": 2**64}], f"{2**64} has more than 64 bits; write such a number as a text, in all rows"),
+        ("a", -(2**63) - 1, f"{-(2**63) - 1} has more than 64 bits; write such a number as a text, in all rows"),
+        ("\ud800", "x", "'\\ud800' has half of a surrogate pair; a text must be valid Unicode"),
+    ])  # fmt: skip
+    def test_values_that_the_reader_cannot_read(self, check, column, value, message):
+        """The reader counts rows from 0, or names only a place in a line."""
+        rows = [{"q": "😀", "a": "1"} for _ in range(24)]
+        rows[23][column] = value
+        text = check.refusal(check.file("a.jsonl", "\n" + dump(rows)))
+        assert text == f"row 24: column {column!r}: {message}"
+
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])
     def test_empty(self, check, name, text):
