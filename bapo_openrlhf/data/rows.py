@@ -135,6 +135,7 @@ class RowCheck:
         self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
         self._other_labels = 0
         self._answered: list[str] = []  # places of conversations that end with an answer
+        self._as_json: list[str] = []  # places of texts that are JSON of messages
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
         self._solution = request.columns.get(SOLUTION)
         self._solved = 0  # rows with a worked solution
@@ -197,6 +198,8 @@ class RowCheck:
             self._other_labels += label != first_label
         if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
             self._answered.append(place)
+        if self._args.data.apply_chat_template and _is_json_of_messages(content):
+            self._as_json.append(place)
         prompt = content if isinstance(content, str) else json.dumps(content)
         try:
             prompt = prompt if self._render is None else self._render(content)
@@ -271,6 +274,12 @@ class RowCheck:
                 f"{self._answered[0]}: the last message is the assistant's, and a run asks for another one after it; "
                 f"so it is with {len(self._answered)} of {self._count} rows"
             )
+        if self._as_json:
+            warn(
+                f"{self._as_json[0]}: the prompt is a text with messages as JSON, and a run makes one user message of "
+                f"the whole text; so it is with {len(self._as_json)} of {self._count} rows. If the messages are meant, "
+                f"give {self._request.prompt} a list in a .jsonl or .parquet file"
+            )
 
 
 def _wrong_prompt(content: Any, *, chat: bool) -> str | None:
@@ -292,6 +301,15 @@ def _is_message(message: Any) -> bool:
     if isinstance(content, list):
         return all(isinstance(part, dict) and "type" in part for part in content)
     return isinstance(content, str) or (content is None and len(message) > 2)  # a message may have only calls of tools
+
+
+def _is_json_of_messages(content: Any) -> bool:
+    if not isinstance(content, str) or not content.lstrip().startswith("["):
+        return False
+    try:
+        return _wrong_prompt(json.loads(content), chat=True) is None
+    except (ValueError, RecursionError):
+        return False
 
 
 def _not_sendable(label: Any) -> str | None:

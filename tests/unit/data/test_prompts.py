@@ -81,6 +81,15 @@ class TestForm:
         (warning,) = check(check.write(".jsonl", rows), data__apply_chat_template=True).warnings
         assert ", row 2: the last message is the assistant's" in warning and "with 1 of 2 rows" in warning
 
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_messages_as_json_in_a_text_are_said(self, check, kind):
+        texts = ["1?", json.dumps([user("2?")]), json.dumps([user("3?"), user("4?")]), "[1]", "[", "[]", '["5?"]']
+        name = check.write(kind, [{"q": text, "a": "x"} for text in texts])
+        (warning,) = check(name, data__apply_chat_template=True).warnings
+        assert warning.startswith(f"data.prompt_dataset {name}, row 2: the prompt is a text with messages as JSON")
+        assert "with 2 of 7 rows. If the messages are meant, give q a list" in warning
+        assert check(name).warnings == []
+
 
 class TestImageTags:
     """sglang#32960: OpenRLHF makes an image of the text <image> before it applies a chat template."""
