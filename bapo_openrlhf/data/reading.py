@@ -182,7 +182,22 @@ def _why_unreadable(request: Request, source: Source, where: str, error: Excepti
         except ConfigError as found:
             return str(found)
     cause = error.__cause__ if error.__cause__ is not None else error
+    if isinstance(cause, OSError) and cause.filename and _is_of_cache(Path(cause.filename), source.path):
+        import datasets
+
+        return (
+            f"HF_DATASETS_CACHE, or else the folder datasets in HF_HOME, is {datasets.config.HF_DATASETS_CACHE}, which "
+            f"OpenRLHF's reader cannot use ({one_line(cause)}); it must be a folder that can be written"
+        )
     return f"{where} cannot be read: {one_line(cause)}"
+
+
+def _is_of_cache(path: Path, data: Path) -> bool:
+    """Whether a path is in the folder in which `datasets` keeps what it reads, or above it, and not the data's."""
+    import datasets
+
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    return (path.is_relative_to(cache) or cache.is_relative_to(path)) and not path.is_relative_to(data)
 
 
 def _why_not_together(request: Request, parts: list[Part], error: Exception) -> str:

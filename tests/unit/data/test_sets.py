@@ -103,6 +103,17 @@ class TestFiles:
         text = check.refusal(check.file("a.jsonl", "\n" + dump(rows)))
         assert text == f"row 24: column {column!r}: {message}"
 
+    @pytest.mark.parametrize("inner", ["", "x"])
+    def test_a_cache_that_cannot_be_written(self, check, monkeypatch, inner):
+        import datasets
+
+        cache = Path(check.file("blocked", "")) / inner  # a file, or in a file
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+        name = check.file("a.jsonl", dump(ROWS))
+        text = check.refusal(name)
+        assert text.startswith(f"HF_DATASETS_CACHE, or else the folder datasets in HF_HOME, is {cache}, which OpenRLHF")
+        assert text.endswith("); it must be a folder that can be written") and "a.jsonl" not in text
+
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])
     def test_empty(self, check, name, text):
