@@ -20,11 +20,11 @@ Row = Mapping[str, Any]
 
 
 class Waiting(NamedTuple):
-    """A prompt whose tokens are not counted yet, its place, whether it has images, and its worked solution."""
+    """A prompt whose tokens are not counted yet, its place, how many images it has, and its worked solution."""
 
     place: str
     prompt: str
-    images: bool
+    images: int
     solution: str | None
 
 
@@ -128,6 +128,8 @@ class RowCheck:
         self._supervised = "data.output_key" in request.columns
         self._values = Values(request.columns, chat=args.data.apply_chat_template)
         self._render = render if render is not None and render.renders else None
+        tokenizer = None if self._render is None else self._render.tokenizer
+        self._image_token = None if tokenizer is None else tokenizer.image_token()
         response = None if self._supervised else args.rollout.max_new_tokens
         self._max_prompt = args.data.max_len - (response or 1)  # tokens of a prompt that OpenRLHF does not cut
         self._findings = Findings()
@@ -207,7 +209,7 @@ class RowCheck:
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return
         self._problem = self._problem or (prompt, others[0] if others else "")
-        yield Waiting(place, prompt, bool(images), solution)
+        yield Waiting(place, prompt, len(vision.images_of(row, self._args)) if images else 0, solution)
 
     def _measure(self, prompts: list[Waiting]) -> None:
         """Count the tokens of prompts, and of worked solutions with their ends."""
@@ -228,6 +230,10 @@ class RowCheck:
             if wrong:
                 self._findings.error(f"unknown token of {what}", f"{place}: the {what} {wrong}")
         for (place, prompt, images, _), length in zip(prompts, lengths, strict=True):
+            token = self._image_token
+            if token and (count := prompt.count(token)) > images:
+                text = f"the prompt has {count} {token}, the model's own token for an image, and {images} images; a row"
+                self._findings.error("image token", f"{place}: {text} must have an image for each")
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
             elif length > self._max_prompt and images:

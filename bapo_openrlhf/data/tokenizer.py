@@ -40,6 +40,10 @@ class Tokenizer:
         """Whether it has a chat template."""
         return bool(self._loaded.chat_template)
 
+    def image_token(self) -> str | None:
+        """The text that stands for an image in a prompt; None if the model reads no images."""
+        return None if self._loaded is self._tokenizer else getattr(self._loaded, "image_token", None)
+
     def apply_chat_template(self, messages: Any, **options: Any) -> str:
         """The text of messages.
 

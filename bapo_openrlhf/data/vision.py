@@ -13,6 +13,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.rules import NO_CRITIC
 
 TAG = "<image>"  # the chat template puts an image in its place
+LONGEST = 200  # times the shorter side: the processors of Qwen's models and of their kin refuse more
 NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; they are not checked here
 
 
@@ -38,9 +39,7 @@ def check_model(model: str, folder: Path, config: Mapping[str, Any], args: Simpl
 
 
 def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None:
-    """Check that a row's images open, are not too many, and are as many as the prompt has places for.
-
-    Only the heads of the image files are read.
+    """Check that a row's images can be read whole, are not too many, and are as many as the prompt has places for.
 
     Args:
         where: File and row. Errors name them.
@@ -51,8 +50,7 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
         ConfigError: The message names the row and the image.
     """
     data = args.data
-    images = row.get(data.image_key)
-    images = [image for image in (images if isinstance(images, list) else [images]) if image is not None]
+    images = images_of(row, args)
     if images and args.critic.model_name_or_path:
         raise ConfigError(f"{where}: it has images, and the critic is {args.critic.model_name_or_path}; {NO_CRITIC}")
     if len(images) > data.max_images_per_prompt:
@@ -79,6 +77,12 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
         _check_image(where, image)
 
 
+def images_of(row: Mapping[str, Any], args: SimpleNamespace) -> list[Any]:
+    """The images of a row, as OpenRLHF takes them: a list, or one that is not in a list."""
+    images = row.get(args.data.image_key)
+    return [image for image in (images if isinstance(images, list) else [images]) if image is not None]
+
+
 def places(prompt: Any) -> int:
     """Count the places for images in a prompt: each <image> in a text or message, and each image part of a message."""
     if isinstance(prompt, str):
@@ -96,8 +100,14 @@ def _check_image(where: str, image: Any) -> None:
     if image.startswith(NOT_FILES):
         return
     try:
-        Image.open(image).close()
+        with Image.open(image) as opened:
+            opened.load()
     except FileNotFoundError:
         raise ConfigError(f"{where}: there is no image {image}") from None
     except Exception as error:  # not an image, no permission, a name that is too long, too many pixels
         raise ConfigError(f"{where}: image {image:.200} does not open: {' '.join(str(error).split())[:200]}") from None
+    if max(opened.size) > LONGEST * min(opened.size):
+        raise ConfigError(
+            f"{where}: image {image:.200} has {opened.width} x {opened.height} pixels; the longer side must have at "
+            f"most {LONGEST} times the pixels of the shorter one"
+        )

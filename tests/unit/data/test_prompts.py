@@ -11,6 +11,7 @@ import transformers
 from data_sets import KINDS, TEXT_KINDS
 
 from bapo_openrlhf.data import prompts
+from bapo_openrlhf.data.tokenizer import Tokenizer
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.templates import check_template
 
@@ -283,6 +284,27 @@ class TestTokenizer:
         monkeypatch.setattr(prompts.Renderer, "lengths", lambda self, texts: [len(text) - 1 for text in texts])
         with pytest.raises(ConfigError, match=r", row 2: the prompt 'x' has no tokens$"):
             with_tokenizer([{"q": "xx", "a": "x"}, {"q": "x", "a": "x"}])
+
+    def test_the_models_own_token_for_an_image_needs_one(self, with_tokenizer, tmp_path, monkeypatch):
+        """Such a tokenizer is a processor, whose chat template makes <img> of an image."""
+        from PIL import Image
+
+        made = {"0?": "0?", "2?": "<img><img>", "<image>?": "<img>?", "<image><img>?": "<img><img>?"}
+        monkeypatch.setattr(Tokenizer, "image_token", lambda self: "<img>")
+        monkeypatch.setattr(prompts.Renderer, "__call__", lambda self, content: made[content])
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        flags = {"data__apply_chat_template": True, "data__max_images_per_prompt": 1}
+        with_image = [{"q": "<image>?", "a": "x", "images": [str(tmp_path / "a.png")]}]
+        good = [{"q": "0?", "a": "x", "images": []}, *with_image]
+        assert with_tokenizer(good, **flags).prompts == 2
+        with pytest.raises(ConfigError) as error:
+            with_tokenizer([*good, {"q": "2?", "a": "x", "images": None}], **flags)
+        assert str(error.value).endswith(
+            ", row 3: the prompt has 2 <img>, the model's own token for an image, and 0 images; a row must have an "
+            "image for each"
+        )
+        with pytest.raises(ConfigError, match=r", row 1: the prompt has 2 <img>, .*, and 1 images; "):
+            with_tokenizer([with_image[0] | {"q": "<image><img>?"}], **flags)
 
     @pytest.mark.parametrize("key", ["q", "s"])
     def test_a_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, key):

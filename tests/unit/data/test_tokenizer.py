@@ -33,7 +33,7 @@ def test_it_is_the_one_of_openrlhf(load, tokenizer_folder):
     assert ours.lengths(TEXTS) == [len(theirs(text, add_special_tokens=False).input_ids) for text in TEXTS]
     messages, options = [{"role": "user", "content": "1?"}], {"tokenize": False, "add_generation_prompt": True}
     assert ours.apply_chat_template(messages, **options) == theirs.apply_chat_template(messages, **options)
-    assert ours.has_chat_template()
+    assert ours.has_chat_template() and ours.image_token() is None
 
 
 def test_its_process_ends_with_it(tokenizer_folder):
