@@ -31,10 +31,7 @@ class Tokenizer:
         self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
         config = _local_config(model) or {}
         self._vocab_size: int | None = config.get("text_config", config).get("vocab_size")
-        self._images = {
-            config.get("image_token_id"),
-            config.get("image_token_index"),
-        }  # images replace it
+        self._images = {config.get(name) for name in ("image_token_id", "image_token_index")}  # images replace it
 
     def has_chat_template(self) -> bool:
         """Whether it has a chat template."""
