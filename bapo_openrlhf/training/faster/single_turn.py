@@ -24,7 +24,8 @@ from bapo_openrlhf.adapt.vocabulary import STOPPED
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.reward.failures import Failures
-from bapo_openrlhf.training.reward.reward_pool import RewardPool
+from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
 
 WHOLE = 2**31  # tokens; vLLM gives the first token of a response, and the others together at its end
 logger = init_logger(__name__)
@@ -42,9 +43,11 @@ class SingleTurn(SingleTurnAgentExecutor):
         file = bool(endpoints) and endpoints[0].endswith(".py")
         super().__init__([] if file else endpoints)
         self.failures = Failures()
+        self._judge = "the reward server", ", ".join(endpoints)  # what gives the rewards, and where that is
         if file:
             self.reward_endpoints = endpoints
             self.reward_func = user_file.load("reward.remote_url", Path(endpoints[0])).reward_func
+            self._judge = "reward_func", user_file.definition(self.reward_func)
 
     @extends(SingleTurnAgentExecutor)
     async def _fetch_rewards_via_func(
@@ -54,20 +57,31 @@ class SingleTurn(SingleTurnAgentExecutor):
         if isinstance(self.reward_func, RewardPool):
             return [await asyncio.wrap_future(self.reward_func.submit(queries_list, prompts_list, labels_list))]
         try:
-            return await super()._fetch_rewards_via_func(queries_list, prompts_list, labels_list)
+            answers = await super()._fetch_rewards_via_func(queries_list, prompts_list, labels_list)
         except Exception as error:
             place = user_file.place(error, self.reward_func)
             self.failures.add("raised", f"reward_func raised {one_line(error)}", place)
             raise
+        return self._checked(answers)
 
     @extends(SingleTurnAgentExecutor)
     async def _fetch_rewards_via_http(self, *request: Any) -> list[dict[str, Any]]:
         """The reward of the one response from an endpoint."""
         try:
-            return await super()._fetch_rewards_via_http(*request)
+            answers = await super()._fetch_rewards_via_http(*request)
         except Exception as error:
-            self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.reward_endpoints))
+            self.failures.add("raised", f"no reward came: {one_line(error)}", self._judge[1])
             raise
+        return self._checked(answers)
+
+    def _checked(self, answers: Sequence[Any]) -> list[dict[str, Any]]:
+        """The answers as plain numbers. One that cannot be used is counted, and is a RewardFailure."""
+        try:
+            return [checked(answer) for answer in answers]
+        except Invalid as error:
+            whose, place = self._judge
+            self.failures.add("invalid", f"{whose} {error}", place)
+            raise RewardFailure("invalid", f"{place}: {whose} {error}", place) from None
 
     async def judged(self, tokenizer: Any, tokens: Sequence[int], prompt: str, label: Any) -> dict[str, Any]:
         """What the reward function or the endpoint says of a response: reward, score, and numbers for the log.
@@ -85,8 +99,7 @@ class SingleTurn(SingleTurnAgentExecutor):
             fetch = self._fetch_rewards_via_func if self.reward_func else self._fetch_rewards_via_http
             try:
                 query = tokenizer.decode(tokens, skip_special_tokens=False)
-                given = (await fetch([query], [prompt], [label]))[0] or {}
-                answer = {name: given.get(name) for name in ("rewards", "scores", "extra_logs")}
+                (answer,) = await fetch([query], [prompt], [label])
             except Exception as error:
                 logger.info(f"no reward: {one_line(error)}")
         reward, score = answer.get("rewards"), answer.get("scores")

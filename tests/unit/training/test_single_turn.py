@@ -239,7 +239,8 @@ def test_a_reward_file_in_the_engine_is_loaded_as_everywhere_and_its_failures_ar
     path.write_text(VERDICT)
     executor = SingleTurn([str(path)])
     assert executor.reward_endpoints == [str(path)]
-    assert asyncio.run(executor._fetch_rewards_via_func(["a"], ["b"], ["a"])) == [{"rewards": [1.0]}]
+    (right,) = asyncio.run(executor._fetch_rewards_via_func(["a"], ["b"], ["a"]))
+    assert right == {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
     for query in "ab":
         with pytest.raises(ZeroDivisionError):
             asyncio.run(executor._fetch_rewards_via_func([query], [""], ["a"]))
@@ -258,6 +259,78 @@ def test_failures_of_an_endpoint_are_counted(monkeypatch):
     text = str(executor.failures)
     assert "no reward came: RuntimeError: Request error for 5 times" in text
     assert text.endswith("(http://127.0.0.1:1/judge)")
+
+
+class Server:
+    """A reward server for `aiohttp`, and the session that asks it. Each request gets the next answer."""
+
+    def __init__(self, *answers):
+        self.answers = iter(answers)
+
+    def __call__(self, **kwargs):
+        return self
+
+    def post(self, url, json):
+        assert (url, json) == ("http://judge/", {"query": ["abc"], "prompts": ["ab"], "labels": ["7"]})
+        return self
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error): ...
+
+    def raise_for_status(self): ...
+
+    async def json(self):
+        return next(self.answers)
+
+
+def judged_by_server(monkeypatch, *answers):
+    """The executor, and what it makes of each answer of a server."""
+    monkeypatch.setattr(agent.aiohttp, "ClientSession", Server(*answers))
+    executor = SingleTurn("http://judge/")
+    judged = [asyncio.run(executor.judged(Tokenizer(), list(map(ord, "abc")), "ab", "7")) for _ in answers]
+    return executor, judged
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ({"score": 1}, "{'score': 1}; it must be a dict with rewards, as in {\"rewards\": [1.0]}"),
+        ([1], '[1], a list; it must be a dict with rewards, as in {"rewards": [1.0]}'),
+        (None, 'None, a NoneType; it must be a dict with rewards, as in {"rewards": [1.0]}'),
+        ({"rewards": ["0.5"]}, "rewards = ['0.5'] for one response; one finite number is needed"),
+        ({"rewards": [1, 0]}, "rewards = [1, 0] for one response; one finite number is needed"),
+        ({"rewards": 1, "extra_logs": {"a": "x"}}, "extra_logs['a'] = 'x' for one response; one number is needed"),
+    ],
+)
+def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, answer, what):
+    good = {"rewards": [0.5]}
+    executor, judged = judged_by_server(monkeypatch, answer, good, answer)
+    none = {"reward": None, "scores": None, "extra_logs": {}}
+    assert judged == [none, {"reward": 0.5, "scores": 0.5, "extra_logs": {}}, none]
+    assert str(executor.failures) == (
+        "Failed calls of the reward function or agent so far: 2 x invalid. The commonest cause, 2 of 2: "
+        f"the reward server returned {what} (http://judge/)"
+    )
+
+
+def test_an_answer_of_openrlhfs_server_is_taken(monkeypatch):
+    """serve_rm.py answers with lists of one entry for each query."""
+    answer = {"rewards": [0.25], "scores": [0.5], "extra_logs": {"dummy_scores": [0.75]}}
+    executor, judged = judged_by_server(monkeypatch, answer)
+    assert judged == [{"reward": 0.25, "scores": 0.5, "extra_logs": {"dummy_scores": 0.75}}]
+    assert not executor.failures.kinds
+
+
+def test_what_a_function_in_the_engine_returns_is_checked(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def reward_func(queries, prompts, labels):\n    return {'reward': [1.0]}\n")
+    executor = SingleTurn(str(path))
+    judged = asyncio.run(executor.judged(Tokenizer(), [97], "a", "7"))
+    assert judged == {"reward": None, "scores": None, "extra_logs": {}}
+    assert executor.failures.kinds == {"invalid": 1}
+    assert str(executor.failures).endswith(f'as in {{"rewards": [1.0]}} ({path}:1)')
 
 
 def test_responses_with_seeds_have_requests_of_their_own():
