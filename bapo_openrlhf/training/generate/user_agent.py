@@ -15,7 +15,7 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurn
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.reward.reward_worker import Invalid, one_number, shown
+from bapo_openrlhf.training.reward.reward_worker import Invalid, logged, one_number, shown
 
 FLAG = "train.agent_func_path"
 
@@ -106,11 +106,7 @@ def _check_numbers(result: Mapping[str, Any]) -> None:
     for key in ("reward", "scores"):
         if result.get(key) is not None:
             one_number(key, result[key], finite=True)
-    logs = result.get("extra_logs") or {}
-    if not isinstance(logs, Mapping):
-        raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
-    for key, value in logs.items():
-        one_number(f"extra_logs[{key!r}]", value)
+    logged(result.get("extra_logs") or None)
 
 
 def _is_reward(value: Any) -> bool:

@@ -33,6 +33,13 @@ from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# What a run itself knows of a response or logs under a name without a slash. `extra_logs` would replace it.
+OWN = frozenset((
+    "actor_grad_norm", "actor_lr", "critic_grad_norm", "critic_loss", "critic_lr", "dynamic_filtering_pass_rate",
+    "entropy_loss", "generated_samples", "group_reward_std", "is_filter_ratio", "kl", "logprobs_diff", "policy_loss",
+    "ppo_clip_ratio", "ppo_kl", "response_clip_ratio", "response_length", "return", "reward", "score", "segments",
+    "skipped_update", "step", "stopped", "total_length", "truncated", "values", "version_max", "version_min", "vllm_kl",
+))  # fmt: skip
 
 
 class Invalid(ValueError):
@@ -56,7 +63,7 @@ def checked(result: Any) -> dict[str, Any]:
             with one element.
 
     Raises:
-        Invalid: A reward or score is not one finite number, or a logged value is not one number. The message names it.
+        Invalid: A reward or score is not one finite number, or see `logged`. The message names it.
     """
     if not isinstance(result, Mapping):
         raise Invalid(
@@ -67,15 +74,31 @@ def checked(result: Any) -> dict[str, Any]:
         raise Invalid(f'returned {shown(result)}; it must be a dict with rewards, as in {{"rewards": [1.0]}}')
     rewards = result["rewards"]
     scores = result.get("scores")
-    logs = result.get("extra_logs")
-    if logs is not None and not isinstance(logs, Mapping):
-        raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
     return {
         "rewards": one_number("rewards", rewards, finite=True),
         "scores": one_number("scores", rewards if scores is None else scores, finite=True),
-        # NaN may mean that there is nothing to log for this response.
-        "extra_logs": {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in (logs or {}).items()},
+        "extra_logs": logged(result.get("extra_logs")),
     }
+
+
+def logged(logs: Any) -> dict[str, float]:
+    """The numbers that are logged of one response, by name. NaN means that there is none of this name.
+
+    Args:
+        logs: Each is a tensor, array, list or number with one element. None if nothing is logged.
+
+    Raises:
+        Invalid: It is not a dict, a value is not one number, or a name is in OWN. The message names it.
+    """
+    if logs is not None and not isinstance(logs, Mapping):
+        raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
+    for key in logs or {}:
+        if str(key) in OWN:
+            raise Invalid(
+                f"returned extra_logs[{key!r}], a name that the run itself uses; allowed is each name but "
+                f"{', '.join(sorted(OWN))}"
+            )
+    return {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in (logs or {}).items()}
 
 
 def one_number(name: str, given: Any, *, finite: bool = False) -> float:

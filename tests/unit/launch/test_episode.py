@@ -86,6 +86,7 @@ KEYS = {
     "feedback None": ({"environment_feedback": "None"}, "returned environment_feedback = None, a NoneType; it must be"),
     "no end": ({"done": None}, "returned no done; it must be true or false"),
     "a log of text": ({"extra_logs": "{'a': 'x'}"}, "returned extra_logs['a'] = 'x' for one response; one number"),
+    "a log of the run": ({"extra_logs": "{'score': 1}"}, "returned extra_logs['score'], a name that the run itself"),
     "logs in a list": ({"extra_logs": "[1]"}, "returned extra_logs = [1]; it must be a dict of numbers"),
     "a score of text": ({"scores": "'x'"}, "returned scores = 'x' for one response; one finite number is needed"),
 }

@@ -22,6 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf.adapt.vocabulary import SEGMENTS, STOPPED, VERSIONS
+from bapo_openrlhf.record.metrics import all_metrics
 from bapo_openrlhf.training.reward import reward_pool
 from bapo_openrlhf.training.reward import reward_worker as worker
 from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
@@ -147,6 +149,12 @@ FAILURES = {
     "log of two": ("result = {'rewards': 1, 'extra_logs': {'digits': [1, 2]}}", "invalid", r"\['digits'\] = \[", True),
     "log str": ("result = {'rewards': 1, 'extra_logs': {'digits': 'x'}}", "invalid", r"\['digits'\] = 'x'", True),
     "log None": ("result = {'rewards': 1, 'extra_logs': {'digits': None}}", "invalid", r"\['digits'\] = None", True),
+    "log of the run": (
+        "result = {'rewards': 1, 'extra_logs': {'digits': 1, 'response_length': [3.0]}}",
+        "invalid",
+        r"extra_logs\['response_length'\], a name that the run itself uses; allowed is each name but actor_grad_norm, ",
+        True,
+    ),
     "logs in a list": ("result = {'rewards': 1, 'extra_logs': [1]}", "invalid", r"extra_logs = \[1\]", True),
     "reply of 2 MB": (
         "result = {'rewards': 1, 'extra_logs': {'x' * 2_000_000: 1}}",
@@ -311,6 +319,12 @@ def test_results_are_plain_floats(one_pool, returned, result):
     actual = ask(one_pool, f"result = {returned}")
     assert actual == dict(zip(("rewards", "scores", "extra_logs"), result, strict=True))
     assert {type(actual["rewards"]), type(actual["scores"]), *map(type, actual["extra_logs"].values())} == {float}
+
+
+def test_the_names_of_the_run_are_those_of_the_catalogue():
+    """And those of a sample's `info`, of a row of the record and of OpenRLHF's log that are no metrics."""
+    names = {metric.name for metric in all_metrics() if "/" not in metric.name}
+    assert names | {*VERSIONS, SEGMENTS, STOPPED, "step", "generated_samples"} == worker.OWN
 
 
 def test_a_logged_value_may_be_nan(one_pool):
