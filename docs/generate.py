@@ -184,8 +184,9 @@ steps that it does again.
 METRICS_FOOT = """
 ## What a reward function reports
 
-What a reward function returns as `extra_logs` is averaged over the batch and has its own name: `boxed` (mathematics,
-geometry and GSM8K: share of answers in a box) and `well_formed` (Countdown: share of answers that follow the rules).
+What a reward function returns as `extra_logs` has its own name, and is averaged over the responses of the batch that
+have it (without batch adaptation, all must): `boxed` (mathematics, geometry and GSM8K: share of answers in a box) and
+`well_formed` (Countdown: share of answers that follow the rules). A name of the run itself is refused.
 
 ## How to read them
 

@@ -8,6 +8,7 @@ because Ray copies an array once and a tensor several times.
 """
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -60,19 +61,16 @@ def filler_of(sample: Experience) -> Experience:
 
 
 def order_info(samples: Sequence[Experience]) -> None:
-    """Put the keys of all samples' `info` into one order, because the ranks reduce metrics one after the other.
+    """Give all samples the same keys of `info` in one order, because the ranks reduce metrics one after the other.
 
-    Raises:
-        ValueError: Samples have different keys. The ranks would reduce one metric together with another.
+    A number that a sample does not have is nan. The metrics are means over the samples that have one.
     """
-    keys = list(samples[0].info)
+    known: dict[str, torch.Tensor] = {}
     for sample in samples:
-        if sample.info.keys() != set(keys):
-            raise ValueError(
-                f"a sample's info has the keys {', '.join(sorted(sample.info))}, another's "
-                f"{', '.join(sorted(keys))}; a reward function must give the same extra_logs for every response"
-            )
-        sample.info = {key: sample.info[key] for key in keys}
+        known |= sample.info
+    nothing = {key: torch.full_like(value, math.nan, dtype=torch.float) for key, value in known.items()}
+    for sample in samples:
+        sample.info = nothing | sample.info
 
 
 def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int) -> list[list[Experience]]:
@@ -198,9 +196,6 @@ def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, 
     Args:
         experiences: The batch. Each of them has in `index` the positions of its samples, or all have None.
         ranks: Number of data-parallel ranks.
-
-    Raises:
-        ValueError: See `order_info`.
     """
     places = [place for experience in experiences for place in experience.index or []]
     # OpenRLHF's function removes the index of what it gets, so it gets copies.
@@ -232,9 +227,6 @@ class DealtBatch:
     Attributes:
         samples: The samples.
         batches: The batches of this process: those of the actor's ranks, one rank after the other, without fillers.
-
-    Raises:
-        ValueError: See `order_info`.
     """
 
     def __init__(self, samples: Sequence[Experience], actor: RayActorGroup, cut: Cut, pad: int) -> None:

@@ -25,6 +25,7 @@ The tests are in tests/unit/training (unit) and tests/stack (stack):
 | those of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors | stack: test_ragged |
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ from bapo_openrlhf.training.learn.demonstrations import (
     without_demonstrations,
 )
 from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
+from bapo_openrlhf.training.reward.reward_worker import OWN
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
 READ = (
@@ -369,12 +371,16 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             self.means.add(name, value, part.tokens - part.shown)
 
     def _metrics(self) -> dict[str, float]:
-        """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates."""
+        """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates.
+
+        In `extra_logs`, nan means that a sample has no such number. A number of the run itself that is nan is shown.
+        """
         counted, filler = set(self.means.names), self.replay_buffer.filler
         for sample in (*self.replay_buffer.items, filler):
+            own = sample is not filler and not is_demonstration(sample)
             for name, value in sample_numbers(sample).items():
                 if name not in counted:
-                    self.means.add(name, value, float(sample is not filler and not is_demonstration(sample)))
+                    self.means.add(name, value, float(own and (name in OWN or not math.isnan(value))))
         metrics = self.means.reduced(torch.cuda.current_device())
         return metrics | {"actor_lr": self._rates[-1], "actor_grad_norm": float(self._norms[-1])}
 

@@ -341,20 +341,15 @@ class TestAppend:
         assert numbers_of(batch) == [0, 2, 1, 0] and batch.action_mask[-1].tolist() == [0] * 4
         assert [float(value) for value in batch.info["kl"]] == [0.25, 0.25, 0.25, 0.0]
 
-    def test_metrics_of_one_sample_that_another_lacks_are_refused(self):
+    @pytest.mark.parametrize("more", [0, 1])
+    def test_a_metric_that_only_one_sample_has_is_nan_for_the_others(self, more):
         experiences = batched([[0], [1]], {0: 3, 1: 5})
-        experiences[1].info = {"reward": experiences[1].info["reward"], "depth": torch.tensor([1.0])}
-        with pytest.raises(ValueError) as error:
-            appended(experiences, 2)
-        assert "info has the keys depth, reward, another's kl, reward, turns;" in str(error.value)
-
-    @pytest.mark.parametrize("more", [True, False])
-    def test_also_if_one_has_them_all_and_more(self, more):
-        experiences = batched([[0], [1]], {0: 3, 1: 5})
-        experiences[more].info["depth"] = torch.tensor([1.0])
-        sets = ["depth, kl, reward, turns", "kl, reward, turns"][:: 1 if more else -1]
-        with pytest.raises(ValueError, match=f"has the keys {sets[0]}, another's {sets[1]};"):
-            appended(experiences, 2)
+        experiences[more].info["depth"] = torch.tensor([2.0])
+        del experiences[1 - more].info["turns"]
+        items = [taken(call).items[0] for call in appended(experiences, 2)]
+        assert {tuple(sorted(item.info)) for item in items} == {("depth", "kl", "reward", "turns")}
+        given = {number_of(item): [float(item.info[name]) for name in ("depth", "turns")] for item in items}
+        assert str(given[more]) == str([2.0, float(more)]) and str(given[1 - more]) == "[nan, nan]"
 
     @pytest.mark.parametrize("ranks", [1, 2, 4])
     def test_metrics_are_in_the_same_order_on_all_ranks(self, ranks):
@@ -623,12 +618,21 @@ class TestExperienceMaker:
                 assert sorted(number for load in loads[:rank_share] for number in load) == sorted(share)
                 assert all(sum(lengths[number] for number in load) <= limit for load in loads[:rank_share])
 
-    def test_different_info_keys_are_refused_before_a_model_is_asked(self):
-        """OpenRLHF checks this only within a forward-pass batch, and its error does not name the keys."""
-        samples = [sample(0, 3), sample(1, 4)]
-        samples[1].info["depth"] = torch.tensor([1.0])
-        with pytest.raises(ValueError, match="a reward function must give the same extra_logs for every response"):
-            maker((1, 1))._deal(samples)
+    def test_an_info_key_that_a_sample_does_not_have_is_nan(self):
+        """OpenRLHF passes samples together only if they have the same keys."""
+        samples = [sample(0, 3), sample(1, 4), sample(2, 5)]
+        samples[1].info["depth"] = torch.tensor([2])
+        samples[2].info = {"width": torch.tensor([0.5])} | samples[2].info
+        passed = maker((1, 1), micro=3)._deal(samples)
+        (batch,) = passed.batches
+        assert list(batch.info) == ["reward", "kl", "turns", "depth", "width"]
+        order = [numbers_of(batch).index(number) for number in range(3)]
+        given = {key: torch.stack([*values]).flatten()[order].tolist() for key, values in batch.info.items()}
+        assert given["turns"] == [0.0, 1.0, 2.0]
+        assert str(given["depth"]) == "[nan, 2.0, nan]" and str(given["width"]) == "[nan, nan, 0.5]"
+        ranks = [share["experience"][0].info for share in dealing.shares(passed.batches, 2)]
+        assert [list(info) for info in ranks] == [list(batch.info)] * 2
+        assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2.0]]"
 
     @given(drawn=passes(), micro=st.integers(1, 6))
     @SLOW

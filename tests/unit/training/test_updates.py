@@ -484,6 +484,24 @@ def test_weights_are_averaged_after_each_optimizer_step():
     assert means[0].tolist() == pytest.approx([1.4375, 2.3125])
 
 
+def test_a_number_is_averaged_over_the_samples_that_have_it():
+    """In `extra_logs`, nan is no number. A metric of the run itself that is nan stays so."""
+    ranks, nan, generator = Ranks(2), math.nan, torch.Generator().manual_seed(0)
+    numbers = [("a", [1.0, nan, nan, 4.0]), ("b", [nan] * 4), ("return", [1.0, nan, 2.0, 3.0])]
+
+    def work(rank):
+        samples = [sample(generator, 4, 2) for _ in range(5)]
+        for place, one in enumerate(samples):
+            one.info = {name: torch.tensor([*values, 0.0][place]) for name, values in numbers}
+        strategy = ranks.strategy(arguments(4, None))
+        subject = trainer(WholeBatchActorTrainer, samples[rank:4:2], 4, samples[4], strategy, size=2, accumulated=1)
+        subject.means, subject._rates, subject._norms = Means(), [0.1], [1.0]
+        return subject._metrics()
+
+    for metrics in ranks.run(work):
+        assert metrics["a"] == 2.5 and "b" not in metrics and math.isnan(metrics["return"])
+
+
 def test_means_of_ranks_that_have_nothing():
     """A filler counts for nothing, also where its numbers are none, and on a rank that has no other."""
     ranks = Ranks(2)
