@@ -37,6 +37,7 @@ def check_inputs(
     *,
     call_reward: bool = True,
     data: bool = True,
+    weights: bool = True,
     ahead: bool = False,
     elsewhere: int | None = None,
 ) -> Checked:
@@ -45,6 +46,7 @@ def check_inputs(
     Args:
         args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
+        weights: Whether models must have their weights. Without them a model's config.json and tokenizer are enough.
         call_reward: Whether to call the reward function once on the first row.
         elsewhere: Rows of the training data, if it is on another machine.
         ahead: See `check_data`.
@@ -65,7 +67,7 @@ def check_inputs(
     arithmetic = batch_arithmetic(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
-    warnings += _check_models(args, ahead=ahead)
+    warnings += _check_models(args, weights=weights, ahead=ahead)
     data_check = check_data(args, ahead=ahead) if data else Data(None, None, [])
     warnings += data_check.warnings
     prompts = elsewhere if data_check.prompts is None else data_check.prompts
@@ -102,7 +104,7 @@ def check_packages(args: SimpleNamespace) -> None:
         raise ConfigError(problem)
 
 
-def check_model(flag: str, name: str | None) -> Shapes:
+def check_model(flag: str, name: str | None, *, weights: bool = True) -> Shapes:
     """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub.
 
     Returns:
@@ -114,13 +116,13 @@ def check_model(flag: str, name: str | None) -> Shapes:
     if user_file.is_dir(flag, path):
         if not user_file.is_file(flag, path / "config.json"):
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
-        return tensors_of(flag, path)
+        return tensors_of(flag, path) if weights else {}
     if path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
     return {}
 
 
-def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
+def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[str]:
     """Check each model that is loaded, and that the actor fits its engines and `data.max_len`.
 
     Returns:
@@ -131,17 +133,17 @@ def _check_models(args: SimpleNamespace, *, ahead: bool) -> list[str]:
         trained.append(("critic.model_name_or_path", args.critic.model_name_or_path))
     rewards = [] if args.reward.remote_url else args.reward.model_name_or_path.split(",")
     names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
-    weights = [check_model(flag, name) for flag, name in names]
+    all_shapes = [check_model(flag, name, weights=weights) for flag, name in names]
     check_tokenizer(*trained[0])
     if rewards:
-        check_reward_model(args, weights[-1])
+        check_reward_model(args, all_shapes[-1])
     elsewhere = {name: flag for flag, name in reversed(names) if ahead and not user_file.at_home(name).is_dir()}
     warnings = [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
         "looked at"
         for name, flag in elsewhere.items()
     ]
-    for (flag, name), shapes in zip(trained, weights, strict=False):
+    for (flag, name), shapes in zip(trained, all_shapes, strict=False):
         folder = user_file.at_home(name)
         if not folder.is_dir():
             continue

@@ -109,12 +109,14 @@ def folder(tmp_path, monkeypatch):
     for name in ("configs", "bapo_openrlhf"):
         (tmp_path / name).symlink_to(ROOT / name)
     files = {
-        "runs/base_model/config.json": "{}",
+        "runs/base_model/config.json": '{"model_type": "qwen2"}',
+        "runs/base_model/pytorch_model.bin": "",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
         "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
         "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
-        "vision/config.json": json.dumps({"vision_config": {}}),
+        "vision/config.json": json.dumps({"model_type": "qwen2_vl", "vision_config": {}}),
         "vision/preprocessor_config.json": "{}",
+        "vision/pytorch_model.bin": "",
     }
     for name, text in files.items():
         path = tmp_path / name

@@ -86,7 +86,7 @@ class Smoke:
         args, stages = self.args, self.stages
         with stages.stage("checks"):
             on_cpu = cpu.active()
-            checked = check_inputs(args)
+            checked = check_inputs(args, weights=False)
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):
                 import torch
 

@@ -28,7 +28,7 @@ def smoke(tmp_path, monkeypatch, capsys, tokenizer_folder):
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
     monkeypatch.setattr(run, "TRAIN", (str(HERE / "fake_train.py"),))
     config = published.transformers.Qwen2Config(
-        vocab_size=258, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=260, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
     )
     config.save_pretrained(tmp_path / "model")
     for file in tokenizer_folder.glob("tokenizer*"):
