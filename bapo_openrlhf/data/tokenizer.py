@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import cached_property
 from multiprocessing import get_context, parent_process
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -61,8 +62,8 @@ class Tokenizer:
 
     def beyond(self, texts: list[str]) -> list[str | None]:
         """What is wrong with each text that has a token without an embedding in the model, by its local config.json."""
-        size, words = self._vocab_size, self._tokenizer.get_vocab()
-        if size is None or max(words.values(), default=0) < size:
+        size = self._vocab_size
+        if size is None or self._highest < size:
             return [None] * len(texts)
         highest = [max(set(ids) - self._images, default=0) for ids in self._ids(texts)]
         return [
@@ -72,6 +73,11 @@ class Tokenizer:
             else None
             for token in highest
         ]
+
+    @cached_property
+    def _highest(self) -> int:
+        """The highest id of its tokens. Its vocabulary is large, so it is gone through only once."""
+        return max(self._tokenizer.get_vocab().values(), default=0)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         encoded: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)

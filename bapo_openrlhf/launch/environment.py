@@ -12,9 +12,9 @@ from bapo_openrlhf.errors import ConfigError
 LONGEST_SOCKET = 107  # bytes of the path of a socket (AF_UNIX)
 # The longest sockets below the folder for temporary files: Ray's, with a process number of 7 digits, and vLLM's.
 RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+VLLMS = "/00000000-0000-0000-0000-000000000000"
 # What the processes of a run import, and a folder of one's own is likely to be called.
 LIBRARIES = ("accelerate", "datasets", "deepspeed", "numpy", "openrlhf", "peft", "ray", "torch", "transformers", "vllm")
-VLLMS = "/00000000-0000-0000-0000-000000000000"
 
 
 def check_working_folder() -> None:
