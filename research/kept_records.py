@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -16,28 +17,24 @@ from bapo_openrlhf.record.run_record import RUN, SUMMARY
 from bapo_openrlhf.workbench.study.runner import RUNS
 
 FOLDER = RESULTS / "decision"
-BASE = "base"  # in solved.csv, the stage of the base model
+BASE = "base_solved.json"  # what the base model solves, asked again
 
 
 def keep_all(root: Path) -> None:
-    """Pack the records of all stages, and write what the archives have not as tables.
+    """Pack the records of all stages, and write which runs have failed, and what the base model solves.
 
     Args:
         root: The folder of the worktree in which the runs are.
     """
-    counted, lost = [(BASE, path) for path in (root / AGAIN).glob(SOLVED)], []
+    lost = []
     for stage in STAGES:
         folder = stage.folder(root) / RUNS
         if any(folder.glob(f"*/{SUMMARY}")):
             keep(folder, FOLDER / f"{stage.name}.tar.xz")
-        counted += [(stage.name, path) for path in sorted(folder.glob(f"*/{SOLVED}"))]
         lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
-    rows = []
-    for stage_name, path in counted:
-        counts = json.loads(path.read_bytes())
-        rows.append({"stage": stage_name, "run": path.parent.name, **counts, "right": json.dumps(counts["right"])})
-    pd.DataFrame(rows, columns=["stage", "run", "solved", "of", "right"]).to_csv(FOLDER / "solved.csv", index=False)
     pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
+    if (base := root / AGAIN / SOLVED).is_file():
+        shutil.copyfile(base, FOLDER / BASE)
 
 
 def unpack(root: Path) -> None:
@@ -58,12 +55,9 @@ def unpack(root: Path) -> None:
         folder = stage_of(row.stage).folder(root) / RUNS / row.run
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FAILED).touch()
-    counts = FOLDER / "solved.csv"
-    for row in pd.read_csv(counts).itertuples() if counts.is_file() else ():
-        folder = root / AGAIN if row.stage == BASE else stage_of(row.stage).folder(root) / RUNS / row.run
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = f'"solved": {row.solved}, "of": {row.of}, "right": {row.right}'
-        (folder / SOLVED).write_text(f"{{{numbers}}}\n", encoding="utf-8")
+    if (base := FOLDER / BASE).is_file():
+        (root / AGAIN).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(base, root / AGAIN / SOLVED)
 
 
 def newest_commit() -> str | None:

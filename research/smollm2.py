@@ -33,7 +33,7 @@ COLOURS = tuple(PALETTE[place] for place in (6, 0, 4, 1))  # of ARMS
 SOURCES = ("fresh", "reevaluated", "replayed")
 EXPLAINED = "value/explained_variance"
 KEPT = ("run.json", "metrics.jsonl", "groups.jsonl", "evaluations.jsonl", "summary.json", "command.json",
-        "probes.jsonl")  # fmt: skip
+        "probes.jsonl", "solved.json")  # fmt: skip
 AXES = {
     "responses": "responses generated",
     "tokens": "tokens generated and trained on",
