@@ -43,7 +43,7 @@ def end_with(llm: Any) -> None:
 
     def watch() -> None:
         while not exits.wait(EVERY):
-            if llm.errored:
+            if llm.errored and not exits.is_set():  # in this order, because an exit can begin during the first look
                 print("the rollout engine ends, because vLLM's process died", file=sys.stderr, flush=True)
                 os._exit(1)
 

@@ -96,17 +96,21 @@ def test_ctrl_c_ends_no_process_of_an_engine(shielded):
 # A rollout engine that does a few things after the test has seen that it is there.
 ENGINE_OF = """
 import atexit, sys, threading, time
-from types import SimpleNamespace
 from bapo_openrlhf.training.generate import engine_core
 engine_core.EVERY = 0.01
-llm = SimpleNamespace(errored=False)
+dead = threading.Event()
+
+class Engine:
+    @property
+    def errored(self):  # vLLM's process nearly always dies during a look at it
+        return dead.wait(0.2)
 
 def stop():
-    llm.errored = True
+    dead.set()
     time.sleep(0.5)
 
 {before}
-engine_core.end_with(llm)
+engine_core.end_with(Engine())
 print("is there", flush=True)
 sys.stdin.readline()
 {after}
