@@ -1,9 +1,10 @@
 """Shows one progress bar for a run and sends the run's own output to a file."""
 
 import os
+import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,6 +26,7 @@ from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import REWARD, read_warnings
 
 LOG = "train.log"
+_ERROR = re.compile(r"[\w.]+(?:Error|Exception): \S.*")  # the last line of a traceback of Python
 
 
 @contextmanager
@@ -32,7 +34,9 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
     Each warning of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
-    the block fails, the end of its log is printed; not if it ends before its time. The log of an earlier start stays.
+    the block fails, the end of its log is printed, and the errors that the log names: the one of the block often only
+    follows from one in another process. Nothing is printed if it ends before its time. The log of an earlier start
+    stays.
 
     Args:
         folder: Folder of the run.
@@ -68,12 +72,19 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
         log.close()
         if failed:
             lines = (folder / LOG).read_bytes()[begun:].decode(errors="replace").splitlines()
-            terminal.write(
-                "\n".join(["", *lines[-30:], "", f"the run failed; its whole output is in {folder / LOG}", ""])
-            )
+            errors = _errors(lines)
+            named = ["", "It names these errors, the oldest first:", *errors] if errors else []
+            where = f"the run failed; its whole output is in {folder / LOG}"
+            terminal.write("\n".join(["", *lines[-30:], "", where, *named, ""]))
         terminal.close()
         for descriptor in saved:
             os.close(descriptor)
+
+
+def _errors(lines: Sequence[str]) -> list[str]:
+    """The last five different errors of Python that are named in a log. Ray's own errors only repeat others."""
+    found = [match[0][:300] for line in lines if "ray::" not in line and (match := _ERROR.search(line))]
+    return list(dict.fromkeys(found))[-5:]
 
 
 def _watch(

@@ -304,6 +304,26 @@ def test_the_log_of_an_earlier_start_stays(tmp_path):
     assert (tmp_path / "train.log").read_text() == "the first reason\nthe second reason\n"
 
 
+def test_the_errors_that_a_failed_runs_log_names_are_printed(tmp_path):
+    """The cause is often in another process: vLLM's own, behind an actor of Ray."""
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bapo_openrlhf.record import progress\n"
+        "with progress.progress_bar(Path(sys.argv[1]), 20, 'night'):\n"
+        "    print('\\x1b[36m(Engine pid=7)\\x1b[0m (Core pid=9) ERROR ValueError: 9 GiB are free, not 900')\n"
+        "    print('(Core pid=9) ValueError: 9 GiB are free, not 900')\n"
+        "    print('ray.exceptions.ActorDiedError: The actor died: ray::Engine.__init__()')\n"
+        "    print('RuntimeError: See root cause above')\n"
+        "    print('an Error: in a text' + 40 * '\\na model')\n"
+        "    raise RuntimeError('See root cause above')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
+    said = done.stderr[: done.stderr.index("Traceback")].splitlines()
+    named = ["ValueError: 9 GiB are free, not 900", "RuntimeError: See root cause above"]
+    assert said[-3:] == ["It names these errors, the oldest first:", *named]
+
+
 def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):
     follower = Follower(tmp_path)
     follower.poll()
