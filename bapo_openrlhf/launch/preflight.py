@@ -28,6 +28,7 @@ from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
 from bapo_openrlhf.launch.model_files import Shapes, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
+from bapo_openrlhf.launch.reward_server import check_reward_servers
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
 
@@ -47,7 +48,7 @@ def check_inputs(
         args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
         weights: Whether models must have their weights. Without them a model's config.json and tokenizer are enough.
-        call_reward: Whether to call the reward function once on the first row.
+        call_reward: Whether to call the reward function, the agent or the server once on the first row.
         elsewhere: Rows of the training data, if it is on another machine.
         ahead: See `check_data`.
 
@@ -217,12 +218,12 @@ def _at_most(seconds: float | None) -> Iterator[None]:
 
 
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
-    """Check that the reward function or the agent exists, and call it once if a row is given.
+    """Check that the reward function, the agent or the server exists, and call it once if a row is given.
 
-    The function must return one finite reward for an empty response, the agent must play an episode.
+    Function and server must give one finite reward for an empty response, the agent must play an episode.
 
     Returns:
-        A warning if it could not be called.
+        A warning for each that could not be called.
     """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
     if agent:
@@ -232,13 +233,7 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
 
         return check_agent(args, problem)
     if not endpoints or not endpoints[0].endswith(".py"):
-        for endpoint in endpoints:
-            if not endpoint.strip().startswith(("http://", "https://")):
-                raise ConfigError(
-                    f"reward.remote_url is {endpoint}; it must be a .py file with reward_func, or addresses that begin "
-                    "with http:// or https://"
-                )
-        return []
+        return check_reward_servers(endpoints, problem)
     if len(endpoints) > 1:
         raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
     path = user_file.at_home(endpoints[0])

@@ -240,7 +240,7 @@ class TestNumbers:
                 "2 processes for each rollout engine, 0.5 s and 1.5 GiB a call",
             ),
             (["--verifier.processes=0"], "within the rollout engine, without limits"),
-            (["--reward.remote_url=http://localhost:5000"], "not a Python file: it runs where it is"),
+            (["--reward.remote_url=http://localhost:9"], "not a Python file: it runs where it is"),
             (
                 [AGENT, "--verifier.timeout=7"],
                 "an agent, which may take 7 s between two generations",
@@ -252,7 +252,8 @@ class TestNumbers:
         ],
     )
     def test_where_rewards_are_made(self, capsys, words, more, text):
-        assert report(capsys, "--algorithm=ba_ppo", *words, *more)["reward function"] == text
+        server = "--reward.remote_url=http://localhost:9" in more  # nothing listens at this port
+        assert report(capsys, "--algorithm=ba_ppo", *words, *more, warned=server)["reward function"] == text
 
     @pytest.mark.parametrize(
         ("more", "text"),

@@ -566,9 +566,12 @@ class TestReward:
         with pytest.raises(ConfigError):
             check_inputs(run.parse(reward__remote_url=path))
 
-    @pytest.mark.parametrize("url", ["http://localhost:5000/get_reward", "http://a,http://b"])
-    def test_servers_are_not_called(self, run, url):
-        run.check(reward__remote_url=url)
+    def test_a_server_is_asked_as_a_function_is(self, run, monkeypatch):
+        asked = []
+        monkeypatch.setattr(preflight, "check_reward_servers", lambda *given: asked.append(given) or ["it is slow"])
+        assert "it is slow" in run.check(reward__remote_url="http://a, http://b").warnings
+        check_inputs(run.parse(reward__remote_url="http://a"), call_reward=False)
+        assert asked == [(["http://a", "http://b"], ("1+1", "2")), (["http://a"], None)]
 
 
 class TestBatch:

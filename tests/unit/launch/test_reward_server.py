@@ -1,0 +1,97 @@
+"""A reward server is asked once before any model loads."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import reward_server
+from bapo_openrlhf.launch.reward_server import check_reward_servers
+
+PROBLEM = ("1+1=", "2")
+GOOD = json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {"length": [3]}})
+ASKED = "asked for the reward of an empty response to the first prompt"
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Starts a server with one answer. It returns the address; `requests` of the function has what was asked."""
+    servers = []
+
+    def start(body: str = GOOD, status: int = 200, kind: str = "application/json", seconds: float = 0) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                start.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                time.sleep(seconds)
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None: ...
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/get_reward"
+
+    start.requests = []
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_each_is_asked_once_as_a_run_asks(serve):
+    first, second = serve(), serve()
+    assert check_reward_servers([first, second, first], PROBLEM) == []
+    assert serve.requests == [{"query": ["1+1="], "prompts": ["1+1="], "labels": ["2"]}] * 2
+
+
+def test_none_is_asked_without_a_problem(serve):
+    assert check_reward_servers([serve(status=404)], None) == []
+    assert serve.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"status": 404}, f"{ASKED}, it answered 404 Not Found"),
+        ({"status": 500}, f"{ASKED}, it answered 500 Internal Server Error"),
+        ({"kind": "text/html"}, f"{ASKED}, it answered 200 Attempt to decode JSON with unexpected mimetype: text/html"),
+        ({"body": "{"}, f"{ASKED}: JSONDecodeError: Expecting property name"),
+        ({"body": '{"score": 1}'}, f"""{ASKED}, it returned {{'score': 1}}; it must be a dict with rewards"""),
+        ({"body": '{"rewards": [NaN]}'}, f"{ASKED}, it returned rewards = [nan]"),
+    ],
+)
+def test_an_answer_of_no_use_is_an_error(serve, answer, error):
+    endpoint = serve(**answer)
+    with pytest.raises(ConfigError) as raised:
+        check_reward_servers([endpoint], PROBLEM)
+    assert str(raised.value).startswith(f"reward.remote_url is {endpoint}; {error}")
+
+
+def test_a_label_that_is_no_json_is_an_error(serve):
+    with pytest.raises(ConfigError, match="TypeError: Object of type object is not JSON serializable"):
+        check_reward_servers([serve()], ("1+1=", object()))
+
+
+@pytest.mark.parametrize("endpoint", ["http://", "http://host:port/x"])
+def test_an_address_of_no_use_is_an_error(endpoint):
+    with pytest.raises(ConfigError, match=f"reward.remote_url is {endpoint}; {ASKED}: .*Inval"):
+        check_reward_servers([endpoint], PROBLEM)
+
+
+def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
+    monkeypatch.setattr(reward_server, "SECONDS", 0.3)
+    refuses = "http://127.0.0.1:9/get_reward"  # nothing listens at this port
+    loads, slow, good = serve(status=503), serve(seconds=1), serve()
+    warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM)
+    assert [text.split(";")[0] for text in warnings] == [
+        f"reward.remote_url is {url}" for url in (refuses, loads, slow)
+    ]
+    causes = ("Cannot connect to host", "503", "TimeoutError")
+    assert all(cause in text for cause, text in zip(causes, warnings, strict=True))
