@@ -84,14 +84,15 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
 
 async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], args: SimpleNamespace) -> None:
     """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
-    sampling = SimpleNamespace(
-        temperature=args.rollout.temperature,
-        top_p=args.rollout.top_p,
-        top_k=-1,
-        max_tokens=args.rollout.max_new_tokens,
+    from vllm import SamplingParams  # only here, because the import takes seconds
+
+    rollout = args.rollout
+    sampling = SamplingParams(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        max_tokens=rollout.max_new_tokens,
         min_tokens=1,
-        stop=[],
-        seed=None,
+        skip_special_tokens=False,
         logprobs=1 if args.adapt.enabled else None,
     )
     arguments = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}

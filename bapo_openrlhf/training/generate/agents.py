@@ -80,7 +80,7 @@ async def _outcome(work: Coroutine[Any, Any, Any]) -> Any:
     """What the work returns or raises. An error that crosses threads may lose its traceback, so it is returned."""
     try:
         return await work
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
         return error
 
 
@@ -139,7 +139,7 @@ class LimitedAgent(AgentExecutorBase):
         try:
             async with response.deadline:
                 outcome = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
-                if not isinstance(outcome, Exception):
+                if not isinstance(outcome, BaseException):
                     check_response(outcome, log_probs=True)
                     return outcome
         except (TimeoutError, Invalid) as error:
@@ -157,7 +157,7 @@ class LimitedAgent(AgentExecutorBase):
             "rollout_log_probs": [0.0] * len(response.tokens),
         }
 
-    async def _count(self, error: Exception, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
+    async def _count(self, error: BaseException, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
         """Count and log a response that was given up. If its code blocks all others, the next ones get a new thread."""
         several = isinstance(self.executor, MultiTurnAgentExecutor)
         begins = self.executor.agent_instance_cls.step if several else self.executor.execute

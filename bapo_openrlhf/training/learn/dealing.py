@@ -160,7 +160,8 @@ class DealtActorGroup(RayActorGroup):
         """Ray's reference to a rank's inputs, and their number."""
         first = next(iter(part.values()))
         owner = first[0] if len(first) else None
-        (ref,) = self._once((*part, *map(id, first)), owner, lambda: [part])
+        key = (*part, *(id(item) for items in part.values() for item in items))
+        (ref,) = self._once(key, owner, lambda: [part])
         return ref, len(first)
 
     def _once(self, key: tuple, owner: Any, make: Callable[[], Iterable[dict]]) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from openrlhf.models.utils import compute_approx_kl, masked_mean
+from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
@@ -219,8 +219,8 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         if reference is not None and not kl.use_loss:
             batch.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
             moved = log_probs.float() - reference.float()
-        batch.info["kl"] = masked_mean(batch.kl, mask, dim=-1)
-        batch.info["logprobs_diff"] = masked_mean(moved, mask, dim=-1)
+        batch.info["kl"] = token_mean(batch.kl, mask)
+        batch.info["logprobs_diff"] = token_mean(moved, mask)
 
     def _set_policies(self, experience: Experience, on_policy: Sequence[bool]) -> None:
         """Set the old log-probs and the KL target of an experience as configured.
@@ -242,7 +242,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             experience.base_action_log_probs = behaviour
             return
         experience.kl = compute_approx_kl(log_probs, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
-        experience.info["kl"] = masked_mean(experience.kl, mask, dim=-1)
+        experience.info["kl"] = token_mean(experience.kl, mask)
 
     def _loss_log_ratio(self, recomputed: torch.Tensor, experience: Experience) -> torch.Tensor:
         """Log of the ratio that OpenRLHF's loss clips before the first update, shape (B, A).
@@ -273,6 +273,11 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         for experience, mask, part in zip(experiences, masks, parts, strict=True):
             experience.advantages = experience.advantages.masked_scatter(mask, part)
         return 1 - float(stays.double().mean())
+
+
+def token_mean(numbers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean over the generated tokens of each response, shape (B,); 0 for a response without any."""
+    return (numbers * mask).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
 def token_log_ratios(experience: Experience) -> torch.Tensor:

@@ -411,7 +411,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **part.normalisers)
         # So weighted, the mean over samples counts the mean loss of each optimizer step once for each of its samples.
         self.means.add("critic_loss", loss * (plan.step_samples / (part.whole * max(plan.samples, 1))), plan.samples)
-        self.means.add("values", masked_mean(values, mask), plan.samples)
+        self.means.add("values", masked_mean(values, mask), plan.samples if part.tokens else 0)
         return loss + self._balance(output, part)
 
     def _metrics(self) -> dict[str, float]:

@@ -3,13 +3,13 @@
 A function that prints thousands of lines in each call would otherwise fill the log of a run with gigabytes.
 """
 
-import io
 import os
 import select
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
 
 MOST = 4096  # bytes of a call that are passed on
 
@@ -19,8 +19,8 @@ def left_out(whose: str, count: int) -> str:
     return f"\n{whose}: {count:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown\n"
 
 
-class _Cut(io.TextIOBase):
-    """Standard error for the first MOST characters."""
+class _Cut:
+    """Standard error for the first MOST characters. All else is that of standard error, such as its `fileno`."""
 
     def __init__(self) -> None:
         self.to, self.count = sys.stderr, 0
@@ -29,6 +29,9 @@ class _Cut(io.TextIOBase):
         self.to.write(text[: max(MOST - self.count, 0)])
         self.count += len(text)
         return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.to, name)
 
 
 @contextmanager

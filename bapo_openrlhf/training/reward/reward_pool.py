@@ -190,12 +190,15 @@ class RewardPool:
                     failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
                     call = left.popleft()
                     slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
-                    if not left or worker.ended():
+                    last = not left or worker.ended()
+                    if last:
                         self._is_free(left, slowest)
                     if failure is None:
                         call.set_result(answer)
                     else:
                         call.set_exception(failure)
+                    if last:
+                        break  # because another thread may have the calls that are left
             except Exception as error:  # the file cannot be loaded, or the pool is closed
                 self._forget(worker)
                 worker, call = None, left.popleft()

@@ -160,6 +160,12 @@ def test_a_good_agent_may_play(refusal, values, adapted):
     assert refusal(source(**values), adapted=adapted) == []
 
 
+def test_the_agent_may_read_and_change_what_vllm_is_asked(refusal):
+    asked = "[states['sampling_params'].clone()][0]"
+    may = f"{asked}.stop_token_ids == [] and {asked}.repetition_penalty == 1 and {asked}.temperature == 1"
+    assert refusal(source(done=f"1 / ({may})")) == []
+
+
 def test_the_agent_gets_the_scripted_answer(refusal, tmp_path):
     note = tmp_path / "note"
     noted = f"open({str(note)!r}, 'a').write(states['observation_text'] + '|' + states['action_text'] + chr(10)) < 0"

@@ -471,6 +471,22 @@ class TestReward:
             f"reward.remote_url {path} defines no function reward_func"
         )
 
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "import subprocess; subprocess.run(['true'], stdout=sys.stderr)",
+            "import faulthandler; faulthandler.enable(); faulthandler.disable()",
+            "sys.stdout.buffer.write(b'x')",
+            "sys.stdout.encoding.lower()",
+            "sys.stdout.reconfigure(line_buffering=True)",
+            "print('x', flush=True)",
+        ],
+    )
+    def test_may_use_what_standard_output_has(self, run, line, capfd):
+        del capfd  # so that standard error is a file
+        text = f"import sys\ndef reward_func(queries, prompts, labels):\n    {line}\n    return {{'rewards': [1.0]}}\n"
+        run.check(reward__remote_url=self.reward(run, text))
+
     def test_raises(self, run):
         path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
         text = run.refusal(reward__remote_url=path)

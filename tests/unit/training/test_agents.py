@@ -136,7 +136,15 @@ def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(monkeypatch, 
     assert limited.failures.kinds == {"timeout": 1} and "blocks its thread" in caplog.text
 
 
-@pytest.mark.parametrize("error", [ValueError("no such tool"), TimeoutError("no answer from the tool")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such tool"),
+        TimeoutError("no answer from the tool"),
+        SystemExit("the tool says no"),
+        asyncio.CancelledError("the tool was cancelled"),
+    ],
+)
 def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, caplog):
     def fail(label):
         if label == "bad":

@@ -429,11 +429,12 @@ class TestPacked:
 
     def test_other_inputs_are_not_shared(self, puts):
         group, calls = group_of(DealtActorGroup, 1)
-        tokens = torch.tensor([[1, 2]])
-        for more in ({}, {"action_mask": [tokens]}):
+        tokens, mask, other = torch.tensor([[1, 2]]), torch.tensor([[1, 1]]), torch.tensor([[0, 1]])
+        for more in ({}, {"action_mask": [mask]}, {"action_mask": [other]}):
             group.async_run_method_batch("forward", sequences=[tokens], **more)
         group.async_run_method_batch("forward", sequences=[tokens.clone()])
-        assert len(puts) == 3 and list(calls[1][1]) == ["sequences", "action_mask"]
+        assert len(puts) == 4 and list(calls[1][1]) == ["sequences", "action_mask"]
+        assert calls[2][1]["action_mask"][0].tolist() == other.tolist()
 
     def test_nothing_is_kept_longer_than_the_batch(self, puts):
         group, _ = group_of(DealtActorGroup, 2)

@@ -683,6 +683,15 @@ class TestPass:
                 assert torch.equal(one.info[name], other.info[name]), name
 
 
+def test_a_response_without_generated_tokens_has_no_kl():
+    """An agent's executor may return one."""
+    batch = Experience(
+        action_mask=torch.tensor([[1, 1, 0], [0, 0, 0]]), action_log_probs=torch.full((2, 3), -1.0), info={}
+    )
+    maker()._set_kl(batch, torch.full((2, 3), -1.5))
+    assert [batch.info[name].tolist() for name in ("kl", "logprobs_diff")] == [[0.5, 0.0]] * 2
+
+
 # --- samples that leave the batch -------------------------------------------------------------------------------------
 
 PAD = 9

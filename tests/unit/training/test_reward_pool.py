@@ -732,6 +732,22 @@ def test_one_that_fails_fails_alone_among_those_sent_together(make_pool, tmp_pat
     assert len(set(pids)) == (1 if kind in ("raised", "invalid") else 3)
 
 
+def test_a_process_that_is_killed_while_its_answer_is_read_answers_no_call_twice(
+    make_pool, tmp_path, in_one_exchange, monkeypatch
+):
+    """Its thread must stop reading answers if it has given back the calls that are left."""
+    ended, kills = reward_pool._Worker.ended, []
+
+    def kill_once(self):
+        if sys._getframe(1).f_code.co_name == "_serve" and self._asked > 2 and not kills:
+            kills.append(self.kill())
+        return ended(self)
+
+    monkeypatch.setattr(reward_pool._Worker, "ended", kill_once)
+    answers = in_one_exchange(make_pool(), [GOOD] * 5, tmp_path)
+    assert kills and [answer["rewards"] for answer in answers] == [answers[0]["rewards"]] * 6
+
+
 def test_each_of_those_sent_together_has_its_own_time(make_pool, tmp_path, in_one_exchange):
     pool = make_pool(timeout=2)
     result = in_one_exchange(pool, [f"time.sleep(0.8)\n{GOOD}"] * 4, tmp_path)
