@@ -63,8 +63,7 @@ def declare(
 
 
 # Metrics that several methods report.
-CAPACITY, ATTEMPTS, EXCHANGE_AGE = declare("""
-    groups/capacity | groups | Capacity | B, Eq. 7 | Most groups that a batch holds: B.
+ATTEMPTS, EXCHANGE_AGE = declare("""
     groups/reevaluation_attempts | groups | Re-evaluation attempts | Alg. 1, line 14 | Prompts that were generated \
         again with today's policy and gave a group.
     exchange/age_mean | steps | Age of the stored responses | | Mean age of the weights that generated the stored \

@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
-from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
+from bapo_openrlhf.adapt.metric import ATTEMPTS
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
@@ -36,7 +36,7 @@ class BAPO(FilteredMethod):
     USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
-    METRICS = (CAPACITY, ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
+    METRICS = (ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
 
     c1: Fraction = Fraction(1, 8)
     c2: Interval = C2
@@ -115,7 +115,6 @@ class BAPO(FilteredMethod):
         self.hard.check()
         self.replay.check()
         self.measured = {
-            "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),
             **self.hard.metrics(step),
             **self.replay.metrics(step),

@@ -11,7 +11,7 @@ from typing import ClassVar
 from bapo_openrlhf.adapt.batch import Batch, fitting
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
-from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY
+from bapo_openrlhf.adapt.metric import ATTEMPTS
 from bapo_openrlhf.adapt.rewards import exact_mean
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
@@ -57,7 +57,7 @@ class AuthorsCode(FilteredMethod):
     USE = "Use it to compare with runs of that code."
     SOURCE = "waunx/BAPO_ICLR at 426b509"
     STATE = ("rng", "replay", "again", "thresholds")
-    METRICS = (CAPACITY, ATTEMPTS, HardBuffer.METRICS[0], *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
+    METRICS = (ATTEMPTS, HardBuffer.METRICS[0], *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
     asynchronous: ClassVar[bool] = False
 
     c1: Fraction = Fraction(1, 8)
@@ -133,7 +133,6 @@ class AuthorsCode(FilteredMethod):
         uids = {str(group.uid) for group in self.replay}
         self.again = {uid: means for uid, means in self.again.items() if uid in uids}
         self.measured = {
-            "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),
             "buffer/hard": sum(group.mean <= self.c1 for group in self.replay),
             **self.replay.metrics(step),

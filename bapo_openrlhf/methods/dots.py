@@ -19,7 +19,6 @@ from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics, successes
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 TARGET = 0.5  # success probability; alpha in the authors' code
@@ -115,7 +114,7 @@ class DOTS(FilteredMethod):
     USE = "Use it if generation takes most of the time and prompts come many times."
     SOURCE = "arXiv 2506.05316"
     STATE = ("rng", "predictor", "replay")
-    METRICS = (CAPACITY, *ReplayBuffer.METRICS, *FORECAST_METRICS)
+    METRICS = (*ReplayBuffer.METRICS, *FORECAST_METRICS)
 
     candidates: int = option(8, "at least 1")
     temperature: float = option(1e-3, "finite and above 0")
@@ -154,7 +153,6 @@ class DOTS(FilteredMethod):
             self.replay.add(group)
         self.replay.check()
         self.measured = {
-            "groups/capacity": self.capacity,
             **self.replay.metrics(step),
             "prompts/known": len(self.predictor.counts),
             **forecast_metrics(fresh, predicted, known),

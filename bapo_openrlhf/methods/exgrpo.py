@@ -15,7 +15,7 @@ import numpy as np
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
-from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, EXCHANGE_AGE, declare
+from bapo_openrlhf.adapt.metric import ATTEMPTS, EXCHANGE_AGE, declare
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.state import group_from_state, group_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
@@ -82,7 +82,6 @@ class ExGRPO(FilteredMethod):
     asynchronous = False  # the success of a named prompt may be gone when its group comes
     STATE = ("rng", "started", "store", "retired")
     METRICS = (
-        CAPACITY,
         ATTEMPTS,
         EXCHANGE_AGE,
         *declare("""
@@ -144,7 +143,6 @@ class ExGRPO(FilteredMethod):
         self.started = self.started or pass_rate > self.start_above
         ages = [step - past.weights_version for past in stored]
         self.measured = {
-            "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),
             "experience/started": float(self.started),
             "experience/prompts": len(self.store),

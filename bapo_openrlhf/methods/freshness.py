@@ -14,7 +14,7 @@ import numpy as np
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 LEAST = 1e-8  # least priority in the authors' code
@@ -55,7 +55,6 @@ class Freshness(FilteredMethod):
     SOURCE = "arXiv 2604.16918"
     STATE = ("rng", "replay")
     METRICS = (
-        CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
             freshness/stored_mean | 0 to 1 | Freshness of the buffer | | Mean exp(-age / tau) of the stored groups. \
@@ -92,7 +91,7 @@ class Freshness(FilteredMethod):
             if kept:
                 self.replay.add(group)
         self.replay.check()
-        self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
+        self.measured = self.replay.metrics(step)
         if ages := self.replay.ages(step):
             self.measured["freshness/stored_mean"] = float(np.exp(-np.array(ages) / self.tau).mean())
         return batch

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.demonstrations import demonstration_of
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod
 
 
@@ -40,7 +39,6 @@ class LUFFY(FilteredMethod):
     related_to_generated = True
     adds_rewards = True
     demonstrates = True
-    METRICS = (CAPACITY,)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,5 +50,4 @@ class LUFFY(FilteredMethod):
         mixed = [replace(group, generated=shown[group.uid].rewards) if group.uid in shown else group for group in fresh]
         batch = fill(self.capacity * (self.group_size - 1), mixed, self.keeps(mixed))
         batch.demonstrations = [shown[group.uid] for group in batch.fresh if group.uid in shown]
-        self.measured = {"groups/capacity": self.capacity}
         return batch

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
@@ -46,7 +45,7 @@ class MoPPS(FilteredMethod):
     USE = "Use it if the data has many prompts and most are solved always or never."
     SOURCE = "arXiv 2507.04632"
     STATE = ("rng", "posteriors")
-    METRICS = (CAPACITY, *FORECAST_METRICS)
+    METRICS = FORECAST_METRICS
 
     candidates: int = option(8, "at least 1")
     decay: float = option(0.5, "in [0, 1]")
@@ -67,7 +66,6 @@ class MoPPS(FilteredMethod):
         counts, known = self.posteriors.of([group.prompt for group in fresh])
         self.posteriors.update(fresh)
         self.measured = {
-            "groups/capacity": self.capacity,
             "prompts/known": len(self.posteriors),
             **forecast_metrics(fresh, counts[:, 0] / counts.sum(axis=1), known),
         }

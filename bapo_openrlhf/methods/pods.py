@@ -10,7 +10,6 @@ from fractions import Fraction
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod
 
 
@@ -42,7 +41,6 @@ class PODS(FilteredMethod):
     SENTENCE = "Generates many responses to each prompt and trains on the few whose rewards differ most."
     USE = "Use it if an update costs much more than generating."
     SOURCE = "arXiv 2504.13818"
-    METRICS = (CAPACITY,)
 
     keep: int = 0
 
@@ -59,7 +57,6 @@ class PODS(FilteredMethod):
             group.keep(most_varied(group.rewards, self.kept), relative_to="kept") if passed else group
             for group, passed in zip(fresh, keeps, strict=True)
         ]
-        self.measured = {"groups/capacity": self.capacity}
         return fill(self.max_responses, parts, keeps)
 
 

@@ -12,7 +12,6 @@ from bapo_openrlhf.adapt.batch import Batch, fill, fitting
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.metric import CAPACITY
 from bapo_openrlhf.methods.base import FilteredMethod
 
 
@@ -39,7 +38,7 @@ class POPO(FilteredMethod):
     USE = "Use it if many prompts are solved always or never and the policy moves slowly."
     SOURCE = "arXiv 2606.01281"
     STATE = ("rng", "replay")
-    METRICS = (CAPACITY, *ReplayBuffer.METRICS)
+    METRICS = ReplayBuffer.METRICS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,5 +52,5 @@ class POPO(FilteredMethod):
         for group in filter(has_signal, fresh):  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)
         self.replay.check()
-        self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
+        self.measured = self.replay.metrics(step)
         return batch

@@ -14,7 +14,7 @@ from typing import Any
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import ATTEMPTS, CAPACITY, declare
+from bapo_openrlhf.adapt.metric import ATTEMPTS, declare
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
@@ -69,7 +69,6 @@ class PromptReplay(FilteredMethod):
     SOURCE = "arXiv 2603.21177"
     STATE = ("rng", "known")
     METRICS = (
-        CAPACITY,
         ATTEMPTS,
         *declare("""
             again/stored | prompts | Stored prompts | | Prompts that may be generated for again, now or later.
@@ -127,7 +126,6 @@ class PromptReplay(FilteredMethod):
             if known.uses or self.lowest <= known.rate <= self.highest:
                 self.known[group.prompt.id] = known
         self.measured = {
-            "groups/capacity": self.capacity,
             "groups/reevaluation_attempts": len(reevaluated),
             "again/stored": len(self._stored()),
             "again/used_up": sum(known.uses >= self.limit for known in self.known.values()),

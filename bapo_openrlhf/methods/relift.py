@@ -11,7 +11,7 @@ from typing import Any
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.adapt.state import prompt_state
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
@@ -43,7 +43,6 @@ class ReLIFT(FilteredMethod):
     demonstrates = True
     STATE = ("rng", "waiting")
     METRICS = (
-        CAPACITY,
         *declare("""
             demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a reward above 0 whose \
                 prompt has a worked solution.
@@ -70,7 +69,6 @@ class ReLIFT(FilteredMethod):
             due = list(islice(self.waiting, self.finetune_batch))
             batch.fine_tuned = [self.waiting.pop(name) for name in due]
         self.measured = {
-            "groups/capacity": self.capacity,
             "demonstrations/unsolved": len(unsolved),
             "demonstrations/waiting": len(self.waiting),
         }

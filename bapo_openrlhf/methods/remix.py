@@ -8,7 +8,7 @@ from fractions import Fraction
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
@@ -51,7 +51,6 @@ class ReMix(FilteredMethod):
     SOURCE = "arXiv 2507.06892"
     STATE = ("rng", "replay")
     METRICS = (
-        CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
             mix/replayed_share | 0 to 1 | Replayed share | | Share of the batch that is replayed, at most p.
@@ -87,7 +86,6 @@ class ReMix(FilteredMethod):
                 self.replay.add(group)
         self.replay.check()
         self.measured = {
-            "groups/capacity": self.capacity,
             **self.replay.metrics(step),
             **({"mix/replayed_share": replayed / len(batch)} if len(batch) else {}),
         }

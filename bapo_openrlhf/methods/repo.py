@@ -12,7 +12,7 @@ from bapo_openrlhf.adapt.batch import Batch, fill, highest_variance
 from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Response
-from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod
 
 STRATEGIES = ("all", "random", "highest", "recent", "variance")
@@ -69,7 +69,6 @@ class RePO(FilteredMethod):
     SOURCE = "arXiv 2506.09340"
     STATE = ("rng", "cache")
     METRICS = (
-        CAPACITY,
         *ResponseCache.METRICS,
         *declare("""
             cache/drawn | groups | Groups drawn | | Groups that the strategy drew in this step.
@@ -111,7 +110,6 @@ class RePO(FilteredMethod):
         for group in fresh:  # last: a step's own responses are not replayed in that same step
             self.cache.add(group)
         self.measured = {
-            "groups/capacity": self.capacity,
             **self.cache.metrics(),
             "cache/drawn": len(drawn),
             "cache/without_signal": len(drawn) - len(informative),

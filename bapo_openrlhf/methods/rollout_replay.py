@@ -14,7 +14,7 @@ from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.metric import CAPACITY, declare
+from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 EPSILON = 1e-6  # so that a response without advantage can still be drawn
@@ -55,7 +55,6 @@ class RolloutReplay(FilteredMethod):
     related_to_generated = True
     STATE = ("rng", "replay")
     METRICS = (
-        CAPACITY,
         *ReplayBuffer.METRICS,
         *declare("""
             drawn/advantage | | Advantage of what is replayed | Eq. 2 | Mean |A| of the drawn responses. \
@@ -92,7 +91,7 @@ class RolloutReplay(FilteredMethod):
             if kept:
                 self.replay.add(group)
         self.replay.check()
-        self.measured = {"groups/capacity": self.capacity, **self.replay.metrics(step)}
+        self.measured = self.replay.metrics(step)
         if len(drawn):
             self.measured["drawn/advantage"] = float(drawn.mean())
         return batch

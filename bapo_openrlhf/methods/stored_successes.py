@@ -10,7 +10,7 @@ import numpy as np
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.group import Group, Response
-from bapo_openrlhf.adapt.metric import CAPACITY, EXCHANGE_AGE, declare
+from bapo_openrlhf.adapt.metric import EXCHANGE_AGE, declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
 
@@ -30,7 +30,6 @@ class StoredSuccesses(FilteredMethod):
     STATE = ("rng", "cache")
     adds_rewards = True
     METRICS = (
-        CAPACITY,
         *ResponseCache.METRICS,
         *declare("""
             exchange/failed | groups | Failed groups | | Fresh groups whose responses all failed.
@@ -79,7 +78,6 @@ class StoredSuccesses(FilteredMethod):
             if right:
                 self.cache.add(replace(group, responses=right))
         self.measured = {
-            "groups/capacity": self.capacity,
             "exchange/failed": sum(failed),
             "exchange/groups": len(ages),
             **self.cache.metrics(),

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from bapo_openrlhf.adapt.metric import ALL, ATTEMPTS, CAPACITY, Metric, declare
+from bapo_openrlhf.adapt.metric import ALL, ATTEMPTS, Metric, declare
 from bapo_openrlhf.methods import BAPO, registry
 
 FILE = Path(__file__).with_name("metrics.yaml")
@@ -31,9 +31,8 @@ def _of_single_methods() -> tuple[Metric, ...]:
 
 # Metrics of methods, by the names that `from` has in the file.
 DECLARED = {
-    "CAPACITY": (CAPACITY,),
     "ATTEMPTS": (ATTEMPTS,),
-    "BAPO": tuple(metric for metric in BAPO.METRICS if metric not in (CAPACITY, ATTEMPTS)),
+    "BAPO": tuple(metric for metric in BAPO.METRICS if metric != ATTEMPTS),
     "other methods": _of_single_methods(),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
@@ -32,7 +33,7 @@ class StepAccounts:
         ledger: Counts groups and responses by state.
         recorder: Gets a line of each group.
         unusable: Warns of groups without usable responses.
-        capacity: Responses that a batch holds at most.
+        arithmetic: Sizes of the run.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class StepAccounts:
         ledger: Ledger,
         recorder: StepRecorder,
         unusable: UnusableGroups,
-        capacity: int,
+        arithmetic: BatchArithmetic,
     ) -> None:
         self.args, self.state, self.method, self.ledger = args, state, method, ledger
-        self.recorder, self.unusable, self.capacity = recorder, unusable, capacity
+        self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
 
     def enter(self, rollout: Rollout, fresh: Sequence[Experience], hard: Sequence[Experience]) -> GeneratedStep:
         """The groups of a step. From here on each of them counts.
@@ -81,10 +82,11 @@ class StepAccounts:
 
     def require_capacity(self, batch: Batch) -> None:
         """Raise ValueError if a batch is larger than its capacity."""
-        if batch.samples > self.capacity:
+        most = self.arithmetic.most_samples
+        if batch.samples > most:
             raise ValueError(
                 f"{type(self.method).__name__} made a batch of {batch.samples} responses; it may hold at most "
-                f"{self.capacity} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
+                f"{most} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
 
     def before_update(self, experience: BatchExperience) -> dict[str, Any]:
@@ -118,7 +120,8 @@ class StepAccounts:
         status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout.weights_version
         status |= replay_ages(batch, step, self.args.adapt.rollout_delay) | reviewed.gap.metrics(step)
-        status |= composition(batch, self.capacity, len(generated.reevaluated))
+        status["groups/capacity"] = self.arithmetic.capacity
+        status |= composition(batch, self.arithmetic.most_samples, len(generated.reevaluated))
         trained = status["tokens/trained"]
         status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
         measured = self.args.adapt.rewards() is None

@@ -87,7 +87,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
-        self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, capacity=self.arithmetic.most_samples)
+        self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, arithmetic=self.arithmetic)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
         self.probe = GradientProbe(
             args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor

@@ -122,7 +122,6 @@ class TestReuse:
         assert advantages(group) == pytest.approx([-1 / math.sqrt(3)] * 3, rel=1e-4)
         assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
         assert method.metrics() == {
-            "groups/capacity": 8,
             "exchange/failed": 1,
             "exchange/groups": 1,
             "exchange/age_mean": 5,

@@ -54,7 +54,6 @@ class TestExchange:
         assert group.mean == F(1, 4)
         assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
         assert method.metrics() == {
-            "groups/capacity": 8,
             "exchange/failed": 1,
             "exchange/groups": 1,
             "exchange/age_mean": 5,
@@ -168,7 +167,6 @@ class TestBatch:
         fresh = [make([0] * 4, "a", step=1), *(make([1, 1, 0, 0], "b", step=1) for _ in range(4))]
         batch = run(method, 1, fresh)
         assert batch.fresh == fresh[1:] and [group.uid for group in batch.cut] == [fresh[0].uid]
-        assert method.metrics()["groups/capacity"] == 4
         batch = run(method, 2, [make([1, 0], "c", step=2) for _ in range(3)])
         assert (len(batch.fresh), len(batch.cut)) == (3, 0)
 

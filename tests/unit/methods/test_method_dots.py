@@ -210,7 +210,6 @@ class TestBatch:
         batch = run(method, [make_group(4, step=1) for _ in range(fresh)], 1)
         assert (len(batch.fresh), len(batch.replayed)) == expected
         assert len(batch.cut) == fresh - expected[0]
-        assert method.metrics()["groups/capacity"] == capacity
 
     def test_its_own_groups_are_not_replayed_in_the_same_step(self, make_group):
         method = dots()
@@ -278,7 +277,6 @@ class TestMetrics:
         first = [make_group(3, prompt=A), make_group(8, prompt=B)]
         run(method, first)
         assert method.metrics() == {
-            "groups/capacity": 8,
             "buffer/replay": 1,
             "buffer/replay_bytes": first[0].nbytes,
             "buffer/replay_added": 1,
@@ -292,7 +290,6 @@ class TestMetrics:
         run(method, second, 2)
         assert method.metrics() == pytest.approx(
             {
-                "groups/capacity": 8,
                 "buffer/replay": 2,
                 "buffer/replay_bytes": second[0].nbytes + second[1].nbytes,
                 "buffer/replay_added": 3,

@@ -223,7 +223,6 @@ class TestBatch:
         batch = run(method, fresh)
         assert batch.fresh == [fresh[index] for index in sorted(order)]
         assert batch.cut == [group for index, group in enumerate(fresh) if index not in order]
-        assert method.metrics()["groups/capacity"] == capacity
 
     def test_uninformative_ones_are_the_first_to_leave(self, make_group):
         fresh = [make_group(right) for right in (0, 4, 8, 1)]
@@ -233,7 +232,7 @@ class TestBatch:
     def test_an_empty_step(self):
         method = mopps()
         assert run(method, []) == Batch()
-        assert method.metrics() == {"groups/capacity": 8, "prompts/known": 0}
+        assert method.metrics() == {"prompts/known": 0}
 
 
 class TestMetrics:
@@ -242,7 +241,6 @@ class TestMetrics:
         assert method.metrics() == {}
         run(method, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
         assert method.metrics() == {
-            "groups/capacity": 8,
             "prompts/known": 2,
             "prompts/predicted": 0.5,
             "prompts/unseen_share": 1.0,
@@ -252,7 +250,6 @@ class TestMetrics:
         )
         assert method.metrics() == pytest.approx(
             {
-                "groups/capacity": 8,
                 "prompts/known": 4,
                 "prompts/predicted": (0.4 + 0.5 + 0.5 + 0.9) / 4,  # A: Beta(4, 6), B: Beta(9, 1)
                 "prompts/unseen_share": 0.5,

@@ -152,12 +152,6 @@ class TestBatch:
         _, responses = Ledger().settle(fresh, batch)
         assert +Counter(responses) == Counter(fresh=16, dropped=16, cut=8, generated=40)
 
-    def test_metrics(self, make_group):
-        method = pods(5)
-        assert method.metrics() == {}
-        run(method, 0, [make_group(4)])
-        assert method.metrics() == {"groups/capacity": 5}
-
 
 class TestOptions:
     @pytest.mark.parametrize(("size", "kept"), [(2, 2), (4, 2), (8, 2), (11, 2), (12, 3), (64, 16), (128, 32)])

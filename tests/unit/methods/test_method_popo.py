@@ -29,7 +29,7 @@ def test_by_hand(make_group):
     fourth = [make_group(2, size=4, step=3) for _ in range(4)]  # all have signal, so nothing is replaced
     assert run(method, 3, fourth) == Batch(fresh=fourth)
     assert method.metrics() == {
-        "groups/capacity": 4, "buffer/replay": 4, "buffer/replay_added": 9, "buffer/replay_evicted": 5,
+        "buffer/replay": 4, "buffer/replay_added": 9, "buffer/replay_evicted": 5,
         "buffer/replay_age_mean": 0, "buffer/replay_bytes": 4 * 4 * 28,
     }  # fmt: skip
     assert method.replay.counts["sampled"] == 4

@@ -194,7 +194,6 @@ class TestBatch:
         lists = (batch.reevaluated, batch.unimproved, batch.solved)
         assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, named[5]]]
         assert method.metrics() == {
-            "groups/capacity": 16,
             "groups/reevaluation_attempts": 6,
             "again/stored": 3,
             "again/used_up": 0,

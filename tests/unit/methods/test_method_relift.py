@@ -36,7 +36,7 @@ def test_by_hand(make_group, tmp_path):
         "a",
         "c",
     ]
-    assert method.metrics() == {"groups/capacity": 8, "demonstrations/unsolved": 3, "demonstrations/waiting": 1}
+    assert method.metrics() == {"demonstrations/unsolved": 3, "demonstrations/waiting": 1}
     assert run(method, 2, []).fine_tuned == []
 
 

@@ -247,7 +247,6 @@ class TestFit:
         batch = run(method, 1, [make([0, 1], prompt, step=1) for prompt in prompts])
         assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
         assert method.metrics()["cache/no_room"] == cached - expected[1]
-        assert method.metrics()["groups/capacity"] == capacity
 
     def test_the_highest_variance_stays(self, make):
         method = repo(capacity=4, warm_up=2)
@@ -288,7 +287,6 @@ class TestCache:
         run(method, 0, [make([0, 1], "a"), make([0, 0], "b")])
         run(method, 1, [make([0, 1], "a", step=1)])
         assert method.metrics() == {
-            "groups/capacity": 8,
             "cache/prompts": 2,
             "cache/responses": 5,
             "cache/bytes": 5 * 28,

@@ -248,7 +248,6 @@ def test_metrics_by_hand(make_group):
     run(method, 3, [make_group(4, step=3), make_group(4, step=3)])
     run(method, 4, [make_group(4, step=4)])
     assert method.metrics() == pytest.approx({
-        "groups/capacity": 8,
         "buffer/replay": 3,
         "buffer/replay_bytes": 3 * 224,
         "buffer/replay_added": 4,

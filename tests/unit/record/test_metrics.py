@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bapo_openrlhf.adapt.metric import ADAPTED, ALL, ATTEMPTS, CAPACITY, Metric, declare
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL, ATTEMPTS, Metric, declare
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record import metrics
 
@@ -36,9 +36,9 @@ def test_a_table_has_the_keys_of_a_metric(read):
 
 
 def test_a_table_can_stand_for_metrics_of_methods(read):
-    assert read("from: BAPO") == tuple(metric for metric in BAPO.METRICS if metric not in (CAPACITY, ATTEMPTS))
-    [capacity] = read("from: CAPACITY\nalgorithms: all")
-    assert capacity.algorithms == ALL and CAPACITY.algorithms == ADAPTED and capacity.title == CAPACITY.title
+    assert read("from: BAPO") == tuple(metric for metric in BAPO.METRICS if metric != ATTEMPTS)
+    [attempts] = read("from: ATTEMPTS\nalgorithms: all")
+    assert attempts.algorithms == ALL and ATTEMPTS.algorithms == ADAPTED and attempts.title == ATTEMPTS.title
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,6 @@ def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, rank
         replayed = 2 if number else 0
         assert sum(sizes_of(experiences).values()) == expected + replayed == row["responses/trained"]
         assert (row["responses/replayed"], row["responses/dropped"]) == (replayed, 16 - expected)
-        assert row["groups/capacity_used"] == (expected + replayed) / 24
+        assert row["groups/capacity_used"] == (expected + replayed) / 24 and row["groups/capacity"] == 6
         assert told[number] == (number, 4 + replayed)
     assert run.trainer.ledger.responses["generated"] == 16 * len(metrics)
