@@ -305,7 +305,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
 
 def methods_sections() -> str:
     """A section for each method, from the docstrings of its file and its class."""
-    return "\n".join(section(name, registry.method_class(name)) for name in dict.fromkeys(registry.METHODS.values()))
+    return "\n".join(section(name, registry.method_class(name)) for name in registry.METHODS)
 
 
 def section(name: str, kind: type[Method]) -> str:

@@ -43,7 +43,7 @@ def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: fl
         are equal (`rewards.without_rounding`).
     """
     rewards, baseline = _without_rounding(rewards, baseline)
-    # Rounding of the mean would otherwise give equal rewards a tiny advantage.
+    # Rounding of the mean would otherwise give equal rewards a tiny advantage, divided by a tiny deviation.
     mean = baseline[0] if (baseline == baseline[0]).all() else baseline.mean()
     advantages: np.ndarray = (rewards - mean) / np.sqrt(((baseline - mean) ** 2).mean() + eps)
     return advantages

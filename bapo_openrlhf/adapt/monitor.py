@@ -17,8 +17,8 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     """How full the batch is, why groups were filtered, and how long responses are, by source.
 
-    Filtered groups with a signal were dropped by the filter's draw. The others have equal rewards, either at least 1
-    (all right) or below 1 (none right).
+    Filtered groups with a signal were dropped by the filter's draw, or by the range of dynamic filtering. The others
+    have equal rewards, either at least 1 (all right) or below 1 (none right).
 
     Args:
         batch: The batch that was trained on.

@@ -14,7 +14,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf methods") -> int:
     Parser(prog, "List the methods and their variants.").parse_args(argv)
     table = Table("name", "what it does", "when to use it", Column("source", no_wrap=True))
     for name, cells in overview().items():
-        table.add_row(name, *cells, end_section=name == list(METHODS)[-1])
+        table.add_row(name, *cells, end_section=name == METHODS[-1])
     console = wide_console(markup=False, highlight=False)
     console.print(table)
     console.print("Above the line: values of --adapt.method. All but bapo are files as well: configs/methods/NAME.yaml")

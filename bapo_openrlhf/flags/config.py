@@ -206,9 +206,6 @@ class AdaptConfig:
         Raises:
             ConfigError: A value is not a number in [0, 1], or c2 is above c3.
         """
-        if self.method == "bapo_mini_test":
-            half = as_fraction("1/2")
-            return as_fraction(0), Interval(half, half), Interval(half, half)
         c1 = _unit_fraction("adapt.c1", self.c1)
         c2 = _interval("adapt.c2", self.c2 if self.c2 is not None else ["1/8", "4/8"])
         c3 = _interval("adapt.c3", self.c3 if self.c3 is not None else ["2/8", "5/8"])

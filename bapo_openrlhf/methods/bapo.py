@@ -33,7 +33,7 @@ class BAPO(FilteredMethod):
 
     NAME = "bapo"
     SENTENCE = "Keeps groups with signal, generates again for hard prompts, and replays groups of medium difficulty."
-    USE = "Start with it: it has all three sources of groups, and the other methods are compared with it."
+    USE = "Use it to reproduce the paper: the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
     METRICS = (ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)

@@ -46,7 +46,8 @@ class AuthorsCode(FilteredMethod):
         replay_steps: 0 turns X3 off. Any other number has no effect.
         buffer_size: Most groups stored, above 8.
         moving: Whether c2 and c3 move. They are at the high ends of their intervals if the mean reward of the store is
-            at most 0.2, and at the low ends if it is at least 0.8. Otherwise they stay at the low ends.
+            at most 0.2, at the low ends if it is at least 0.8, and move linearly between. If they do not move, they
+            stay at the low ends.
 
     Raises:
         ValueError: An option is out of its range.

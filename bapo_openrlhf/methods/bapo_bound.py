@@ -1,14 +1,15 @@
 """BAPO with replay by the terms of Theorem 3.2 (arXiv 2602.20722), from measured distances instead of c2 and c3."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.adapt.theory import bound_term, k1, stability_constant
-from bapo_openrlhf.methods.bapo import BAPO
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.methods.bapo import BAPO, C2, C3
 from bapo_openrlhf.methods.base import option
 
 
@@ -54,6 +55,10 @@ class BoundBAPO(BAPO):
     )
     improved = replayable = staticmethod(has_signal)
 
+    # It does not read these fields of BAPO, so nothing can set them.
+    c2: Interval = field(init=False, default=C2)
+    c3: Interval = field(init=False, default=C3)
+    threshold_direction: str = field(init=False, default="eq8")
     # A term below -1 says nothing, because with rewards in [0, 1] no policy loses more than 1.
     least: float = option(-1.0, "at most 0")
 

@@ -18,18 +18,16 @@ from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.methods.base import Method
 
 SHARED = {"base", "registry", "stored_successes"}  # the files of this folder that hold no method
-OTHERS = {"bapo_mini_test": "bapo"}  # names that stand for a method with other values of its flags
 
 
-def _names() -> dict[str, str]:
-    """Each method's file, by name: a file of this folder is a method of the same name. Those of BAPO come first."""
+def _names() -> list[str]:
+    """The names of the methods: a file of this folder holds the method of its name. Those of BAPO come first."""
     files = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)]) if info.name not in SHARED]
-    every = {name: name for name in files} | OTHERS
-    return {name: every[name] for name in sorted(every, key=lambda name: (not name.startswith("bapo"), name))}
+    return sorted(files, key=lambda name: (not name.startswith("bapo"), name))
 
 
 METHODS = _names()
-# What is only a file in configs/methods, and bapo_mini_test: name | sentence | use | source.
+# What is only a file in configs/methods: name | sentence | use | source.
 VARIANTS = """
     bapo_mini_test | BAPO with c1 = 0 and c2 = c3 = 1/2. | Use it to have no thresholds to tune. | arXiv 2602.20722
     bapo_without_x2 | BAPO that never generates again. | Use it to see what this is worth. | arXiv 2602.20722, Table 1b
@@ -37,7 +35,8 @@ VARIANTS = """
     filter_only | GRPO or PPO that does not train on groups without a signal: BAPO without X2 and X3, with v = 1. | \
         Use it first: it saves training, and has nothing to tune. | arXiv 2602.20722, Eq. 5, first term
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
-        Use it if you pay for responses and not for training. | this project, after arXiv 2602.20722
+        Use it with adapt.batch_size twice rollout.batch_size, if you pay for responses and not for training. | \
+        this project, after arXiv 2602.20722
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
     grpo_delayed | GRPO on every fresh group, with responses of weights that are up to 4 steps old. | \
@@ -91,7 +90,7 @@ def method_class(name: str) -> type[Method]:
         ConfigError: There is no such class, or it is not a method.
     """
     if name in METHODS:
-        return _built_in(METHODS[name])
+        return _built_in(name)
     place, colon, attribute = name.rpartition(":")
     if not (colon and place.endswith(".py") and attribute):
         raise ConfigError(

@@ -35,7 +35,7 @@ ALGORITHMS = ("bapo_grpo", "ba_ppo")
 BOTH = [  # test_demonstrations.py has the methods that need worked solutions
     (method, algorithm)
     for method in METHODS
-    if METHODS[method] != "bapo" and not method_class(method).demonstrates
+    if method != "bapo" and not method_class(method).demonstrates
     for algorithm in ALGORITHMS
 ]
 

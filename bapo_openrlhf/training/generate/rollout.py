@@ -102,8 +102,8 @@ class RecordedSamplesGenerator(DispatchingGenerator):
 
 
 Samples = tuple[list[Experience], float | None, int, bool]
-"""What OpenRLHF's `generate_samples` returns: samples, the share of prompts that passed dynamic filtering, how many
-prompts were drawn, and whether the data of the epoch has ended."""
+"""What OpenRLHF's `generate_samples` returns: samples, the responses of prompts that passed dynamic filtering for each
+100 prompts, how many prompts were drawn, and whether the data of the epoch has ended."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         """The samples of the given requests, in order."""
         return [
             self._process_response_into_experience(response, **kwargs)
-            for ref in tqdm(refs, desc="Re-evaluate hard prompts", disable=not refs)
+            for ref in tqdm(refs, desc="Generate more responses", disable=not refs)
             for response in ray.get(ref)
         ]
 

@@ -87,8 +87,6 @@ def set_advantages(
             estimates = corrected_returns(experience.values, tokens, mask, log_ratio, discounts)
             experience.advantages, experience.returns = estimates
         experience.info["return"] = tokens.sum(dim=-1)
-        if "reward" in experience.info:
-            experience.info["reward"] = experience.rewards.clone()
         experience.kl = None
     if ESTIMATORS[advantage.estimator].whitened:
         whiten(experiences, scale=not advantage.no_std_norm)

@@ -42,8 +42,6 @@ def _rewards(run: Run) -> Condition:
 
 def c1_of(config: Mapping[str, Any]) -> Fraction | None:
     """c1 of a run, from its flags; None if they are not recorded."""
-    if config.get("adapt.method") == "bapo_mini_test":
-        return Fraction(0)
     try:
         return Fraction(str(config["adapt.c1"]))
     except (KeyError, ValueError):

@@ -217,7 +217,7 @@ class TestAlgorithm:
         ("name", "method", "text"),
         [
             ("ppo", "bapo", "has no batch adaptation"),
-            ("grpo", "bapo_mini_test", "has no batch adaptation"),
+            ("grpo", "bapo_bound", "has no batch adaptation"),
             ("ba_ppo", "none", "needs batch adaptation"),
             ("bapo_grpo", "none", "needs batch adaptation"),
         ],
@@ -226,10 +226,10 @@ class TestAlgorithm:
         with pytest.raises(ConfigError, match=f"algorithm {name} and adapt.method {method} contradict.*{text}"):
             parse("--algorithm", name, "--adapt.method", method)
 
-    def test_mini_test_is_a_method_of_batch_adaptation(self, yaml_file):
-        assert parse("--algorithm", "ba_ppo", "--adapt.method", "bapo_mini_test").adapt.method == "bapo_mini_test"
-        path = yaml_file("adapt: {method: bapo_mini_test}")
-        assert parse("--config", path, "--algorithm", "bapo_grpo").adapt.method == "bapo_mini_test"
+    def test_any_method_is_one_of_batch_adaptation(self, yaml_file):
+        assert parse("--algorithm", "ba_ppo", "--adapt.method", "bapo_bound").adapt.method == "bapo_bound"
+        path = yaml_file("adapt: {method: bapo_bound}")
+        assert parse("--config", path, "--algorithm", "bapo_grpo").adapt.method == "bapo_bound"
 
     def test_unknown(self, yaml_file):
         says = (
@@ -480,9 +480,9 @@ class TestPrecedence:
 
     def test_command_line_over_algorithm(self, yaml_file):
         path = yaml_file("algorithm: bapo_grpo\nalgo.advantage.estimator: dr_grpo")
-        words = ["--algo.advantage.estimator", "rloo", "--adapt.method", "bapo_mini_test"]
+        words = ["--algo.advantage.estimator", "rloo", "--adapt.method", "bapo_bound"]
         args = parse("--config", path, *words)
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_mini_test")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_bound")
 
     def test_no_algorithm_leaves_yaml_alone(self, yaml_file):
         args = parse("--config", yaml_file("algo.advantage.estimator: rloo\nadapt.method: bapo"))
@@ -500,13 +500,9 @@ class TestThresholds:
         adapt = parse("--adapt.method", "bapo", "--adapt.c2", "0.3", "--adapt.c3", "2/3", "--adapt.c1", "0").adapt
         assert adapt.thresholds() == (F(0), Interval(F(3, 10), F(3, 10)), Interval(F(2, 3), F(2, 3)))
 
-    def test_mini_test(self):
-        adapt = parse("--adapt.method", "bapo_mini_test").adapt
-        assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
-
     def test_mini_test_overrules_the_thresholds_of_a_preset(self, yaml_file):
         path = yaml_file("algorithm: bapo_grpo\nadapt: {c1: 1/4, c2: [1/8, 4/8], c3: [2/8, 5/8]}")
-        adapt = parse("--config", path, "--adapt.method", "bapo_mini_test").adapt
+        adapt = parse("--config", path, "configs/methods/bapo_mini_test.yaml").adapt
         assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
     @pytest.mark.parametrize(
@@ -665,10 +661,6 @@ class TestMakeMethod:
         method = AdaptConfig(method="bapo").make_method(arithmetic, seed=0)
         said = AdaptConfig(method="bapo", max_reevaluated_prompts=7).make_method(arithmetic, seed=0)
         assert (method.max_reevaluated_prompts, said.max_reevaluated_prompts) == (most, 7)
-
-    def test_mini_test(self):
-        method = AdaptConfig(method="bapo_mini_test").make_method(self.ARITHMETIC, seed=0)
-        assert (method.c1, method.c2, method.c3) == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
 
 def test_defaults_are_table_3():
@@ -856,13 +848,13 @@ class TestSeveralFiles:
         assert args.adapt.buffer_size == AdaptConfig().buffer_size
 
     def test_a_later_algorithm_overrules_the_file_of_a_task_written_for_another(self, yaml_file):
-        first = "algorithm: ba_ppo\nalgo.advantage.estimator: gae\nadapt.method: bapo_mini_test\ndata.prompt_dataset: d"
+        first = "algorithm: ba_ppo\nalgo.advantage.estimator: gae\nadapt.method: bapo_bound\ndata.prompt_dataset: d"
         args = self.parse(yaml_file, first, "algorithm: grpo")
         assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
         args = self.parse(yaml_file, first, "algorithm: bapo_grpo\nalgo.advantage.estimator: rloo")
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_mini_test")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_bound")
         args = self.parse(yaml_file, first, "algorithm: grpo", more=["--algorithm", "bapo_grpo"])
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "bapo_mini_test")
+        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "bapo_bound")
 
     def test_one_algorithm_twice_still_contradicts_its_file(self, yaml_file):
         with pytest.raises(ConfigError, match="contradict each other"):

@@ -280,8 +280,8 @@ class TestNumbers:
         assert "reference" not in facts
 
     def test_mini_test(self, capsys, words):
-        facts = report(capsys, "--algorithm=ba_ppo", "--adapt.method=bapo_mini_test", *words)
-        assert facts["batch adaptation"] == "bapo_mini_test"
+        more = ["--adapt.c1=0", "--adapt.c2=1/2", "--adapt.c3=1/2"]
+        facts = report(capsys, "--algorithm=ba_ppo", *more, *words)
         assert facts["replay (X3)"] == "3 steps, c2 in [1/2, 1/2], c3 in [1/2, 1/2]"
         assert facts["re-evaluation (X2)"].endswith("c1 0")
 

@@ -29,7 +29,7 @@ def printed(text: str) -> list[tuple[str, ...]]:
 
 def test_names_are_all_methods_and_all_files():
     assert set(overview()) == {*METHODS, *FILES}
-    assert list(overview())[: len(METHODS)] == list(METHODS)  # what --adapt.method takes comes first
+    assert list(overview())[: len(METHODS)] == METHODS  # what --adapt.method takes comes first
 
 
 @pytest.mark.parametrize("name", [*METHODS, *sorted(FILES - set(METHODS))])
@@ -55,7 +55,7 @@ def test_the_command_prints_all_of_it(capsys):
     assert printed(out) == [HEAD, *((name, *cells) for name, cells in overview().items())]
     line = out.index("├")  # between what --adapt.method takes and what is only a file
     names = [row[0] for row in printed(out[:line])[1:]]
-    assert names == list(METHODS) and "Above the line: values of --adapt.method" in out
+    assert names == METHODS and "Above the line: values of --adapt.method" in out
 
 
 def test_the_page_begins_with_the_same_table():

@@ -490,7 +490,6 @@ GOOD = [
     "train.batch_size=128 adapt.batch_size=16", "algorithm=ppo critic.freezing_steps=-1",
     "algorithm=ba_ppo critic.freezing_steps=6", "data.apply_chat_template",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
-    "reward.remote_url=http://localhost:5000", "reward.remote_url=https://a,https://b",
     "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=train.jsonl eval.steps=8", "ckpt.save_steps=8",
 ]  # fmt: skip
 
@@ -503,6 +502,7 @@ def test_near_a_limit_is_good_and_needs_no_warning(capsys, words):
 
 # What may be meant. None of these warns without the flags of its row.
 MEANT = [
+    ("reward.remote_url=http://localhost:9", "reward.remote_url is http://localhost:9; it does not answer now ("),
     ("data.prompt_dataset=org/data", "data.prompt_dataset is org/data; it is not on this machine and nothing is downl"),
     ("actor.model_name_or_path=org/model", "actor.model_name_or_path is org/model; it is not a folder of this machine"),
     ("actor.adam.lr=0", "actor.adam.lr is 0: the actor does not learn"),

@@ -225,7 +225,7 @@ def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
 
 def cases_of_methods_but(named: list[str | None]) -> tuple[dict[str, Any], ...]:
     """A case of each built-in method that is not named."""
-    kinds = {name: method_class(name) for name in METHODS if METHODS[name] != "bapo" and name not in named}
+    kinds = {name: method_class(name) for name in METHODS if name != "bapo" and name not in named}
     choosing = {"prompts": 16, "adapt.options": "candidates=2"}
     repeated = {"prompts": 8, "train.num_episodes": 4}
     return tuple(
