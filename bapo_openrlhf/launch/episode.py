@@ -1,6 +1,7 @@
 """One episode of the user's agent with a scripted answer, which `check` and `train` play before any model loads."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,8 +85,10 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
 
 async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], args: SimpleNamespace) -> None:
     """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
+    logging.disable(logging.WARNING)  # because what vLLM says of this machine as it is imported is no matter here
     from vllm import SamplingParams  # only here, because the import takes seconds
 
+    logging.disable(logging.NOTSET)
     rollout = args.rollout
     sampling = SamplingParams(
         temperature=rollout.temperature,
