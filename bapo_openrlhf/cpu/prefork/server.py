@@ -75,17 +75,15 @@ def read_request(connection: socket.socket) -> Request:
 class Server:
     """Forks a child for each connection. The answers are its pid and, when it has ended, its wait status."""
 
-    def __init__(self, listener: socket.socket, owner: int, prepared: Prepared, inherited: dict[str, str]) -> None:
+    def __init__(self, listener: socket.socket, owner: int, prepared: Prepared) -> None:
         """
         Args:
             listener: Socket that accepts the clients.
             owner: Descriptor that is closed when the server must end.
             prepared: How this process was prepared.
-            inherited: Environment before the preparation.
         """
         self.listener = listener
         self.prepared = prepared
-        self.inherited = inherited
         self.clients: dict[int, socket.socket] = {}  # by the pid of the child
         self.selector = selectors.DefaultSelector()
         self.wake = os.pipe()
@@ -252,7 +250,7 @@ def main() -> None:
     gc.freeze()  # so that a collection in a child does not copy all pages
     sys.stdout.flush()
     sys.stderr.flush()
-    request = Server(socket.socket(fileno=int(sys.argv[1])), 0, prepared, inherited).serve()
+    request = Server(socket.socket(fileno=int(sys.argv[1])), 0, prepared).serve()
     become(request, prepared, inherited)
 
 
