@@ -51,5 +51,5 @@ echo "── train, look, evaluate"
 bapo-openrlhf train "${settings[@]}"
 bapo-openrlhf watch "$task/runs/first" --once
 bapo-openrlhf report "$task/runs/first" --output "$folder/report.html"
-bapo-openrlhf evaluate "${settings[@]}" --benchmarks "mine=$task/eval.jsonl" --reward "$task/reward.py" \
-    --runs 2 --max-new-tokens 24 --gpu-memory-utilization 0.5 --out "$folder/evaluated"
+bapo-openrlhf evaluate "${settings[@]}" --benchmarks "mine=$task/eval.jsonl" --runs 2 \
+    --max-new-tokens 24 --gpu-memory-utilization 0.5 --out "$folder/evaluated"

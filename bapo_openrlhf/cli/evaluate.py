@@ -63,7 +63,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
     from bapo_openrlhf.flags.sizes import response_tokens
 
     trained = parse_training(["--config", *config])
-    chat = trained.data.apply_chat_template
+    chat, rewards = trained.data.apply_chat_template, trained.reward.remote_url or [""]
     return {
         "model": trained.ckpt.output_dir,
         "no_chat_template": not chat,
@@ -74,6 +74,7 @@ def _as_trained(config: Sequence[str]) -> dict[str, Any]:
         "max_new_tokens": response_tokens(trained),
         "temperature": trained.rollout.temperature,
         "top_p": trained.rollout.top_p,
+        "reward": Path(rewards[0]) if rewards[0].endswith(".py") else None,
         "reward_range": trained.adapt.rewards() or (0, 1),
     }
 
@@ -88,8 +89,8 @@ def build_parser(prog: str) -> Parser:
     )
     add = parser.add_argument
     add("--config", nargs="+", action="extend", help="configuration of a training: evaluate its trained model with the "
-        "same prompts and sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its range "
-        "of rewards; other flags override it")  # fmt: skip
+        "same prompts and sampling (model, markup, columns, --max-new-tokens, --temperature, --top-p), and its reward "
+        "file with its range; other flags override it")  # fmt: skip
     add("--model", help="model folder, or name on the model hub")
     add("--benchmarks", required=True, help="names separated by commas: aime24,amc,... or NAME=FILE (--reward)")
     add("--data", type=Path, default=Path("data"), help="folder that `bapo-openrlhf prepare` wrote to")

@@ -847,6 +847,13 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
     sampling, rollout = request.sampling, file["rollout"]
     wanted = rollout["max_new_tokens"], rollout.get("temperature", 1.0), rollout.get("top_p", 1.0)
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == wanted
+    assert request.reward == Path(file["reward"]["remote_url"])
+
+
+def test_a_reward_server_judges_no_evaluation(parsed, tmp_path):
+    (tmp_path / "more.yaml").write_text("reward: {remote_url: 'http://localhost:9'}\n")
+    words = ("--config", str(CONFIGS / "quickstart.yaml"), str(tmp_path / "more.yaml"))
+    assert parsed(*words).reward is None
 
 
 def test_other_flags_win_over_the_configuration(parsed):
