@@ -264,7 +264,7 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
         try:
             entry, index, missed = data[index % BLOCK], index + 1, missed + 1
         except Exception as error:  # some generators give up at a high level
-            raise ConfigError(f"{kind.name}: reasoning-gym cannot make entry {index}: {one_line(error)}") from error
+            raise ConfigError(f"reasoning-gym cannot make entry {index} of {kind.name}: {one_line(error)}") from error
         question = entry["question"]
         digest = hashlib.sha256(question.encode()).digest()
         if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in by_question:
@@ -272,7 +272,7 @@ def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
         entry = _plain(entry)
         label = repr({"task": kind.task, "parameters": kind.parameters, "entry": entry})
         if ast.literal_eval(label)["entry"] != entry:
-            raise ConfigError(f"{kind.name}: an entry of reasoning-gym's {kind.task} cannot be written as a literal")
+            raise ConfigError(f"an entry of {kind.name} cannot be written as a literal")
         steps = digest[1] / 256 < kind.steps
         solution = worked.solution(kind.task, entry, steps=steps) if part in _SHARES else None
         by_question[question] = Problem(text=question, label=label, key=question, solution=solution)
@@ -307,7 +307,7 @@ def _generate(kinds: Sequence[Asked], part: str, count: int, seed: int) -> Itera
         kind = chosen[name]
         new = problems(kind, part, number, seed)
         if len(new) < number:
-            raise ConfigError(f"{part}: {number} problems of {kind.name} are asked for; there are only {len(new)}")
+            raise ConfigError(f"{number} problems of {kind.name} are asked for; there are only {len(new)}")
         generated += new
     random.Random(f"{seed}/{part}").shuffle(generated)
     return iter(generated)

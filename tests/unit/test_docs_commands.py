@@ -150,11 +150,10 @@ def parse_prepare(words, here):
 
 
 def parse_reasoning_gym(words, here):
-    """The library accepts the kinds, if it is here; problems are made elsewhere."""
-    given = prepare_cli._parser("docs").parse_args(words)
+    """By the real parser; the problems are made if the library is here."""
+    prepare_cli._parser("docs").parse_args(words)
     if find_spec("reasoning_gym"):
-        task = get_task(given.task).configure(given.tasks, given.config)
-        prepare_cli._sizes(given.size, task)
+        assert prepare_cli.main(words, "docs") == 0
 
 
 def over_ssh(words, here):
