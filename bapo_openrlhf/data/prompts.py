@@ -87,12 +87,11 @@ class Renderer:
         if model is None:
             return
         try:
-            if not quick:
-                cpu.prepare_environment()  # which imports torch
             self.tokenizer = (apart if quick else Tokenizer)(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
-            raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded: {one_line(error)}") from error
+            why = f"cannot be loaded{cpu.offline()}: {one_line(error)}"
+            raise ConfigError(f"{flag} is {model}; its tokenizer {why}") from error
         if missing:
             raise ConfigError(f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none")
 

@@ -80,9 +80,8 @@ def _commit(model: str) -> str:
     try:
         config = hf_hub_download(model, "config.json")
     except Exception as error:  # There is no such name, no network or no access.
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
         raise ConfigError(
-            f"model is {model}; there is no such folder, and the hub does not provide it{offline}: "
+            f"model is {model}; there is no such folder, and the hub does not provide it{cpu.offline()}: "
             f"{' '.join(str(error).split())[:300]}"
         ) from error
     return Path(config).parent.name  # .../snapshots/COMMIT/config.json

@@ -42,5 +42,5 @@ def run_args(tmp_path_factory) -> SimpleNamespace:
 
 
 @pytest.fixture
-def check(run_args, tmp_path) -> Checks:
+def check(run_args, tmp_path, keep_environment) -> Checks:
     return Checks(run_args, tmp_path)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import subprocess
 import sys
 from multiprocessing import active_children
 
 import pytest
 
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.data.tokenizer import Tokenizer, apart, has_vision
 from bapo_openrlhf.errors import ConfigError
@@ -88,6 +91,22 @@ def test_a_process_that_loads_it_apart_imports_no_torch(tokenizer_folder):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[3]", "False"]
+
+
+def test_a_run_on_the_cpu_does_not_ask_the_hub(check):
+    """Rows are read first, which loads the hub's library. Without a network it would try again for two minutes."""
+    name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
+    script = (
+        "import pickle, sys\nfrom bapo_openrlhf.data.check import check_data\n"
+        "check_data(pickle.load(sys.stdin.buffer))"
+    )
+    args = check.args(data__prompt_dataset=name, actor__model_name_or_path="no-such-owner/no-such-model")
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_OFFLINE")} | {cpu.SWITCH: "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=pickle.dumps(args), env=environment, capture_output=True, timeout=60
+    )
+    *_, last = done.stderr.decode().splitlines()
+    assert "model; its tokenizer cannot be loaded (HF_HUB_OFFLINE is set): " in last and b"Retrying" not in done.stderr
 
 
 @pytest.mark.parametrize("text", ["1+1", "{} \\boxed{x}", "<image>?"])
