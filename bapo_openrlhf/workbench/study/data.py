@@ -314,6 +314,17 @@ class Results:
         """The evaluations that have an accuracy: arm, seed, step, accuracy."""
         return self.evaluations[[*RUN, "step", "accuracy"]].dropna()
 
+    @cached_property
+    def why_no_accuracy(self) -> str:
+        """Why `accuracy` is empty."""
+        found = self.evaluations[self.benchmarks].notna().any()
+        lacking = [name for name, there in zip(self.study.evaluations, found, strict=True) if not there]
+        if not found.any():
+            return "no evaluation was recorded"
+        return f"no evaluation has all of {', '.join(self.study.evaluations)}" + (
+            f": {', '.join(lacking)} is in none" if lacking else ""
+        )
+
     def until(self, target: float, total: str) -> pandas.Series:
         """A running total at the first evaluation at or above the target; runs that never reached it are left out."""
         reached = self.accuracy[self.accuracy["accuracy"] >= target].drop_duplicates(RUN)

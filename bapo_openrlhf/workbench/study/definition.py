@@ -20,7 +20,7 @@ FIELDS = (
     "name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods", "claims",
     "smoke",
 )  # fmt: skip
-SMOKE = {"methods", "flags"}
+SMOKE = {"methods", "flags", "evaluations"}
 SAME_WAYS = {"run.faster": ["all"]}  # so that times of arms with and without batch adaptation can be compared
 NAME = re.compile(r"[A-Za-z0-9_.]+")
 
@@ -192,7 +192,9 @@ def _study(content: Any, path: Path) -> Study:
     arms = tuple(arm for name, entry in methods.items() for arm in _arms(str(name), entry, path))
     seeds = given["seeds"]
     if isinstance(seeds, dict):  # a list for each path
-        arms = tuple(replace(arm, seeds=_seeds(seeds.get(arm.path))) for arm in arms)
+        if without := next((arm for arm in arms if arm.path not in seeds), None):
+            raise ConfigError(f"seeds has none for {without.path}, and the study has the arm {without.name}")
+        arms = tuple(replace(arm, seeds=_seeds(seeds[arm.path])) for arm in arms)
         seeds = sorted({seed for arm in arms for seed in arm.seeds})
     targets = _numbers("targets", given.get("targets", []), (int, float))
     if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
@@ -226,7 +228,9 @@ def _smoke(study: Study, entry: Any) -> Study:
     if missing := sorted(set(methods) - {arm.method for arm in arms}):
         raise ConfigError(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
     flags = {**study.flags, **_flags("smoke: flags", given.get("flags"))}
-    return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=study.seeds[:1], flags=flags)
+    evaluations = _strings("smoke: evaluations", given.get("evaluations", [*study.evaluations]))
+    changed: dict[str, Any] = {"arms": arms, "flags": flags, "evaluations": evaluations}
+    return replace(study, name=f"{study.name}_smoke", seeds=study.seeds[:1], **changed)
 
 
 def _arms(method: str, entry: Any, path: Path) -> list[Arm]:

@@ -43,7 +43,7 @@ def accuracy_curves(results: Results, spent: str = "") -> list[Figure]:
     title = "Held-out accuracy for responses generated" if spent else "Held-out accuracy over the steps"
     says, y = "Mean pass@1 over the benchmarks.", "held-out accuracy, %"
     curves = {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)}
-    return _against_baseline(results, Words(title, says, y, why="no evaluation was recorded"), curves, spent)
+    return _against_baseline(results, Words(title, says, y, why=results.why_no_accuracy), curves, spent)
 
 
 def reward_curves(results: Results, spent: str = "") -> list[Figure]:

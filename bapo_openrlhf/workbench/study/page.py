@@ -72,7 +72,8 @@ def _final(results: Results) -> Section:
         "the other sign. p is the share of all flips whose mean is at least as extreme. With few seeds p cannot be "
         "small, so look at the intervals first. Holm's correction is over the arms of a path."
     )
-    notes = ["No run has a final accuracy."] if results.final.empty else []
+    why = f": {results.why_no_accuracy}" if results.accuracy.empty else ""
+    notes = [f"No run has a final accuracy{why}."] if results.final.empty else []
     changes, every = tables.tests(results), tables.every_run(results)
     return Section("final", "Final accuracy", intro, tables=changes, folded=[every], notes=notes)
 

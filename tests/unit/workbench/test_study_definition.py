@@ -185,7 +185,7 @@ def test_seeds_by_path(write):
     runs = [(arm.name, seed) for arm, seed in study.runs]
     groups = ["plain-group", "bapo-group"]
     assert runs == [*((name, 2) for name in [*groups, "plain-critic"]), *((name, 4) for name in groups)]
-    with pytest.raises(ConfigError, match="seeds is None; it must be a list of numbers"):
+    with pytest.raises(ConfigError, match="seeds has none for critic, and the study has the arm plain-critic"):
         read_study(write(seeds={"group": [1]}))
 
 
@@ -193,6 +193,9 @@ def test_smoke_is_the_first_seed_of_some_methods(write):
     study = read_study(write(), smoke=True)
     assert (study.name, study.seeds, [arm.name for arm in study.arms]) == ("tiny_smoke", (1,), ["bapo-group"])
     assert study.flags == {"eval.steps": "4", "train.num_episodes": "1", "train.micro_batch_size": "8"}
+    assert study.evaluations == ("cd34",)
+    smoke = {"methods": ["bapo"], "evaluations": ["cd34"]}
+    assert read_study(write(smoke=smoke, evaluations=["cd34", "cd4"]), smoke=True).evaluations == ("cd34",)
 
 
 ARMS = {"group": "x"}

@@ -530,7 +530,7 @@ def test_the_page_of_an_unfinished_study(undrawn, case):
         "one": "GRPO: no run of seed 1, 2, 3.",
         "no groups": "there is no groups.jsonl",
         "no evaluations": "no evaluation was recorded",
-        "bare": "No run has a final accuracy.",
+        "bare": "No run has a final accuracy: no evaluation was recorded.",
         "one path": "GRPO: no run of seed 1, 2, 3.",
         "first failed": "stopped at step 12 of 99",
     }[case]
@@ -546,6 +546,18 @@ def test_values_that_are_no_numbers(undrawn):
     runs[1] = replace(runs[1], evaluations=evaluations)
     words = Page(page.make_study_page(Results(study, runs), {})).words("main")[0]
     assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
+
+
+def test_evaluations_that_lack_a_benchmark(undrawn):
+    study = make_study(make_arms(("plain", "bapo"), ("group",)))
+    runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
+    rows = [[{k: v for k, v in row.items() if "cd4" not in k} for row in run.evaluations] for run in runs]
+    runs = [replace(run, evaluations=there) for run, there in zip(runs, rows, strict=True)]
+    result = Results(study, runs)
+    assert result.why_no_accuracy == "no evaluation has all of cd34, cd4: cd4 is in none"
+    words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
+    assert f"No run has a final accuracy: {result.why_no_accuracy}." in words
+    assert "no evaluation was recorded" not in words
 
 
 @pytest.mark.slow
