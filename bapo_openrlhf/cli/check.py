@@ -234,7 +234,13 @@ def _folders(args: SimpleNamespace) -> list[tuple[str, str]]:
         ("trained model", ckpt.output_dir),
         ("checkpoints", saved if ckpt.save_steps > 0 and not ckpt.disable_ds else "none (--ckpt.save_steps)"),
         ("training data", args.data.prompt_dataset or "none"),
+        *([("evaluation", _evaluation(args.eval))] if args.eval.dataset else []),
     ]
+
+
+def _evaluation(evaluation: SimpleNamespace) -> str:
+    every = f"every {many(evaluation.steps, 'step')}" if evaluation.steps > 0 else "never (--eval.steps)"
+    return f"{evaluation.dataset}, {every}, {many(evaluation.n_samples_per_prompt, 'response')} to each prompt"
 
 
 def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
@@ -252,6 +258,7 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     if args.adapt.enabled:
         schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
         syncs, count, apart = happenings(schedule, steps)
-        again = f"{many(count, 're-evaluation')} (m {schedule.reevaluate_every}), {apart} of them between syncs"
-        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {schedule.delay}), {again}"))
+        again = f", {many(count, 're-evaluation')} (m {schedule.reevaluate_every}), {apart} of them between syncs"
+        x2 = registry.takes(registry.method_class(args.adapt.method), "reevaluate_every")
+        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {schedule.delay}){again if x2 else ''}"))
     return rows

@@ -1,10 +1,10 @@
 """What may be meant, but is seldom what a user wants: each is a warning, and the run goes on."""
 
-import inspect
 import math
 
 from bapo_openrlhf.adapt.findings import MOST_X2
 from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
+from bapo_openrlhf.methods import registry
 
 FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
 HIGH_RATE = 0.01
@@ -74,7 +74,7 @@ def _share_of_x2(f: Flags) -> float:
 
 def _takes(f: Flags, name: str) -> bool:
     """Whether a method reads an --adapt flag. A method that is not made yet may read any."""
-    return f.method is None or name in inspect.signature(type(f.method)).parameters
+    return f.method is None or registry.takes(type(f.method), name)
 
 
 def _unused(f: Flags) -> list[str]:

@@ -86,6 +86,8 @@ SIZES = [
     Rule("rollout.n_samples_per_prompt",
          lambda f: f["rollout.n_samples_per_prompt"] < 2 and f["algo.advantage.estimator"] in GROUP_ESTIMATORS,
          "{it}; it must be at least 2 with algo.advantage.estimator {f[algo.advantage.estimator]}"),
+    Rule("rollout.n_samples_per_prompt", lambda f: f.adapted and f["rollout.n_samples_per_prompt"] < 2,
+         "{it}; batch adaptation needs groups of at least 2"),
     Rule("rollout.n_samples_per_prompt", lambda f: f["rollout.n_samples_per_prompt"] < 2 and f[FILTERING],
          "{it}; it must be at least 2 with algo.dynamic_filtering_enable"),
     Rule("train.batch_size", lambda f: f["train.batch_size"] > _most_groups(f) * f["rollout.n_samples_per_prompt"],
@@ -280,8 +282,6 @@ WITH_ADAPTATION = [
          and (f["adapt.ratio"], f["actor.policy_loss_type"]) != ("behaviour", "ppo"),
          "{it}; it needs adapt.ratio behaviour and actor.policy_loss_type ppo, because it is about the ratio pi/alpha "
          "of each token"),
-    Rule("rollout.n_samples_per_prompt", lambda f: f.adapted and f["rollout.n_samples_per_prompt"] < 2,
-         "{it}; batch adaptation needs groups of at least 2"),
     Rule("ckpt.max_num", lambda f: f.adapted and f["ckpt.save_steps"] > 0 and not f["ckpt.disable_ds"]
          and f["ckpt.max_num"] < 2,
          "{it}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it writes a new one"),

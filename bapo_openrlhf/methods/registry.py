@@ -142,6 +142,11 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {one_line(error)}") from error
 
 
+def takes(kind: type[Method], flag: str) -> bool:
+    """Whether a method reads an --adapt flag, by its name without "adapt."."""
+    return flag in inspect.signature(kind).parameters
+
+
 def _options(
     kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -302,6 +302,20 @@ class TestNumbers:
         facts = report(capsys, "--algorithm=ba_ppo", *words, *more)
         assert "1 re-evaluation (m 4), 1 of them" in facts["per epoch"]
 
+    @pytest.mark.parametrize("method", ["remix", f"{ROOT}/examples/custom_method/fifo_replay.py:FIFOReplay"])
+    def test_a_method_without_x2_generates_nothing_again(self, capsys, words, method):
+        not_its = ("--adapt.buffer_size", "--adapt.reevaluate_every", "--adapt.max_reevaluated_prompts")
+        kept = [word for word in words if not word.startswith(not_its)]
+        facts = report(capsys, "--algorithm=bapo_grpo", f"--adapt.method={method}", *kept)
+        assert facts["per epoch"] == "2 syncs (v 5)"
+
+    def test_an_evaluation_is_a_row(self, capsys, words):
+        more = ["--algorithm=bapo_grpo", *words]
+        assert "evaluation" not in report(capsys, *more)
+        data = next(word.partition("=")[2] for word in words if word.startswith("--data.prompt_dataset"))
+        more += [f"--eval.dataset={data}", "--eval.steps=4", "--eval.n_samples_per_prompt=2"]
+        assert report(capsys, *more)["evaluation"] == f"{data}, every 4 steps, 2 responses to each prompt"
+
 
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
     """A configuration for GPUs may be checked on a machine without."""

@@ -198,6 +198,8 @@ BAD = [
         "ranks needs one (actor.num_gpus_per_node is 2)",
     ),
     ("rollout.n_samples_per_prompt=0", "rollout.n_samples_per_prompt is 0; it must be at least 1"),
+    ("algorithm=ba_ppo rollout.n_samples_per_prompt=1",
+     "rollout.n_samples_per_prompt is 1; batch adaptation needs groups of at least 2"),
     ("rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage"),
     ("rollout.max_tokens_per_gpu=0", "rollout.max_tokens_per_gpu is 0; it must be at least 1"),
     ("rollout.vllm_generate_batch_size=64", "rollout.vllm_generate_batch_size is 64; it must be at most rollout.batch"),
