@@ -45,7 +45,7 @@ class HardBuffer:
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
-        buffer/hard | prompts | Hard buffer | B_bad | Prompts stored because a group of theirs failed.
+        buffer/hard | prompts | Hard buffer | B_bad | Prompts stored because a group of theirs was at most c1.
         buffer/hard_age_mean | trainer steps | Age of the hard buffer | B_bad | Mean time since a stored prompt last \
             failed. Missing if none is stored.
     """)

@@ -1,4 +1,4 @@
-"""Prompts that failed, with their answers."""
+"""Prompts with a group in which no response was right, with their answers."""
 
 import os
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ from bapo_openrlhf.workbench.report.runs import Row, Run
 
 MAX_ANSWERS = 20  # prompts of each kind and run
 NO_ANSWERS = (
-    f"{ANSWERS} is not there or is empty: no prompt failed, the run kept none (--run.answer_chars 0), or it is of an "
-    "older version"
+    f"{ANSWERS} is not there or is empty: each group had a right response, the run kept none (--run.answer_chars 0), "
+    "or it is of an older version"
 )
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A prompt that failed, with its answers.
+    """A prompt with a group in which no response was right, with its answers.
 
     Attributes:
-        failed: The row of answers.jsonl of its first failure.
+        failed: The row of answers.jsonl of its first such group.
         solved: The row of its first success after that; None if there was none.
         groups: How many groups with a mean were generated for it; None if groups.jsonl has none.
     """
@@ -34,14 +34,14 @@ class Tried:
 
 
 def listings(run: Run, label: str) -> list[Listing]:
-    """The prompts of a run that were solved after a failure, and those that never were.
+    """The prompts of a run that were solved later, and those that never were.
 
     Args:
         label: What the page calls the run; empty if it is the only one.
     """
     result = []
     for title, tried in (
-        ("Solved after a failure, the newest first", newly_solved(run)),
+        ("None right and solved later, the newest first", newly_solved(run)),
         ("Never solved, the most often tried first", never_solved(run)),
     ):
         parts = telling_parts([str(one.failed["text"]) for one in tried])
@@ -51,11 +51,11 @@ def listings(run: Run, label: str) -> list[Listing]:
 
 
 def _entry(tried: Tried, start: str) -> Entry:
-    what = f"Failed at step {number(tried.failed['step'])}"
+    what = f"None right at step {number(tried.failed['step'])}"
     what += f", solved at step {number(tried.solved['step'])}" if tried.solved else ""
     what += f", {number(tried.groups)} group{'s' if tried.groups > 1 else ''}" if tried.groups else ""
     texts = [(name, name.lower(), str(tried.failed[key])) for name, key in (("Prompt", "text"), ("Label", "label"))]
-    for kind, row in (("Failed", tried.failed), ("Solved", tried.solved)):
+    for kind, row in (("None right", tried.failed), ("Solved", tried.solved)):
         if row:
             heading = f"{kind}, step {number(row['step'])}, reward {number(row['reward'])}"
             texts.append((heading, "response", row["response"]))
@@ -63,7 +63,7 @@ def _entry(tried: Tried, start: str) -> Entry:
 
 
 def newly_solved(run: Run) -> list[Tried]:
-    """Prompts that failed and were solved after that, the newest success first."""
+    """Prompts with a group in which none was right that were solved later, the newest success first."""
     failed, groups = _first(run, "failed"), _means(run)["count"]
     solved = _first(run, "solved").items()
     both = [Tried(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
@@ -71,7 +71,7 @@ def newly_solved(run: Run) -> list[Tried]:
 
 
 def never_solved(run: Run) -> list[Tried]:
-    """Prompts that failed and have no group with a mean above 0 at all, the most often tried first."""
+    """Prompts that have no group with a mean above 0 at all, the most often tried first."""
     means = _means(run)
     solved = {*_first(run, "solved"), *means.index[means["max"] > 0]}
     failed = _first(run, "failed").items()

@@ -152,8 +152,8 @@ def _lines(
 
 
 def _width(page: Comparison, words: Words) -> int:
-    """How many steps a point stands for: a multiple of the metric's least number."""
-    return words.least * math.ceil(page.width / words.least)
+    """How many steps a point stands for: a multiple of the metric's least number, and at most all."""
+    return min(words.least * math.ceil(page.width / words.least), page.last_step)
 
 
 def _drawn(page: Comparison, curve: Curve, words: Words) -> Curve:

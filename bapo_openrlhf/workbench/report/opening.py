@@ -45,8 +45,8 @@ def _change(run: Run) -> str:
         return f"{run.name} has one reward so far, {first:.3g}, so nothing can be said about learning yet."
     ends = f"{first:.3g} (first {many(count, 'step')}) to {last:.3g} (last {many(count, 'step')})"
     what = "rose" if last > first else "fell" if last < first else "went"
-    chance = ", which may be chance" if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
-    return f"{run.name}: the mean reward {what} from {ends} in {spent}{chance}."
+    chance = ", which may be chance," if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
+    return f"{run.name}: the mean reward {what} from {ends}{chance} in {spent}."
 
 
 def _and(parts: Sequence[str]) -> str:

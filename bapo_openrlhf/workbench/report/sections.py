@@ -10,7 +10,7 @@ from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
-from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import unlocked_in_words, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
@@ -88,15 +88,8 @@ def _accuracy(page: Comparison) -> Section:
         "right. A pass is as many fresh groups as there are different prompts. One group says little about a prompt: "
         "some of the movement is chance."
     )
-    notes = []
-    for run in page.runs:
-        if why_no_bins(run) or not (hard := unlocked(run.groups)).at_first:
-            continue
-        notes.append(
-            f"{run.name}: {hard.at_first:,} prompts had no right response in their first group. A later group solved "
-            f"{hard.ever:,} of them ({hard.ever / hard.at_first:.0%}), the latest group {hard.now:,} "
-            f"({hard.now / hard.at_first:.0%}). In the paper, 3 passes unlocked 31 % with BAPO and 19 % with GRPO."
-        )
+    told = {run.name: "" if why_no_bins(run) else unlocked_in_words(run.groups) for run in page.runs}
+    notes = [f"{name}: {says}" for name, says in told.items() if says]
     drawn = [*figures.accuracy_bins(page), *figures.migrations(page)]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
 

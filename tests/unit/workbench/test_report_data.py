@@ -123,8 +123,30 @@ def test_migration_against_counting_again_from_the_start(groups, step):
 def test_unlocked_prompts(groups):
     hard = [bins for bins in latest(groups, 99).values() if bins[0] == 0]
     assert accuracy.unlocked(groups_frame(groups)) == accuracy.Unlocked(
-        len(hard), sum(any(bins) for bins in hard), sum(bins[-1] > 0 for bins in hard)
+        len(hard),
+        sum(len(bins) > 1 for bins in hard),
+        sum(any(bins) for bins in hard),
+        sum(bins[-1] > 0 for bins in hard),
     )
+
+
+def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
+    """The paper has three passes, so a shorter run is not compared with it."""
+
+    def told(*means):  # of the three prompts in each pass
+        each = [("fresh", step, prompt, mean) for step, row in enumerate(means, 1) for prompt, mean in zip("abc", row)]
+        rows = [{"source": k, "step": s, "prompt": p, "mean": m, "responses": 2} for k, s, p, m in each]
+        return accuracy.unlocked_in_words(groups_frame(rows))
+
+    assert told((1.0, 0.5, 0.5)) == ""
+    first = "3 prompts had no right response in their first group, and "
+    assert told((0.0, 0.0, 0.0)) == first + "none of them was asked again."
+    two = told((0.0, 0.0, 0.0), (0.5, 0.0))
+    assert two == first + (
+        "2 of them were asked again. A later group solved 1 of these (50%), the latest group 1 (50%)."
+    )
+    three = told((0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (0.0, 0.0, 0.0))
+    assert "A later group solved 2 of these (67%), the latest group 0 (0%). In the paper, 3 passes " in three
 
 
 @pytest.mark.parametrize(
@@ -323,7 +345,11 @@ def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
     ]  # fmt: skip
     # d was solved before it failed; e was tried more often than c
     assert [(one.failed["prompt"], one.groups) for one in answers.never_solved(run)] == [("e", 3), ("c", 1)]
-    assert answers.listings(run, "")[1].entries[0].texts[1] == ("Label", "label", "7")
+    later, never = answers.listings(run, "")
+    assert never.entries[0].texts[1] == ("Label", "label", "7")
+    # A group that failed is one without a reward, so no reward of 0 is called so.
+    assert later.entries[0].what == "None right at step 1, solved at step 9, 3 groups"
+    assert [heading for heading, *_ in later.entries[0].texts][2] == "None right, step 1, reward 0"
     without_groups = answers.never_solved(run_of(answers=told))
     assert [(one.failed["prompt"], one.groups) for one in without_groups] == [("c", None), ("d", None), ("e", None)]
 

@@ -383,17 +383,27 @@ def layers_of(chart):
     ]
 
 
-def test_an_age_that_goes_up_and_down_at_every_sync_is_no_solid_block(tmp_path, undrawn):
-    """With v = 2 and a point for each step, the line would fill the chart."""
-    folder = write_run(tmp_path / "run", steps=48, groups=False, answers=False)
+def chart_of_ages(folder, steps):
+    """The figure of a run with v = 2."""
+    write_run(folder, steps=steps, groups=False, answers=False)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     aged = [row | {"staleness/rollout_policy": (row["step"] - 1) % 2} for row in rows]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in aged))
-    chart = figure_of(folder, "Age of the rollout weights")
+    return figure_of(folder, "Age of the rollout weights")
+
+
+def test_an_age_that_goes_up_and_down_at_every_sync_is_no_solid_block(tmp_path, undrawn):
+    """With a point for each step, the line would fill the chart."""
+    chart = chart_of_ages(tmp_path / "run", 48)
     assert chart.table.rows == [[6.5, 0.5], [18.5, 0.5], [30.5, 0.5], [42.5, 0.5]]
     [area] = [data for mark, data in layers_of(chart) if mark == "area"]
     assert {(point["y"], point["high"]) for point in area} == {(0, 1)}
     assert "A point is the mean of 12 steps, and the pale area" in chart.says and "`" not in chart.says
+
+
+def test_a_short_run_has_one_age_of_all_its_steps(tmp_path, undrawn):
+    chart = chart_of_ages(tmp_path / "run", 8)
+    assert chart.table.rows == [[4.5, 0.5]] and "A point is the mean of 8 steps, and" in chart.says
 
 
 def test_what_lies_between_the_thresholds_is_an_area(tmp_path, undrawn):

@@ -82,7 +82,7 @@ def test_pooled_seeds_are_means_of_metrics_and_all_groups():
     assert result.name == "GRPO"
     assert result.curve("x").to_dict() == {1: 2.0, 2: 5.0} and result.curve("y").to_dict() == {1: 4.0}
     assert result.groups[["step", "prompt"]].to_numpy().tolist() == [[1, "1 p"], [1, "2 p"], [2, "1 p"]]
-    assert unlocked(result.groups) == Unlocked(1, 1, 1)
+    assert unlocked(result.groups) == Unlocked(1, 1, 1, 1)
 
 
 def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
