@@ -117,7 +117,7 @@ def launch(
 
 
 def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
-    """Write the summary. `metadata` is what run.json has, and `clock` is when the run began."""
+    """Write the summary, and say where the model is. `metadata` is what run.json has; the run began at `clock`."""
     rows = record.read_metrics(folder)
     summary = {
         **{name: metadata[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
@@ -128,6 +128,7 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
+    print(f"finished: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)
     if summary["nothing_trained"]:
         print(f"warning: {summary['nothing_trained']}", file=sys.stderr)
 

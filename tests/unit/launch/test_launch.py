@@ -75,9 +75,10 @@ def test_a_run_that_trained_nothing_says_so_in_its_last_line(start, capsys):
     assert summary["nothing_trained"].startswith("nothing was trained: the batch was empty in the only step. 4 groups")
 
 
-def test_a_run_that_trained_has_no_last_line(start, capsys):
-    _, summary = start(metrics={"groups/with_signal": 1})
-    assert summary["nothing_trained"] is None and "nothing was" not in capsys.readouterr().err
+def test_a_run_that_trained_says_where_its_model_is(start, tmp_path, capsys):
+    _, summary = start(metrics={"groups/with_signal": 1}, ckpt__output_dir=tmp_path / "saved")
+    says = f"finished: the model is in {tmp_path}/saved; next: bapo-openrlhf report {tmp_path}/runs/mine"
+    assert summary["nothing_trained"] is None and capsys.readouterr().err.splitlines()[-1] == says
 
 
 def test_run_json_is_there_before_training(start):
