@@ -86,7 +86,7 @@ def on_runs(words, here):
 
 def parse_train(words, here):
     """By the real parser and its checks, with exactly these flags; "..." stands for others, that OpenRLHF needs."""
-    others = ["--reward.remote_url", "reward.py"] if "..." in words else []
+    others = ["--reward.remote_url=reward.py", "--rollout.n_samples_per_prompt=8"] if "..." in words else []
     arguments.parse([*words, *others])
 
 
