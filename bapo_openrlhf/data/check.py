@@ -64,7 +64,8 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         elif (what.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
-                f"evaluation: only the first {args.data.max_samples} of the {what.rows} rows of eval.dataset are evaluated"
+                f"evaluation: only the first {args.data.max_samples} of the {what.rows} rows of eval.dataset are "
+                "evaluated"
             )
     return data
 

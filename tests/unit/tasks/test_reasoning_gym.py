@@ -318,7 +318,7 @@ def test_a_share_of_the_solutions_writes_the_steps():
 def test_a_kind_with_too_few_problems_says_so(tmp_path):
     file = tmp_path / "kinds.yaml"
     file.write_text("one: {task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}")
-    with pytest.raises(ConfigError, match="^300 problems of one are asked for; there are only"):
+    with pytest.raises(ConfigError, match=r"^300 problems of one are asked for; there are only"):
         task.configured(None, file).generate("", "one", 300, 0)
 
 
@@ -337,7 +337,9 @@ def test_a_generator_that_gives_up_says_so(monkeypatch):
 
     kind = task.Asked("jugs@3", "jugs", {}, 1.0, 1.0)
     monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: GivesUp()))
-    with pytest.raises(ConfigError, match=r"^reasoning-gym cannot make entry 0 of jugs@3: .*Could not generate a puzzle"):
+    with pytest.raises(
+        ConfigError, match=r"^reasoning-gym cannot make entry 0 of jugs@3: .*Could not generate a puzzle"
+    ):
         task.problems(kind, "train", 1, 0)
 
 

@@ -133,9 +133,9 @@ def test_unlocked_prompts(groups):
 def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
     """The paper has three passes, so a shorter run is not compared with it."""
 
-    def told(*means):  # of the three prompts in each pass
-        each = [("fresh", step, prompt, mean) for step, row in enumerate(means, 1) for prompt, mean in zip("abc", row)]
-        rows = [{"source": k, "step": s, "prompt": p, "mean": m, "responses": 2} for k, s, p, m in each]
+    def told(*passes):  # each with the means of three prompts, or of fewer
+        fresh = {"source": "fresh", "responses": 2}
+        rows = [{"step": s, "prompt": p, "mean": m, **fresh} for s, row in enumerate(passes) for p, m in enumerate(row)]
         return accuracy.unlocked_in_words(groups_frame(rows))
 
     assert told((1.0, 0.5, 0.5)) == ""
