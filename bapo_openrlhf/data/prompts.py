@@ -90,8 +90,8 @@ class Renderer:
             self.tokenizer = (apart if quick else Tokenizer)(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
-            why = f"cannot be loaded{cpu.offline()}: {one_line(error)}"
-            raise ConfigError(f"{flag} is {model}; its tokenizer {why}") from error
+            why = "" if Path(model).is_dir() else cpu.offline()
+            raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded{why}: {one_line(error)}") from error
         if missing:
             raise ConfigError(f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none")
 
