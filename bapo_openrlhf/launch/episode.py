@@ -10,10 +10,12 @@ from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.training.generate.user_agent import FLAG, check_response, load_agent
 from bapo_openrlhf.training.reward import printed
 
 ANSWER = "I do not know."  # what the model says in each turn
+EPISODE = f"in an episode with the first prompt in which the model always says {ANSWER!r}"
 TURNS = 3  # after which an episode that goes on counts as played
 LENGTH = 2**20  # tokens that an episode may have, so that no text is cut
 
@@ -57,40 +59,51 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
         A warning if an executor of the user's own could not play, because its model's tokenizer is not here.
 
     Raises:
-        ConfigError: The agent cannot be loaded, raised an error, took too long, or returned what it must not return.
+        ConfigError: The agent cannot be loaded, raised an error, ended its process, took too long, or returned what it
+            must not return.
     """
+    path = args.train.agent_func_path
+    sampling = None if problem is None else _sampling(args)
+    try:
+        return apart(lambda begins: _played(args, problem, sampling, begins))
+    except Lost as lost:
+        said = f"loading it {lost}" if lost.place is None else f"the agent {lost}, {EPISODE} ({lost.place})"
+        raise ConfigError(f"{FLAG} {path}: {said}") from None
+
+
+def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: Any, begins: Begins) -> list[str]:
+    """Load the agent and play; see `check_agent`."""
     path = args.train.agent_func_path
     executor = load_agent(path)
     if problem is None:
         return []
+    own = type(executor).execute
     tokenizer, model = Letters(), user_file.at_home(args.actor.model_name_or_path)
-    if type(executor).execute is not MultiTurnAgentExecutor.execute:
+    if own is not MultiTurnAgentExecutor.execute:
         if not model.is_dir():
             return [f"{FLAG} is {path}; it was loaded and not tried, because the tokenizer of {model} is not here"]
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
+    begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", own)))
     try:
         with printed.cut(path):
-            asyncio.run(_play(executor, tokenizer, problem, args))
+            asyncio.run(_play(executor, tokenizer, problem, sampling, args))
     except Enough:
         pass
     except Exception as error:
-        raise ConfigError(
-            f"{FLAG} {path}: the agent raised {user_file.described(error)}, in an episode with the first prompt in "
-            f"which the model always says {ANSWER!r}"
-        ) from error
+        raise ConfigError(f"{FLAG} {path}: the agent raised {user_file.described(error)}, {EPISODE}") from error
     return []
 
 
-async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], args: SimpleNamespace) -> None:
-    """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
+def _sampling(args: SimpleNamespace) -> Any:
+    """What vLLM is asked. It is made before a child, because the import takes seconds."""
     logging.disable(logging.WARNING)  # because what vLLM says of this machine as it is imported is no matter here
-    from vllm import SamplingParams  # only here, because the import takes seconds
+    from vllm import SamplingParams
 
     logging.disable(logging.NOTSET)
     rollout = args.rollout
-    sampling = SamplingParams(
+    return SamplingParams(
         temperature=rollout.temperature,
         top_p=rollout.top_p,
         max_tokens=rollout.max_new_tokens,
@@ -98,6 +111,12 @@ async def _play(executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str,
         skip_special_tokens=False,
         logprobs=1 if args.adapt.enabled else None,
     )
+
+
+async def _play(
+    executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], sampling: Any, args: SimpleNamespace
+) -> None:
+    """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
     arguments = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
     deadline = asyncio.timeout(args.verifier.timeout if args.verifier.processes else None)
     try:

@@ -1,13 +1,9 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from threading import current_thread, main_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,12 +21,15 @@ from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
+from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
 from bapo_openrlhf.launch.model_files import Shapes, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.launch.reward_server import check_reward_servers
 from bapo_openrlhf.training.reward import printed
-from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
+from bapo_openrlhf.training.reward.reward_worker import Invalid, checked, limit_memory
+
+CALLED = "called with an empty response to the first prompt"
 
 
 def check_inputs(
@@ -194,29 +193,6 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
         )
 
 
-class _TookTooLong(BaseException):
-    """A call was stopped. A user's `except Exception` does not catch it."""
-
-
-@contextmanager
-def _at_most(seconds: float | None) -> Iterator[None]:
-    """Raise `_TookTooLong` in the block after so many seconds. Only the main thread has such a clock."""
-
-    def stop(*_: object) -> None:
-        raise _TookTooLong
-
-    if seconds is None or current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
     """Check that the reward function, the agent or the server exists, and call it once if a row is given.
 
@@ -237,29 +213,40 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     if len(endpoints) > 1:
         raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
     path = user_file.at_home(endpoints[0])
-    module = user_file.load("reward.remote_url", path)
-    function = getattr(module, "reward_func", None)
+    seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
+    try:
+        return apart(lambda begins: _call(path, problem, args.verifier, begins), seconds)
+    except Lost as lost:
+        whose = "loading it" if lost.place is None else "reward_func"
+        called = "" if lost.place is None else f", {CALLED}{_at(lost.place)}"
+        raise ConfigError(f"reward.remote_url {path}: {whose} {lost}{called}") from None
+
+
+def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Begins) -> list[str]:
+    """Load a reward file, and call its function once if a row is given."""
+    function = getattr(user_file.load("reward.remote_url", path), "reward_func", None)
     if not callable(function):
         raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
     if problem is None:
         return []
     prompt, label = problem
-    seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
+    begins(place := user_file.definition(function))
     try:
-        with printed.cut(str(path)), _at_most(seconds):
+        if verifier.processes:
+            limit_memory(int(verifier.memory_gib * 2**30))
+        with printed.cut(str(path)):
             checked(function([prompt], [prompt], [label]))
-    except _TookTooLong:
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func took more than {seconds:g} s (verifier.timeout), called with an "
-            f"empty response to the first prompt{_at(user_file.definition(function))}"
-        ) from None
     except Invalid as error:
-        where = _at(user_file.definition(function))
-        raise ConfigError(f"reward.remote_url {path}: reward_func {error}{where}") from None
+        raise ConfigError(f"reward.remote_url {path}: reward_func {error}{_at(place)}") from None
+    except MemoryError:
+        most = f"more than {verifier.memory_gib:g} GiB beyond the loaded file (verifier.memory_gib)"
+        raise ConfigError(
+            f"reward.remote_url {path}: reward_func ran out of memory: {most}, {CALLED}{_at(place)}"
+        ) from None
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
-            f"{_at(user_file.place(error, function))}, called with an empty response to the first prompt"
+            f"{_at(user_file.place(error, function))}, {CALLED}"
         ) from error
     return []
 

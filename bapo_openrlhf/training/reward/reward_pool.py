@@ -343,7 +343,7 @@ class _Worker:
         except TimeoutError:
             kind, what = "timeout", f"took more than {seconds:g} s and was killed"
         except EOFError:
-            kind, what = "crashed", f"ended its process: {_status(self.kill())}"
+            kind, what = "crashed", f"ended its process: {status(self.kill())}"
         except (OverflowError, ValueError, TypeError, RecursionError) as error:
             kind, what = "invalid", f"gave an answer that cannot be read: {error}"
         self.kill()
@@ -404,5 +404,6 @@ class _Worker:
         return self.process.returncode
 
 
-def _status(code: int) -> str:
+def status(code: int) -> str:
+    """An exit status in words; a negative one is a signal."""
     return f"exit status {code}" if code >= 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"

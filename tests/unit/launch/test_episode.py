@@ -135,6 +135,12 @@ FILES = {
         source(done="self.turn == 2 and 1 / 0"),
         f"ZeroDivisionError: division by zero (FILE:{STEP_LINE + 2})",
     ),
+    "ends its process": (
+        returning("__import__('os')._exit(4)"),
+        f"FILE: the agent ended its process (exit status 4), in an episode with the first prompt in which the model "
+        f"always says {ANSWER!r} (FILE:{STEP_LINE})",
+    ),
+    "ends its process at once": ("import os; os._exit(4)", "FILE: loading it ended its process (exit status 4)"),
 }  # fmt: skip
 
 

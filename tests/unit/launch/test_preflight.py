@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -496,16 +496,41 @@ class TestReward:
         )
 
     def test_takes_too_long(self, run):
-        """As in a run, where its process is killed: also if it catches errors."""
-        code = "    try: time.sleep(60)\n    except Exception: return {'rewards': [1.0]}\n"
-        path = self.reward(run, f"import time\ndef reward_func(*a):\n{code}")
-        before = signal.getsignal(signal.SIGALRM)
+        """As in a run, where its process is killed: also if it holds the interpreter's lock."""
+        path = self.reward(run, "import re\ndef reward_func(*a):\n    re.match('(a+)+b', 'a' * 99)\n")
         text = run.refusal(reward__remote_url=path, verifier__timeout=0.1)
         assert text.startswith(f"reward.remote_url {path}: reward_func took more than 0.1 s (verifier.timeout), called")
-        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0) and signal.getsignal(signal.SIGALRM) is before
+        assert text.endswith(f" ({path}:2)") and not multiprocessing.active_children()
+
+    @pytest.mark.parametrize("processes", [0, 1])
+    @pytest.mark.parametrize(
+        ("code", "status"),
+        [
+            ("os._exit(3)", "exit status 3"),
+            ("ctypes.string_at(0)", "killed by signal 11 (Segmentation fault)"),
+        ],
+    )
+    def test_ends_its_process(self, run, code, status, processes):
+        """A limit of memory is only that of a process of its own."""
+        path = self.reward(run, f"import ctypes, os\ndef reward_func(*a):\n    {code}\n")
+        assert run.refusal(reward__remote_url=path, verifier__processes=processes) == (
+            f"reward.remote_url {path}: reward_func ended its process ({status}), called with an empty response to the "
+            f"first prompt ({path}:2)"
+        )
+        path = run.write("loaded.py", f"import ctypes, os\n{code}\n")
+        ended = f"reward.remote_url {path}: loading it ended its process ({status})"
+        assert run.refusal(reward__remote_url=path, verifier__processes=processes) == ended
+
+    def test_takes_too_much_memory(self, run):
+        path = self.reward(run, "def reward_func(*a):\n    return {'rewards': [len(bytes(2**29)) / 2**29]}\n")
+        assert run.refusal(reward__remote_url=path, verifier__memory_gib=0.25) == (
+            f"reward.remote_url {path}: reward_func ran out of memory: more than 0.25 GiB beyond the loaded file "
+            f"(verifier.memory_gib), called with an empty response to the first prompt ({path}:1)"
+        )
+        run.check(reward__remote_url=path, verifier__memory_gib=0.25, verifier__processes=0)
 
     @pytest.mark.parametrize("fails", [False, True])
-    def test_what_it_prints_is_cut(self, run, capsys, fails):
+    def test_what_it_prints_is_cut(self, run, capfd, fails):
         text = "import sys\ndef reward_func(*a):\n    print('one')\n"
         text += "    for n in range(3000): print('x' * 99, file=sys.stderr)\n"
         path = self.reward(run, text + ("    1 / 0\n" if fails else "    return {'rewards': [1.0]}\n"))
@@ -513,7 +538,7 @@ class TestReward:
             run.refusal(reward__remote_url=path)
         else:
             run.check(reward__remote_url=path)
-        out, err = capsys.readouterr()
+        out, err = capfd.readouterr()
         assert out == "" and err.startswith(("one\n" + ("x" * 99 + "\n") * 3000)[:4096] + "\n")
         assert err.rstrip().endswith(f"{path}: 295,908 bytes that its code printed are left out; the first 4,096 of a "
                                      "call are shown")  # fmt: skip
