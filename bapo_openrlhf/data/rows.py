@@ -1,5 +1,6 @@
 """Look at every row that a run would read, before a model loads."""
 
+import ast
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
 from bapo_openrlhf.training.reward.reward_worker import encode
 
 Row = Mapping[str, Any]
+OF_TEMPLATES = ("chat_template_kwargs", "tools")  # columns that other trainers give to a chat template
 
 
 class Waiting(NamedTuple):
@@ -137,7 +139,7 @@ class RowCheck:
         self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
         self._other_labels = 0
         self._answered: list[str] = []  # places of conversations that end with an answer
-        self._as_json: list[str] = []  # places of texts that are JSON of messages
+        self._as_text: list[str] = []  # places of texts that are messages in JSON or Python
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
         self._solution = request.columns.get(SOLUTION)
         self._solved = 0  # rows with a worked solution
@@ -157,6 +159,7 @@ class RowCheck:
         columns = list(dict.fromkeys([*self._request.columns.values(), *images]))  # flags may name the same column
         for part in read.parts:
             missing = list(self._values.missing(part.rows.column_names))
+            self._warn_of_columns(part)
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
             waiting: list[Waiting] = []
@@ -173,6 +176,14 @@ class RowCheck:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
         self._warn()
         return Looked(self._problem, self._findings.warnings)
+
+    def _warn_of_columns(self, part: Part) -> None:
+        if self._supervised or not self._args.data.apply_chat_template:
+            return
+        for name in OF_TEMPLATES:
+            if name in part.rows.column_names and name not in self._request.columns.values():
+                self._findings.warn(f"{part.where}: the column {name} has no effect; a run does not give it to the chat "
+                                    "template")  # fmt: skip
 
     def _is_good(self, place: str, row: Row, raw: Row | None, *, is_csv: bool) -> bool:
         """Whether a run can use the row. What is wrong is kept."""
@@ -200,8 +211,8 @@ class RowCheck:
             self._other_labels += label != first_label
         if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
             self._answered.append(place)
-        if self._args.data.apply_chat_template and _is_json_of_messages(content):
-            self._as_json.append(place)
+        if self._args.data.apply_chat_template and _is_text_of_messages(content):
+            self._as_text.append(place)
         prompt = content if isinstance(content, str) else json.dumps(content)
         try:
             prompt = prompt if self._render is None else self._render(content)
@@ -280,10 +291,10 @@ class RowCheck:
                 f"{self._answered[0]}: the last message is the assistant's, and a run asks for another one after it; "
                 f"so it is with {len(self._answered)} of {self._count} rows"
             )
-        if self._as_json:
+        if self._as_text:
             warn(
-                f"{self._as_json[0]}: the prompt is a text with messages as JSON, and a run makes one user message of "
-                f"the whole text; so it is with {len(self._as_json)} of {self._count} rows. If the messages are meant, "
+                f"{self._as_text[0]}: the prompt is a text with messages in JSON or Python, and a run makes one user message of "
+                f"the whole text; so it is with {len(self._as_text)} of {self._count} rows. If the messages are meant, "
                 f"give {self._request.prompt} a list in a .jsonl or .parquet file"
             )
 
@@ -309,12 +320,16 @@ def _is_message(message: Any) -> bool:
     return isinstance(content, str) or (content is None and len(message) > 2)  # a message may have only calls of tools
 
 
-def _is_json_of_messages(content: Any) -> bool:
+def _is_text_of_messages(content: Any) -> bool:
     if not isinstance(content, str) or not content.lstrip().startswith("["):
         return False
     try:
-        return _wrong_prompt(json.loads(content), chat=True) is None
-    except (ValueError, RecursionError):
+        try:
+            messages = json.loads(content)
+        except ValueError:
+            messages = ast.literal_eval(content.strip())
+        return _wrong_prompt(messages, chat=True) is None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
 
 

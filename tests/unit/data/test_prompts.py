@@ -85,11 +85,24 @@ class TestForm:
     @pytest.mark.parametrize("kind", KINDS)
     def test_messages_as_json_in_a_text_are_said(self, check, kind):
         texts = ["1?", json.dumps([user("2?")]), json.dumps([user("3?"), user("4?")]), "[1]", "[", "[]", '["5?"]']
+        texts += [str([user("it's")]), "[{1: "]
         name = check.write(kind, [{"q": text, "a": "x"} for text in texts])
         (warning,) = check(name, data__apply_chat_template=True).warnings
-        assert warning.startswith(f"data.prompt_dataset {name}, row 2: the prompt is a text with messages as JSON")
-        assert "with 2 of 7 rows. If the messages are meant, give q a list" in warning
+        assert warning.startswith(
+            f"data.prompt_dataset {name}, row 2: the prompt is a text with messages in JSON or Python"
+        )
+        assert "with 3 of 9 rows. If the messages are meant, give q a list" in warning
         assert check(name).warnings == []
+
+    @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+    def test_columns_that_other_trainers_give_to_a_chat_template_are_said(self, check, kind):
+        more = {"tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
+        name = check.write(kind, [{"q": [user("1?")], "a": "x"} | more])
+        assert check(name, data__apply_chat_template=True).warnings == [
+            f"data.prompt_dataset {name}: the column {column} has no effect; a run does not give it to the chat template"
+            for column in ("chat_template_kwargs", "tools")
+        ]
+        assert check(check.write(kind, [{"q": "1?", "a": "x"} | more])).warnings == []
 
 
 class TestImageTags:
