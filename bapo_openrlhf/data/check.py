@@ -18,6 +18,8 @@ from bapo_openrlhf.user_file import is_file
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
 
+SOURCE = "datasource"  # the column by which OpenRLHF names the numbers of an evaluation
+
 
 @dataclass(frozen=True)
 class Data:
@@ -59,6 +61,8 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         warnings += [_elsewhere(request.flag, source.name) for source in what.elsewhere]
         looked = RowCheck(request, args, renderer() if what.parts else None).look(what)
         warnings += looked.warnings
+        if request.flag == "eval.dataset" and not what.elsewhere:
+            _check_best(args, what)
         if request.flag == "data.prompt_dataset":
             data = Data(what.rows, looked.problem, warnings)
         elif (what.rows or 0) > args.data.max_samples:
@@ -68,6 +72,23 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
                 "evaluated"
             )
     return data
+
+
+def _check_best(args: SimpleNamespace, what: Read) -> None:
+    """Check that `ckpt.best_metric_key` is a number of the evaluation. OpenRLHF saves no best checkpoint otherwise."""
+    key, most = args.ckpt.best_metric_key, args.eval.n_samples_per_prompt
+    named = [part.rows.unique(SOURCE) if SOURCE in part.rows.column_names else [None] for part in what.parts]
+    found = {source for part in named for source in part}
+    if not any(SOURCE in part.rows.column_names for part in what.parts):
+        found = {"default"}
+    of_source = dict.fromkeys(("pass1", f"pass{most}", "response_length_mean", "truncated_rate"))
+    names = [f"eval_{source}_{name}" for source in sorted(map(str, found)) for name in of_source]
+    names += ["eval_response_length_mean", "eval_truncated_rate", "eval_num_samples"]
+    if key not in (None, "", "none", *names):
+        raise ConfigError(
+            f"ckpt.best_metric_key is {key}; it must be none, or empty for the first pass1, or a number of the "
+            f"evaluation: {', '.join(names)}"
+        )
 
 
 def check_warmup(args: SimpleNamespace) -> Read:

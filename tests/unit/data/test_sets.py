@@ -216,6 +216,27 @@ class TestSeveral:
         assert "row 7" in check.refusal(f"{first},{second}", data__max_samples=9)
 
 
+class TestNumbersOfAnEvaluation:
+    """ckpt.best_metric_key, by which OpenRLHF saves the best checkpoint."""
+
+    NAMED = ({"q": "1?", "a": "x", "datasource": "one"}, {"q": "2?", "a": "y", "datasource": "two"})
+    OTHERS = "eval_response_length_mean, eval_truncated_rate, eval_num_samples"
+
+    @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+    @pytest.mark.parametrize(("rows", "sources"), [(ROWS, ["default"]), (NAMED, ["one", "two"])])
+    def test_another_name_is_refused(self, check, kind, rows, sources):
+        train, evaluated = check.write(".jsonl", ROWS), check.write(kind, rows)
+        flags = {"eval__dataset": evaluated, "eval__n_samples_per_prompt": 4, "ckpt__best_metric_key": "eval_accuracy"}
+        ends = ("pass1", "pass4", "response_length_mean", "truncated_rate")
+        names = [f"eval_{source}_{end}" for source in sources for end in ends]
+        assert check.refusal(train, **flags) == (
+            "ckpt.best_metric_key is eval_accuracy; it must be none, or empty for the first pass1, or a number of the "
+            f"evaluation: {', '.join(names)}, {self.OTHERS}"
+        )
+        for key in ("", "none", *names, *self.OTHERS.split(", ")):
+            check(train, **(flags | {"ckpt__best_metric_key": key}))
+
+
 class TestElsewhere:
     @pytest.mark.parametrize("name", ["org/data", "org/data.v1", "org/data@train"])
     def test_a_folder_of_the_owners_name_changes_nothing(self, check, name, monkeypatch):
