@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ OTHERS = {
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of models that are named as Llama's
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 Shapes = Mapping[str, list[int]]  # of tensors, by name
+ALL_LINEAR = "all-linear"  # what PEFT takes for all matrices, if it is no list
+EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe)$")
 LENGTH = 8  # bytes in front of the header, which have its length
 
 
@@ -87,6 +89,31 @@ def check_weights(flag: str, folder: Path, config: Mapping[str, Any], shapes: Sh
         refuse(f"vocab_size and hidden_size of its config.json are {said}, and its embeddings are {found}")
     if generates and config.get("tie_word_embeddings") is False and HEAD not in shapes:
         refuse(f"it has no weights {HEAD}, the head over the vocabulary, and tie_word_embeddings is false")
+
+
+def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:
+    """Check that each of `ds.lora.target_modules` is the end of the name of a matrix of a model, as PEFT compares them.
+
+    Args:
+        model: The flag and the folder.
+        targets: The flag's names; "all-linear" without the flag.
+        shapes: Those of the model's weights; none if they are not known.
+
+    Raises:
+        ConfigError: One is not. The message names those that are.
+    """
+    if targets == ALL_LINEAR or not shapes:
+        return
+    names = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
+    names = {name for name in names if name + ".weight" in shapes and not EMBEDDING.search(name)} | {"lm_head"}
+    for target in targets or ("nothing",):
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            spaces = "; there are spaces between names, and no commas" if "," in target else ""
+            ends = ", ".join(sorted({name.rpartition(".")[2] for name in names}))
+            raise ConfigError(
+                f"ds.lora.target_modules is {' '.join(targets)}; {target} is no matrix of {model}, which has {ends}: "
+                f"give some of them, or leave the flag out for all{spaces}"
+            )
 
 
 def _header(flag: str, folder: Path, name: str) -> dict[str, Any]:

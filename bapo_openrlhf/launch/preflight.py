@@ -23,7 +23,7 @@ from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
-from bapo_openrlhf.launch.model_files import Shapes, check_weights, tensors_of
+from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.launch.reward_server import check_reward_servers
 from bapo_openrlhf.training.reward import printed
@@ -95,7 +95,9 @@ def check_packages(args: SimpleNamespace) -> None:
     Raises:
         ConfigError: The message names the packages, and attention that needs none.
     """
-    if args.logger.wandb.key and find_spec("wandb") is None:
+    if (
+        args.logger.wandb.key and getattr(find_spec("wandb"), "origin", None) is None
+    ):  # a folder of wandb's runs has none
         raise ConfigError(
             "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
         )
@@ -150,6 +152,8 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
         config = _config_of(f"{flag} is {name}", folder)
         language = config.get("text_config", config)
         check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
+        if args.ds.lora.rank:
+            check_adapters(f"{flag} {name}", args.ds.lora.target_modules, shapes)
         if args.actor.aux_loss_coef and "output_router_logits" not in config:
             raise ConfigError(
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_weights, tensors_of
+from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, check_weights, tensors_of
 
 
 def refused(folder) -> str:
@@ -103,3 +103,19 @@ def test_a_model_that_cannot_be_trained(real, tmp_path, changed, without, says):
     with pytest.raises(ConfigError) as error:
         check_weights("critic.model_name_or_path", tmp_path, config, shapes, generates=True)
     assert str(error.value).startswith(f"critic.model_name_or_path is {tmp_path}; {says}")
+
+
+def test_adapters_are_of_matrices_of_the_model(real):
+    shapes = real[1]
+    check_adapters("m", "all-linear", shapes)
+    check_adapters("m", ["x"], {})  # its weights are in a .bin file
+    check_adapters("m", ["q_proj", "self_attn.v_proj", "lm_head"], shapes)
+    names = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    for name in ("q_proj,v_proj", "c_attn", "proj", "all-linear", "embed_tokens", "norm"):
+        with pytest.raises(ConfigError) as error:
+            check_adapters("actor.model_name_or_path m", ["q_proj", name], shapes)
+        assert str(error.value) == (
+            f"ds.lora.target_modules is q_proj {name}; {name} is no matrix of actor.model_name_or_path m, which has "
+            f"{names}: give some of them, or leave the flag out for all"
+            + ("; there are spaces between names, and no commas" if "," in name else "")
+        )

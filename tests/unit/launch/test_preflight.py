@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -442,6 +443,15 @@ class TestImages:
 DICT = 'it must be a dict with rewards, as in {"rewards": [1.0]}'
 
 
+def test_a_folder_of_wandbs_runs_is_no_package(run, monkeypatch):
+    (run.folder / "wandb").mkdir()
+    monkeypatch.syspath_prepend(run.folder)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    own = [place for place in sys.path if not (Path(place) / "wandb" / "__init__.py").exists()]
+    monkeypatch.setattr(sys, "path", own)
+    assert run.refusal(logger__wandb__key="k").startswith("logger.wandb.key is set; it needs the package wandb")
+
+
 class TestReward:
     def reward(self, run: Run, text: str) -> Path:
         return run.write("other.py", text)
@@ -734,6 +744,16 @@ class TestCombinations:
             text = rf"^adapt\.{flag} is {value}; it needs .*estimator is {estimator} with adapt.method {method}$"
             with pytest.raises(ConfigError, match=text):
                 check_inputs(run.parse(algorithm, **{f"adapt__{flag}": value}))
+
+    def test_adapters_are_of_matrices_of_the_model(self, run):
+        (run.model / "pytorch_model.bin").unlink()
+        save_file({"model.layers.0.mlp.up_proj.weight": np.zeros((2, 2), "float32")}, run.model / "model.safetensors")
+        names = {"algorithm": "bapo_grpo", "ds__lora__target_modules": "q_proj"}
+        assert run.refusal(ds__lora__rank=8, **names).startswith(
+            "ds.lora.target_modules is q_proj; q_proj is no matrix"
+        )
+        run.check(**names)  # without adapters
+        run.check(ds__lora__rank=8, **(names | {"ds__lora__target_modules": "up_proj"}))
 
     @pytest.mark.parametrize(
         ("algorithm", "flags", "why"),
