@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.paths import check_written, run_folder
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
@@ -28,6 +29,8 @@ from bapo_openrlhf.record.owner import check_no_owner, owned
 from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
 
 SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the run's last start, in ckpt.path
+
+ESTIMATOR = "algorithm", "algo.advantage.estimator"  # the flags that say whether there is a critic
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,8 @@ def _newest(args: SimpleNamespace) -> Start:
     where = f"ckpt.path is {args.ckpt.path}"
     with _config_errors(args):
         store = _store(args)
+        if store.tags():
+            _check_estimator(args)
         without = unfinished(store)
         if tag := store.newest_whole(_report, but=without):
             return Start(tag, _loads_universal(args, store, tag))
@@ -345,15 +350,27 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -
         or (flag == "vllm.tensor_parallel_size" and has_weights)
         or (flag == "adapt.max_staleness" and args.train.async_enable and not args.adapt.steps_ahead(args.train))
     }
-    if refused:
-        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in refused.items())
+    _refuse(refused)
+    for flag, (old, new) in changed.items():
+        _report(f"from step {start.step + 1} on, {flag} is {new}, and was {old}")
+    return changed
+
+
+def _refuse(changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raise ConfigError if there are changes. They are the old and the new value by flag."""
+    if changed:
+        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in changed.items())
         raise ConfigError(
             f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
             "from the model that was trained so far; docs/reliability.md lists what may change"
         )
-    for flag, (old, new) in changed.items():
-        _report(f"from step {start.step + 1} on, {flag} is {new}, and was {old}")
-    return changed
+
+
+def _check_estimator(args: SimpleNamespace) -> None:
+    """Refuse another estimator before the checkpoints are looked at: with a critic, those without are not whole."""
+    before, now = (_settings(args) or {}).get("config", {}), flags_of(args)
+    changed = {flag: (before[flag], now[flag]) for flag in ESTIMATOR if before.get(flag, now[flag]) != now[flag]}
+    _refuse(changed if ESTIMATOR[-1] in changed else {})
 
 
 def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> None:

@@ -316,6 +316,15 @@ class TestResume:
             go(2, adapted=adapted, **flags)
         assert (tmp_path / "runs/mine/run.json").read_text() == metadata
 
+    def test_another_estimator_is_refused_before_a_checkpoint_without_its_critic(self, go, capsys):
+        go()
+        says = (
+            r"but algorithm is ba_ppo, and was bapo_grpo; algo\.advantage\.estimator is gae, and was group_norm; give"
+        )
+        with pytest.raises(ConfigError, match=says):
+            go(2, algorithm="ba_ppo")
+        assert "skipped" not in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("place", "flag"), [("rows.jsonl", "data.prompt_dataset"), ("model/config.json", "actor.model_name_or_path")]
     )
