@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,10 @@ def _check_folder(asked: str, path: Path) -> None:
             raise ConfigError(f"{asked}; it cannot be a folder: {error.strerror}") from None
         if not place.is_dir():
             raise ConfigError(f"{asked}; it must be a folder, and {place} is a file")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError(f"{asked}; {place} must be a folder that can be written to")
+        try:
+            os.rmdir(
+                tempfile.mkdtemp(dir=place)
+            )  # because the owner of a machine may do all that is asked of the rights
+        except OSError:
+            raise ConfigError(f"{asked}; {place} must be a folder that can be written to") from None
         return
