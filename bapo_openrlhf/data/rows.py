@@ -182,8 +182,10 @@ class RowCheck:
             return
         for name in OF_TEMPLATES:
             if name in part.rows.column_names and name not in self._request.columns.values():
-                self._findings.warn(f"{part.where}: the column {name} has no effect; a run does not give it to the chat "
-                                    "template")  # fmt: skip
+                self._findings.warn(
+                    f"{part.where}: the column {name} has no effect, because a run does not give it to the chat "
+                    "template"
+                )
 
     def _is_good(self, place: str, row: Row, raw: Row | None, *, is_csv: bool) -> bool:
         """Whether a run can use the row. What is wrong is kept."""
@@ -293,9 +295,9 @@ class RowCheck:
             )
         if self._as_text:
             warn(
-                f"{self._as_text[0]}: the prompt is a text with messages in JSON or Python, and a run makes one user message of "
-                f"the whole text; so it is with {len(self._as_text)} of {self._count} rows. If the messages are meant, "
-                f"give {self._request.prompt} a list in a .jsonl or .parquet file"
+                f"{self._as_text[0]}: the prompt is a text with messages in JSON or Python, and a run makes one user "
+                f"message of the whole text; so it is with {len(self._as_text)} of {self._count} rows. If the "
+                f"messages are meant, give {self._request.prompt} a list in a .jsonl or .parquet file"
             )
 
 

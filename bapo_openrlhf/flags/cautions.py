@@ -142,6 +142,13 @@ NO_EFFECT = [
     Rule("data.input_template", lambda f: f["data.input_template"] and f["data.apply_chat_template"],
          lambda f: f"data.input_template is {f['data.input_template']!r}: no effect, because "
                    "data.apply_chat_template is True, and a prompt has one template"),
+    Rule("data.input_template",
+         lambda f: "\\n" in (f["data.input_template"] or "") and not f["data.apply_chat_template"],
+         "{it}: it has a backslash and an n where a new line may be meant; write $'...\\n...' in bash, and double "
+         "quotes in YAML"),
+    Rule("ckpt.best_metric_key",
+         lambda f: f["ckpt.best_metric_key"] not in (None, "", "none") and not f["eval.dataset"],
+         "{it}: no effect, because eval.dataset is not set, and the best checkpoint is that of an evaluation"),
     Rule("data.solution_key",
          lambda f: f["data.solution_key"] and not (f.adapted and (f.method is None or f.method.demonstrates)),
          "{it}: no effect, because adapt.method {f[adapt.method]} does not train on worked solutions"),

@@ -25,11 +25,12 @@ def check_reward_servers(endpoints: Sequence[str], problem: tuple[str, Any] | No
     Raises:
         ConfigError: An address is none of HTTP, or its answer cannot be used. The message names both.
     """
+    commas = "; there is a comma between two addresses, and none in a name" if len(endpoints) > 1 else ""
     for endpoint in endpoints:
         if not endpoint.startswith(("http://", "https://")):
             raise ConfigError(
                 f"{FLAG} is {endpoint}; it must be a .py file with reward_func, or addresses that begin with http:// "
-                "or https://"
+                f"or https://{commas}"
             )
     if problem is None:
         return []

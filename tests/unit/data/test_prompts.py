@@ -99,7 +99,8 @@ class TestForm:
         more = {"tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
         name = check.write(kind, [{"q": [user("1?")], "a": "x"} | more])
         assert check(name, data__apply_chat_template=True).warnings == [
-            f"data.prompt_dataset {name}: the column {column} has no effect; a run does not give it to the chat template"
+            f"data.prompt_dataset {name}: the column {column} has no effect, because a run does not give it to the "
+            "chat template"
             for column in ("chat_template_kwargs", "tools")
         ]
         assert check(check.write(kind, [{"q": "1?", "a": "x"} | more])).warnings == []

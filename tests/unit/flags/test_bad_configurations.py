@@ -296,6 +296,7 @@ BAD = [
     ("data.prompt_probs=x", "data.prompt_probs is x; it must be numbers above 0 with commas"),
     ("reward.remote_url=reward.yaml", "reward.remote_url is reward.yaml; it must be a .py file with reward_func, or"),
     ("reward.remote_url=localhost:5000", "reward.remote_url is localhost:5000; it must be a .py file with reward_func"),
+    ("reward.remote_url=a,b.py", "or addresses that begin with http:// or https://; there is a comma between two addr"),
     ("reward.remote_url=none.py", "reward.remote_url is none.py; there is no such file"),
     ("train.agent_func_path=none.py", "train.agent_func_path is none.py; it must be a .py file that is there"),
     ("train.agent_func_path=reward.yaml", "train.agent_func_path is reward.yaml; it must be a .py file that is there"),
@@ -513,6 +514,9 @@ MEANT = [
     ("algorithm=ba_ppo critic.adam.lr=0.02", "critic.adam.lr is 0.02, which is very high"),
     ("algorithm=ba_ppo critic.max_norm=0", "critic.max_norm is 0: gradients are not clipped"),
     ("actor.max_norm=0", "actor.max_norm is 0: gradients are not clipped"),
+    (r"data.input_template={}\n", r"data.input_template is {}\n: it has a backslash and an n where a new line may be "
+     r"meant; write $'...\n...' in bash, and double quotes in YAML"),
+    ("ckpt.best_metric_key=x", "ckpt.best_metric_key is x: no effect, because eval.dataset is not set"),
     ("data.solution_key=input", "data.solution_key is input: no effect, because adapt.method bapo does not train"),
     ("algorithm=grpo data.solution_key=input", "data.solution_key is input: no effect, because adapt.method none d"),
     ("rollout.temperature=3", "rollout.temperature is 3: responses are nearly random"),
