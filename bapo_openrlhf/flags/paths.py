@@ -121,9 +121,7 @@ def _check_folder(asked: str, path: Path) -> None:
         if not place.is_dir():
             raise ConfigError(f"{asked}; it must be a folder, and {place} is a file")
         try:
-            os.rmdir(
-                tempfile.mkdtemp(dir=place)
-            )  # because the owner of a machine may do all that is asked of the rights
+            os.rmdir(tempfile.mkdtemp(dir=place))  # because the rights allow root all, also in a file system like /proc
         except OSError:
             raise ConfigError(f"{asked}; {place} must be a folder that can be written to") from None
         return

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
@@ -67,7 +68,10 @@ def _answer(call: Call, sender: Connection, parent: int) -> None:
     os.setsid()
     die_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # because a child waits for ever for the threads of its parent
     try:
-        sender.send(("returned", call(lambda place: sender.send(("begins", place)))))
+        result = call(lambda place: sender.send(("begins", place)))
+        sys.stdout.flush()  # because this process is killed
+        sender.send(("returned", result))
     except ConfigError as error:
         sender.send(("refused", str(error)))

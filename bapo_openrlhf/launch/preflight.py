@@ -95,9 +95,8 @@ def check_packages(args: SimpleNamespace) -> None:
     Raises:
         ConfigError: The message names the packages, and attention that needs none.
     """
-    if (
-        args.logger.wandb.key and getattr(find_spec("wandb"), "origin", None) is None
-    ):  # a folder of wandb's runs has none
+    installed = getattr(find_spec("wandb"), "origin", None)  # a folder of wandb's runs has no origin
+    if args.logger.wandb.key and installed is None:
         raise ConfigError(
             "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
         )

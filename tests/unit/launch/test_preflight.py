@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -497,6 +498,18 @@ class TestReward:
         del capfd  # so that standard error is a file
         text = f"import sys\ndef reward_func(queries, prompts, labels):\n    {line}\n    return {{'rewards': [1.0]}}\n"
         run.check(reward__remote_url=self.reward(run, text))
+
+    def test_may_make_tokens_after_this_process_has_made_some_in_parallel(self, run, monkeypatch):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+        line = "Tokenizer(WordLevel({'a': 0}, 'a')).encode_batch(['a'] * 1000)"
+        text = (
+            "from tokenizers import Tokenizer\nfrom tokenizers.models import WordLevel\n"
+            f"def reward_func(queries, prompts, labels):\n    {line}\n    return {{'rewards': [1.0]}}\n"
+        )
+        namespace: dict[str, Any] = {}
+        exec(text, namespace)
+        namespace["reward_func"]([], [], [])
+        run.check(reward__remote_url=self.reward(run, text), verifier__timeout=20)
 
     def test_raises(self, run):
         path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
