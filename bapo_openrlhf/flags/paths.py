@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,8 +119,6 @@ def _check_folder(asked: str, path: Path) -> None:
             raise ConfigError(f"{asked}; it cannot be a folder: {error.strerror}") from None
         if not place.is_dir():
             raise ConfigError(f"{asked}; it must be a folder, and {place} is a file")
-        try:
-            os.rmdir(tempfile.mkdtemp(dir=place))  # because the rights allow root all, also in a file system like /proc
-        except OSError:
-            raise ConfigError(f"{asked}; {place} must be a folder that can be written to") from None
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(f"{asked}; {place} must be a folder that can be written to")
         return

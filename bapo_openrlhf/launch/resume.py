@@ -369,7 +369,8 @@ def _refuse(changed: Mapping[str, tuple[Any, Any]]) -> None:
 def _check_estimator(args: SimpleNamespace) -> None:
     """Refuse another estimator before the checkpoints are looked at: with a critic, those without are not whole."""
     before, now = (_settings(args) or {}).get("config", {}), flags_of(args)
-    changed = {flag: (before[flag], now[flag]) for flag in ESTIMATOR if before.get(flag, now[flag]) != now[flag]}
+    known = before.keys() & now.keys()
+    changed = {flag: (before[flag], now[flag]) for flag in ESTIMATOR if flag in known and before[flag] != now[flag]}
     _refuse(changed if ESTIMATOR[-1] in changed else {})
 
 

@@ -79,7 +79,8 @@ def warm_up(folder):
 
 def main(folder):
     """Load everything and write FOLDER/buffers.pt."""
-    args = set_up(folder / "default", "--train.enable_ema", data__prompt_dataset=folder / "rows.jsonl")
+    given = {"data__prompt_dataset": folder / "rows.jsonl", "rollout__n_samples_per_prompt": 2}
+    args = set_up(folder / "default", "--train.enable_ema", **given)
 
     import torch
 

@@ -96,10 +96,11 @@ def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
     monkeypatch.setenv(cpu.SWITCH, str(int(not gpus)))
     args = asked("sdpa")
     args.logger.wandb.key = "k"
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^logger\.wandb\.key is set; it needs the package wandb, which is not"):
-        check_packages(args)
-    monkeypatch.setattr(preflight, "find_spec", lambda name: name)
+    for found in (None, SimpleNamespace(origin=None)):  # the second one is a folder wandb of the working folder
+        monkeypatch.setattr(preflight, "find_spec", lambda name, found=found: found)
+        with pytest.raises(ConfigError, match=r"^logger\.wandb\.key is set; it needs the package wandb, which is not"):
+            check_packages(args)
+    monkeypatch.setattr(preflight, "find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
     check_packages(args)
 
 
