@@ -102,7 +102,7 @@ def test_a_run_on_the_cpu_does_not_ask_the_hub(check):
     args = check.args(data__prompt_dataset=name, actor__model_name_or_path="no-such-owner/no-such-model")
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_OFFLINE")} | {cpu.SWITCH: "1"}
     done = subprocess.run(
-        [sys.executable, "-c", script], input=pickle.dumps(args), env=environment, capture_output=True, timeout=60
+        [sys.executable, "-c", script], input=pickle.dumps(args), env=environment, capture_output=True, timeout=300
     )
     *_, last = done.stderr.decode().splitlines()
     assert "model; its tokenizer cannot be loaded (HF_HUB_OFFLINE is set): " in last and b"Retrying" not in done.stderr

@@ -86,9 +86,9 @@ def test_an_address_of_no_use_is_an_error(endpoint):
 
 
 def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
-    monkeypatch.setattr(reward_server, "SECONDS", 0.3)
+    monkeypatch.setattr(reward_server, "SECONDS", 3.0)
     refuses = "http://127.0.0.1:9/get_reward"  # nothing listens at this port
-    loads, slow, good = serve(status=503), serve(seconds=1), serve()
+    loads, slow, good = serve(status=503), serve(seconds=60), serve()
     warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM)
     assert [text.split(";")[0] for text in warnings] == [
         f"reward.remote_url is {url}" for url in (refuses, loads, slow)
