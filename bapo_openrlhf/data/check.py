@@ -77,14 +77,16 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
 def _check_best(args: SimpleNamespace, what: Read) -> None:
     """Check that `ckpt.best_metric_key` is a number of the evaluation. OpenRLHF saves no best checkpoint otherwise."""
     key, most = args.ckpt.best_metric_key, args.eval.n_samples_per_prompt
-    named = [part.rows.unique(SOURCE) if SOURCE in part.rows.column_names else [None] for part in what.parts]
-    found = {source for part in named for source in part}
-    if not any(SOURCE in part.rows.column_names for part in what.parts):
-        found = {"default"}
+    if key in (None, "", "none"):
+        return
+    named = [part.rows for part in what.parts if SOURCE in part.rows.column_names]
+    found = {source for rows in named for source in rows.unique(SOURCE)} or {"default"}
+    if 0 < len(named) < len(what.parts):
+        found.add(None)  # of the rows of the other data sets
     of_source = dict.fromkeys(("pass1", f"pass{most}", "response_length_mean", "truncated_rate"))
     names = [f"eval_{source}_{name}" for source in sorted(map(str, found)) for name in of_source]
     names += ["eval_response_length_mean", "eval_truncated_rate", "eval_num_samples"]
-    if key not in (None, "", "none", *names):
+    if key not in names:
         raise ConfigError(
             f"ckpt.best_metric_key is {key}; it must be none, or empty for the first pass1, or a number of the "
             f"evaluation: {', '.join(names)}"

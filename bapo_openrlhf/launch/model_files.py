@@ -104,8 +104,9 @@ def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:
     """
     if targets == ALL_LINEAR or not shapes:
         return
-    names = {name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2}
-    names = {name for name in names if name + ".weight" in shapes and not EMBEDDING.search(name)} | {"lm_head"}
+    matrices = {name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}
+    names = {name for name in (matrix.removesuffix(".weight") for matrix in matrices) if not EMBEDDING.search(name)}
+    names.add("lm_head")
     for target in targets or ("nothing",):
         if not any(f".{name}".endswith(f".{target}") for name in names):
             spaces = "; there are spaces between names, and no commas" if "," in target else ""

@@ -25,7 +25,6 @@ from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
-from bapo_openrlhf.launch.reward_server import check_reward_servers
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked, limit_memory
 
@@ -95,8 +94,8 @@ def check_packages(args: SimpleNamespace) -> None:
     Raises:
         ConfigError: The message names the packages, and attention that needs none.
     """
-    installed = getattr(find_spec("wandb"), "origin", None)  # a folder of wandb's runs has no origin
-    if args.logger.wandb.key and installed is None:
+    # A folder of wandb's runs would be found, too, and has no origin.
+    if args.logger.wandb.key and getattr(find_spec("wandb"), "origin", None) is None:
         raise ConfigError(
             "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
         )
@@ -212,6 +211,8 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
 
         return check_agent(args, problem)
     if not endpoints or not endpoints[0].endswith(".py"):
+        from bapo_openrlhf.launch.reward_server import check_reward_servers  # it imports aiohttp
+
         return check_reward_servers(endpoints, problem)
     if len(endpoints) > 1:
         raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")

@@ -10,6 +10,7 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.files import ESTIMATOR
 from bapo_openrlhf.flags.paths import check_written, run_folder
 from bapo_openrlhf.flags.resumable import may_change
 from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
@@ -29,8 +30,6 @@ from bapo_openrlhf.record.owner import check_no_owner, owned
 from bapo_openrlhf.record.state_file import CheckpointError, read_document, write_document
 
 SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the run's last start, in ckpt.path
-
-ESTIMATOR = "algorithm", "algo.advantage.estimator"  # the flags that say whether there is a critic
 
 
 @dataclass(frozen=True)
@@ -368,10 +367,9 @@ def _refuse(changed: Mapping[str, tuple[Any, Any]]) -> None:
 
 def _check_estimator(args: SimpleNamespace) -> None:
     """Refuse another estimator before the checkpoints are looked at: with a critic, those without are not whole."""
-    before, now = (_settings(args) or {}).get("config", {}), flags_of(args)
-    known = before.keys() & now.keys()
-    changed = {flag: (before[flag], now[flag]) for flag in ESTIMATOR if flag in known and before[flag] != now[flag]}
-    _refuse(changed if ESTIMATOR[-1] in changed else {})
+    changed = changes({"config": (_settings(args) or {}).get("config", {})}, {"config": flags_of(args)})
+    if ESTIMATOR in changed:
+        _refuse({flag: changed[flag] for flag in ("algorithm", ESTIMATOR) if flag in changed})
 
 
 def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> None:

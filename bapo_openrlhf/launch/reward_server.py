@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
+
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
 
@@ -39,8 +41,6 @@ def check_reward_servers(endpoints: Sequence[str], problem: tuple[str, Any] | No
 
 def _ask(endpoint: str, problem: tuple[str, Any]) -> str:
     """A warning if the server does not answer."""
-    import aiohttp
-
     asked = f"{FLAG} is {endpoint}; asked for the reward of an empty response to the first prompt"
     try:
         checked(asyncio.run(_answer(endpoint, problem)))
@@ -56,8 +56,6 @@ def _ask(endpoint: str, problem: tuple[str, Any]) -> str:
 
 
 async def _answer(endpoint: str, problem: tuple[str, Any]) -> Any:
-    import aiohttp
-
     prompt, label = problem
     request = {"query": [prompt], "prompts": [prompt], "labels": [label]}
     async with (

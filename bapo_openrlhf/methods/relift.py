@@ -42,13 +42,11 @@ class ReLIFT(FilteredMethod):
     SOURCE = "arXiv 2506.07527"
     demonstrates = True
     STATE = ("rng", "waiting")
-    METRICS = (
-        *declare("""
-            demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a reward above 0 whose \
-                prompt has a worked solution.
-            demonstrations/waiting | prompts | Waiting prompts | | Prompts that wait for fine-tuning after this step.
-        """),
-    )
+    METRICS = declare("""
+        demonstrations/unsolved | groups | Unsolved groups | | Fresh groups without a reward above 0 whose prompt has \
+            a worked solution.
+        demonstrations/waiting | prompts | Waiting prompts | | Prompts that wait for fine-tuning after this step.
+    """)
 
     finetune_batch: int = option(128, "at least 1")
 

@@ -22,7 +22,7 @@ from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic
-from bapo_openrlhf.launch import preflight
+from bapo_openrlhf.launch import preflight, reward_server
 from bapo_openrlhf.launch.preflight import check_inputs
 
 pytestmark = pytest.mark.usefixtures("without_tokenizer")
@@ -639,7 +639,7 @@ class TestReward:
 
     def test_a_server_is_asked_as_a_function_is(self, run, monkeypatch):
         asked = []
-        monkeypatch.setattr(preflight, "check_reward_servers", lambda *given: asked.append(given) or ["it is slow"])
+        monkeypatch.setattr(reward_server, "check_reward_servers", lambda *given: asked.append(given) or ["it is slow"])
         assert "it is slow" in run.check(reward__remote_url="http://a, http://b").warnings
         check_inputs(run.parse(reward__remote_url="http://a"), call_reward=False)
         assert asked == [(["http://a", "http://b"], ("1+1", "2")), (["http://a"], None)]
