@@ -83,11 +83,11 @@ OPENRLHF = """
 | `--rollout.temperature`, `--rollout.top_p` | the behaviour policy: both are applied before log-probs are stored |
 | `--train.batch_size` | samples of an optimizer step, a multiple of ranks x micro-batch; the last step takes the rest |
 | `--train.micro_batch_size`, `--actor.num_gpus_per_node`, ... | ranks and micro-batches: see `--train.batch_size` |
-| `--reward.remote_url` | a `.py` file with `reward_func`, or an endpoint; must be set |
+| `--reward.remote_url` | a `.py` file with `reward_func`, or an endpoint; [an agent or a reward model](rewards.md) may take its place |
 | `--algo.kl.init_coef`, `--algo.kl.use_loss` | beta, and whether the loss or the reward has the KL penalty |
 | `--algo.advantage.is_correction_level` | the engine-to-actor correction, or the weight of `--adapt.ratio decoupled` |
 | `--train.seed` | seed of the order of the prompts and of every random choice of batch adaptation, too |
-| `--train.full_determinism_enable` | each response has a seed, too: two runs are then equal number by number |
+| `--train.full_determinism_enable` | each response has a seed, too: two runs are then equal number by number ([on a GPU](decisions.md#weights-and-requests) with a variable, too) |
 | `--eval.steps` | evaluation uses today's weights, with any v |
 | `--ckpt.save_steps` | checkpoints contain the buffers, and between two syncs the rollout weights |
 | `--ckpt.output_dir` | the trained model's folder; the default is here `DIR/NAME/model` |
@@ -100,7 +100,7 @@ OPENRLHF = """
 | flag | why |
 | --- | --- |
 | `--algo.advantage.lambd`, `--algo.advantage.gamma` | GAE of `ba_ppo` and `ppo`; both 1 by default |
-| `--critic.model_name_or_path`, `--critic.adam.lr` | the critic; its default is the actor's model |
+| `--critic.model_name_or_path`, `--critic.adam.lr` | the critic; its default is the reward model of the run, otherwise the actor's model |
 | `--actor.eps_clip` | epsilon of the PPO clip; the paper does not give it, OpenRLHF's default is 0.2 |
 | `--actor.loss_agg_mode` | `token-mean` (default) gives all tokens the same weight; Eq. 1 is `seq-mean-token-mean` |
 | `--train.max_epochs` | passes over each training batch |

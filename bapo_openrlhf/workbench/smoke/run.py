@@ -149,9 +149,11 @@ class Smoke:
             return []
         (given, *_), path = args.reward.remote_url, self.folder / "reward.py"
         low, high = args.adapt.rewards() or UNIT
-        write_reward(path, given if given.endswith(".py") else None, float(low), float(high))
-        why = "a random model solves nothing; the true function is called, too"
-        return [reduce.Reduction("reward.remote_url", given, str(path), f"a hash of the response is the reward: {why}")]
+        is_file = given.endswith(".py")
+        write_reward(path, given if is_file else None, float(low), float(high))
+        true = "the true function is called, too" if is_file else "the server was asked in the checks"
+        why = f"a hash of the response is the reward: a random model solves nothing; {true}"
+        return [reduce.Reduction("reward.remote_url", given, str(path), why)]
 
     def _places(self) -> dict[str, str]:
         folder, args = self.folder, self.args

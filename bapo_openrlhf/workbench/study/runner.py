@@ -4,8 +4,8 @@ The folder OUT/runs/ARM-sSEED/ holds the record of one run (`record.run_record`)
 output (output.log).
 
 A run is done when its folder has a summary.json. The same command continues a study that was stopped. Runs that are
-done stay as they are. A run that was interrupted continues from its last checkpoint if its flags write checkpoints;
-otherwise it starts again.
+done stay as they are. A run that was interrupted continues from its last checkpoint, which a signal saves too; without
+one it starts again.
 """
 
 import json
