@@ -75,7 +75,7 @@ class HardBuffer:
         self.counts["added"] += 1
 
     def remove(self, prompt: Prompt) -> bool:
-        """Take a prompt out. False if the buffer does not hold it."""
+        """Take a prompt out. False if the buffer does not hold it. One that is in flight stays so until `back`."""
         if self._entries.pop(prompt.id, None) is None:
             return False
         self.counts["removed"] += 1
@@ -204,21 +204,29 @@ class ReplayBuffer:
     ) -> list[Group]:
         """S(B_high, min(|B_high|, count)) of Eq. 7: a draw without replacement among the accepted groups.
 
-        The groups stay in the buffer and come back in the order in which they were stored.
+        The groups stay in the buffer and come back in the order in which they were stored, the oldest first. So draw
+        only as many as fit: `batch.fitting` of a larger draw would keep the oldest.
 
         Args:
             count: Most groups drawn.
             rng: Generator of the draw.
             accept: Says of a group whether it may be drawn.
-            priority: Weight of a group, above 0. Each draw takes one of the groups left with probability proportional
-                to it. None means that all groups are equally likely.
+            priority: Weight of a group, at least 0. Each draw takes one of the groups left with probability
+                proportional to it, and never one whose share of all weights is 0. None means that all groups are
+                equally likely.
+
+        Raises:
+            ValueError: A weight is negative or not finite.
         """
-        eligible = [group for group in self._groups if accept(group)]
+        eligible, odds = [group for group in self._groups if accept(group)], None
+        if priority is not None and eligible:
+            weights = np.array([priority(group) for group in eligible], float)
+            for group, weight in zip(eligible, weights, strict=True):
+                if not 0 <= weight < np.inf:
+                    raise ValueError(f"the priority of group {group.uid} is {weight}; it must be finite and at least 0")
+            odds = weights / (weights.sum() or 1.0)
+            eligible, odds = [group for group, share in zip(eligible, odds, strict=True) if share], odds[odds > 0]
         count = min(len(eligible), max(count, 0))
-        odds = None
-        if priority is not None and count:
-            weights = np.array([priority(group) for group in eligible])
-            odds = weights / weights.sum()
         chosen = sorted(rng.choice(len(eligible), size=count, replace=False, p=odds).tolist()) if count else []
         self.counts["sampled"] += count
         return [eligible[index] for index in chosen]

@@ -37,6 +37,13 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
                 parse_words(arguments.build_parser(prog), run.words)
         return _write(study, _begun(planned), out)
     runner.require_same(planned)
+    if given.check:
+        steps, _ = _check(planned)
+        of = f"{min(steps.values())} to {max(steps.values())} steps"
+        print(
+            f"{len(planned)} runs of {len(study.arms)} arms, each of {of}; {sum(run.done for run in planned)} are done"
+        )
+        return 0
     with owned(out, field=f"--output is {out}", what="study", instead="give another --output"):
         for command in study.prepare:
             _prepare(command)
@@ -66,6 +73,7 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("--output", type=Path, metavar="DIR", help="default: runs/studies/NAME")
     add("--parallel", type=int, metavar="N", help="number of runs at a time; default: the file's")
     add("--max-hours", type=float, metavar="H", help="start no further run after H hours")
+    add("--check", action="store_true", help="check each arm and say how many runs there are; run nothing")
     add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
     add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
     given = parser.parse_args(argv)

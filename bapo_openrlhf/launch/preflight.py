@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import user_file
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
@@ -25,6 +28,7 @@ from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
+from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.reward import printed
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked, limit_memory
 
@@ -72,6 +76,8 @@ def check_inputs(
     prompts = elsewhere if data_check.prompts is None else data_check.prompts
     candidates = 1 if method is None else method.candidates
     check_combinations(args, method=method, prompts=prompts)
+    if args.adapt.enabled and args.adapt.method not in METHODS:
+        check_method(args, arithmetic, data_check.problem)
     warnings += check_reward(args, data_check.problem if call_reward else None)
     steps = None if prompts is None else run_steps(args, prompts, candidates)
     return Checked(
@@ -86,6 +92,20 @@ def print_warnings(checked: Checked, where: str = "") -> None:
     """Print each warning on a line of standard error, with `where` before it."""
     for text in checked.warnings:
         print(f"warning: {where}{text}", file=sys.stderr)
+
+
+def check_method(args: SimpleNamespace, arithmetic: BatchArithmetic, problem: tuple[str, Any] | None) -> None:
+    """Try a method of the user's for a few steps, with groups of the first prompt of the data if there is one."""
+    from bapo_openrlhf.launch.method_trial import try_method  # it reads the catalogue of metrics
+
+    try_method(
+        lambda: args.adapt.make_method(arithmetic, args.train.seed),
+        capacity=arithmetic.capacity,
+        group_size=arithmetic.group_size,
+        prompts=arithmetic.rollout_groups,
+        prompt=None if problem is None else Prompt(*problem),
+        reward_range=args.adapt.rewards() or UNIT,
+    )
 
 
 def check_packages(args: SimpleNamespace) -> None:

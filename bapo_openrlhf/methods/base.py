@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -172,8 +172,17 @@ class Method(ABC):
         return self.NAME or type(self).__name__
 
 
+AS_FIELDS = "@dataclass(eq=False, kw_only=True) above the class makes it of the fields"
+
+
 def option(default: Any, allowed: str) -> Any:
-    """A field of a `FilteredMethod`: its default, and its range, such as "at least 1" (a key of `errors.ALLOWED`)."""
+    """A field of a `FilteredMethod`: its default, and its range, such as "at least 1" (a key of `errors.ALLOWED`).
+
+    Raises:
+        ValueError: There is no such range. The message has all of them.
+    """
+    if allowed not in ALLOWED:
+        raise ValueError(f"option({default!r}, {allowed!r}): the range must be one of {', '.join(map(repr, ALLOWED))}")
     return field(default=default, metadata={"allowed": allowed})
 
 
@@ -181,7 +190,8 @@ def option(default: Any, allowed: str) -> Any:
 class FilteredMethod(Method):
     """A method whose fresh groups pass one of the fresh filters. Its fields are the parameters of the constructor.
 
-    A field whose default is a Fraction takes any number exactly as it was written.
+    A subclass with fields needs `@dataclass(eq=False, kw_only=True)` above it, too. A field whose default is a Fraction
+    takes any number exactly as it was written.
 
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
@@ -190,7 +200,7 @@ class FilteredMethod(Method):
         signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 
     Raises:
-        ValueError: A field is out of its range (`option`).
+        ValueError: A field is out of its range (`option`), or a subclass with fields is no dataclass.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("rng",)
@@ -204,6 +214,9 @@ class FilteredMethod(Method):
     signal_between: Between | None = None
 
     def __post_init__(self) -> None:
+        for kind in type(self).__mro__:
+            if loose := [name for name, value in vars(kind).items() if isinstance(value, Field)]:
+                raise ValueError(f"{kind.__name__}.{loose[0]} is no parameter of its constructor; {AS_FIELDS}")
         for item in fields(self):
             value, allowed = getattr(self, item.name), item.metadata.get("allowed")
             if isinstance(item.default, Fraction):

@@ -100,9 +100,13 @@ class PromptReplay(FilteredMethod):
         """The stored prompts nearest 1/2 that may be named. There are none in a step that does not re-evaluate."""
         ready = [known for known in self._stored() if not known.away and step - known.step >= self.cooldown]
         count = self.places if due(step, self.reevaluate_every) else 0
-        named = heapq.nsmallest(count, ready, lambda one: (abs(one.rate - HALF), one.rate, one.uses, one.prompt.id))
+        named = heapq.nsmallest(count, ready, self.rank)
         self.known |= {known.prompt.id: replace(known, uses=known.uses + 1, away=True) for known in named}
         return [known.prompt for known in named]
+
+    def rank(self, known: KnownPrompt) -> tuple[Any, ...]:
+        """Prompts with the least rank are named first: those nearest 1/2. The id decides between equal ones."""
+        return abs(known.rate - HALF), known.rate, known.uses, known.prompt.id
 
     def unanswered(self, prompts: Sequence[Prompt]) -> None:
         """Note prompts whose cooldown begins again in `build_batch`."""

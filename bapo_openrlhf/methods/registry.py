@@ -7,15 +7,16 @@ other parameter is an option of the method. It has a default, and --adapt.option
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import AS_FIELDS, Method
 
 SHARED = {"base", "registry", "stored_successes"}  # the files of this folder that hold no method
 
@@ -55,6 +56,7 @@ VARIANTS = """
         Use it if few groups have a signal and every step should have a full batch. | \
         this project, after arXiv 2503.14476
 """
+CHOICE = ("method", "options")  # --adapt flags that choose a method and are no setting of it
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", Fraction: "a number"}
 
 
@@ -127,6 +129,7 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
     Raises:
         ConfigError: The method has no such option or refuses its value.
     """
+    given = {name: value for name, value in given.items() if name not in CHOICE}
     parameters = inspect.signature(kind).parameters
     allowed = _options(kind, parameters, given)
     chosen = {name: given[name] for name in parameters if name in given}
@@ -138,7 +141,7 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         chosen[name] = _value(word, text, allowed[name])
     try:
         return kind(**chosen)
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # a constructor of the user's may fail in any way
         raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {one_line(error)}") from error
 
 
@@ -150,23 +153,42 @@ def takes(kind: type[Method], flag: str) -> bool:
 def _options(
     kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """The options of a method: parameters that no flag gives, with their defaults."""
+    constructor = f"adapt.method {kind.__name__}: its constructor's"
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(f"{constructor} {parameter} says nothing; it must name each parameter ({AS_FIELDS})")
+        if name in given and not _alike(parameter.default, given[name]):
+            raise ConfigError(
+                f"{constructor} {name} has the default {parameter.default!r}, and would get {given[name]!r}, because a "
+                "parameter with the name of an --adapt flag gets its value; give it another name"
+            )
     allowed = {name: parameter.default for name, parameter in parameters.items() if name not in given}
     without = [name for name, default in allowed.items() if default is inspect.Parameter.empty]
     if without:
-        raise ConfigError(
-            f"adapt.method {kind.__name__}: its constructor's {', '.join(without)} must have a default, or be one of "
-            f"{', '.join(given)}"
-        )
+        raise ConfigError(f"{constructor} {', '.join(without)} must have a default, or be one of {', '.join(given)}")
     return allowed
+
+
+def _alike(default: Any, value: Any) -> bool:
+    """Whether a parameter with this default may get this value: both are numbers, or of one type."""
+    if default is inspect.Parameter.empty or default is None:
+        return True
+    kinds = [Number if isinstance(one, Number) and not isinstance(one, bool) else type(one) for one in (default, value)]
+    return kinds[0] is kinds[1]
 
 
 def _value(word: str, text: str, default: Any) -> Any:
     """`text` as a value of the default's type."""
+    if not isinstance(default, (*KINDS, str)):
+        raise ConfigError(
+            f"adapt.options has {word!r}; its default {default!r} must be a number, true, false or a text, because an "
+            "option has the type of its default"
+        )
     try:
         if isinstance(default, bool):
             return {"true": True, "false": False}[text.lower()]
-        if isinstance(default, Fraction):
-            return as_fraction(text)
-        return type(default)(text) if isinstance(default, (int, float, str)) else text
+        make: Callable[[str], Any] = as_fraction if isinstance(default, Fraction) else type(default)
+        return make(text)
     except (KeyError, ValueError):
         raise ConfigError(f"adapt.options has {word!r}; it must be {KINDS[type(default)]}") from None

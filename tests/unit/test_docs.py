@@ -214,6 +214,12 @@ class TestExample:
         shown = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "add_a_method.md").read_text(), re.S).group(1)
         assert shown == self.FILE.read_text()
 
+    def test_the_page_shows_its_test_which_passes(self):
+        file = self.FILE.with_name("test_fifo_replay.py")
+        shown = (ROOT / "docs" / "add_a_method.md").read_text().split("## Test it")[1].split("```")[1]
+        assert file.read_text().endswith(shown.removeprefix("python"))
+        runpy.run_path(str(file))["test_it_replays_the_newest_groups"]()
+
     def test_the_page_names_every_list_that_a_method_fills(self):
         """What is left are those that the trainer fills, once it knows the log-probs."""
         page = (ROOT / "docs" / "add_a_method.md").read_text().split("## What a method has to do")[1]

@@ -20,6 +20,7 @@ def page(plan: Plan) -> str:
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
         *(f"{verdict(shape, plan.gpus, plan.workload, plan.constants, plan.gpu)}\n" for shape in plan.shapes),
+        *_not_predicted(plan),
         "# Plan: predicted, not measured\n",
         f"{plan.gpu}, {plan.steps} trainer steps. All numbers are predictions from the flags and from the constants at "
         "the end; no model was loaded.\n",
@@ -34,6 +35,14 @@ def page(plan: Plan) -> str:
         Table(constants, words=5).markdown(),
     ]
     return "\n".join(parts)
+
+
+def _not_predicted(plan: Plan) -> list[str]:
+    """A line that says so if the flags ask for another method than BAPO."""
+    adapt = plan.workload.args.adapt
+    if not adapt.enabled or adapt.method == "bapo":
+        return []
+    return [f"adapt.method is {adapt.method}; it is not predicted, and the rows of BAPO stand for it.\n"]
 
 
 def _groups(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import number
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.runs import Run
-from bapo_openrlhf.workbench.report.words import WORDS, Words
+from bapo_openrlhf.workbench.report.words import OF_EVERY_RUN, WORDS, Words, of_other
 
 Dressed = Callable[[Sequence[Curve]], list[Curve]]
 
@@ -81,6 +81,16 @@ def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Fig
     words = WORDS[metric]
     figure = words.figure(missing=_lacking(page, [metric], words.why))
     return _lines(page, figure, words, _of_runs(page, metric), page.legend, y_domain)
+
+
+def of_others(page: Comparison) -> list[Figure]:
+    """The numbers that a method or a reward function reports, over the steps, with a line for each run."""
+    names, result = dict.fromkeys(name for run in page.runs for name in run.metrics), []
+    for metric in (name for name in names if name not in OF_EVERY_RUN | {"step", "seconds"}):
+        words = of_other(metric)
+        figure = words.figure(missing=_lacking(page, [metric], words.why))
+        result.append(_lines(page, figure, words, _of_runs(page, metric), page.legend, None))
+    return result
 
 
 def by_source(page: Comparison, metric: str) -> list[Figure]:

@@ -42,6 +42,8 @@ def build(runs: Sequence[Run]) -> list[Section]:
     training = [by_run(page, metric) for metric in of_steps]
     for metric in ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias"):
         training += by_source(page, metric)
+    others = figures.of_others(page)
+    of_others = [Section("others", "Numbers of the method and the rewards", figures=others)] if others else []
     answers = [listing for run in runs for listing in listings(run, page.label(run))]
     return [
         _overview(page),
@@ -55,6 +57,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
         Section("buffers", "Buffers, thresholds, staleness", figures=_buffers(page)),
         _theory(page),
         Section("training", "Training", figures=training),
+        *of_others,
         Section(
             "answers",
             "Hard prompts and their answers",

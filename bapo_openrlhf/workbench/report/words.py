@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bapo_openrlhf.adapt.metric import ALL
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.workbench.pages.figure import Figure
 
@@ -11,6 +12,7 @@ OLDER = "it is not recorded: the run is of an older version, or without batch ad
 NO_ATTEMPT = "no hard prompt was generated again, or the run is of an older version"
 NO_THEORY = "without batch adaptation there is nothing to monitor, or the run is of an older version"
 NO_CRITIC = "the run has no critic, or is of an older version"
+OTHER = "it has no such number"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,15 @@ class Words:
 ROUND = 12  # steps in which the syncs go round a whole number of times if v is 2, 3, 4 or 6
 
 CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}
+_OF_METHODS = {metric.name for metric in metrics.DECLARED["other methods"]}
+OF_EVERY_RUN = {name for algorithm in ALL for name in metrics.names(algorithm, optional=True)} - _OF_METHODS
+
+
+def of_other(metric: str) -> Words:
+    """The words of a metric that is not in OF_EVERY_RUN: of a method, or what a reward function returns."""
+    if declared := CATALOGUE.get(metric):
+        return Words(declared.title, declared.sentence.replace("`", ""), declared.unit, why=OTHER)
+    return Words(metric, "The method or the reward function reports this number.", "", why=OTHER)
 
 
 def _entry(metric: str, y: str, paper: str = "", **more: Any) -> tuple[str, Words]:

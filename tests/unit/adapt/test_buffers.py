@@ -213,6 +213,20 @@ class TestReplayBuffer:
         assert buffer.sample(9, rng, lambda group: False) == []
         assert ReplayBuffer(9, max_age=3).sample(4, rng, everything) == []
 
+    def test_a_group_without_weight_is_never_drawn(self, make_group):
+        buffer, rng = ReplayBuffer(9), np.random.default_rng(1)
+        for right in range(6):
+            buffer.add(make_group(right))
+        first, second, *_ = buffer
+        weights = {first.uid: 5e-324, second.uid: 1e9}  # the first one's share of all weights underflows
+        assert buffer.sample(9, rng, priority=lambda group: weights.get(group.uid, 0.0)) == [second]
+        assert buffer.sample(9, rng, priority=lambda group: 0.0) == []
+        for wrong in (-1.0, np.nan, np.inf):
+            with pytest.raises(
+                ValueError, match=f"the priority of group {first.uid} is {wrong}; it must be finite and"
+            ):
+                buffer.sample(9, rng, priority=lambda group: wrong)  # noqa: B023
+
     def test_sample_is_of_accepted_groups_without_repetition_in_the_stored_order(self, make_group):
         buffer = ReplayBuffer(20, max_age=3)
         for uid in range(20):

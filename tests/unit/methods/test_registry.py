@@ -16,6 +16,7 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.methods import BAPO, Method
+from bapo_openrlhf.methods.base import FilteredMethod, option
 from bapo_openrlhf.methods.registry import METHODS, build, method_class
 from bapo_openrlhf.record.metrics import names
 from bapo_openrlhf.record.state_file import load_state, save_state
@@ -56,6 +57,17 @@ SOURCE = """
         def begin_step(self, step): return []
     class Demanding(Complete):
         def __init__(self, seed, strength): pass
+    class Loose(Complete):
+        def __init__(self, x: float = 1.0, **kwargs): pass
+    class Clash(Complete):
+        def __init__(self, ratio: float = 0.5): pass
+    class Unset(Complete):
+        def __init__(self, batch_size: int = 0): pass
+    class Named(Complete):
+        def __init__(self, method: str = "a", eps: int = 1, c2=None, ks: tuple = (1, 2), least: int | None = None):
+            self.got = method, eps, c2, ks
+    class Broken(Complete):
+        def __init__(self, k: int = 0): 1 / k
     class Other: pass
     number = 3
 """
@@ -240,6 +252,52 @@ def test_a_wrong_option_is_refused(file, option, message):
     with pytest.raises(ConfigError) as error:
         build(method_class(f"{file}:Mine"), GIVEN, [option])
     assert message in str(error.value)
+
+
+FLAGS = GIVEN | {"method": "bapo", "options": [], "ratio": "behaviour", "batch_size": None, "eps": 1e-6, "c2": "c2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Loose", (), r"its constructor's \*\*kwargs says nothing; it must name each parameter \(@dataclass\(eq=False"),
+        (
+            "Clash",
+            (),
+            "its constructor's ratio has the default 0.5, and would get 'behaviour', because a parameter with",
+        ),
+        ("Unset", (), "its constructor's batch_size has the default 0, and would get None"),
+        ("Broken", (), "Broken cannot be made: ZeroDivisionError: division by zero"),
+        ("Named", ("ks=3",), r"has 'ks=3'; its default \(1, 2\) must be a number, true, false or a text"),
+        ("Named", ("least=3",), "has 'least=3'; its default None must be a number"),
+    ],
+)
+def test_a_constructor_that_cannot_be_called(file, name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(method_class(f"{file}:{name}"), FLAGS, options)
+
+
+def test_a_parameter_has_the_value_of_its_flag_unless_the_flag_chooses_the_method(file):
+    assert build(method_class(f"{file}:Named"), FLAGS, []).got == ("a", 1e-6, "c2", (1, 2))
+    assert build(method_class(f"{file}:Named"), FLAGS, ["method=b"]).got[0] == "b"
+
+
+def test_fields_without_a_dataclass():
+    with pytest.raises(ValueError, match=r"option\(1.0, 'positive'\): the range must be one of 'a number', 'at least"):
+        option(1.0, "positive")
+
+    class Below(FilteredMethod):
+        share: float = option(0.5, "in [0, 1]")
+
+        def build_batch(self, step, fresh, reevaluated):
+            return None
+
+    class Further(Below):
+        pass
+
+    for kind in (Below, Further):
+        with pytest.raises(ConfigError, match=r"Below.share is no parameter of its constructor; @dataclass"):
+            build(kind, GIVEN, [])
 
 
 def test_a_method_without_options_says_so(file):

@@ -122,7 +122,11 @@ def test_page(capsys):
     assert grpo[-2:] == ["204,800", "1"]
     heads = [line for line in out.splitlines() if line.startswith("## ")]
     assert sum("Predicted" in head for head in heads) == 2  # each table of bytes says so
-    assert "second" not in out
+    assert "second" not in out and "is not predicted" not in out
+    assert main.run(["plan", *PRESET, "--adapt.method", "exgrpo"]) == 0
+    assert (
+        "\n\nadapt.method is exgrpo; it is not predicted, and the rows of BAPO stand for it." in capsys.readouterr().out
+    )
 
 
 def test_an_engine_that_does_not_fit(capsys):

@@ -257,6 +257,23 @@ def test_a_row_with_nothing_but_its_step_is_a_run(tmp_path, undrawn):
     assert result.all("figure") == [] and len(result.words("h2")) == 12
 
 
+def test_numbers_of_a_method_and_of_a_reward_function(tmp_path, undrawn):
+    """One of a built-in method has the catalogue's words. No other run has a section for them."""
+    write_run(tmp_path / "other")
+    write_run(tmp_path / "one")
+    rows = record.read_metrics(tmp_path / "one")
+    more = {"again/stored": 3, "mine/age": 1.5, "strict <b>": 0.25}
+    text = "".join(json.dumps(row | (more if row["step"] > 1 else {})) + "\n" for row in rows)
+    (tmp_path / "one" / "metrics.jsonl").write_text(text)
+    one, other = read_runs([tmp_path / "one", tmp_path / "other"])
+    assert "others" not in [section.anchor for section in sections.build([other])]
+    (section,) = [section for section in sections.build([one, other]) if section.anchor == "others"]
+    assert [shown.title for shown in section.figures] == ["Stored prompts", "mine/age", "strict <b>"]
+    assert section.figures[0].says == "Prompts that may be generated for again, now or later."
+    for shown in section.figures:
+        assert shown.missing == ["other: it has no such number"] and "strict" not in shown.chart.to_json()
+
+
 def test_numbers_that_are_none(tmp_path, undrawn):
     folder = write_run(tmp_path / "run")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

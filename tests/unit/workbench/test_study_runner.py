@@ -1,6 +1,7 @@
 """The runs of a study: started several at a time, counted, and continued. A short script stands for the training."""
 
 import json
+import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -312,6 +313,8 @@ class TestContent:
                 ["study", "--config", str(tmp_path / "study.yaml"), "--output", str(tmp_path / "out"), *words]
             )
             out, err = capsys.readouterr()
+            if "--check" in words:
+                return status, out.splitlines()
             assert ("2 of 2 runs are done" in out) is (status == 0)
             return status, [line for line in err.splitlines() if not line.startswith("warning: ")]
 
@@ -328,6 +331,14 @@ class TestContent:
         assert error.endswith(
             "; its files are base.yaml, method.yaml; give another --output, or delete that run's folder"
         )
+
+    def test_a_check_says_what_would_run_and_runs_nothing(self, study, tmp_path):
+        assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 2 are done"])
+        shutil.rmtree(tmp_path / "out")
+        assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 0 are done"])
+        assert not (tmp_path / "out").exists()
+        (tmp_path / "method.yaml").write_text("adapt: {buffer_size: 0}\n")
+        assert study("--check")[0] == 2
 
     def test_every_run_is_compared(self, study, tmp_path):
         """Not only the first of an arm."""

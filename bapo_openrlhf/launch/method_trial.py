@@ -1,0 +1,207 @@
+"""A few steps of a method with made-up groups: what is wrong with it shows before any model loads."""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo_openrlhf.adapt.batch import Batch, drop
+from bapo_openrlhf.adapt.group import Group, Prompt, Response
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_rewards
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.record.metrics import DECLARED, names
+from bapo_openrlhf.record.state_file import load_state, save_state
+from bapo_openrlhf.training.reward.reward_worker import OWN
+from bapo_openrlhf.user_file import described
+
+STEPS = 12
+MOST_RESPONSES = 256  # of a step, so that a trial takes less than a second
+ROUNDS = 3  # after so many steps the same prompts come again
+SAVED = "its state is saved and loaded"
+TRIED = "adapt.method, tried with made-up groups, in step"
+# Names of the run's own metrics. A method may report those that built-in methods declare.
+_DECLARED = {metric.name for metrics in DECLARED.values() for metric in metrics}
+TAKEN = (names("ba_ppo", optional=True) | OWN) - _DECLARED
+
+
+def try_method(
+    make: Callable[[], Method],
+    *,
+    capacity: int,
+    group_size: int,
+    prompts: int | None = None,
+    prompt: Prompt | None = None,
+    reward_range: Range = UNIT,
+    steps: int = STEPS,
+) -> list[Batch]:
+    """Take a few steps of a method with made-up groups, as the trainer takes them.
+
+    Rewards are the two ends of the range. Some groups have no signal, some prompts that are named again give no group,
+    and some groups leave the batch, because their log-probs are not finite. After each step the state is saved to a
+    file. A second method loads it, and has to make the same batch in the next step.
+
+    Args:
+        make: Makes the method.
+        capacity, group_size: B and G, as the method knows them.
+        prompts: Prompts of a rollout batch. B without it, and fewer if they have more than 256 responses.
+        prompt: The made-up prompts are this one, followed by a number of spaces.
+        reward_range: The least and the greatest reward of the task.
+        steps: How many steps.
+
+    Returns:
+        The batches of all steps, before groups leave them.
+
+    Raises:
+        ConfigError: The method raised an error, or it breaks the contract of `Method`: the batch is too large, a group
+            is lost or counted twice, the state cannot be saved or is not all, or a metric is no number.
+    """
+    count = max(min(prompts or capacity, MOST_RESPONSES // group_size), 1)
+    trial = _Trial(capacity * group_size, group_size, prompt or Prompt("prompt", "1"), reward_range)
+    with tempfile.TemporaryDirectory() as name:
+        method, resumed, batches = make(), make(), []
+        for trial.step in range(steps):
+            draws = trial.draws(count * max(method.candidates, 1))
+            batch, said = trial.take(method, count, draws)
+            if trial.take(resumed, count, draws)[1] != said:
+                trial.refuse(
+                    "a method that a checkpoint brings back makes another batch. STATE must name all attributes that "
+                    f"later steps depend on, also the generator of all random numbers, and is {method.STATE}"
+                )
+            batches.append(batch)
+            resumed = make()
+            trial.call(SAVED, _hand_over, method, resumed, Path(name))
+    return batches
+
+
+def _hand_over(method: Method, resumed: Method, folder: Path) -> None:
+    save_state(folder, method.state_dict())
+    resumed.load_state_dict(load_state(folder))
+
+
+@dataclass
+class _Trial:
+    """What a trial knows beside the method.
+
+    Attributes:
+        most: Responses that a batch holds at most.
+        step: The step that it is in.
+        uid: Number of the next group.
+    """
+
+    most: int
+    group_size: int
+    prompt: Prompt
+    reward_range: Range
+    step: int = 0
+    uid: int = 0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def refuse(self, what: str) -> None:
+        """Raise ConfigError."""
+        raise ConfigError(f"{TRIED} {self.step}: {what}")
+
+    def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function, or ConfigError."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise ConfigError(f"{TRIED} {self.step}: {what}: {described(error)}") from error
+
+    def listed(self, what: str, kind: type, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function returns, as a list of things of a kind, or ConfigError."""
+        result: list[Any] = self.call(what, lambda: list(function(*arguments)))
+        if wrong := [one for one in result if not isinstance(one, kind)]:
+            self.refuse(f"{what} returned {wrong[0]!r}, a {type(wrong[0]).__name__}; it must be a {kind.__name__}")
+        return result
+
+    def draws(self, candidates: int) -> Mapping[str, Any]:
+        """What the step is given, whatever the method does: prompts, and how many responses to each are right."""
+        first = self.step % ROUNDS * candidates
+        self.uid += 4 * candidates  # more groups than a step has
+        return {
+            "uid": self.uid,
+            "prompts": [self._prompt(first + place) for place in range(candidates)],
+            "right": self.rng.integers(0, self.group_size + 1, 4 * candidates).tolist(),
+        }
+
+    def _prompt(self, number: int) -> Prompt:
+        return Prompt(self.prompt.text + " " * number, self.prompt.label)
+
+    def take(self, method: Method, count: int, draws: Mapping[str, Any]) -> tuple[Batch, str]:
+        """One step. Returns its batch, and what the method did in it, as one text."""
+        prompts, right = draws["prompts"], draws["right"]
+        method.solutions = {prompt.id for prompt in prompts[::2]} if method.demonstrates else frozenset()
+        chosen = list(range(count))
+        if method.candidates > 1:
+            chosen = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)
+            if len(chosen) > count or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(prompts))):
+                self.refuse(f"choose_prompts returned {chosen}; it must be at most {count} of {len(prompts)} positions")
+        named = self.listed("begin_step", Prompt, method.begin_step, self.step)
+        answered = named[: len(named) - self.step % 2]  # in every second step one gives no group
+        sizes = self._sizes(method, right, len(chosen))
+        uids = iter(range(draws["uid"], draws["uid"] + len(chosen) + len(answered)))
+        fresh = [self._group(next(uids), prompts[place], right[n], sizes[n]) for n, place in enumerate(chosen)]
+        again = [self._group(next(uids), prompt, right[-1 - n % len(right)]) for n, prompt in enumerate(answered)]
+        self.call("unanswered", method.unanswered, named[len(answered) :])
+        batch = self.call("build_batch", method.build_batch, self.step, fresh, again)
+        if not isinstance(batch, Batch):
+            self.refuse(f"build_batch returned {type(batch).__name__}; it must be a Batch")
+        if batch.samples > self.most:
+            self.refuse(f"build_batch made a batch of {batch.samples} responses; it may hold at most {self.most}")
+        trained = [group for _, group in batch.with_sources()]
+        reviewed = drop(batch, nonfinite={group.uid for group in trained[-1:] if self.step % 4 == 3})
+        distances = {group: 0.01 * (group.uid % 7) for _, group in reviewed.with_sources()}
+        self.call("observe_distances", method.observe_distances, self.step, distances)
+        self.call("build_batch", Ledger().settle, [*fresh, *again], reviewed)
+        numbers = self._numbers(method)
+        lists = {item.name: getattr(batch, item.name) for item in fields(batch)}
+        said = {name: [getattr(member, "uid", member) for member in members] for name, members in lists.items()}
+        return batch, repr((chosen, [prompt.id for prompt in named], said, numbers))
+
+    def _sizes(self, method: Method, right: Sequence[int], groups: int) -> list[int]:
+        """How many responses each fresh group has, of a method that asks for them little by little."""
+        if method.first_responses is None:
+            return [self.group_size] * groups
+        sizes = [method.first_responses] * groups
+        for _ in range(self.group_size):
+            so_far = [self._exact(right[n], sizes[n]) for n in range(groups)]
+            more = self.listed("more_responses", Integral, method.more_responses, so_far)
+            sizes = [size + one for size, one in zip(sizes, more, strict=False)]
+            if len(more) != groups or min(more) < 0 or max(sizes) > self.group_size:
+                self.refuse(f"more_responses returned {more}; it must be a number for each prompt, at most G in all")
+            if not any(more):
+                break
+        return sizes
+
+    def _rewards(self, right: int, size: int) -> list[float]:
+        low, high = map(float, self.reward_range)
+        return [high if place < right else low for place in range(size)]
+
+    def _exact(self, right: int, size: int) -> tuple[Fraction, ...]:
+        return exact_rewards(self._rewards(right, size), self.reward_range)
+
+    def _group(self, uid: int, prompt: Prompt, right: int, size: int | None = None) -> Group:
+        """A group of responses with three tokens of a prompt and two of their own."""
+        responses = (
+            Response(np.arange(5) + place, ((3, 5),), np.full(2, -0.5), reward)
+            for place, reward in enumerate(self._rewards(right, size or self.group_size))
+        )
+        return Group(uid, prompt, tuple(responses), self.step, self.step, self.reward_range)
+
+    def _numbers(self, method: Method) -> dict[str, float]:
+        """The metrics and constants of the step. Each must be a number, and no metric may have a name of the run."""
+        numbers: dict[str, float] = self.call("metrics", method.metrics)
+        constants = self.call("constants", method.constants)
+        for name, value in [*numbers.items(), *((f"K{place}", value) for place, value in enumerate(constants, 1))]:
+            if not isinstance(name, str) or not isinstance(value, Real):
+                self.refuse(f"the metric {name!r} is {value!r}, a {type(value).__name__}; it must be a number")
+            if name in TAKEN:
+                self.refuse(f"the metric {name} has the name of one of the run's own; give it another name")
+        return numbers
