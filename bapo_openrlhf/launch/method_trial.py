@@ -111,6 +111,8 @@ class _Trial:
         """The result of a function, or ConfigError."""
         try:
             return function(*arguments)
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(f"{TRIED} {self.step}: {what}: {described(error)}") from error
 
@@ -151,19 +153,23 @@ class _Trial:
         again = [self._group(next(uids), prompt, right[-1 - n % len(right)]) for n, prompt in enumerate(answered)]
         self.call("unanswered", method.unanswered, named[len(answered) :])
         batch = self.call("build_batch", method.build_batch, self.step, fresh, again)
+        distances = self.call("build_batch", self._review, batch, [*fresh, *again])
+        self.call("observe_distances", method.observe_distances, self.step, distances)
+        numbers = self._numbers(method)
+        lists = {item.name: getattr(batch, item.name) for item in fields(batch)}
+        said = {name: [getattr(member, "uid", member) for member in members] for name, members in lists.items()}
+        return batch, repr((chosen, [prompt.id for prompt in named], said, numbers))
+
+    def _review(self, batch: Batch, generated: Sequence[Group]) -> dict[Group, float]:
+        """Check the batch, and settle it without a group in every fourth step. Returns the distances of its groups."""
         if not isinstance(batch, Batch):
             self.refuse(f"build_batch returned {type(batch).__name__}; it must be a Batch")
         if batch.samples > self.most:
             self.refuse(f"build_batch made a batch of {batch.samples} responses; it may hold at most {self.most}")
         trained = [group for _, group in batch.with_sources()]
         reviewed = drop(batch, nonfinite={group.uid for group in trained[-1:] if self.step % 4 == 3})
-        distances = {group: 0.01 * (group.uid % 7) for _, group in reviewed.with_sources()}
-        self.call("observe_distances", method.observe_distances, self.step, distances)
-        self.call("build_batch", Ledger().settle, [*fresh, *again], reviewed)
-        numbers = self._numbers(method)
-        lists = {item.name: getattr(batch, item.name) for item in fields(batch)}
-        said = {name: [getattr(member, "uid", member) for member in members] for name, members in lists.items()}
-        return batch, repr((chosen, [prompt.id for prompt in named], said, numbers))
+        Ledger().settle(generated, reviewed)
+        return {group: 0.01 * (group.uid % 7) for _, group in reviewed.with_sources()}
 
     def _sizes(self, method: Method, right: Sequence[int], groups: int) -> list[int]:
         """How many responses each fresh group has, of a method that asks for them little by little."""

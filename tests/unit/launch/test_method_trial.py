@@ -137,6 +137,8 @@ FAULTY = {
     "buffers in a list": (with_state("all", lambda: [ReplayBuffer(2)]), r"TypeError: all\[0\] is of type Replay"),
     "too few parameters": (changed("build_batch", lambda self, step, fresh: Batch()), "0: build_batch: TypeError"),
     "no batch": (changed("build_batch", lambda self, *_: None), "0: build_batch returned NoneType; it must be a Batch"),
+    "no groups": (changed("build_batch", lambda self, *_: Batch(fresh=["group"])), "0: build_batch: AttributeError"),
+    "no lists": (changed("build_batch", lambda self, *_: Batch(fresh=None)), "0: build_batch: TypeError: .*NoneType"),
     "lost groups": (changed("build_batch", forgets), r"build_batch: RuntimeError: group \d+ was generated 1 time"),
     "a larger batch": (
         changed("build_batch", lambda self, step, *groups: Replaying.build_batch(self, step, *groups) if step < 3 else
