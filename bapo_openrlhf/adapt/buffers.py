@@ -184,10 +184,10 @@ class ReplayBuffer:
         self.counts["added"] += 1
 
     def remove(self, groups: Iterable[Group]) -> None:
-        """Take groups out. They count as evicted."""
-        gone = {group.uid for group in groups}
-        self.counts["evicted"] += len(gone)
+        """Take groups out, if the buffer holds them. They count as evicted."""
+        gone, before = {group.uid for group in groups}, len(self)
         self._groups = deque(group for group in self._groups if group.uid not in gone)
+        self.counts["evicted"] += before - len(self)
 
     def expire(self, step: int) -> None:
         """Drop what is older than max_age at trainer step `step`."""

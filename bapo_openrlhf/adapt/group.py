@@ -114,8 +114,8 @@ class Group:
         weights_version: Number of updates behind the weights that generated it. It is `step` if the engines had the
             weights of that step. A stored response of an earlier step has its own `weights_version`.
         reward_range: The least and the greatest reward of the task (`--adapt.reward_range`).
-        generated: Rewards of all responses that it was generated with. Those that it holds, if none are given. A method
-            may put the reward of a stored response in the place of one of them.
+        generated: Rewards of all responses that it was generated with. Those that it holds, if none are given. They
+            count only while it holds fewer. A method may put the reward of a stored response in the place of one.
         relative_to: The rewards that its mean and variance are of, and with them its advantages (Eq. 2): "generated",
             or "kept" for the rewards of the responses that it holds.
 

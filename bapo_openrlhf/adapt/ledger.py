@@ -40,7 +40,7 @@ class Ledger:
         Args:
             generated: All groups of this step, fresh and re-evaluated.
             batch: The batch that was trained on.
-            failed: Number of responses to each prompt that gave no group, because a reward was missing.
+            failed: Number of responses to each prompt that gave no group: a reward or a log-prob was missing.
 
         Returns:
             This step's count of groups in each state, and `generated`. Then the same for responses.

@@ -18,7 +18,7 @@ class Review:
 
     Attributes:
         batch: The batch without the groups that must not be trained on.
-        kept: Positions of the samples that stay, among the samples of the batch before the review.
+        kept: Positions of the responses that stay, among those of the batch before the review.
         nonfinite: Number of groups that left because a log ratio of theirs is not finite.
         gap: The gap of engine and actor, measured in this step if it has on-policy responses.
         rollout_shift: Shift of today's policy on the fresh groups. It is 0 if there are none.

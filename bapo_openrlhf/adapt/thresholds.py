@@ -28,6 +28,9 @@ class AdaptiveThresholds:
     Args:
         c2, c3: The interval of each threshold.
         direction: "eq8" or "text".
+
+    Raises:
+        ValueError: The direction is another one.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""

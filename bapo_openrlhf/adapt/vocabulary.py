@@ -9,8 +9,8 @@ from typing import Literal, get_args
 Source = Literal["fresh", "reevaluated", "replayed"]
 SOURCES: tuple[Source, ...] = get_args(Source)  # X1, X2 and X3 of Definition 3.1
 
-# What can become of a group in the step that generates it. Each is a field of Batch, except FAILED: a failed group has
-# no reward, so it never reaches a batch.
+# What can become of a group in the step that generates it. Each is a field of Batch, except FAILED: a failed group
+# lacks a reward, or has behaviour log-probs that are not finite, so it never reaches a batch.
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite")
 TRAINED = STATES[:2]  # those that the step trains on
 FAILED = "failed"

@@ -229,10 +229,12 @@ def _verifier(args: SimpleNamespace) -> str:
 def _folders(args: SimpleNamespace) -> list[tuple[str, str]]:
     ckpt = args.ckpt
     saved = f"every {ckpt.save_steps} steps in {ckpt.path}" + (", with the buffers" if args.adapt.enabled else "")
+    if ckpt.disable_ds or ckpt.save_steps <= 0:
+        saved = f"none ({'--ckpt.disable_ds' if ckpt.disable_ds else '--ckpt.save_steps'})"
     return [
         ("run's folder", f"{args.run.dir}/{args.run.name}"),
         ("trained model", ckpt.output_dir),
-        ("checkpoints", saved if ckpt.save_steps > 0 and not ckpt.disable_ds else "none (--ckpt.save_steps)"),
+        ("checkpoints", saved),
         ("training data", args.data.prompt_dataset or "none"),
         *([("evaluation", _evaluation(args.eval))] if args.eval.dataset else []),
     ]

@@ -99,7 +99,7 @@ def build_parser(prog: str) -> Parser:
         "file: scores are mapped from it to 0 to 100 %%, and a response with the greatest one is solved")  # fmt: skip
     add("--limit", type=int, help="use only so many problems from the start of each benchmark")
     add("--runs", type=int, default=32, help="number of responses to each problem")
-    add("--k", help=f"values of k for pass@k; without it {','.join(map(str, DEFAULT_KS))} up to the runs")
+    add("--k", help=f"values of k for pass@k; without it {','.join(map(str, DEFAULT_KS))} below the runs, and the runs")
     add("--temperature", type=float, default=1.0, help="temperature of sampling")
     add("--top-p", type=float, default=1.0, help="top-p of sampling")
     add("--top-k", type=int, default=-1, help="top-k of sampling; -1 allows all tokens")

@@ -58,8 +58,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
     folder, file, packaged = given.folder, at_home(given.model), MODELS.get(given.model)
     if packaged is None and not file.is_file():
         raise ConfigError(f"MODEL is {given.model}; it must be {', '.join(MODELS)} or the path of a .gguf file")
-    if packaged is None and file.open("rb").read(4) != b"GGUF":
-        raise ConfigError(f"MODEL is {file}; it is not a GGUF file, because it does not begin with GGUF")
+    if packaged is None:
+        with file.open("rb") as content:
+            if content.read(4) != b"GGUF":
+                raise ConfigError(f"MODEL is {file}; it is not a GGUF file, because it does not begin with GGUF")
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"DIR is {folder}; it is there already, and must be a new or an empty folder")
     for name in ("gguf", "transformers"):

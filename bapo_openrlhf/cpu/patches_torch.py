@@ -7,7 +7,7 @@ from bapo_openrlhf.cpu.patching import replaces
 
 @replaces("torch.cuda", "current_device")
 def current_device(_original: Any) -> Any:
-    """The CPU. OpenRLHF uses the current device only in `.to(...)` and `device=...`."""
+    """The CPU. OpenRLHF uses it in `.to(...)`, `device=...`, and what patches_openrlhf replaces."""
     import torch
 
     return torch.device("cpu")

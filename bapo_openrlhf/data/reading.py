@@ -69,7 +69,7 @@ class Read:
     Attributes:
         parts: The data sets that are on this machine, in their order.
         elsewhere: Names on the hub that were not looked at.
-        rows: Number of rows that a run takes, as far as it is known without what is elsewhere.
+        rows: Number of rows that a run takes. None if a data set is elsewhere.
     """
 
     parts: list[Part]
@@ -224,8 +224,8 @@ def _check_probabilities(request: Request, count: int) -> None:
         values = [float(word) for word in request.probabilities.split(",")]
     except ValueError:
         values = []
-    if len(values) != count or not all(p >= 0 for p in values) or abs(sum(values) - 1) > 1e-6:
+    if len(values) != count or not all(p > 0 for p in values) or abs(sum(values) - 1) > 1e-6:
         raise ConfigError(
-            f"{request.probabilities_flag} is {request.probabilities}; it must be {count} numbers of at least 0 whose "
+            f"{request.probabilities_flag} is {request.probabilities}; it must be {count} numbers above 0 whose "
             f"sum is 1, one for each data set of {request.flag}"
         )

@@ -204,7 +204,7 @@ class AdaptConfig:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic.
 
         Raises:
-            ConfigError: A value is not a number in [0, 1], or c2 is above c3.
+            ConfigError: A value is not a number in [0, 1], LOW is above HIGH, c2 is above c3, or c1 is 1.
         """
         c1 = _unit_fraction("adapt.c1", self.c1)
         c2 = _interval("adapt.c2", self.c2 if self.c2 is not None else ["1/8", "4/8"])
@@ -283,7 +283,7 @@ class RunConfig:
         allowed="finite and above 0", type=float)
     gradient_probe: int = _flag(0,
         "every so many steps, compare the policy gradient of each group with that of 512 fresh groups (probes.jsonl); "
-        "it needs an actor on one GPU, synchronous, with ds.zero_stage below 3; 0: never",
+        "it needs batch adaptation, an actor on one GPU, synchronous, with ds.zero_stage below 3, no images; 0: never",
         allowed="at least 0", type=int)
     logs: str = _flag("full",
         "full: all of OpenRLHF's output; progress: one progress bar and each warning once, with the output in "

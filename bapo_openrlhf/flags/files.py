@@ -19,7 +19,11 @@ SIZES = ("num_nodes", "num_gpus_per_node")
 
 
 def settings_of(path: str) -> Iterator[tuple[str, Any]]:
-    """The flags of a YAML file by dotted name. A section without any value is left out, if it is not a flag."""
+    """The flags of a YAML file by dotted name. A section without any value is left out, if it is not a flag.
+
+    Raises:
+        ConfigError: The file cannot be read, holds no flags, or has one twice.
+    """
     content = read_yaml("config", at_home(path), as_text="all")
     if content is None:  # nothing but comments
         return

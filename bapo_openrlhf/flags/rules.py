@@ -144,7 +144,7 @@ OPTIONS = [
          lambda f: f"run.name is {f['run.name'][:20]}...; it has {len(f['run.name'].encode())} bytes, and must have at "
                    f"most {BYTES_OF_A_NAME}, because it is the name of a folder"),
     Rule(THRESHOLD, lambda f: len(f[THRESHOLD]) > 2 or f[THRESHOLD][0] > f[THRESHOLD][-1],
-         "{it}; it must be HIGH, or LOW HIGH with LOW below HIGH"),
+         "{it}; it must be HIGH, or LOW HIGH with LOW not above HIGH"),
     Rule(f"{CORRECTION}_mode", lambda f: f[f"{CORRECTION}_mode"] == "clip" and (f[LEVEL] == "seq" or _gated(f)),
          "{it}; it must be mask with is_correction_level {f[algo.advantage.is_correction_level]} and "
          "is_correction_gating {f[algo.advantage.is_correction_gating]}: only the ratio of a token can be clipped"),
@@ -261,7 +261,7 @@ WITH_ADAPTATION = [
     Rule("adapt.max_staleness",
          lambda f: f.adapted and f["adapt.max_staleness"] is not None and not f["train.async_enable"],
          "{it}; it needs train.async_enable"),
-    Rule("reward.model_name_or_path", lambda f: f.adapted and "," in (f["reward.model_name_or_path"] or ""),
+    Rule("reward.model_name_or_path", lambda f: "," in (f["reward.model_name_or_path"] or ""),
          "{it}; it must be one model"),
     Rule("reward.model_name_or_path",
          lambda f: f["reward.model_name_or_path"] and f["data.max_images_per_prompt"],

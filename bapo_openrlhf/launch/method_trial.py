@@ -139,12 +139,13 @@ class _Trial:
     def take(self, method: Method, count: int, draws: Mapping[str, Any]) -> tuple[Batch, str]:
         """One step. Returns its batch, and what the method did in it, as one text."""
         prompts, right = draws["prompts"], draws["right"]
+        self.call("wanted", lambda: int(method.wanted(self.step, count)))
         method.solutions = {prompt.id for prompt in prompts[::2]} if method.demonstrates else frozenset()
         chosen = list(range(count))
         if method.candidates > 1:
             chosen = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)
-            if len(chosen) > count or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(len(prompts))):
-                self.refuse(f"choose_prompts returned {chosen}; it must be at most {count} of {len(prompts)} positions")
+            if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(range(len(prompts))):
+                self.refuse(f"choose_prompts returned {chosen}; it must be {count} of {len(prompts)} positions")
         named = self.listed("begin_step", Prompt, method.begin_step, self.step)
         answered = named[: len(named) - self.step % 2]  # in every second step one gives no group
         sizes = self._sizes(method, right, len(chosen))
@@ -203,9 +204,11 @@ class _Trial:
 
     def _numbers(self, method: Method) -> dict[str, float]:
         """The metrics and constants of the step. Each must be a number, and no metric may have a name of the run."""
-        numbers: dict[str, float] = self.call("metrics", method.metrics)
-        constants = self.call("constants", method.constants)
-        for name, value in [*numbers.items(), *((f"K{place}", value) for place, value in enumerate(constants, 1))]:
+        numbers: dict[str, float] = self.call("metrics", lambda: dict(method.metrics()))
+        constants = self.listed("constants", Real, method.constants)
+        if len(constants) != 3:
+            self.refuse(f"constants returned {constants}; it must be K1, K2 and K3")
+        for name, value in numbers.items():
             if not isinstance(name, str) or not isinstance(value, Real):
                 self.refuse(f"the metric {name!r} is {value!r}, a {type(value).__name__}; it must be a number")
             if name in TAKEN:

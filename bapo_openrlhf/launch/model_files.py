@@ -13,8 +13,8 @@ FORMS = (INDEX, WHOLE, "pytorch_model.bin", "pytorch_model.bin.index.json")  # o
 # Weights that transformers does not load, and what makes a model folder of them.
 OTHERS = {
     "adapter_model.*": "they are those of an adapter: merge it into its model, and save the result",
-    "*.gguf": "they are in GGUF: give the model that they were made from",
-    "*.distcp": "they are parts of a checkpoint: `bapo-openrlhf model` makes a model of one of this project's",
+    "*.gguf": "they are in GGUF: `bapo-openrlhf model FILE.gguf DIR` makes a model folder of them",
+    "*.distcp": "they are parts of a checkpoint, which is no model",
 }
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of models that are named as Llama's
 LAYER = re.compile(r"model\.layers\.(\d+)\.")

@@ -151,8 +151,8 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
     trained = [("actor.model_name_or_path", args.actor.model_name_or_path)]
     if args.critic.model_name_or_path:
         trained.append(("critic.model_name_or_path", args.critic.model_name_or_path))
-    rewards = [] if args.reward.remote_url else args.reward.model_name_or_path.split(",")
-    names = [*trained, *(("reward.model_name_or_path", name) for name in rewards)]
+    rewards = [] if args.reward.remote_url else [("reward.model_name_or_path", args.reward.model_name_or_path)]
+    names = [*trained, *rewards]
     all_shapes = [check_model(flag, name, weights=weights) for flag, name in names]
     check_tokenizer(*trained[0])
     if rewards:

@@ -409,7 +409,7 @@ def products_by_step(args: SimpleNamespace, way: str, start: Start) -> dict[str,
     if start.tag is None:
         return {"1": way}
     first = start.step + 1
-    earlier = record.read_run(run_folder(args)).get("bf16_products", {})
+    earlier = record.read_run(run_folder(args)).get("bf16_products") or {}  # null is of a GPU
     kept = {step: before for step, before in earlier.items() if int(step) < first}
     if not kept or list(kept.values())[-1] == way:
         return kept or {str(first): way}

@@ -92,7 +92,7 @@ def _parts(value: Any) -> list[str]:
 
 def _known(flag: str, text: str) -> str:
     """A digest instead of the path of what is on this machine; otherwise the name itself."""
-    place, mark, inner = text.partition("@")  # a folder in a data set
+    place, mark, inner = text.partition("@") if flag == DATA else (text, "", "")  # a folder in a data set
     if flag == "adapt.method":
         if ".py:" not in text:
             return text

@@ -46,7 +46,7 @@ ON_THE_CPU = {
 
 
 def logical_gpus(args: SimpleNamespace) -> int:
-    """The number of devices that the run takes if each model has its own."""
+    """The number of devices that the run takes at most: each model has its own, also one that is not loaded."""
     models = [args.actor, args.ref, args.critic] + ([] if args.reward.remote_url else [args.reward])
     return (
         sum(m.num_nodes * m.num_gpus_per_node for m in models) + args.vllm.num_engines * args.vllm.tensor_parallel_size
@@ -117,7 +117,7 @@ def launch(
 
 
 def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
-    """Write the summary, and say where the model is. `metadata` is what run.json has; the run began at `clock`."""
+    """Write the summary, and say where the model is. `metadata` is of this start, at `clock`."""
     rows = record.read_metrics(folder)
     summary = {
         **{name: metadata[name] for name in ("algorithm", "seed", "commit", "command", "versions")},

@@ -134,7 +134,7 @@ def _set_up() -> None:
 
 
 def _warn_of_long_rows(args: SimpleNamespace) -> None:
-    """Say how many rows do not fit. OpenRLHF leaves a row out if its prompt is too long, and else cuts the response."""
+    """Say how many rows do not fit with their end. OpenRLHF cuts them, or leaves them out if the prompt is too long."""
     from openrlhf.datasets.sft_dataset import preprocess_data
     from transformers import AutoTokenizer
 
@@ -149,6 +149,9 @@ def _warn_of_long_rows(args: SimpleNamespace) -> None:
         for part in read(request, download=True).parts
         for row in part.values(list(request.columns.values()))
     )
-    long = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) > data.max_len for text in texts)
+    end = tokenizer.eos_token or ""
+    whole = (text if text.endswith(end) else f"{text} {end}" for text in (text.rstrip("\n") for text in texts))
+    long = sum(len(tokenizer(text, add_special_tokens=False)["input_ids"]) > data.max_len for text in whole)
     if long:
-        print(f"warning: data.max_len is {data.max_len}; rows with more tokens, which are cut: {long}", file=sys.stderr)
+        what = f"rows with more tokens, which are cut, or left out if the prompt is too long: {long}"
+        print(f"warning: data.max_len is {data.max_len}; {what}", file=sys.stderr)

@@ -135,7 +135,7 @@ class AuthorsCode(FilteredMethod):
         self.again = {uid: means for uid, means in self.again.items() if uid in uids}
         self.measured = {
             "groups/reevaluation_attempts": len(reevaluated),
-            "buffer/hard": sum(group.mean <= self.c1 for group in self.replay),
+            "buffer/hard": len(self._hard()),
             **self.replay.metrics(step),
             **self.thresholds.metrics(),
         }

@@ -49,7 +49,8 @@ class BoundBAPO(BAPO):
     METRICS = (
         *(metric for metric in BAPO.METRICS if "threshold" not in metric.name),
         *declare("""
-            bound/below_least | groups | Groups below the bound | | Stored groups with a term below `least`.
+            bound/below_least | groups | Groups below the bound | | Stored groups that may be \
+                replayed, with a term below `least`.
             bound/tv_predicted | 0 to 1 | Predicted distance | Eq. 10 | Mean predicted TV distance of what is replayed.
         """),
     )

@@ -23,7 +23,8 @@ class Method(ABC):
 
     The trainer calls a method in this order in step t. `wanted(t, ...)` says how many groups should have a signal, with
     dynamic filtering. `choose_prompts(t, ...)` selects the prompts to generate for, if more are drawn than needed.
-    `begin_step(t)` names prompts to generate again with today's policy. After generation, `unanswered(prompts)` tells
+    `begin_step(t)` names prompts to generate again with today's policy. `more_responses` asks for more responses to a
+    prompt, with `first_responses`. After generation, `unanswered(prompts)` tells
     which of them gave no group, and `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe_distances(t,
     distances)` reports how far the policy has moved from its groups.
 
@@ -73,7 +74,7 @@ class Method(ABC):
         Args:
             step: Trainer step.
             candidates: Prompts drawn from the data: `count` times the attribute `candidates`, fewer at the data's end.
-            count: How many prompts to select. It is at most the number of candidates.
+            count: How many prompts to select, exactly. There are more candidates.
         """
         return list(range(count))
 
@@ -104,7 +105,7 @@ class Method(ABC):
         return []
 
     def unanswered(self, prompts: Sequence[Prompt]) -> None:
-        """Called before `build_batch` with prompts of `begin_step` that gave no group, because a reward failed."""
+        """Called before `build_batch` with prompts of `begin_step` that gave no group, because it failed."""
         return
 
     @abstractmethod
@@ -200,7 +201,8 @@ class FilteredMethod(Method):
         signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 
     Raises:
-        ValueError: A field is out of its range (`option`), or a subclass with fields is no dataclass.
+        ValueError: A field is out of its range (`option`), a subclass with fields is no dataclass, or there is no such
+            filter.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("rng",)

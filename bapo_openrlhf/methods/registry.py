@@ -127,7 +127,7 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
         options: The method's options, each as NAME=VALUE.
 
     Raises:
-        ConfigError: The method has no such option or refuses its value.
+        ConfigError: The method has no such option or refuses its value, or its constructor cannot be called.
     """
     given = {name: value for name, value in given.items() if name not in CHOICE}
     parameters = inspect.signature(kind).parameters

@@ -167,7 +167,7 @@ def now() -> str:
 
 
 def holds_run(directory: str | os.PathLike) -> bool:
-    """Whether a folder has the record of a run that made a step, or ended."""
+    """Whether a folder has the record of a run that made a step, warned of something in one, or ended."""
     files = [Path(directory) / name for name in (SUMMARY, *BY_STEP)]
     return any(file.is_file() and file.stat().st_size > 0 for file in files)
 

@@ -148,7 +148,7 @@ def _reward(seen: Seen, width: int, height: int) -> list[Text]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """The curve as in run.png. In a long run several steps become one point."""
+    """The smoothed curve. In a long run several steps become one point."""
     together = math.ceil(len(values) / MOST_POINTS)
     chunks = [values[start : start + together] for start in range(0, len(values), together)]
     means = [sum(chunk) / len(chunk) for chunk in chunks]

@@ -43,7 +43,7 @@ MANIFEST = "base_model.json"
 FORMAT = 3  # Increase it if a change of this file makes a different model from the same settings.
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
-PAD, BOS, EOS, UNK = range(4)
+PAD, BOS, EOS = range(3)
 CHARACTERS = "0123456789+-*/() :=."
 # The question of a sum of reasoning-gym before its numbers, and the tags of an answer, are one token each.
 WORDS = ("State the final answer to the following arithmetic problem: ", "<answer>", "</answer>")

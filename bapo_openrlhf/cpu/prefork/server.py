@@ -61,15 +61,24 @@ class Request(NamedTuple):
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Read one request. Raise OSError or ValueError if the client has left or is something else."""
+    """Read one request.
+
+    Raises:
+        OSError, ValueError, TypeError: The client has left, or is something else.
+    """
     head, received, _, _ = socket.recv_fds(connection, HEAD, MOST_FILES)
     size, data = int.from_bytes(head, "big"), b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise OSError("the client left")
-        data += part
-    return Request(**json.loads(data), received=received)
+    try:
+        while len(data) < size:
+            part = connection.recv(size - len(data))
+            if not part:
+                raise OSError("the client left")
+            data += part
+        return Request(**json.loads(data), received=received)
+    except (OSError, ValueError, TypeError):
+        for file in received:
+            os.close(file)
+        raise
 
 
 class Server:

@@ -151,8 +151,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
-        rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed, see
-            `generate_samples`.
+        rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed. The first draw
+            of prompts makes it again.
     """
 
     HARD_KIND = "reevaluated"  # kind of the hard prompts that a rollout takes along, for their seeds

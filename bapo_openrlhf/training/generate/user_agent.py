@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from functools import wraps
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,12 @@ def _is_reward(value: Any) -> bool:
         return False
 
 
+def _are_pairs(value: Any) -> bool:
+    """Whether it is a list of pairs of whole numbers."""
+    pairs = isinstance(value, (list, tuple)) and all(isinstance(one, (list, tuple)) and len(one) == 2 for one in value)
+    return pairs and all(isinstance(end, Integral) for pair in value for end in pair)
+
+
 # What each function returns: by key what the value must be, and a test of it.
 _RESET = {"observation": ("a text that is not empty", lambda value: isinstance(value, str) and value)}
 _STEP = {
@@ -128,6 +135,6 @@ _RESPONSE = {
     "prompt": ("the prompt", lambda value: isinstance(value, str)),
     "label": ("the label", lambda value: True),
     "observation_tokens": ("a list of token ids", lambda value: hasattr(value, "copy") and len(value) > 0),
-    "action_ranges": ("a list of pairs (start, end)", lambda value: isinstance(value, (list, tuple))),
+    "action_ranges": ("a list of pairs (start, end)", _are_pairs),
     "rollout_log_probs": ("a list of numbers, or None", lambda value: value is None or hasattr(value, "__len__")),
 }

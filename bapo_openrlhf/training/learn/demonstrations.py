@@ -30,7 +30,7 @@ class Solutions:
     """The worked solutions of the data, as token ids by the id of the prompt.
 
     A solution ends with the tokenizer's end token. One that a response could not hold is left out. Of several solutions
-    of one prompt, the first counts.
+    of one prompt, the first that fits counts.
 
     Args:
         pairs: Each prompt, with its text as the engines get it, and its worked solution; None or "" if it has none.

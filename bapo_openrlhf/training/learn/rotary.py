@@ -3,7 +3,7 @@
 A rotary position embedding turns queries and keys by the angle position times frequency. transformers computes the
 frequencies in float32. Under ZeRO stage 3, DeepSpeed gives the model's dtype to each tensor that is made while the
 model is built. So the frequencies of the rope type `default`, which most models have, become bfloat16. An angle is then
-wrong by up to 2^-9 of itself, and angles grow with the position. The lower stages keep float32, as vLLM does.
+wrong by up to 2^-8 of itself, and angles grow with the position. The lower stages keep float32, as vLLM does.
 """
 
 import logging

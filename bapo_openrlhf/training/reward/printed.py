@@ -20,14 +20,15 @@ def left_out(whose: str, count: int) -> str:
 
 
 class _Cut:
-    """Standard error for the first MOST characters. All else is that of standard error, such as its `fileno`."""
+    """Standard error for the first MOST bytes of UTF-8. All else is that of standard error, such as its `fileno`."""
 
     def __init__(self) -> None:
         self.to, self.count = sys.stderr, 0
 
     def write(self, text: str) -> int:
-        self.to.write(text[: max(MOST - self.count, 0)])
-        self.count += len(text)
+        data = text.encode("utf-8", "replace")
+        self.to.write(data[: max(MOST - self.count, 0)].decode("utf-8", "ignore"))
+        self.count += len(data)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Whether the groups of a batch point the right way: their policy gradients beside that of many fresh responses.
 
 The reference is the gradient over REFERENCE groups that today's policy generates for random prompts of the data. Half
-of its groups give one gradient and half another. The cosine of these two says how much of the reference is noise, so no
-cosine with it can be expected to be higher than about that.
+of its groups give one gradient and half another. The cosine r of these two says how much of the reference is noise: no
+cosine with the reference can be expected to be higher than sqrt(2 r / (1 + r)), its own with the true gradient.
 """
 
 import time

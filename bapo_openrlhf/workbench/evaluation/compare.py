@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bapo_openrlhf.adapt.rewards import UNIT, Range, as_range, marks
+from bapo_openrlhf.adapt.rewards import UNIT, Range, as_range
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
@@ -93,13 +93,16 @@ def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
 
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """The settings that differ, except the model. A fair comparison has none."""
-    was, is_now = ({"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b))
-    return [
-        f"{name}: {was[name]} and {is_now.get(name)}"
-        for name in was
-        if was[name] != is_now.get(name) and name != "seed"
-    ]
+    """The settings that differ, except the model and the seed. A fair comparison has none."""
+    asked = [{"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b)]
+    for settings, rest in zip((a, b), asked, strict=True):
+        for name in a["benchmarks"].keys() & b["benchmarks"].keys():
+            benchmark = settings["benchmarks"][name]
+            rest[f"{name}, reward file"] = f"{benchmark.get('reward')} ({str(benchmark.get('reward_sha256'))[:8]})"
+            rest[f"{name}, reward range"] = " ".join(map(str, benchmark.get("reward_range", UNIT)))
+    was, is_now = asked
+    names = [name for name in was if name != "seed" and was[name] != is_now.get(name)]
+    return [f"{name}: {was[name]} and {is_now.get(name)}" for name in sorted(names)]
 
 
 # ── one benchmark ──
@@ -159,7 +162,7 @@ def _values(
     rows: Sequence[Mapping[str, Any]], k: int, reward_range: Range
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """avg and pass@k in percent and the number of solved responses of each problem, each of shape (P,)."""
-    scores = marks(np.array([row["scores"] for row in rows]), reward_range)
+    scores = estimators.scores_of(rows, reward_range)
     right = estimators.solved(scores).sum(axis=1)
     return 100 * scores.mean(axis=1), 100 * estimators.pass_at_k(right, scores.shape[1], k), right
 

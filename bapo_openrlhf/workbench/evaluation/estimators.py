@@ -1,13 +1,17 @@
-"""The estimators of the tables: avg@k, pass@k, maj@n, and bootstrap intervals over problems. Only numpy is needed.
+"""The estimators of the tables: avg@k, pass@k, maj@n, and bootstrap intervals over problems.
 
 Each of P problems was asked n times. Each response has a score, its reward mapped from the task's range to [0, 1]
-(`rewards.marks`). A response is *solved* if it has full marks, a score of at least 1. avg@n is the mean score of a
-problem ("accuracy is averaged over 32 runs", Table 1). The value of a benchmark is the mean over its problems.
+(`rewards.marks`), or 0 if the judge failed. A response is *solved* if it has full marks, a score of at least 1. avg@n
+is the mean score of a problem ("accuracy is averaged over 32 runs", Table 1). The value of a benchmark is the mean over
+its problems.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+
+from bapo_openrlhf.adapt.rewards import Range, marks
 
 SOLVED = 1.0
 RESAMPLES = 10_000
@@ -15,6 +19,19 @@ LEVEL = 0.95
 _ROWS = 500  # Resamples that are made at a time, so that they need only some MB.
 
 Estimate = dict[str, float]  # The keys are value, low and high.
+
+
+def scores_of(rows: Sequence[Mapping[str, Any]], reward_range: Range) -> np.ndarray:
+    """The scores of the responses to each problem, shape (P, n). A response whose judge failed has 0.
+
+    Args:
+        rows: The rows of the problems (`store.read_rows`).
+        reward_range: The least and the greatest reward of the benchmark.
+    """
+    scores = marks(np.array([row["scores"] for row in rows]), reward_range)
+    for of_problem, row in zip(scores, rows, strict=True):
+        of_problem[[failure is not None for failure in row.get("failures", [None] * len(of_problem))]] = 0.0
+    return scores
 
 
 def solved(scores: np.ndarray) -> np.ndarray:

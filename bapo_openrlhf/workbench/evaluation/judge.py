@@ -38,7 +38,7 @@ class Judge:
         self.answers = self._answer is not None
 
     def score(self, query: str, prompt: str, label: Any) -> tuple[float, str | None]:
-        """(reward, None), or (0.0, kind of failure) if the judge failed. OpenRLHF's evaluation counts the same way."""
+        """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
         try:
             return self._pool([query], [prompt], [label])["rewards"], None
         except RewardFailure as failure:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bapo_openrlhf.adapt.rewards import UNIT, Range, marks
+from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
@@ -89,7 +89,7 @@ def estimate(
         pass@k, maj@runs and truncated (percent), and tokens. maj@runs is there only if the reward file can tell
         answers.
     """
-    scores = marks(np.array([row["scores"] for row in rows]), reward_range)  # (P, runs)
+    scores = estimators.scores_of(rows, reward_range)
     right = estimators.solved(scores)
     runs = scores.shape[1]
     by_name = {f"avg@{runs}": 100 * scores.mean(axis=1)}

@@ -15,6 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.workbench.evaluation import generate as vllm
 from bapo_openrlhf.workbench.evaluation import problems, results, store
+from bapo_openrlhf.workbench.evaluation.estimators import scores_of
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.judge import Judge
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
@@ -122,6 +123,7 @@ def _ask(
 ) -> None:
     """Ask, judge and store problems. If generation fails, the responses so far are still judged and stored."""
     limits, files = VerifierConfig(), {benchmark.name: benchmark.reward for benchmark in benchmarks}
+    ranges = {benchmark.name: benchmark.reward_range for benchmark in benchmarks}
     judges: dict[Path, Judge] = {}
     judging: deque[tuple[Key, list[SampledResponse], list[Future]]] = deque()
     with ExitStack() as stack:
@@ -144,7 +146,7 @@ def _ask(
             row = _row(problems[key], prompts[key], responses, judged, judges[files[key[0]]])
             store.append_row(request.out, key[0], row)
             bar.update()
-            bar.set_postfix_str(f"{key[0]} {100 * sum(row['scores']) / len(responses):.0f} %")
+            bar.set_postfix_str(f"{key[0]} {100 * scores_of([row], ranges[key[0]]).mean():.0f} %")
 
         needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:

@@ -1,4 +1,4 @@
-"""A response is right if the number after its last "Answer:" is the label."""
+"""A response is right if its last "Answer:" that a number follows has that of the label."""
 
 import re
 

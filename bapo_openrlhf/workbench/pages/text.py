@@ -15,7 +15,7 @@ def is_number(value: Any) -> bool:
 
 
 def number(value: Any) -> str:
-    """A number with at most four significant digits and separated thousands. Text stays; anything else is "–"."""
+    """A number with four significant digits at most, or all before the point. Text stays; anything else is "–"."""
     if isinstance(value, str):
         return value
     if not is_number(value):

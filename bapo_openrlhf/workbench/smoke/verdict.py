@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.smoke.model import changed_weights
 
@@ -31,8 +32,8 @@ def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path
     wrong = "" if steps == list(range(1, last + 1)) else f"its steps are {steps}, not 1 to {last}"
     yield f"the killed run was resumed after step {last - 1} and ended after step {last}", wrong
     if args.adapt.enabled:
-        size = args.rollout.n_samples_per_prompt
-        yield "every generated group is counted in one state", _first(rows, lambda row: _uncounted(row, size))
+        sizes = _sizes(args)
+        yield "every generated group is counted in one state", _first(rows, lambda row: _uncounted(row, sizes))
         yield (
             "the reward function judged every response",
             _first(rows, lambda row: f"{row[f'groups/{FAILED}']} groups failed" if row[f"groups/{FAILED}"] else ""),
@@ -51,10 +52,17 @@ def _first(rows: Sequence[Row], wrong: Callable[[Row], str]) -> str:
     return next((f"step {row['step']}: {text}" for row in rows if (text := wrong(row))), "")
 
 
-def _uncounted(row: Row, size: int) -> str:
+def _sizes(args: SimpleNamespace) -> range:
+    """How many responses a group may have: G, or fewer with a method that asks for them little by little."""
+    size = args.rollout.n_samples_per_prompt
+    few = args.adapt.make_method(batch_arithmetic(args), args.train.seed).first_responses
+    return range(few or size, size + 1)
+
+
+def _uncounted(row: Row, sizes: range) -> str:
     counted = sum(row[f"groups/{state}"] for state in (*STATES, FAILED))
     generated = row["groups/generated"]
-    if counted == generated and row["rollouts/step"] == generated * size:
+    if counted == generated and generated * sizes[0] <= row["rollouts/step"] <= generated * sizes[-1]:
         return ""
     return f"{counted} groups are counted, {generated} were generated with {row['rollouts/step']} responses"
 

@@ -213,6 +213,15 @@ class TestReplayBuffer:
         assert buffer.sample(9, rng, lambda group: False) == []
         assert ReplayBuffer(9, max_age=3).sample(4, rng, everything) == []
 
+    def test_a_group_that_is_not_there_is_not_taken_out(self, make_group):
+        buffer, group = ReplayBuffer(9), make_group(3)
+        buffer.add(group)
+        buffer.remove([make_group(4)])
+        buffer.check()
+        buffer.remove([group, make_group(4)])
+        buffer.check()
+        assert buffer.counts == {"added": 1, "evicted": 1}
+
     def test_a_group_without_weight_is_never_drawn(self, make_group):
         buffer, rng = ReplayBuffer(9), np.random.default_rng(1)
         for right in range(6):

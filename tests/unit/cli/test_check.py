@@ -259,7 +259,7 @@ class TestNumbers:
         ("more", "text"),
         [
             (["--ckpt.save_steps=20", "--ckpt.path=/data/here"], "every 20 steps in /data/here, with the buffers"),
-            (["--ckpt.save_steps=20", "--ckpt.disable_ds"], "none (--ckpt.save_steps)"),
+            (["--ckpt.save_steps=20", "--ckpt.disable_ds"], "none (--ckpt.disable_ds)"),
         ],
     )
     def test_checkpoints(self, capsys, words, more, text):

@@ -283,6 +283,23 @@ def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(unserved, t
         assert serving.python() == sys.executable
 
 
+@pytest.mark.parametrize("sent", [b"{", b"[]", b'{"a": 1}', b"{}  "])
+def test_files_of_a_request_that_cannot_be_read_are_closed(sent):
+    """The client has left, or sends something else."""
+    from bapo_openrlhf.cpu.prefork.server import HEAD, read_request
+
+    here, there = socket.socketpair()
+    with here, there, open(os.devnull) as file:
+        size = len(sent) + (sent == b"{")  # the client leaves before its last byte
+        socket.send_fds(here, [size.to_bytes(HEAD, "big")], [file.fileno()])
+        here.sendall(sent)
+        here.shutdown(socket.SHUT_WR)
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises((OSError, ValueError, TypeError)):
+            read_request(there)
+        assert os.listdir("/proc/self/fd") == before
+
+
 def test_requests_wait_for_the_preparation(unserved):
     with serving.serving("prefork_template:prepare_slowly"):
         assert python("-c", FORKED).stdout == "True\n"

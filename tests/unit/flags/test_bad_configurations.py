@@ -355,6 +355,7 @@ BAD = [
     ("reward.remote_url= train.agent_func_path=agent.py reward.model_name_or_path=model",
      "reward.model_name_or_path is model, and train.agent_func_path is agent.py; only one of them can give"),
     (f"{REWARD_MODEL},model", "reward.model_name_or_path is model,model; it must be one model"),
+    (f"{REWARD_MODEL},model algorithm=grpo", "reward.model_name_or_path is model,model; it must be one model"),
     (f"{REWARD_MODEL} data.max_images_per_prompt=1",
      "reward.model_name_or_path is model, and data.max_images_per_prompt is 1; it must be 0 then"),
     (f"{REWARD_MODEL} adapt.method=ar3po", "reward.model_name_or_path is model; it must not be set with adapt.metho"),
@@ -408,7 +409,7 @@ def test_the_number_of_prompts_is_looked_at_even_if_the_data_is_here(capsys, pro
 
 
 def test_a_reward_model_that_is_not_there(capsys):
-    words = "algorithm=ppo reward.remote_url= reward.model_name_or_path=model,./none"
+    words = "algorithm=grpo reward.remote_url= reward.model_name_or_path=./none"
     assert "reward.model_name_or_path is ./none; there is no such model folder" in check(capsys, words)[2]
 
 

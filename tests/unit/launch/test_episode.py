@@ -208,6 +208,8 @@ RESPONSES = {
     "None": ("None", "returned None, a NoneType; it must be a dict with prompt, label, observation_tokens"),
     "no tokens": ("{**whole, 'observation_tokens': []}", "returned observation_tokens = [], a list; it must be a list"),
     "no ranges": ("{k: v for k, v in whole.items() if k != 'action_ranges'}", "returned no action_ranges; it must be"),
+    "no pairs": ("{**whole, 'action_ranges': [3]}", "returned action_ranges = [3], a list; it must be a list of pairs"),
+    "no numbers": ("{**whole, 'action_ranges': [('a', 'b')]}", "returned action_ranges = [('a', 'b')], a list; it"),
     "beyond the end": ("{**whole, 'action_ranges': [(0, 10_000)]}", "returned action_ranges = [(0, 10000)]; each must"),
     "too few log-probs": ("{**whole, 'rollout_log_probs': [0.0]}", "returned 1 rollout_log_probs for "),
     "no log-probs": ("{**whole, 'rollout_log_probs': None}", "returned no rollout_log_probs for "),

@@ -49,8 +49,8 @@ def test_the_pointer_that_git_leaves_in_the_place_of_a_large_file(tmp_path):
     [
         ("tokenizer.json", "but there is no such file"),
         ("adapter_model.safetensors", "but they are those of an adapter: merge it into its model"),
-        ("model-q4.gguf", "but they are in GGUF: give the model that they were made from"),
-        ("__0_0.distcp", "but they are parts of a checkpoint: `bapo-openrlhf model` makes"),
+        ("model-q4.gguf", "but they are in GGUF: `bapo-openrlhf model FILE.gguf DIR` makes a model folder of them"),
+        ("__0_0.distcp", "but they are parts of a checkpoint, which is no model"),
     ],
 )
 def test_a_folder_without_weights(tmp_path, name, says):

@@ -402,9 +402,9 @@ class TestProducts:
         """A part of a run: from the checkpoint with this tag, or from the beginning."""
         monkeypatch.chdir(tmp_path)
 
-        def start(way: str, tag: str | None = None) -> dict[str, str]:
+        def start(way: str | None, tag: str | None = None) -> dict[str, str]:
             args = run.start(load=False, adapted=False)
-            ways = products_by_step(args, way, Start(tag))
+            ways = products_by_step(args, way, Start(tag)) if way else None
             record.begin_run(run_folder(args), {"started": "now", "bf16_products": ways}, resumes=tag is not None)
             return ways
 
@@ -423,6 +423,11 @@ class TestProducts:
         assert part("float32", "best_global_step8") == {"1": "direct", "5": "float32"}
         assert lines(capsys) == []
         assert part("direct", "global_step3") == {"1": "direct"}  # an earlier checkpoint: the other steps are gone
+        assert lines(capsys) == []
+
+    def test_a_run_that_was_begun_on_a_gpu(self, part, capsys):
+        part(None)
+        assert part("direct", "global_step4") == {"5": "direct"}
         assert lines(capsys) == []
 
     def test_a_record_of_an_earlier_version(self, part, run, capsys):

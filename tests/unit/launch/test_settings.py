@@ -191,6 +191,19 @@ def test_files_may_be_moved(tmp_path):
     assert changes(before, there.settings()) == {}
 
 
+@pytest.mark.parametrize("flag", ["actor.model_name_or_path", "reward.remote_url"])
+def test_only_a_data_set_has_a_folder_after_an_at(tmp_path, flag):
+    """The content counts of a folder with an @ in its name, and not that of its neighbour."""
+    for name in ("it", "it@v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file.py").write_text("1")
+    place = tmp_path / "it@v2" if flag in module.MODELS else tmp_path / "it@v2" / "file.py"
+    before = module._known(flag, str(place))
+    assert before.startswith("blake2b ") and "@" not in before
+    (tmp_path / "it@v2" / "file.py").write_text("22")
+    assert module._known(flag, str(place)) != before
+
+
 def test_what_is_not_content(tmp_path):
     """Caches of `datasets`, hidden files, and the checkpoints in a model's folder."""
     files = Files(tmp_path)

@@ -43,6 +43,7 @@ def row(step):
             "loss": {"policy_loss": float("nan")},
             "no gradient": {},
             "engines": {"gap/kl": 0.0031},
+            "few responses": {"rollouts/step": 14},
         }.get(fault, {})
     return values | ({"actor_grad_norm": 0.0} if fault == "no gradient" else {})
 

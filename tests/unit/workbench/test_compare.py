@@ -29,11 +29,13 @@ class Written:
     scores: dict = field(default_factory=dict)  # other than 0 and 1
     inputs: dict = field(default_factory=dict)
     reward_range: tuple | None = None
+    reward: tuple = ()  # file and digest
 
     def write(self):
         sampling = {"runs": self.runs, "temperature": 1.0, "seed": 42} | self.sampling
         settings = {"name": self.name, "model": {}, "sampling": sampling, "chat_template": True, "limit": None}
         entry = {} if self.reward_range is None else {"reward_range": self.reward_range}
+        entry |= dict(zip(("reward", "reward_sha256"), self.reward, strict=False))
         store.write_settings(self.folder, settings | {"benchmarks": {key: entry for key in self.right}})
         for benchmark, counts in self.right.items():
             for identity, count in counts.items():
@@ -179,6 +181,17 @@ def test_another_way_of_asking_is_said(two, tmp_path):
     result = compared(two, tmp_path)
     assert result["different_settings"] == ["runs: 4 and 8", "temperature: 1.0 and 0.6"]
     assert "asked differently: temperature: 1.0 and 0.6" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_another_reward_file_or_range_is_said(two, tmp_path):
+    two[0].reward, two[1].reward = ("own.py", "0123456789"), ("own.py", "abcdefghij")
+    two[1].runs, two[1].right = 4, {"own": two[0].right["own"]}
+    assert compared(two, tmp_path)["different_settings"] == [
+        "own, reward file: own.py (01234567) and own.py (abcdefgh)"
+    ]
+    two[1].reward, two[1].reward_range = two[0].reward, ["-1", "1"]
+    two[0].folder, two[1].folder = tmp_path / "c", tmp_path / "d"
+    assert compared(two, tmp_path)["different_settings"] == ["own, reward range: 0 1 and -1 1"]
 
 
 def test_runs_of_one_name_are_told_apart(two, tmp_path):

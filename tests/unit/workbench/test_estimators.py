@@ -21,6 +21,14 @@ def test_only_full_marks_are_solved():
     assert estimators.solved(np.float32([1.0])).tolist() == [True]
 
 
+def test_a_response_whose_judge_failed_is_wrong_in_any_range():
+    """The judge's score is 0 then, which is full marks in the second range."""
+    for reward_range in ((Fraction(-1), Fraction(1)), (Fraction(-5), Fraction(0))):
+        right = float(reward_range[1])
+        rows = [{"scores": [0.0, right], "failures": ["time", None]}, {"scores": [right, right]}]
+        assert estimators.scores_of(rows, reward_range).tolist() == [[0.0, 1.0], [1.0, 1.0]]
+
+
 # ── pass@k ──
 
 

@@ -96,6 +96,7 @@ def test_a_failure_names_the_stage(smoke, fault, last):
             "every generated group is counted in one state",
             "step 3: 1 groups are counted, 2 were generated",
         ),
+        ("few responses", "every generated group is counted in one state", "step 3: 2 groups are counted, 2 were"),
         ("failed group", "the reward function judged every response", "step 3: 1 groups failed"),
         ("loss", "losses and gradients are finite", "step 3: policy_loss is not a finite number"),
         ("no gradient", "there are gradients", "no step had a gradient above 0"),
@@ -108,6 +109,11 @@ def test_what_the_record_contradicts_is_said(smoke, fault, claim, contradiction)
     wrong = [line for line in lines if line.startswith("  NO ")]
     assert status == 1 and len(wrong) == 1 and wrong[0].startswith(f"  NO {claim}: {contradiction}"), lines
     assert lines[-1].startswith("failed after ")
+
+
+def test_a_method_may_ask_for_fewer_responses(smoke):
+    status, lines = smoke("few responses", "--algorithm", "bapo_grpo", "--adapt.method", "ar3po")
+    assert status == 0, lines
 
 
 def test_a_broken_reward_file_fails_the_checks(smoke, tmp_path):
