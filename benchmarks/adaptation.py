@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from typing import Any
 import numpy as np
 from adaptation_layer import LAYER, PERIOD, SCALES, WARM_UP, Clock, Run, World, layer_round
 from adaptation_storage import checkpoint_round, memory_round, rounding
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, again, origin, write
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts
 from bapo_openrlhf.adapt.batch import Batch
@@ -293,7 +291,7 @@ def main() -> None:
         parser.error(f"--groups is {given.groups}; it must be at least {LEAST_GROUPS}")
     result = measure(given.groups, given.size, given.tokens, given.rounds)
     result |= {"step_seconds": given.step_seconds}
-    result |= origin(shlex.join(["python", "benchmarks/adaptation.py", *sys.argv[1:]]), CORES, "no GPU")
+    result |= origin(again("benchmarks/adaptation.py"), CORES, "no GPU")
     write(given.results, "adaptation", result, markdown(result))
     draw(result, given.results / "adaptation.png")
 

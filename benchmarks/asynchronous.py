@@ -21,7 +21,7 @@ from typing import Any
 
 import steps
 from floor_setting import make_inputs
-from report import CORES, RESULTS, opening, origin, python_path, write
+from report import CORES, RESULTS, again, opening, origin, python_path, write
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--sleep", type=float, default=0.5, help="seconds that each call of the engine takes longer")
     given = parser.parse_args()
-    result = origin("python benchmarks/asynchronous.py", CORES, "no GPU") | vars(given)
+    result = origin(again("benchmarks/asynchronous.py"), CORES, "no GPU") | vars(given)
     result["runs"] = {one.name: [] for one in KINDS}
     os.environ["PYTHONPATH"] = python_path()
     os.environ["ASYNCHRONOUS_SLEEP"] = str(given.sleep)

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import CORES, RESULTS, opening, origin, python_path, write
+from report import CORES, RESULTS, again, opening, origin, python_path, write
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.record.run_record import read_metrics
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2)
     given = parser.parse_args()
     result = measure(given.hidden, given.layers, given.engines)
-    result |= origin("python benchmarks/delay.py", CORES, "no GPU")
+    result |= origin(again("benchmarks/delay.py"), CORES, "no GPU")
     write(RESULTS, "delay", result, markdown(result))
 
 

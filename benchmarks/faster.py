@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from report import CORES, RESULTS, opening, origin, write
+from report import CORES, RESULTS, again, opening, origin, write
 from steps import SETTING, WARM_UP, Kind, in_turn, ratios, run, with_spread
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -91,7 +91,7 @@ def main() -> None:
     result = {
         "steps": given.steps,
         "rounds": given.rounds,
-        **origin("python benchmarks/faster.py", CORES, "no GPU"),
+        **origin(again("benchmarks/faster.py"), CORES, "no GPU"),
         "runs": measure(given.rounds, given.steps),
     }
     write(RESULTS, "faster", result, markdown(result))

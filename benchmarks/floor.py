@@ -27,7 +27,7 @@ from typing import Any
 import steps
 from floor_replay import PARTS, Step, chosen_variants, every_variant, recorded
 from floor_setting import SIZES, M, V, make_inputs
-from report import CORES, RESULTS, opening, origin, python_path, write
+from report import CORES, RESULTS, again, opening, origin, python_path, write
 from tqdm import tqdm
 
 from bapo_openrlhf.cpu import stack as cpu
@@ -241,7 +241,7 @@ def main() -> None:
     """Measure and write."""
     given = parse(sys.argv[1:])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by a signal"))  # so that the run is ended
-    result = begun(origin("python benchmarks/floor.py", CORES, "no GPU"), RESULTS)
+    result = begun(origin(again("benchmarks/floor.py"), CORES, "no GPU"), RESULTS)
     os.environ["PYTHONPATH"] = python_path()
     with cpu.forked_processes():
         for number in range(1, given.rounds + 1):

@@ -21,7 +21,6 @@ import argparse
 import ctypes
 import json
 import os
-import shlex
 import shutil
 import signal
 import sys
@@ -49,7 +48,7 @@ from gpu_setting import (
     make_inputs,
 )
 from gpu_watch import Watch, cards
-from report import RESULTS, origin, python_path
+from report import RESULTS, again, origin, python_path
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import flash_attention
@@ -213,7 +212,7 @@ class Benchmark:
             **{name: value for name, value in vars(given).items() if name not in ("out", "chat", "seconds")},
             "more": self.more,
             "peak_tflops": tflops,
-            **origin(shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]), *machine),
+            **origin(again("benchmarks/gpu.py"), *machine),
         }
         commit = HERE.parent / "COMMIT"  # of a copy without git
         header["commit"] = header["commit"] or (commit.read_text().strip() if commit.exists() else None)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, again, origin, write
 from steps import with_spread
 from tqdm import tqdm
 
@@ -166,7 +166,7 @@ def main() -> None:
         words = [sys.executable, str(Path(__file__)), "--one", kind, what]
         output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
         timings[what][kind].append(json.loads(output.splitlines()[-1]))
-    result = {"rounds": given.rounds, **origin("python benchmarks/kernels.py", CORES, "no GPU"), "found": timings}
+    result = {"rounds": given.rounds, **origin(again("benchmarks/kernels.py"), CORES, "no GPU"), "found": timings}
     write(RESULTS, "kernels", result, markdown(result))
 
 

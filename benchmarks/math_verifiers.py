@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, again, origin, write
 
 HERE = Path(__file__).parent
 CASES = HERE / "math_answers.jsonl"
@@ -210,7 +210,7 @@ def main() -> None:
     logging.disable(logging.WARNING)  # math-verify warns at each of its timeouts
     cases = load_cases()
     result = {
-        **origin("python benchmarks/math_verifiers.py", CORES),
+        **origin(again("benchmarks/math_verifiers.py"), CORES),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "limit": given.limit,
         "cases": len(cases),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels import processor_seconds
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, again, origin, write
 from steps import with_spread
 from tqdm import tqdm
 
@@ -119,7 +119,7 @@ def main() -> None:
     kinds = json.loads(page.read_text()) if page.exists() else {}
     kinds[kind_of_cpu()] = {
         "rounds": given.rounds,
-        **origin("python benchmarks/products.py", CORES, "no GPU"),
+        **origin(again("benchmarks/products.py"), CORES, "no GPU"),
         "found": timings,
     }
     write(RESULTS, "products", kinds, markdown(kinds))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,15 @@ from bapo_openrlhf.record.run_record import provenance
 
 RESULTS = Path(__file__).parent / "results"
 CORES = f"{os.cpu_count()} cores"
+
+
+def again(script: str) -> str:
+    """The command that this process was started with, as it makes the result again.
+
+    Args:
+        script: path of the script in the project's folder.
+    """
+    return shlex.join(["python", script, *sys.argv[1:]])
 
 
 def origin(command: str, *machine: str) -> dict[str, Any]:

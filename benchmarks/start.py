@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import psutil
-from report import CORES, RESULTS, opening, origin, write
+from report import CORES, RESULTS, again, opening, origin, write
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.record.run_record import METRICS
@@ -98,7 +98,7 @@ def main() -> None:
         for kind, fork in KINDS.items():
             runs[kind].append(start(fork))
             print(kind, runs[kind][-1], flush=True)
-    header = origin("python benchmarks/start.py", CORES, "no GPU")
+    header = origin(again("benchmarks/start.py"), CORES, "no GPU")
     result = {"rounds": given.rounds, **header, "runs": runs}
     write(RESULTS, "start", result, markdown(result))
 

@@ -17,7 +17,6 @@ import cProfile
 import json
 import pickle
 import resource
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from report import CORES, RESULTS, origin, write
+from report import CORES, RESULTS, again, origin, write
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.first_update import Clip, first_update
@@ -341,7 +340,7 @@ def main() -> None:
     if given.one:
         print(json.dumps(measure(given)))
         return
-    result = origin(shlex.join(["python", "benchmarks/trainer_process.py", *sys.argv[1:]]), CORES, "no GPU")
+    result = origin(again("benchmarks/trainer_process.py"), CORES, "no GPU")
     result["setting"] = {key: getattr(given, key) for key in ("groups", "tokens", "ranks", "micro", "steps")}
     result["algorithms"] = [apart(given, name) for name in CRITIC]
     write(given.results, "trainer_process", result, markdown(result))
