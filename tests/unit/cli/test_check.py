@@ -454,15 +454,6 @@ class TestRefusal:
         ("more", "text"),
         [
             (["--adapt.c1=1"], "adapt.c1 is 1"),
-            (["--actor.model_name_or_path=/none"], "actor.model_name_or_path is /none"),
-            (["--train.batch_size=3"], "train.batch_size is 3"),
-            (
-                ["--train.async_enable", "--train.partial_rollout_enable"],
-                "train.partial_rollout_enable is True; it must be False with",
-            ),
-            (["--adapt.max_shift_fresh=-1"], "adapt.max_shift_fresh is -1.0; it must be finite and at least 0"),
-            (["--verifier.timeout=0"], "verifier.timeout is 0.0; it must be finite and above 0"),
-            (["--data.prompt_dataset=/none.jsonl"], "data.prompt_dataset is /none.jsonl"),
             (["--config=/none.yaml"], "config /none.yaml cannot be read"),
             (["--data.prompt_dataset=org/data", "--prompts=0"], "prompts is 0; it must be at least 1"),
             (["--data.prompt_dataset=org/data", "--prompts=abc"], "prompts is 'abc'; it must be a whole number"),

@@ -320,6 +320,19 @@ class TestTokenizer:
         with pytest.raises(ConfigError, match=r", row 1: the prompt has 2 <img>, .*, and 1 images; "):
             with_tokenizer([with_image[0] | {"q": "<image><img>?"}], **flags)
 
+    def test_a_prompt_with_images_is_not_cut(self, with_tokenizer, tmp_path, monkeypatch):
+        """A run would cut tokens of its images. Without images it is only a warning."""
+        from PIL import Image
+
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        flags = {"data__max_images_per_prompt": 1, "data__max_len": 20, "rollout__max_new_tokens": 10}
+        row = {"q": "x" * 11, "a": "x", "images": [str(tmp_path / "a.png")]}
+        with pytest.raises(ConfigError, match=r", row 1: the prompt has images and at least 11 tokens; it must"):
+            with_tokenizer([row], **flags)
+        (warning,) = with_tokenizer([row | {"images": None}], **flags).warnings
+        assert "the prompt has 11 tokens, and a run cuts it" in warning
+        assert with_tokenizer([row | {"q": "x" * 10}], **flags).warnings == []
+
     @pytest.mark.parametrize("key", ["q", "s"])
     def test_a_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, key):
         """The bytes of é have the ids 129 and 104, and all bytes of the other rows are below 129."""

@@ -118,7 +118,7 @@ class TestFiles:
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])
     def test_empty(self, check, name, text):
         text = check.refusal(check.file(name, text))
-        assert text == "has no rows; it must have at least one" or "no valid JSON" in text
+        assert text == "has no rows; it must have at least one" or (name == "a.json" and "no valid JSON" in text)
 
     @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
     def test_broken(self, check, name):

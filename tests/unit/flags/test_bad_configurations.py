@@ -707,14 +707,6 @@ class TestWithoutPreparedData:
         assert main.run(["train", *words, "--data.prompt_dataset=data/math/train.jsonl"]) == 2
         assert "there is no such file in the working directory" in capsys.readouterr().err
 
-    def test_presets(self, capsys, monkeypatch, tmp_path):
-        (tmp_path / "bapo_openrlhf").symlink_to(ROOT / "bapo_openrlhf")  # for the reward functions
-        presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem != "quickstart")
-        assert presets
-        for path in presets:
-            assert main.run(["check", "--config", str(path)]) == 0
-            assert "warning: data.prompt_dataset is data/" in capsys.readouterr().err
-
 
 class TestTable:
     def test_every_rule_is_broken_by_a_row(self):

@@ -1,11 +1,32 @@
 """Sizes of batches from OpenRLHF's flags."""
 
+import math
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.flags.config import AdaptConfig
+from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, most_tokens, pretraining_steps
+
+
+@pytest.mark.parametrize(
+    ("ends", "reward_range", "expected"),
+    [
+        ([0.5, 2.0], [-1, 3], (Fraction(3, 8), Fraction(3, 4))),
+        ([0.1, 0.9], None, (Fraction(1, 10), Fraction(9, 10))),
+        ([-math.inf, math.inf], [-1, 3], (-math.inf, math.inf)),
+    ],
+)
+def test_a_signal_lies_between_the_ends_of_dynamic_filtering(ends, reward_range, expected):
+    """In the range of the task's rewards, mapped to [0, 1] as groups are."""
+    algo = SimpleNamespace(dynamic_filtering_enable=True, dynamic_filtering_range=ends)
+    args = SimpleNamespace(algo=algo, adapt=AdaptConfig(reward_range=reward_range))
+    assert signal_between(args) == expected
+    algo.dynamic_filtering_enable = False
+    assert signal_between(args) is None
 
 
 class TestArithmetic:

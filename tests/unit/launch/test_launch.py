@@ -503,13 +503,18 @@ class TestEarlierRun:
         (tmp_path / "runs" / "mine" / record.METRICS).touch()
         start()
 
-    @pytest.mark.parametrize("flag", ["actor__model_name_or_path", "critic__model_name_or_path"])
-    def test_a_model_that_the_new_run_needs_is_not_deleted(self, start, folder, flag):
+    @pytest.mark.parametrize("flag", ["actor", "critic", "reward"])
+    @pytest.mark.parametrize("place", ["model", "checkpoints/global_step9_hf"])
+    def test_a_model_that_the_new_run_needs_is_not_deleted(self, start, folder, flag, place):
+        if place != "model":
+            shutil.copytree(folder / "model", folder / place)
         before = self.tree(folder)
-        with pytest.raises(
-            ConfigError, match=r"model_name_or_path is .*/mine/model, which --run.overwrite would delete"
-        ):
-            start(run__overwrite=True, algorithm="ba_ppo", **{flag: folder / "model"})
+        flags = {"algorithm": "ba_ppo", f"{flag}__model_name_or_path": folder / place}
+        if flag == "reward":  # the critic would be the same model
+            flags |= {"algorithm": "bapo_grpo", "reward__remote_url": ""}
+        text = rf"{flag}.model_name_or_path is .*/mine/{place}, which --run.overwrite would delete"
+        with pytest.raises(ConfigError, match=text):
+            start(run__overwrite=True, **flags)
         assert self.tree(folder) == before
 
     def test_nothing_is_deleted_if_the_run_cannot_start(self, start, folder, tmp_path, monkeypatch):

@@ -96,6 +96,17 @@ def test_a_good_run_passes(run):
     assert (result.arithmetic.capacity, result.arithmetic.group_size) == (8, 4)
 
 
+@pytest.mark.parametrize("scaled", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
+def test_only_a_model_with_scaled_positions_takes_more_of_them(run, scaled):
+    config = {"model_type": "qwen2", "max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}}
+    (run.model / "config.json").write_text(json.dumps(config))
+    run.check(data__max_len=64, rollout__max_new_tokens=8)
+    text = run.refusal(data__max_len=65, rollout__max_new_tokens=8)
+    assert text.startswith("data.max_len is 65; it must be at most 64, the max_position_embeddings of actor.mod")
+    (run.model / "config.json").write_text(json.dumps(config | scaled))
+    run.check(data__max_len=65, rollout__max_new_tokens=8)
+
+
 def test_max_samples_caps_the_prompts(run):
     rows = run.rows("more.jsonl", 9)
     assert run.check(data__prompt_dataset=rows, data__max_samples=8).prompts == 8
@@ -603,6 +614,8 @@ class TestReward:
             ("{'rewards': float('nan')}", "returned rewards = nan for one response; one finite number is needed"),
             ("{'rewards': [float('inf')]}", "returned rewards = [inf] for one response; one finite number is needed"),
             ("{'rewards': 1.0, 'scores': 'x'}", "returned scores = 'x' for one response; one finite number is needed"),
+            ("{'rewards': ['right']}", "returned rewards = ['right'] for one response; one finite number is needed"),
+            ("{'rewards': [None]}", "returned rewards = [None] for one response; one finite number is needed"),
             ("{'rewards': 1.0, 'extra_logs': 3}", "returned extra_logs = 3; it must be a dict of numbers"),
         ],
     )
@@ -614,11 +627,6 @@ class TestReward:
     def test_one_number_in_any_shape_is_fine(self, run, value):
         text = f"import numpy as np\ndef reward_func(*a):\n    return {{'rewards': {value}}}\n"
         run.check(reward__remote_url=self.reward(run, text))
-
-    @pytest.mark.parametrize("value", ["['right']", "[None]", "'x'"])
-    def test_a_number(self, run, value):
-        path = self.reward(run, f"def reward_func(*a):\n    return {{'rewards': {value}}}\n")
-        assert str(path) in run.refusal(reward__remote_url=path)
 
     def test_gets_the_first_row_as_openrlhf_calls_it(self, run):
         note = run.folder / "note.json"
@@ -674,30 +682,12 @@ class TestBatch:
         assert text == ("train.batch_size is 8; it must be a multiple of 6 = critic ranks 3 x train.micro_batch_size 2")
         run.check(critic__num_gpus_per_node=3, algorithm="bapo_grpo")  # there is none
 
-    @pytest.mark.parametrize("name", ["train.batch_size", "train.micro_batch_size"])
-    @pytest.mark.parametrize("value", [0, -4])
-    def test_training_batch_sizes(self, run, name, value):
-        text = run.refusal(**{name.replace(".", "__"): value})
-        assert text == f"{name} is {value}; it must be at least 1"
-
-    def test_micro_batches_of_none(self, run):
-        assert "rollout.micro_batch_size is 0" in run.refusal(rollout__micro_batch_size=0)
-
-    @pytest.mark.parametrize("value", [0, -1])
-    def test_rollout_batch_size(self, run, value):
-        text = run.refusal(rollout__batch_size=value)
-        assert "rollout.batch_size is" in text or "number of sample batches" in text
-
     def test_no_reference_ranks_where_no_reference_model_is_built(self, run):
         result = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
         assert result.arithmetic.ranks == {"actor": 2, "critic": 1}
 
-    @pytest.mark.parametrize("value", [None, 0])
-    def test_no_engines(self, run, value):
-        assert run.refusal(vllm__num_engines=value) == f"vllm.num_engines is {value}; it must be at least 1"
-
-    def test_fewer_than_no_engines(self, run):
-        assert "vllm.num_engines is -1" in run.refusal(vllm__num_engines=-1)
+    def test_no_engines(self, run):
+        assert run.refusal(vllm__num_engines=None) == "vllm.num_engines is None; it must be at least 1"
 
 
 class TestCombinations:
@@ -730,14 +720,6 @@ class TestCombinations:
     def test_a_probe_of_gradients_needs_them_in_one_process(self, run):
         every = {"run__gradient_probe": 4}
         run.check(**every, actor__num_gpus_per_node=1, critic__num_gpus_per_node=2)
-        for flags, text in (
-            ({"actor__num_gpus_per_node": 2}, "actor.num_gpus_per_node is 2; it must be 1"),
-            ({"ds__zero_stage": 3}, "ds.zero_stage is 3; it must be below 3"),
-            ({"train__async_enable": True}, "train.async_enable is True; it must be False"),
-            ({"algorithm": "ppo"}, "adapt.method is none; it must be a method of batch adaptation"),
-        ):
-            given = {"actor__num_gpus_per_node": 1, **every, **flags}
-            assert run.refusal(**given) == f"run.gradient_probe is 4, and {text} then"
 
     def test_length_penalties_of_responses_that_are_not_trained_on(self, run):
         """They are not known, and the advantages of the others would need them. With a critic they are not needed."""

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from fractions import Fraction as F
 
-import numpy as np
 import pytest
 import reference_rules as rules
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.freshness import Freshness
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def freshness(capacity: int = 8, **options) -> Freshness:
@@ -193,27 +191,6 @@ def test_metrics_by_hand(make_group):
         "buffer/replay_age_mean": 1,
         "freshness/stored_mean": (math.exp(-1.5) + 2) / 3,
     })  # fmt: skip
-
-
-class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        def new(seed):
-            return freshness(8, buffer_groups=11, tau=2.0, seed=seed)
-
-        right = np.random.default_rng(1).integers(0, 9, (12, 6)).tolist()
-        steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
-        whole, halted = new(4), new(4)
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = new(5)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            assert [uids(groups) for groups in (batch.fresh, batch.replayed, batch.cut)] == [
-                uids(groups) for groups in (expected.fresh, expected.replayed, expected.cut)
-            ]
-            assert halted.metrics() == whole.metrics()
-        assert whole.metrics()["buffer/replay_evicted"] > 0 and whole.replay.counts["sampled"] > 10
 
 
 @settings(derandomize=True, database=None)

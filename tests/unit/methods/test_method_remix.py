@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from fractions import Fraction as F
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,6 @@ from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.remix import ReMix
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def remix(capacity: int = 10, **options) -> ReMix:
@@ -210,25 +208,6 @@ def test_options_out_of_range(options, message):
 
 
 class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        def new():
-            return remix(8, buffer_groups=9, seed=4)
-
-        right = np.random.default_rng(1).integers(0, 9, (12, 6)).tolist()
-        steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
-        whole, halted = new(), new()
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = new()
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            assert [uids(groups) for groups in (batch.fresh, batch.replayed, batch.cut)] == [
-                uids(groups) for groups in (expected.fresh, expected.replayed, expected.cut)
-            ]
-            assert halted.metrics() == whole.metrics()
-        assert whole.metrics()["buffer/replay_evicted"] > 0 and whole.replay.counts["sampled"] > 0
-
     def test_a_smaller_buffer_than_before_keeps_the_newest(self, make_group):
         method, smaller = remix(), remix(buffer_groups=2)
         run(method, 0, [make_group(4, uid=uid) for uid in (1, 2, 3)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import textwrap
 from collections.abc import Container
-from dataclasses import fields
+from dataclasses import fields, replace
 from fractions import Fraction
 
 import pytest
@@ -141,6 +141,37 @@ def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
         assert batch.responses <= 6 * 4 and all(group.step < step for group in batch.replayed)
         seen |= set(method.metrics())
     assert seen <= {metric.name for metric in method.METRICS} <= names("bapo_grpo", optional=True)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "freshness"])  # it weighs rewards as they are
+def test_a_reward_means_its_place_in_the_range(name, make_group):
+    """The same outcomes make the same batches if a wrong answer has -1 and a right one 3."""
+    adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1)
+    lists = []
+    for low, high in ((0, 1), (-1, 3)):
+        method, rng, made = (
+            adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4), seed=1),
+            random.Random(5),
+            [],
+        )
+        method.solutions = Solved()
+
+        def group(prompt, step, uid, low=low, high=high, rng=rng):
+            right = rng.choice([0, 0, 1, 2, 3, 4])
+            of = make_group([float(high)] * right + [float(low)] * (4 - right), prompt=prompt, step=step, uid=uid)
+            return replace(of, reward_range=(Fraction(low), Fraction(high)))
+
+        for step in range(24):
+            named, prompts = method.begin_step(step), [Prompt(f"p{n}") for n in range(12)]
+            chosen = method.choose_prompts(step, prompts, 6) if method.candidates > 1 else range(6)
+            fresh = [group(prompts[place], step, 100 * step + n) for n, place in enumerate(chosen)]
+            hard = [group(prompt, step, 100 * step + 50 + n) for n, prompt in enumerate(named)]
+            batch = method.build_batch(step, fresh, hard)
+            method.observe_distances(step, {group: 0.01 * (group.uid % 7) for _, group in batch.with_sources()})
+            uids = [[getattr(one, "uid", one) for one in getattr(batch, item.name)] for item in fields(batch)]
+            made.append((list(chosen), [prompt.id for prompt in named], uids))
+        lists.append(made)
+    assert lists[0] == lists[1]
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -399,12 +398,15 @@ def test_links_are_not_followed(tmp_path, link):
 
 
 @pytest.mark.parametrize("link", ["_adapt", f"_adapt/{TAG}", "_actor"])
-@pytest.mark.parametrize("method", ["begin", "remove_unfinished", "forget_rotated", "tags", "has_foreign"])
+@pytest.mark.parametrize("method", ["begin", "remove_unfinished", "forget_rotated"])
 def test_nothing_is_deleted_through_a_link(tmp_path, link, method):
     path = tmp_path / "run"
     store = save(path, TAG)
-    (path / "_adapt" / TAG / "manifest.json").unlink()
-    (path / "_adapt" / TAG / "UNFINISHED").touch()
+    if method == "forget_rotated":  # OpenRLHF has deleted its part
+        shutil.rmtree(path / "_actor" / TAG)
+    else:
+        (path / "_adapt" / TAG / "manifest.json").unlink()
+        (path / "_adapt" / TAG / "UNFINISHED").touch()
     os.rename(path / link, tmp_path / "elsewhere")
     (path / link).symlink_to(tmp_path / "elsewhere")
     outside = tree(tmp_path / "elsewhere")
@@ -873,11 +875,3 @@ def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, funct
         getattr(store, method)(*arguments)
     assert part.removesuffix("/.manifest.json") in str(error.value) and "Permission denied" in str(error.value)
     assert str(error.value).startswith(str(tmp_path))
-
-
-def test_the_store_needs_no_stack():
-    code = (
-        "import sys, bapo_openrlhf.record.checkpoint_store\n"
-        "assert not {'torch', 'ray', 'deepspeed', 'vllm', 'openrlhf'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

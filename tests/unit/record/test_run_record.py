@@ -5,6 +5,7 @@ import math
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -103,9 +104,12 @@ def test_rows_are_durable(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
     run = RunRecord(tmp_path)
     run.append(1, {})
-    run.append_rows(record.GROUPS, 1, [{"uid": 0}])
+    for name in record.BY_STEP[1:]:
+        run.append_rows(name, 1, [{"uid": 0}])
     run.sync()
-    assert sorted(synced) == [tmp_path, tmp_path / "groups.jsonl", tmp_path / "metrics.jsonl"]
+    assert sorted(synced) == sorted([tmp_path, *(tmp_path / name for name in record.BY_STEP)])
+    for name in record.BY_STEP[2:]:
+        (tmp_path / name).unlink()
     monkeypatch.setattr(os, "replace", lambda old, new: places.append((old in synced, new.name)))
     RunRecord(tmp_path, resume_from=1)
     record.write_summary(tmp_path, {})
@@ -159,6 +163,7 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
         run.append(step, {})
         run.append_rows(record.EVALUATIONS, step, [{"eval_cd4_pass1": step / 4}])
         run.append_rows(record.PROBES, step, [{"uid": step}])
+        run.append_rows(record.WARNINGS, step, [{"kind": str(step)}])
     RunRecord(tmp_path, resume_from=3)
     assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
     assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
@@ -166,6 +171,7 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
     result = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
     assert read_evaluations(tmp_path) == result
     assert [json.loads(row)["uid"] for row in (tmp_path / record.PROBES).read_text().splitlines()] == [1, 2]
+    assert [json.loads(row)["step"] for row in (tmp_path / record.WARNINGS).read_text().splitlines()] == [1, 2]
     RunRecord(tmp_path, resume_from=1)
     assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
     assert read_evaluations(tmp_path) == []
@@ -185,12 +191,43 @@ def test_a_new_run_begins_with_an_empty_record(tmp_path):
         assert [path.name for path in folder.iterdir()] == ["run.json"]
         run = RunRecord(folder)
         run.append(1, {})
-        run.append_rows(record.GROUPS, 1, [{}])
-        run.append_rows(record.ANSWERS, 1, [{}])
+        for name in record.BY_STEP[1:]:
+            run.append_rows(name, 1, [{}])
         write_summary(folder, {"steps": 1})
-        (folder / "train.log").write_text("kept")
-        assert len(list(folder.iterdir())) == 6
-        (folder / "train.log").unlink()
+        assert len(list(folder.iterdir())) == len(record.BY_STEP) + 2
+
+
+@pytest.mark.parametrize("done", range(12))
+def test_a_run_whose_deletion_is_cut_short_is_still_one(tmp_path, monkeypatch, done):
+    """Until all that it left beside its record is gone."""
+    begin_run(tmp_path, START)
+    run = RunRecord(tmp_path)
+    run.append(1, {})
+    for name in record.BY_STEP[1:]:
+        run.append_rows(name, 1, [{}])
+    write_summary(tmp_path, {"steps": 1})
+    (tmp_path / record.MODEL).mkdir()
+    (tmp_path / record.MODEL / "config.json").touch()
+    (tmp_path / record.CHECKPOINTS / "_actor").mkdir(parents=True)
+    (tmp_path / "train.log").touch()
+    left = iter(range(done))
+
+    def cut_short(kind, name):
+        function = getattr(kind, name)
+
+        def call(*words, **more):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return function(*words, **more)
+
+        monkeypatch.setattr(kind, name, call)
+
+    for kind, name in ((Path, "unlink"), (Path, "rmdir"), (record.shutil, "rmtree")):
+        cut_short(kind, name)
+    with suppress(KeyboardInterrupt):
+        record.remove_run(tmp_path)
+    others = [name for name in (*record.OTHERS, record.RUN) if (tmp_path / name).exists()]
+    assert record.holds_run(tmp_path) or not others
 
 
 def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
