@@ -305,17 +305,16 @@ def prepare(place: Path, commit: str) -> None:
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process so that it ends its runs."""
+    """SIGTERM ends this process so that it ends its runs."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM,)}
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

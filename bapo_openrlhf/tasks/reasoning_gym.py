@@ -65,11 +65,13 @@ def library() -> Any:
 REFUSED = {
     "codeio": "it runs programs of its data",
     "composite": "it mixes other tasks, which several names do here",
+    "game_of_life_halting": "its judge takes every answer for right",
 }
 LITERALS = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion", "games.n_queens")
 MAX_LENGTH = 10_000  # Characters of an answer.
 MAX_FORMULA = 500  # Characters of an answer that is computed.
 MAX_POWER = 99  # Otherwise 9**9**9 would take all memory.
+MAY_BE_NAN = ("complex_arithmetic",)  # Their judges take a number that is none for right.
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 _FUNCTIONS = (
     *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
@@ -358,6 +360,8 @@ def score(response: str, label: str) -> float:
         ) from None
     given = answer(response)
     if given is None or (task in FENCES and not harmless(given, names=FENCES[task])):
+        return 0.0
+    if task in MAY_BE_NAN and "nan" in given.lower():
         return 0.0
     try:
         value = float(_scorer(task, parameters).score_answer(given, entry))

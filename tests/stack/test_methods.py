@@ -9,6 +9,7 @@ from test_resume import killed_and_resumed
 from test_training import succeeded
 
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
+from bapo_openrlhf.adapt.vocabulary import TRAINED
 from bapo_openrlhf.methods.registry import METHODS, method_class
 from bapo_openrlhf.record.run_record import read_groups, read_metrics
 
@@ -81,14 +82,14 @@ def accounts_for_every_response(method, algorithm, folder):
     assert trained
     if algorithm == "ba_ppo":
         assert all(row["critic_grad_norm"] > 0 for row in trained)
-    generated = Counter()
+    generated, lost = Counter(), Counter()
     for group in groups:
         generated[group["step"]] += group["responses"]
+        lost[group["step"]] += group["responses"] * (group["state"] not in TRAINED)
     for row in rows:
         assert row["rollouts/step"] == generated[row["step"]]
-        lost = sum(row[f"groups/{state}"] for state in ("filtered", "unimproved", "solved", "cut"))
         fresh = row["responses/trained"] - row["responses/replayed"] + row["responses/dropped"]
-        assert fresh <= row["rollouts/step"] and (lost or fresh == row["rollouts/step"])
+        assert fresh == row["rollouts/step"] - lost[row["step"]]
     sizes = Counter(group["responses"] for group in groups)
     match method:
         case "pods":

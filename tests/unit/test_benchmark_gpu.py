@@ -445,11 +445,6 @@ def test_what_does_not_fit(gpu, page):
     assert one["ba_ppo"].training - one["bapo_grpo"].training == gpu.MODELS["1.7b"].weight_bytes  # of the idle critic
 
 
-@pytest.mark.parametrize(("model", "published"), [("0.6b", 596_049_920), ("1.7b", 1_720_574_976)])
-def test_published_parameter_counts(gpu, model, published):
-    assert gpu.MODELS[model].parameters == published
-
-
 def loaded(path):
     spec = importlib.util.spec_from_file_location("reward", path)
     reward = importlib.util.module_from_spec(spec)

@@ -27,7 +27,12 @@ def response_of(sample: Experience) -> Response:
     """A generated sample as the layer stores it.
 
     OpenRLHF's action_mask and rollout_log_probs have the shape (1, T - 1). Position i belongs to token i + 1.
+
+    Raises:
+        ValueError: It has no behaviour log-probs.
     """
+    if sample.rollout_log_probs is None:
+        raise ValueError(f"a response to {sample.prompts[0]!r:.100} has no behaviour log-probs")
     mask = sample.action_mask[0].bool()
     segments = tuple((int(version), int(tokens)) for version, tokens in sample.info.get(SEGMENTS, ()))
     return Response(

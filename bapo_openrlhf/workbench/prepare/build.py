@@ -63,13 +63,20 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
         The manifest.
 
     Raises:
-        ConfigError: A part, prompt or generator is unknown, data cannot be read, or no row can be used.
+        ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or the overlap
+            with a benchmark is to be dropped that is not prepared.
     """
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
     manifest = read_manifest(request.out, task.name)
     possible = (task.sizes or {})[request.generator] if request.generator else {*task.benchmarks, "train"}
     parts = [part for part in task.parts if part in (possible if request.parts is None else request.parts)]
+    unknown = [part for part in task.benchmarks if part in possible and part not in (*parts, *manifest["parts"])]
+    if request.drop_overlap and "train" in parts and unknown:
+        raise ConfigError(
+            f"--overlap is drop, and {', '.join(unknown)} is not prepared in {request.out}; prepare it first, or name "
+            "it in --parts too, because its problems are to be left out of the training data"
+        )
     for part in parts:
         try:
             manifest["parts"][part] = _part(task, part, request, manifest)

@@ -5,6 +5,7 @@ fields of the file are those of `Study`, with the arms under `methods`; docs/stu
 configs/studies/countdown.yaml is an example.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -261,6 +262,10 @@ def _claim(entry: Any, arms: Sequence[str]) -> Claim:
             raise ConfigError(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
     if claim.measure not in MEASURES:
         raise ConfigError(f"claims: measure is {claim.measure!r}; it must be one of {', '.join(MEASURES)}")
+    for name, value in (("margin", claim.margin), ("ratio", claim.ratio)):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value < math.inf):
+            raise ConfigError(f"claims: {name} is {value!r}; it must be a finite number of at least 0")
     return claim
 
 

@@ -45,7 +45,7 @@ def every_problem(request):
 
 
 def test_the_library_has_the_tasks_that_were_looked_at():
-    assert len(TASKS) == 104
+    assert len(TASKS) == 103
 
 
 def test_the_answer_of_every_task_is_right_after_a_round_trip_through_a_file(every_problem):
@@ -79,15 +79,17 @@ HOSTILE = (
     "None",
     "",
     "٣ + ²",
+    "no idea",
+    "NaN+nanj",
 )
 
 
-def test_no_text_runs_or_crashes_in_any_scorer(every_problem, tmp_path):
+def test_no_text_runs_or_crashes_or_is_right_in_any_scorer(tmp_path):
     file = tmp_path / "made"
-    for name, problem in every_problem.items():
+    for name, problem in ((name, problem_of(name)) for name in TASKS):
         for text in HOSTILE:
             score = task.score(tagged(text.format(file=str(file))), problem.label)
-            assert 0 <= score <= 1, (name, text)
+            assert score < 1, (name, text)
             assert not file.exists(), (name, text)
 
 

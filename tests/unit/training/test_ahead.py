@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fake_stack import SCORED, STATES, World, numbers, trained, without_times  #
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
+from bapo_openrlhf.training.generate.ahead import SharedLoader  # noqa: E402
 from bapo_openrlhf.training.generate.rollout import prompt_seed  # noqa: E402
 
 
@@ -411,3 +413,29 @@ def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp
     again = resumed(run, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
     again.trainer.fit()
     assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight
+
+
+def test_a_loader_is_asked_for_one_thing_at_a_time():
+    """Its state is not read while another thread makes its iterator."""
+    begun, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    class Loader:
+        def __iter__(self):
+            begun.set()
+            assert goes_on.wait(30)
+            return iter([1, 2])
+
+        def state_dict(self):
+            done.set()
+            return {}
+
+    shared = SharedLoader(Loader())
+    threads = [threading.Thread(target=iter, args=(shared,)), threading.Thread(target=shared.state_dict)]
+    threads[0].start()
+    assert begun.wait(30)
+    threads[1].start()
+    assert not done.wait(0.2)
+    goes_on.set()
+    assert done.wait(30)
+    for thread in threads:
+        thread.join()

@@ -6,7 +6,6 @@ import copy
 import gc
 import math
 import pickle
-import weakref
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +43,7 @@ from bapo_openrlhf.training.learn.dealing import (  # noqa: E402
     stacked,
     unpacked,
 )
-from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker  # noqa: E402
 from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 PAD = 9
@@ -313,14 +312,6 @@ class TestAppend:
             for each in (parts, [order[at : at + size] for at in range(0, len(order), size)])
         ]
         assert result[0] == result[1]
-
-    def test_the_critic_is_dealt_the_same_as_the_actor(self):
-        """OpenRLHF's trainer gives both the same list of batches, first the actor."""
-        experiences = batched([[0, 2], [1, 3]], dict.fromkeys(range(4), 5))
-        actor, critic = (
-            [[number_of(item) for item in taken(call).items] for call in appended(experiences, 2)] for _ in range(2)
-        )
-        assert actor == critic == [[0, 2], [1, 3]]
 
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     def test_broken_numbers_of_a_sample_are_not_in_the_filler(self, ranks):
@@ -700,19 +691,6 @@ class TestExperienceMaker:
             ):
                 assert_answered(answers, batches, of, lengths)
             assert sorted(number for batch in batches for number in numbers_of(batch)) == list(range(first, first + 10))
-
-    def test_nothing_of_a_batch_is_held_afterwards(self, monkeypatch):
-        monkeypatch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: dealt.batches)
-        experience_maker, gone = maker((2, 1)), []
-        responses = [SimpleNamespace(extras={}) for _ in range(3)]
-        origins = [SampleOrigin("fresh", True, None)] * 3
-        passed = experience_maker.forward(BatchToTrain([sample(0), sample(1), sample(2)], responses, origins))
-        for batch in passed.experiences:
-            weakref.finalize(batch, gone.append, True)
-        count = len(passed.experiences)
-        del passed, batch
-        gc.collect()
-        assert len(gone) == count > 0
 
     def test_ranks_of_a_group(self):
         assert dealing.ranks_of(model(0, 3, 1)) == dealing.ranks_of(model(0, 3, 4)) == 3

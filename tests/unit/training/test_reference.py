@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
@@ -275,10 +277,14 @@ class TestBatches:
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
         ranks = {"actor": 1, "reference": 1}
-        experience_maker = maker(Models(ranks), arguments(ranks))
-        make(experience_maker, [response(0), response(1)])
-        assert not any(isinstance(value, (list, tuple)) and any(isinstance(item, Experience) for item in value)
-                       for value in vars(experience_maker).values())  # fmt: skip
+        experience_maker, gone = maker(Models(ranks), arguments(ranks)), []
+        passed = make(experience_maker, [response(0), response(1)])
+        for batch in passed:
+            weakref.finalize(batch, gone.append, True)
+        count = len(passed)
+        del passed, batch
+        gc.collect()
+        assert len(gone) == count > 0
 
     def test_a_response_may_be_in_a_batch_twice(self):
         ranks = {"actor": 1, "reference": 1}

@@ -270,7 +270,7 @@ class TestGroups:
     def test_samples_without_behaviour_log_probs_are_an_error(self):
         sample = made_by_openrlhf()
         sample.rollout_log_probs = None
-        with pytest.raises(TypeError):
+        with pytest.raises(ValueError, match=r"a response to .* has no behaviour log-probs"):
             groups_of(in_groups([sample], 1), first_uid=0, step=0, weights_version=0)
 
 

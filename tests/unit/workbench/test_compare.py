@@ -30,10 +30,17 @@ class Written:
     inputs: dict = field(default_factory=dict)
     reward_range: tuple | None = None
     reward: tuple = ()  # file and digest
+    chat_template: bool = True
 
     def write(self):
         sampling = {"runs": self.runs, "temperature": 1.0, "seed": 42} | self.sampling
-        settings = {"name": self.name, "model": {}, "sampling": sampling, "chat_template": True, "limit": None}
+        settings = {
+            "name": self.name,
+            "model": {},
+            "sampling": sampling,
+            "chat_template": self.chat_template,
+            "limit": None,
+        }
         entry = {} if self.reward_range is None else {"reward_range": self.reward_range}
         entry |= dict(zip(("reward", "reward_sha256"), self.reward, strict=False))
         store.write_settings(self.folder, settings | {"benchmarks": {key: entry for key in self.right}})
@@ -181,6 +188,11 @@ def test_another_way_of_asking_is_said(two, tmp_path):
     result = compared(two, tmp_path)
     assert result["different_settings"] == ["runs: 4 and 8", "temperature: 1.0 and 0.6"]
     assert "asked differently: temperature: 1.0 and 0.6" in (tmp_path / "out" / "compare.md").read_text()
+
+
+def test_another_template_is_said(two, tmp_path):
+    two[1].chat_template = False
+    assert "chat_template: True and False" in compared(two, tmp_path)["different_settings"]
 
 
 def test_another_reward_file_or_range_is_said(two, tmp_path):

@@ -133,15 +133,16 @@ def test_everything_is_said_at_every_width(width):
     assert len(table) == 3
 
 
-@pytest.mark.parametrize("height", range(12, 60))
+@pytest.mark.parametrize("height", range(20, 60))
 def test_the_picture_fits_the_terminal(height):
     for width in WIDTHS:
         lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, "cannot be reached " * 5), width, height)
         text = "\n".join(lines)
         assert lines[0].startswith("night") and "cannot be reached" in text
         assert "\nreward " in text and "\nbatches " in text
+        assert len(lines) <= height
         if height >= 22:
-            assert len(lines) <= height and "\nbuffers " in text
+            assert "\nbuffers " in text
         if height >= 40:
             assert lines[-1].startswith("replayed ")
 
