@@ -139,6 +139,7 @@ class RowCheck:
         self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
         self._other_labels = 0
         self._answered: list[str] = []  # places of conversations that end with an answer
+        self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
         self._as_text: list[str] = []  # places of texts that are messages in JSON or Python
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
         self._solution = request.columns.get(SOLUTION)
@@ -171,6 +172,8 @@ class RowCheck:
                     self._measure(waiting)
                     waiting = []
             self._measure(waiting)
+        if self._request.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
+            self._check_mixed()
         self._findings.check()
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
@@ -222,7 +225,20 @@ class RowCheck:
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return
         self._problem = self._problem or (prompt, others[0] if others else "")
-        yield Waiting(place, prompt, len(vision.images_of(row, self._args)) if images else 0, solution)
+        count = len(vision.images_of(row, self._args)) if images else 0
+        self._pictured.setdefault(count > 0, place)
+        yield Waiting(place, prompt, count, solution)
+
+    def _check_mixed(self) -> None:
+        """Refuse rows with and without images in one run."""
+        if len(self._pictured) == 2:
+            without, with_some = self._pictured[False], self._pictured[True]
+            self._findings.error(
+                "mixed",
+                f"{without}: the row has no image, and {with_some} has; all rows must have images, or none, because "
+                "the ranks of the actor would wait for each other in the part of the model that sees. A frozen one "
+                "(actor.freeze_visual_encoder) with ds.zero_stage below 3 takes both",
+            )
 
     def _measure(self, prompts: list[Waiting]) -> None:
         """Count the tokens of prompts, and of worked solutions with their ends."""

@@ -77,6 +77,16 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
         _check_image(where, image)
 
 
+def is_one_for_all(args: SimpleNamespace) -> bool:
+    """Whether all ranks of the actor run the part of the model that sees in each pass, or none of them does.
+
+    Its weights are gathered from all ranks under ZeRO-3, and its gradients are summed over them unless it is frozen.
+    """
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // max(args.ds.ring_attn_size, 1)
+    gathered = args.ds.zero_stage == 3 or not args.actor.freeze_visual_encoder
+    return ranks > 1 and gathered and args.data.max_images_per_prompt > 0
+
+
 def images_of(row: Mapping[str, Any], args: SimpleNamespace) -> list[Any]:
     """The images of a row, as OpenRLHF takes them: a list, or one that is not in a list."""
     images = row.get(args.data.image_key)

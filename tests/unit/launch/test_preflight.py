@@ -269,6 +269,23 @@ def pictures(run) -> Pictures:
 
 
 class TestImages:
+    @pytest.mark.parametrize(
+        ("flags", "refused"),
+        [
+            ({}, True),
+            ({"actor__freeze_visual_encoder": True}, False),
+            ({"actor__freeze_visual_encoder": True, "ds__zero_stage": 3}, True),
+            ({"actor__num_gpus_per_node": 1, "ds__zero_stage": 3}, False),
+        ],
+    )
+    def test_rows_with_and_without_images(self, pictures, flags, refused):
+        """Several ranks would wait for each other: one of them runs the part that sees, and another one does not."""
+        rows = [{"q": "1 + 1?", "images": []}, {"q": "1 + 2?", "images": None}]
+        if refused:
+            assert pictures.refusal(*rows, **flags).startswith("the row has no image, and data.prompt_dataset ")
+        else:
+            pictures.check(*rows, **flags)
+
     def test_good_rows_pass(self, pictures):
         assert pictures.check().prompts == 1
         text_only = {"q": "2+2", "images": None}
@@ -276,7 +293,8 @@ class TestImages:
         parts = {"q": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Find x."}]}]}
         only_image = {"images": str(pictures.good)}
         empty = [text_only | {"images": []}, text_only | {"images": [None]}]
-        assert pictures.check(text_only, chat, parts, only_image, *empty).prompts == 7
+        rows, one_rank = (text_only, chat, parts, only_image, *empty), {"actor__num_gpus_per_node": 1}
+        assert pictures.check(*rows, **one_rank).prompts == 7
 
     def test_a_run_without_images_is_left_alone(self, run):
         rows = '{"q": "what does <image> mean in HTML?", "a": "2", "images": null}\n' * 8
