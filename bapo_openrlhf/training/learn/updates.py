@@ -363,10 +363,12 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         """Count the numbers of a micro-batch, weighted by its tokens.
 
         A loss is divided by the tokens (or samples) of an average micro-batch of a whole optimizer step. It is
-        corrected if the step has fewer micro-batches.
+        corrected if the step has fewer micro-batches. OpenRLHF weights it by its tokens once more, which makes it no
+        mean over the tokens of the batch. The loss of fine-tuning, which is not OpenRLHF's, is such a mean.
         """
+        weight = float(part.tokens > 0) if self.cross_entropy else part.tokens
         for name, value in losses.items():
-            self.means.add(name, value * (part.plan.step_parts / part.whole), part.tokens)
+            self.means.add(name, value * (part.plan.step_parts / part.whole), weight)
         for name, value in numbers.items():
             self.means.add(name, value, part.tokens - part.shown)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ranks import Ranks, arguments
 
 import torch  # isort: skip
-from openrlhf.models.loss import PolicyLoss, ValueLoss
+from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
@@ -259,6 +259,24 @@ def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sam
         loss = loss + COEF * mean(of_tokens(samples, lambda one, weight=weight: k3(one, weight)), False)
         loss = loss - ENTROPY * mean(entropies) + balance(samples, weight)
         assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("fine_tuning", [True, False])
+def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
+    """In fine-tuning, the mean over all tokens. Otherwise as in OpenRLHF: by the tokens of a micro-batch once more."""
+    lengths, values = [10, 10, 200, 20], [1.0, 2.0, 0.5, 4.0]
+    trainer = WholeBatchActorTrainer.__new__(WholeBatchActorTrainer)
+    trainer.means, trainer.cross_entropy, of_step = Means(), fine_tuning, len(lengths)
+    normalisers = {"dp_size": 1, "batch_num_tokens": sum(lengths) / of_step, "global_batch_size": 1.0}
+    for place, (count, value) in enumerate(zip(lengths, values, strict=True)):
+        tokens = torch.full((1, count), value, dtype=torch.double)
+        plan = MicroBatch(samples=1, step_samples=of_step, step_parts=of_step, closes=place == of_step - 1)
+        loss = aggregate_loss(tokens, torch.ones_like(tokens), **normalisers)
+        trainer._count({"policy_loss": loss}, {}, Part(plan, float(count), of_step, normalisers))
+    weights = lengths if fine_tuning else [count * count * of_step / sum(lengths) for count in lengths]
+    expected = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(lengths)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
+    assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
 
 
 def shown_loss(one, weight, cross_entropy):
