@@ -454,9 +454,10 @@ def picture(shares: pd.DataFrame) -> alt.LayerChart:
     """Gain over GRPO by the share of generation: a line for each of DRAWN, with its interval."""
     wanted = shares[shares["label"].isin(DRAWN)]
     colours = alt.Scale(domain=list(DRAWN), range=list(DRAWN.values()))
+    legend = alt.Legend(orient="top", columns=2, columnPadding=24, symbolOpacity=1, labelLimit=0)
     base = alt.Chart(wanted).encode(
         x=alt.X("share:Q", title="share of generation in a step of GRPO", axis=alt.Axis(format="%")),
-        color=alt.Color("label:N", title=None, scale=colours, legend=alt.Legend(orient="top", columns=2)),
+        color=alt.Color("label:N", title=None, scale=colours, legend=legend),
     )
     spread = base.mark_area(opacity=0.15).encode(y=alt.Y("low:Q", title="gain over GRPO, points (95 %)"), y2="high:Q")
     zero = alt.Chart(wanted).mark_rule(strokeDash=[4, 4], color=MUTED).encode(y=alt.datum(0))
