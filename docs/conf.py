@@ -65,6 +65,7 @@ CONTENTS = {
         "research/study_design",
         "research/study_results",
         "research/decision_design",
+        "research/results/decision/decision",
         "research/first_study",
         "research/faster_steps",
         "research/results/corrections",
@@ -76,7 +77,8 @@ CONTENTS = {
 
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "examples/*/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md"
+    "*.md", "docs/*.md", "examples/*/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md",
+    "research/results/decision/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
 extensions = ["myst_parser"]
