@@ -36,8 +36,7 @@ VARIANTS = """
     filter_only | GRPO or PPO that does not train on groups without a signal: BAPO without X2 and X3, with v = 1. | \
         Use it first: it saves training, and has nothing to tune. | arXiv 2602.20722, Eq. 5, first term
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
-        Use it with adapt.batch_size twice rollout.batch_size, if neither smaller batches nor a second epoch are \
-        possible. | \
+        Use it with twice as large batches as rollouts, if neither smaller ones nor two epochs are possible. | \
         this project, after arXiv 2602.20722
     bapo_fixed_thresholds | BAPO whose c2 and c3 do not move. | Use it to see what moving them is worth. | \
         arXiv 2602.20722, Fig. 6
