@@ -93,7 +93,7 @@ def _csv_rows(where: str, text: str) -> Iterator[Row]:
     lines = csv.reader(io.StringIO(text, newline=""))
     header = next(lines, [])
     for cells in lines:
-        if not "".join(cells).strip():
+        if len(cells) < 2 and not "".join(cells).strip():
             continue  # an empty line
         if len(cells) != len(header):
             raise ConfigError(f"{where}, line {lines.line_num}: {len(cells)} cells for {len(header)} columns")

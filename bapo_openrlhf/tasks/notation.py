@@ -130,8 +130,9 @@ _NO_UNIT = frozenset(
     _words(
         "or and not no nor but than if else when unless except without plus minus times over divided to from until "
         "between about around approximately approx roughly nearly almost at least most more less fewer greater above "
-        "below up down only exactly maybe possibly half halves third thirds quarter quarters fourth fourths fifth "
-        "fifths sixth eighth tenth dozen score couple squared cubed factorial choose mod modulo root power infinity pi "
+        "below up down only exactly maybe possibly half halves third quarter fourth fifth sixth seventh eighth ninth "
+        "tenth hundredth thousandth millionth billionth lakh crore dozen score couple squared cubed factorial choose "
+        "mod modulo root power infinity pi "
         "hundred thousand million billion trillion zero one two three four five six seven eight nine ten eleven twelve "
         "twenty thirty forty fifty sixty seventy eighty ninety is are was be equals equal wrong false incorrect "
         "positive negative"
@@ -207,7 +208,7 @@ def _unit_name(text: str) -> str | None:
         elif word == "per":
             names.append("/")
         elif word.isalpha():
-            if word in _NO_UNIT or (len(word) == 1 and word not in _SYMBOLS):
+            if {word, _singular(word)} & _NO_UNIT or (len(word) == 1 and word not in _SYMBOLS):
                 return None
             names += [_singular(word), power] if power else [_singular(word)]
             power = ""

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import VerifierConfig
+from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.workbench.evaluation import generate as vllm
 from bapo_openrlhf.workbench.evaluation import problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
@@ -44,10 +45,15 @@ def evaluate(
         The content of results.json.
 
     Raises:
-        ConfigError: The request is wrong. The model has not been loaded yet.
+        ConfigError: The request is wrong, or another process evaluates in its folder. No model has been loaded yet.
         RunError: Generation failed. Finished problems are kept.
     """
     check(request)
+    with owned(request.out, field=f"--out is {request.out}", what="evaluation", instead="give another --out"):
+        return _evaluate(request, prompter, generate)
+
+
+def _evaluate(request: Request, prompter: Callable[..., Prompter], generate: Generate) -> dict[str, Any]:
     options = (request.data, request.reward, request.limit, request.reward_range, request.columns)
     chat = request.chat_template is True
     benchmarks = [problems.load(spec, *options, chat=chat) for spec in request.benchmarks]

@@ -205,10 +205,21 @@ def cut_torn_line(folder: Path, benchmark: str) -> None:
 
 
 def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:
-    """Add one problem."""
-    with (folder / f"{benchmark}.jsonl").open("ab") as file:
-        # A tokenizer may decode tokens to lone surrogates. json escapes them.
-        file.write(json.dumps(row).encode() + b"\n")
+    """Add one problem. If the file cannot hold it, nothing of it stays.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = folder / f"{benchmark}.jsonl"
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("ab") as file:
+            # A tokenizer may decode tokens to lone surrogates. json escapes them.
+            file.write(json.dumps(row).encode() + b"\n")
+    except OSError:
+        if path.exists():
+            os.truncate(path, before)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -132,7 +132,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     entry = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
     asked = _asked(task, name, request, manifest)
-    same = entry is not None and entry["asked"] == asked and digest(path) == entry["sha256"]
+    same = entry is not None and entry["asked"] == asked and digest(path) == entry["sha256"] and _has_images(path)
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
     if same and (request.generator is not None or (copy is None and entry["origin"]["from"] == asked["hub"])):
@@ -284,6 +284,13 @@ class _Build:
     def _reject(self, number: int, reason: str) -> None:
         """Record a rejected row. The reason up to the colon is its kind. Kinds are counted."""
         self.rejected.append({"row": number, "kind": reason.split(":")[0], "reason": reason})
+
+
+def _has_images(path: Path) -> bool:
+    """Whether the images of a part are where its rows say, in the folder of the file."""
+    folder = path.absolute().parent / "images"
+    images = (Path(image) for row in _rows(path) for image in row.get("images", ()))
+    return all(image.parent == folder and image.is_file() for image in images)
 
 
 def _image(out: Path, name: str, content: bytes) -> Path:

@@ -383,4 +383,12 @@ def missing(results: Results) -> list[str]:
         judged = results.of_arm(results.final, arm).index
         if unjudged := [study_run.seed for study_run in runs if study_run.finished and study_run.seed not in judged]:
             sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, unjudged))}.")
+        sentences += [
+            f"{name}, seed {study_run.seed}: its final accuracy is that after step "
+            f"{study_run.evaluations[-1]['step']:,} of {study_run.run.last_step:,}; none was made later."
+            for study_run in runs
+            if study_run.finished
+            and study_run.seed in judged
+            and study_run.evaluations[-1]["step"] < study_run.run.last_step
+        ]
     return sentences

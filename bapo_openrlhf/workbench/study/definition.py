@@ -230,8 +230,10 @@ def _smoke(study: Study, entry: Any) -> Study:
         raise ConfigError(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
     flags = {**study.flags, **_flags("smoke: flags", given.get("flags"))}
     evaluations = _strings("smoke: evaluations", given.get("evaluations", [*study.evaluations]))
+    first = {arm.name: (arm.seeds or study.seeds)[:1] for arm in arms}
+    arms = tuple(replace(arm, seeds=first[arm.name]) for arm in arms)
     changed: dict[str, Any] = {"arms": arms, "flags": flags, "evaluations": evaluations}
-    return replace(study, name=f"{study.name}_smoke", seeds=study.seeds[:1], **changed)
+    return replace(study, name=f"{study.name}_smoke", seeds=tuple(sorted({*sum(first.values(), ())})), **changed)
 
 
 def _arms(method: str, entry: Any, path: Path) -> list[Arm]:

@@ -67,7 +67,7 @@ def _overview(results: Results) -> Section:
 
 def _final(results: Results) -> Section:
     intro = (
-        "Held-out accuracy after the last step. The means of the arms are in the table at the top. p is that of a "
+        "Held-out accuracy of the last evaluation. The means of the arms are in the table at the top. p is that of a "
         "two-sided sign-flip test: if an arm were equal to the baseline, each seed's difference could also have had "
         "the other sign. p is the share of all flips whose mean is at least as extreme. With few seeds p cannot be "
         "small, so look at the intervals first. Holm's correction is over the arms of a path."

@@ -179,6 +179,11 @@ class TestSeveral:
         assert f"{second}: the column 'a' has the type " in text and text.endswith("; it must have one type")
         assert "string" in text and "int64" in text
 
+    def test_a_csv_row_of_empty_cells_is_a_row(self, check):
+        """Only a line without commas is no row."""
+        text = check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n"))
+        assert text.startswith("row 2: q is None; it must be a text")
+
     def test_texts_of_a_csv_file_are_of_another_type(self, check):
         """pandas reads it, whose texts have a type of their own."""
         text = check.refusal(f"{check.write('.jsonl', ROWS)},{check.write('.csv', ROWS)}")

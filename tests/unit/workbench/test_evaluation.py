@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import resource
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +16,7 @@ import yaml
 from bapo_openrlhf.cli import evaluate as cli
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
+from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file
@@ -113,6 +115,26 @@ def request_(tmp_path, monkeypatch):
 
 def evaluate(request, model=None, prompter=FakePrompter):
     return run.evaluate(request, prompter=prompter, generate=model or FakeModel())
+
+
+def test_one_folder_is_for_one_evaluation_at_a_time(request_):
+    taken = {"field": f"--out is {request_.out}", "what": "evaluation", "instead": "give another --out"}
+    with owned(request_.out, **taken), pytest.raises(ConfigError, match=r"--out is .*/out.*; .*give another --out"):
+        evaluate(request_)
+    evaluate(request_)
+
+
+def test_a_row_that_the_disk_cannot_hold_leaves_nothing(tmp_path):
+    """A later row may fit, and would stand behind the torn one."""
+    store.append_row(tmp_path, "b", {"id": "1"})
+    before, limits = (tmp_path / "b.jsonl").read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.append_row(tmp_path, "b", {"id": "x" * 100_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "b.jsonl").read_bytes() == before
 
 
 def lines(request, benchmark="mods"):

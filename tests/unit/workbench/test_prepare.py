@@ -351,6 +351,13 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
     first, second = map(Path, row["images"])
     assert first.is_absolute() and first.name == "other-1-0.png" and first.read_bytes() == png
     assert second.name == "other-1-1.jpg" and second.read_bytes() == jpg
+    second.unlink()
+    prepare(task, Request(out=Path("out"), local={"other": path}, parts=("other",)))
+    assert second.read_bytes() == jpg
+    Path("out").rename("moved")
+    prepare(task, Request(out=Path("moved"), local={"other": path}, parts=("other",)))
+    (row,) = lines(tmp_path / "moved" / "other.jsonl")
+    assert [Path(image).parent for image in row["images"]] == [tmp_path / "moved" / "images"] * 2
 
 
 # ── bad input ──

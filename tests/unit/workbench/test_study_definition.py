@@ -189,6 +189,13 @@ def test_seeds_by_path(write):
         read_study(write(seeds={"group": [1]}))
 
 
+def test_smoke_is_the_first_seed_of_each_path(write):
+    arms = {"plain": {"arms": {"group": "GRPO", "critic": "PPO"}, "flags": {"adapt.method": "none"}}}
+    seeds = {"group": [1, 2], "critic": [5, 6]}
+    study = read_study(write(methods=arms, seeds=seeds, claims=None, smoke={"methods": ["plain"]}), smoke=True)
+    assert [(arm.name, seed) for arm, seed in study.runs] == [("plain-group", 1), ("plain-critic", 5)]
+
+
 def test_smoke_is_the_first_seed_of_some_methods(write):
     study = read_study(write(), smoke=True)
     assert (study.name, study.seeds, [arm.name for arm in study.arms]) == ("tiny_smoke", (1,), ["bapo-group"])

@@ -548,6 +548,17 @@ def test_values_that_are_no_numbers(undrawn):
     assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
 
 
+def test_an_accuracy_that_is_not_that_of_the_end_is_named(undrawn):
+    study = make_study(make_arms(("plain", "bapo"), ("group",)))
+    runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
+    last = runs[0].run.last_step
+    assert runs[0].evaluations[-1]["step"] == last and not data.missing(Results(study, runs))
+    runs[0] = replace(runs[0], evaluations=runs[0].evaluations[:-1])
+    step = runs[0].evaluations[-1]["step"]
+    (said,) = data.missing(Results(study, runs))
+    assert said == f"GRPO, seed 1: its final accuracy is that after step {step} of {last}; none was made later."
+
+
 def test_evaluations_that_lack_a_benchmark(undrawn):
     study = make_study(make_arms(("plain", "bapo"), ("group",)))
     runs = [make_run(arm, seed) for arm in study.arms for seed in study.seeds]
