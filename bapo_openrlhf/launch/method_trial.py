@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from fractions import Fraction
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_rewards
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.methods.base import Method, are_positions
 from bapo_openrlhf.record.metrics import DECLARED, names
 from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.reward.reward_worker import OWN
@@ -92,7 +91,6 @@ class _Trial:
     Attributes:
         most: Responses that a batch holds at most.
         step: The step that it is in.
-        uid: Number of the next group.
     """
 
     most: int
@@ -100,7 +98,6 @@ class _Trial:
     prompt: Prompt
     reward_range: Range
     step: int = 0
-    uid: int = 0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def refuse(self, what: str) -> None:
@@ -124,11 +121,13 @@ class _Trial:
         return result
 
     def draws(self, candidates: int) -> Mapping[str, Any]:
-        """What the step is given, whatever the method does: prompts, and how many responses to each are right."""
+        """The prompts of a step, the number of its first group, and how many responses of each group are right.
+
+        They do not depend on what the method does.
+        """
         first = self.step % ROUNDS * candidates
-        self.uid += 4 * candidates  # more groups than a step has
         return {
-            "uid": self.uid,
+            "uid": 4 * candidates * self.step,  # a step has fewer groups
             "prompts": [self._prompt(first + place) for place in range(candidates)],
             "right": self.rng.integers(0, self.group_size + 1, 4 * candidates).tolist(),
         }
@@ -144,7 +143,7 @@ class _Trial:
         chosen = list(range(count))
         if method.candidates > 1:
             chosen = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)
-            if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(range(len(prompts))):
+            if not are_positions(chosen, count, len(prompts)):
                 self.refuse(f"choose_prompts returned {chosen}; it must be {count} of {len(prompts)} positions")
         named = self.listed("begin_step", Prompt, method.begin_step, self.step)
         answered = named[: len(named) - self.step % 2]  # in every second step one gives no group
@@ -178,7 +177,7 @@ class _Trial:
             return [self.group_size] * groups
         sizes = [method.first_responses] * groups
         for _ in range(self.group_size):
-            so_far = [self._exact(right[n], sizes[n]) for n in range(groups)]
+            so_far = [exact_rewards(self._rewards(right[n], sizes[n]), self.reward_range) for n in range(groups)]
             more = self.listed("more_responses", Integral, method.more_responses, so_far)
             sizes = [size + one for size, one in zip(sizes, more, strict=False)]
             if len(more) != groups or min(more) < 0 or max(sizes) > self.group_size:
@@ -190,9 +189,6 @@ class _Trial:
     def _rewards(self, right: int, size: int) -> list[float]:
         low, high = map(float, self.reward_range)
         return [high if place < right else low for place in range(size)]
-
-    def _exact(self, right: int, size: int) -> tuple[Fraction, ...]:
-        return exact_rewards(self._rewards(right, size), self.reward_range)
 
     def _group(self, uid: int, prompt: Prompt, right: int, size: int | None = None) -> Group:
         """A group of responses with three tokens of a prompt and two of their own."""

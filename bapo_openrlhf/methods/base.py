@@ -24,9 +24,9 @@ class Method(ABC):
     The trainer calls a method in this order in step t. `wanted(t, ...)` says how many groups should have a signal, with
     dynamic filtering. `choose_prompts(t, ...)` selects the prompts to generate for, if more are drawn than needed.
     `begin_step(t)` names prompts to generate again with today's policy. `more_responses` asks for more responses to a
-    prompt, with `first_responses`. After generation, `unanswered(prompts)` tells
-    which of them gave no group, and `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe_distances(t,
-    distances)` reports how far the policy has moved from its groups.
+    prompt, with `first_responses`. After generation, `unanswered(prompts)` tells which of them gave no group, and
+    `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe_distances(t, distances)` reports how far the
+    policy has moved from its groups.
 
     With `--train.async_enable`, generation is q steps ahead: `begin_step(t)` comes right before `build_batch(t)`, and
     the groups of the prompts that it names come to `build_batch(t + q)`.
@@ -171,6 +171,11 @@ class Method(ABC):
 
     def _name(self) -> str:
         return self.NAME or type(self).__name__
+
+
+def are_positions(chosen: Sequence[int], count: int, of: int) -> bool:
+    """Whether `choose_prompts` returned `count` different positions among `of` candidates."""
+    return len(chosen) == len(set(chosen)) == count and set(chosen) <= set(range(of))
 
 
 AS_FIELDS = "@dataclass(eq=False, kw_only=True) above the class makes it of the fields"

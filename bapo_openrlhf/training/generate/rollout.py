@@ -16,6 +16,7 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.methods.base import are_positions
 from bapo_openrlhf.training.contract import extends
 from bapo_openrlhf.training.faster.dispatch import DispatchingGenerator
 from bapo_openrlhf.training.generate.generated import usable_groups
@@ -61,7 +62,7 @@ def chosen_prompts(
     chosen = list(range(count))
     if len(drawn) > count:  # otherwise the data ends here, and all drawn prompts are taken
         chosen = list(choose([Prompt(text, label, images or None) for text, label, images in drawn], count))
-    if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(range(len(drawn))):
+    if not are_positions(chosen, count, len(drawn)):
         raise ValueError(f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}")
     return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count
 

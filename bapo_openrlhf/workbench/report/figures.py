@@ -86,7 +86,7 @@ def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Fig
 def of_others(page: Comparison) -> list[Figure]:
     """The numbers that a method or a reward function reports, over the steps, with a line for each run."""
     names, result = dict.fromkeys(name for run in page.runs for name in run.metrics), []
-    for metric in (name for name in names if name not in OF_EVERY_RUN | {"step", "seconds"}):
+    for metric in (name for name in names if name not in OF_EVERY_RUN):
         words = of_other(metric)
         figure = words.figure(missing=_lacking(page, [metric], words.why))
         result.append(_lines(page, figure, words, _of_runs(page, metric), page.legend, None))

@@ -46,13 +46,14 @@ ROUND = 12  # steps in which the syncs go round a whole number of times if v is 
 
 CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}
 _OF_METHODS = {metric.name for metric in metrics.DECLARED["other methods"]}
-OF_EVERY_RUN = {name for algorithm in ALL for name in metrics.names(algorithm, optional=True)} - _OF_METHODS
+_OF_RUNS = {name for algorithm in ALL for name in metrics.names(algorithm, optional=True)}
+OF_EVERY_RUN = {"step", "seconds"} | _OF_RUNS - _OF_METHODS  # columns of `Run.metrics`
 
 
 def of_other(metric: str) -> Words:
     """The words of a metric that is not in OF_EVERY_RUN: of a method, or what a reward function returns."""
-    if declared := CATALOGUE.get(metric):
-        return Words(declared.title, declared.sentence.replace("`", ""), declared.unit, why=OTHER)
+    if metric in CATALOGUE:
+        return _entry(metric, CATALOGUE[metric].unit, why=OTHER)[1]
     return Words(metric, "The method or the reward function reports this number.", "", why=OTHER)
 
 

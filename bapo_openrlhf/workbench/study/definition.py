@@ -5,7 +5,6 @@ fields of the file are those of `Study`, with the arms under `methods`; docs/stu
 configs/studies/countdown.yaml is an example.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.user_file import read_yaml
+from bapo_openrlhf.workbench.pages.text import is_number
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
 MEASURES = ("accuracy", "curve", "rollouts", "solved")
@@ -230,10 +230,10 @@ def _smoke(study: Study, entry: Any) -> Study:
         raise ConfigError(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
     flags = {**study.flags, **_flags("smoke: flags", given.get("flags"))}
     evaluations = _strings("smoke: evaluations", given.get("evaluations", [*study.evaluations]))
-    first = {arm.name: (arm.seeds or study.seeds)[:1] for arm in arms}
-    arms = tuple(replace(arm, seeds=first[arm.name]) for arm in arms)
+    arms = tuple(replace(arm, seeds=(arm.seeds or study.seeds)[:1]) for arm in arms)
+    seeds = tuple(sorted({seed for arm in arms for seed in arm.seeds}))
     changed: dict[str, Any] = {"arms": arms, "flags": flags, "evaluations": evaluations}
-    return replace(study, name=f"{study.name}_smoke", seeds=tuple(sorted({*sum(first.values(), ())})), **changed)
+    return replace(study, name=f"{study.name}_smoke", seeds=seeds, **changed)
 
 
 def _arms(method: str, entry: Any, path: Path) -> list[Arm]:
@@ -265,8 +265,7 @@ def _claim(entry: Any, arms: Sequence[str]) -> Claim:
     if claim.measure not in MEASURES:
         raise ConfigError(f"claims: measure is {claim.measure!r}; it must be one of {', '.join(MEASURES)}")
     for name, value in (("margin", claim.margin), ("ratio", claim.ratio)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if value is not None and not (number and 0 <= value < math.inf):
+        if value is not None and not (is_number(value) and value >= 0):
             raise ConfigError(f"claims: {name} is {value!r}; it must be a finite number of at least 0")
     return claim
 

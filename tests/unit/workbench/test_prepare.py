@@ -317,9 +317,9 @@ def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared):
     assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0}}
     assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert list(dropped["parts"]) == ["other", "train"]  # in one call: the benchmarks come first
-    alone = Request(out=tmp_path / "alone", local={"train": shared}, parts=("train",), drop_overlap=True)
+    train_only = Request(out=tmp_path / "alone", local={"train": shared}, parts=("train",), drop_overlap=True)
     with pytest.raises(ConfigError, match=r"--overlap is drop, and other is not prepared in .*alone; prepare it first"):
-        prepare(task, alone)
+        prepare(task, train_only)
     at_once = prepare(task, Request(out=tmp_path / "at_once", local=local, drop_overlap=True))
     assert at_once["parts"]["train"]["rejected"] == {"in a benchmark": 1}
     assert at_once["parts"]["other"]["rejected"] == {}
