@@ -11,6 +11,7 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.rules import NO_CRITIC
+from bapo_openrlhf.flags.sizes import batch_arithmetic
 
 TAG = "<image>"  # the chat template puts an image in its place
 LONGEST = 200  # times the shorter side: the processors of Qwen's models and of their kin refuse more
@@ -82,7 +83,7 @@ def is_one_for_all(args: SimpleNamespace) -> bool:
 
     Its weights are gathered from all ranks under ZeRO-3, and its gradients are summed over them unless it is frozen.
     """
-    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node // max(args.ds.ring_attn_size, 1)
+    ranks = batch_arithmetic(args).ranks["actor"]
     gathered = args.ds.zero_stage == 3 or not args.actor.freeze_visual_encoder
     return ranks > 1 and gathered and args.data.max_images_per_prompt > 0
 

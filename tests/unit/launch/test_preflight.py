@@ -276,6 +276,7 @@ class TestImages:
             ({"actor__freeze_visual_encoder": True}, False),
             ({"actor__freeze_visual_encoder": True, "ds__zero_stage": 3}, True),
             ({"actor__num_gpus_per_node": 1, "ds__zero_stage": 3}, False),
+            ({"ds__tensor_parallel_size": 2, "ref__num_gpus_per_node": 2}, False),  # both ranks have the same samples
         ],
     )
     def test_rows_with_and_without_images(self, pictures, flags, refused):
