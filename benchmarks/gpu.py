@@ -159,7 +159,7 @@ def planned(kind: steps.Kind, shape: ModelShape, words: Sequence[str], sheet: st
     settings = Workload(arguments.parse(words))
     constants = constants_of(sheet).replaced("nvidia-smi", {"gpu_bytes": size})
     method = Algorithm(kind.name, adapted=kind.algorithm.startswith("ba"), critic=has_critic(kind))
-    return gpu_memory(shape, settings, constants, method, settings.roles(method)["actor"])
+    return gpu_memory(shape, settings, constants, method, settings.blocks(method)["actor"].gpus)
 
 
 def words_of(entry: Entry, flags: Mapping[str, Any], more: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
@@ -143,26 +144,10 @@ def _model(model: SimpleNamespace, name: str) -> str:
 
 
 def _gpus(args: SimpleNamespace) -> str:
-    """The GPUs that a run takes (`training/run/build.py`), and which roles share them."""
-    train, vllm, critic = args.train, args.vllm, bool(args.critic.model_name_or_path)
-    with_actor = "actor" if train.colocate_all else None
-    with_critic = "critic" if critic and train.colocate_critic_reward else None
-    models = {"actor": (args.actor, "actor")}
-    if has_reference(args):
-        models["reference"] = (args.ref, "actor" if train.colocate_actor_ref else with_actor)
-    if critic:
-        models["critic"] = (args.critic, with_critic or with_actor)
-    if not args.reward.remote_url:
-        models["reward model"] = (args.reward, with_critic or with_actor)
-    sizes = {role: model.num_nodes * model.num_gpus_per_node for role, (model, _) in models.items()}
-    sizes["engines"] = vllm.num_engines * vllm.tensor_parallel_size
-    owners = {role: owner for role, (_, owner) in models.items()}
-    owners["engines"] = None if train.async_enable else with_actor
-    groups: dict[str, list[str]] = {}
-    for role, owner in owners.items():
-        groups.setdefault(owner or role, []).append(role)
-    parts = [f"{sizes[owner]} for {' + '.join(roles)}" for owner, roles in groups.items()]
-    return f"{sum(sizes[owner] for owner in groups)} in total: {', '.join(parts)}"
+    """The GPUs that a run takes, and which roles share them."""
+    blocks = blocks_of(args, critic=bool(args.critic.model_name_or_path), reference=has_reference(args)).values()
+    parts = [f"{block.gpus} for {' + '.join(block.roles).replace('reward', 'reward model')}" for block in blocks]
+    return f"{sum(block.gpus for block in blocks)} in total: {', '.join(parts)}"
 
 
 def _learning_rates(args: SimpleNamespace) -> str:

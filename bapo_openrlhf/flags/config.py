@@ -5,8 +5,10 @@ coefficient), there is no second flag for it.
 """
 
 import argparse
-from collections.abc import Collection
+import copy
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -381,6 +383,15 @@ def flags_of(args: Any) -> dict[str, Any]:
         else:
             flags[name] = value
     return flags
+
+
+def with_flags(args: SimpleNamespace, flags: Mapping[str, Any]) -> SimpleNamespace:
+    """A copy of nested arguments with other values of some flags, by their dotted names."""
+    changed = copy.deepcopy(args)
+    for flag, value in flags.items():
+        group, _, name = flag.rpartition(".")
+        setattr(attrgetter(group)(changed), name, value)
+    return changed
 
 
 def help_text(item: Any) -> str:

@@ -1,7 +1,10 @@
-"""What the placement of models on GPUs needs (`training/run/build.py`).
+"""How the roles of a run share its GPUs (`training/run/build.py`), and what that needs.
 
 OpenRLHF asserts a part of it when a run starts.
 """
+
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from bapo_openrlhf.flags.ranges import MODELS
 from bapo_openrlhf.flags.rule import Flags, Rule
@@ -13,6 +16,43 @@ TOGETHER = (
     ("train.colocate_actor_ref", "actor", "ref"),
     ("train.colocate_critic_reward", "critic", "reward"),
 )
+
+
+class Block(NamedTuple):
+    """Some GPUs, and the roles that are on them."""
+
+    gpus: int
+    roles: list[str]
+
+
+def blocks_of(args: SimpleNamespace, *, critic: bool, reference: bool) -> dict[str, Block]:
+    """The GPUs of a run, by the role for which they are reserved.
+
+    Args:
+        args: OpenRLHF's (nested) arguments. A critic without a model of its own has as many GPUs as the actor.
+        critic, reference: Whether the run has these models.
+
+    Returns:
+        The roles are "actor", "reference", "critic", "reward" (a reward model) and "engines" (vLLM).
+    """
+    train, vllm = args.train, args.vllm
+    beside_actor = "actor" if train.colocate_all else None
+    beside_critic = "critic" if critic and train.colocate_critic_reward else beside_actor
+    owners = {"actor": "actor"}
+    if reference:
+        owners["reference"] = "actor" if train.colocate_actor_ref else beside_actor or "reference"
+    if critic:
+        owners["critic"] = beside_critic or "critic"
+    if not args.reward.remote_url:
+        owners["reward"] = beside_critic or "reward"
+    owners["engines"] = "engines" if train.async_enable else beside_actor or "engines"
+    critics = args.critic if args.critic.model_name_or_path else args.actor
+    models = {"actor": args.actor, "reference": args.ref, "critic": critics, "reward": args.reward}
+    gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
+    gpus["engines"] = vllm.num_engines * vllm.tensor_parallel_size
+    return {
+        owner: Block(gpus[owner], [role for role, its in owners.items() if its == owner]) for owner in owners.values()
+    }
 
 
 def _apart(f: Flags, one: str, other: str) -> bool:

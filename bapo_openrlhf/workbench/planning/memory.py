@@ -129,33 +129,31 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
     to_host = args.ds.zero_stage == 3  # DeepSpeed moves a model that is not trained only in this stage
     stays = {"reference": not (args.ref.offload and to_host), "reward": not (args.reward.offload and to_host)}
-    reference = weights("reference") if workload.has_reference(algorithm) and stays["reference"] else 0.0
-    reward = weights("reward") if workload.reward_model and stays["reward"] else 0.0
-    average = float(shape.weight_bytes) if args.train.enable_ema and not to_host else 0.0  # beside the actor
+    sleeps = args.train.colocate_all and args.ds.enable_sleep
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
-    forward = logit_bytes(shape, workload, constants, workload.micro_samples("rollout"))
-    if args.train.colocate_all:
-        idle = {model: weights(model) if args.ds.enable_sleep else state(model) for model in trained}
-        frozen = reference + reward + average
-        resident = frozen + (engine if workload.shared_engines and not args.vllm.enable_sleep else 0.0)
-        generation = engine + (sum(idle.values()) + frozen if workload.shared_engines else 0.0)
-        experience = forward + sum(idle.values()) + resident
-        training = max(state(m) + activations[m] + sum(idle[n] for n in trained if n != m) for m in trained) + resident
-    else:
-        beside = {
-            "actor": average + (reference if args.train.colocate_actor_ref else 0.0),
-            "critic": reward if args.train.colocate_critic_reward else 0.0,
-        }
-        generation = engine
-        experience = forward + max(state("actor") + beside["actor"], reference, reward)
-        training = max(state(m) + activations[m] + beside[m] for m in trained)
+    logits = logit_bytes(shape, workload, constants, workload.micro_samples("rollout"))
+    blocks = workload.blocks(algorithm)
+    generation = experience = training = 0.0
+    for _, roles in blocks.values():
+        idle = {model: weights(model) if sleeps else state(model) for model in trained if model in roles}
+        frozen = sum(weights(model) for model, there in stays.items() if there and model in roles)
+        if "actor" in roles and args.train.enable_ema and not to_host:
+            frozen += shape.weight_bytes  # the average of the actor's weights
+        kept = frozen + (engine if "engines" in roles and not args.vllm.enable_sleep else 0.0)
+        if "engines" in roles:
+            generation = engine + sum(idle.values()) + frozen
+        forward = logits if {"actor", "reference"} & set(roles) else 0.0
+        experience = max(experience, forward + sum(idle.values()) + kept)
+        for model in idle:
+            others = sum(size for other, size in idle.items() if other != model)
+            training = max(training, state(model) + activations[model] + others + kept)
     largest = max(state(model) + activations[model] for model in trained)
     usable, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
     reasons = {
         "engine": size is None,
-        "GPUs": total < len(workload.blocks(algorithm)) or engines < (size or 0) or actors < workload.copies,
+        "GPUs": total < len(blocks) or engines < (size or 0) or actors < workload.copies,
         "training": largest > usable,
         "together": max(generation, experience, training) > usable,
         # DeepSpeed requires that each rank has a micro-batch in each optimizer step.

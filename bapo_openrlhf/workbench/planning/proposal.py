@@ -4,9 +4,6 @@ A higher stage shares more and sends more (arXiv 1910.02054). Stage 1 sums gradi
 step, stage 2 in each micro-batch, and stage 3 also gathers each layer's weights for each pass.
 """
 
-import copy
-from collections.abc import Mapping
-from operator import attrgetter
 from typing import Any
 
 from bapo_openrlhf.workbench.pages.text import many
@@ -16,15 +13,6 @@ from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 STAGE, RECOMPUTES = "ds.zero_stage", "actor.gradient_checkpointing_enable"
-
-
-def with_flags(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """The workload with other values of some flags, by their dotted names."""
-    args = copy.deepcopy(workload.args)
-    for flag, value in flags.items():
-        group, _, name = flag.rpartition(".")
-        setattr(attrgetter(group)(args), name, value)
-    return Workload(args)
 
 
 def most_ranks(workload: Workload, gpus: int) -> int:
@@ -41,7 +29,7 @@ def lowest_stage(
     DeepSpeed cannot put a model to sleep in it.
     """
     for stage in (1, 2, 3) if most_ranks(workload, gpus) > 1 else (2,):
-        needed = gpu_memory(shape, with_flags(workload, {STAGE: stage}), constants, workload.algorithm, gpus)
+        needed = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
         if needed.word == "fits":
             return stage, needed
     return None, None
@@ -53,11 +41,11 @@ def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     The stage is the lowest that fits if activations are computed again. They are kept if they fit in this stage. A plan
     does not count images, so with images they are computed again.
     """
-    stage, _ = lowest_stage(shape, gpus, with_flags(workload, {RECOMPUTES: True}), constants)
+    stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
     if stage is None:
         return None
     kept = {STAGE: stage, RECOMPUTES: False}
-    needed = gpu_memory(shape, with_flags(workload, kept), constants, workload.algorithm, gpus)
+    needed = gpu_memory(shape, workload.with_flags(kept), constants, workload.algorithm, gpus)
     return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 

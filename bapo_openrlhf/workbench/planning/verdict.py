@@ -7,7 +7,7 @@ from typing import Any
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
-from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, most_ranks, proposed, with_flags
+from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, most_ranks, proposed
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Workload
 
@@ -57,7 +57,7 @@ def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constan
         return ""
     changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < current[STAGE] else []
     changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < current[RECOMPUTES] else []
-    needed = memory.gpu_memory(shape, with_flags(workload, flags), constants, workload.algorithm, gpus)
+    needed = memory.gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
     return f" It also fits {' and '.join(changes)}, which is faster: {needed.gib:.1f} GiB in the tightest phase."
 
 
@@ -86,7 +86,7 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     enough = ("train.batch_size", most_ranks(workload, gpus) * workload.args.train.micro_batch_size)
     for count in range(1, MOST_CHANGES + 1):
         for chosen in combinations((*CHANGES, enough), count):
-            changed = with_flags(workload, dict(chosen))
+            changed = workload.with_flags(dict(chosen))
             if memory.gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
                 yield " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen)
                 return

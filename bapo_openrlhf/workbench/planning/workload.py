@@ -1,10 +1,14 @@
 """The flags that a plan needs, and how the roles of a run share its GPUs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.flags.config import with_flags
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.flags.placement import Block, blocks_of
 from bapo_openrlhf.flags.sizes import most_tokens, response_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
 
@@ -62,7 +66,7 @@ class Workload:
     @property
     def gpus(self) -> int:
         """Number of GPUs in the configuration."""
-        return sum(self.blocks(self.algorithm).values())
+        return sum(block.gpus for block in self.blocks(self.algorithm).values())
 
     @property
     def response_tokens(self) -> int:
@@ -123,50 +127,27 @@ class Workload:
         """Whether a reference model is loaded."""
         return self.reference and algorithm.reference
 
-    @property
-    def reward_model(self) -> bool:
-        """Whether a reward model gives the rewards."""
-        return not self.args.reward.remote_url
-
     def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
         """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
         adapt = self.args.adapt
         return RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else RolloutSchedule(1)
 
-    def roles(self, algorithm: Algorithm) -> dict[str, int]:
-        """Number of GPUs in the configuration of each role that an algorithm has. The role `engines` is vLLM."""
-        args = self.args
-        models = {"actor": args.actor}
-        if algorithm.critic:
-            models["critic"] = args.critic if args.critic.model_name_or_path else args.actor
-        if self.has_reference(algorithm) and not args.train.colocate_actor_ref:
-            models["reference"] = args.ref
-        if self.reward_model and not (algorithm.critic and args.train.colocate_critic_reward):
-            models["reward"] = args.reward
-        gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
-        return gpus | {"engines": max(args.vllm.num_engines or 1, 1) * self.engine_gpus}
+    def with_flags(self, flags: Mapping[str, Any]) -> "Workload":
+        """The workload with other values of some flags, by their dotted names."""
+        return Workload(with_flags(self.args, flags))
 
-    @property
-    def shared_engines(self) -> bool:
-        """Whether the engines are on the models' GPUs. In asynchronous mode OpenRLHF gives them GPUs of their own."""
-        return self.args.train.colocate_all and not self.args.train.async_enable
-
-    def blocks(self, algorithm: Algorithm) -> dict[str, int]:
-        """Number of GPUs in the configuration of each block: of a role, or of those that share GPUs ("actor")."""
-        roles = self.roles(algorithm)
-        if not self.args.train.colocate_all:
-            return roles
-        engines = {} if self.shared_engines else {"engines": roles.pop("engines")}
-        return {"actor": max(roles.values())} | engines
+    def blocks(self, algorithm: Algorithm) -> dict[str, Block]:
+        """The GPUs in the configuration, by the role for which they are reserved, as `blocks_of` has them."""
+        return blocks_of(self.args, critic=algorithm.critic, reference=self.has_reference(algorithm))
 
     def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of GPUs of a role out of `total`. Blocks share them in the proportion of the configuration.
 
         It is at least 1, so that a plan for fewer GPUs than blocks can say so instead of dividing by zero.
         """
-        blocks = self.blocks(algorithm)
-        size = blocks.get(role, blocks["actor"])  # A role that shares GPUs with the actor has no block of its own.
-        return max(total * size // sum(blocks.values()), 1)
+        blocks = self.blocks(algorithm).values()
+        size = next(block.gpus for block in blocks if role in block.roles)
+        return max(total * size // sum(block.gpus for block in blocks), 1)
 
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of data-parallel ranks of a model that is trained or passed forward."""

@@ -5,12 +5,13 @@ the first rollout batch of the data.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.config import flags_of, with_flags
+from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.sizes import batch_arithmetic, response_tokens
 from bapo_openrlhf.launch.start import ON_THE_CPU
 
@@ -152,14 +153,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def gpus_needed(args: SimpleNamespace) -> int:
-    """GPUs of this machine that the run takes."""
-    train = args.train
-    if train.colocate_all:
-        return args.actor.num_gpus_per_node
-    guests = {"ref": train.colocate_actor_ref, "reward": train.colocate_critic_reward}
-    sizes = [getattr(args, name).num_gpus_per_node for name in _models(args) if not guests.get(name)]
-    return sum(sizes) + args.vllm.num_engines * args.vllm.tensor_parallel_size
+def gpus_needed(args: SimpleNamespace, changes: Iterable[Reduction]) -> int:
+    """GPUs that the smoke run takes, with its changes."""
+    models = batch_arithmetic(args).ranks
+    reduced = with_flags(args, {change.name: change.used for change in changes})
+    blocks = blocks_of(reduced, critic="critic" in models, reference="reference" in models)
+    return sum(block.gpus for block in blocks.values())
 
 
 def _models(args: SimpleNamespace) -> list[str]:

@@ -87,14 +87,14 @@ class Smoke:
         with stages.stage("checks"):
             on_cpu = cpu.active()
             checked = check_inputs(args, weights=False)
+            changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):
                 import torch
 
-                needed, present = reduce.gpus_needed(args), torch.cuda.device_count()
+                needed, present = reduce.gpus_needed(args, changes), torch.cuda.device_count()
                 if needed > present:
                     raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {present}")
             self._empty_folder()
-        changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
         with stages.stage("small model"):
             names, sizes = self._small_models(on_cpu)
         changes += [*sizes, *self._rewards()]

@@ -526,6 +526,16 @@ def test_memory_of_a_reward_model():
     assert training == pytest.approx(critic + 2 * shape.parameters)
 
 
+def test_a_critic_beside_the_reward_model_has_gpus_of_its_own():
+    """Also if all other models share theirs, as OpenRLHF places them; so each of the two blocks is half of 16."""
+    shape = SHAPES["1.5B"]
+    with_it = with_flags(WORKLOAD, {"train.colocate_critic_reward": True})
+    assert (with_it.gpus, with_flags(with_it, {"algo.advantage.estimator": "rloo"}).gpus) == (16, 8)
+    assert [with_it.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [8, 8, 8]
+    result = memory.gpu_memory(shape, with_it, CONSTANTS, BA_PPO, 16)
+    assert result == memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BAPO_GRPO, 8)  # as if there were no critic
+
+
 @pytest.mark.parametrize("model", ["ref", "reward"])
 def test_a_model_that_is_not_trained_is_on_the_host_only_in_stage_3(model):
     lower = with_flags(WORKLOAD, {"ds.zero_stage": 2, "reward.remote_url": None, "reward.num_gpus_per_node": 1})

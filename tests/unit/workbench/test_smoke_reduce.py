@@ -134,12 +134,27 @@ def test_two_machines_become_one(critic):
     assert result["vllm.num_engines"] == 8
 
 
+def needed(args):
+    return reduce.gpus_needed(args, reduce.reductions(args, cpu=False))
+
+
 def test_gpus_needed(critic):
-    assert reduce.gpus_needed(critic) == 8
-    critic.train.colocate_all = False
-    assert reduce.gpus_needed(critic) == 32  # actor, critic, reference, 8 engines
+    assert needed(critic) == 8
+    critic.train.colocate_critic_reward = True
+    assert needed(critic) == 16  # the critic then has its own
+    critic.train.colocate_all = critic.train.colocate_critic_reward = False
+    assert needed(critic) == 32  # actor, critic, reference, 8 engines
     critic.train.colocate_actor_ref = True
-    assert reduce.gpus_needed(critic) == 24
+    assert needed(critic) == 24
+
+
+def test_gpus_needed_are_those_of_the_reduced_run(critic):
+    """On one machine, and with fewer engines; these have GPUs of their own beside asynchronous training."""
+    critic.actor.num_nodes = critic.critic.num_nodes = critic.ref.num_nodes = 2
+    critic.vllm.num_engines = 16
+    assert needed(critic) == 8
+    critic.train.async_enable = True
+    assert needed(critic) == 16
 
 
 # ── The model ──
