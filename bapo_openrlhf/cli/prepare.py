@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
+from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
 from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
@@ -28,9 +28,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     request = _request(task, given)
     manifest = prepare(task, request)
     console = Console()
-    console.print(_table(manifest, request.out))
+    console.print(_table(manifest, request.out).rich())
     for line in _overlap_lines(manifest, request):
-        console.print(line)
+        console.print(line, highlight=False, markup=False)
     return 0
 
 
@@ -104,17 +104,16 @@ def _token_counter(name: str) -> Callable[[str], int]:
 
 
 def _table(manifest: Mapping[str, Any], out: Path) -> Table:
-    table = Table(title=f"{manifest['task']} in {out}", title_justify="left")
-    for name in ("part", "from", "read", "written", "left over", "rejected"):
-        table.add_column(name, justify="right" if name in ("read", "written", "left over") else "left")
+    rows = []
     for part, entry in manifest["parts"].items():
         read = str(entry["read"])
         if entry["published_rows"] not in (None, entry["read"]):
             read += f" (published: {entry['published_rows']})"
         rejected = "; ".join(f"{count} {reason}" for reason, count in entry["rejected"].items()) or "none"
         numbers = (read, str(entry["written"]), str(entry["left_over"]))
-        table.add_row(part, entry["origin"]["from"], *numbers, rejected)
-    return table
+        rows.append((part, entry["origin"]["from"], rejected, *numbers))
+    head = ("part", "from", "rejected", "read", "written", "left over")
+    return Table.of(head, rows, f"{manifest['task']} in {out}", words=3)
 
 
 def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
@@ -125,7 +124,7 @@ def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
         total = manifest["parts"][part]["written"]
         if counts["same"]:
             lines.append(
-                f"[bold]overlap[/]: {counts['same']} of {total} problems of {part} are in the training data "
+                f"overlap: {counts['same']} of {total} problems of {part} are in the training data "
                 f"({request.out}/overlap.jsonl); --overlap drop leaves them out there"
             )
         else:

@@ -94,12 +94,12 @@ def _watch(
     console = Console(file=terminal)
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     every, shown, note = max((total or 100) // 10, 1), 0, "starting Ray, DeepSpeed and vLLM"
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

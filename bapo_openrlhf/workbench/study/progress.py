@@ -27,8 +27,10 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
         planned: All runs of the study.
     """
     console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bars = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, disable=not console.is_terminal)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Progress(
+        *columns, TextColumn("{task.fields[note]}", markup=False), console=console, disable=not console.is_terminal
+    )
     done = {run.name for run in planned if run.done}
     before, total, began = sum(steps[run] for run in done), sum(steps.values()), time.monotonic()
     with bars:

@@ -485,11 +485,12 @@ def test_command(tmp_path, capsys):
     source = Path(__file__).read_text().split("def jsonl(")[0]
     task.write_text(source.replace("import pytest\n", "").replace("from bapo_openrlhf.cli.main import run\n", ""))
     rows = [{"question": f"question number {i}", "gold": i} for i in range(30)]
-    shared, out = jsonl(tmp_path / "shared.jsonl", [*rows, rows[3]]), tmp_path / "out"
+    shared, out = jsonl(tmp_path / "shared.jsonl", [*rows, rows[3]]), tmp_path / "out[" / "v2]"  # rich's markup
     words = ["prepare", str(task), "--out", str(out), "--parts", "held_out, train"]
     assert run([*words, "--local", f"train={shared}", "--local", f"held_out={shared}", "--size", "train=4"]) == 0
     printed = capsys.readouterr().out
-    assert "toy in" in printed and "1 duplicate" in printed and "no problem of held_out" in printed
+    assert "toy in" in printed and "out[/v2]" in "".join(printed.split())
+    assert "1 duplicate" in printed and "no problem of held_out" in printed
     assert len(lines(out / "train.jsonl")) == 4
     local = ["--local", f"train={shared}", "--local", f"held_out={shared}"]
     (out / "train.rejected.jsonl").unlink()
