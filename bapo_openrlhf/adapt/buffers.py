@@ -166,7 +166,7 @@ class ReplayBuffer:
             raise ValueError(f"max_age {max_age} of the replay buffer must not be negative")
         self.capacity = capacity
         self.max_age = max_age
-        self.counts: Counter[str] = Counter()  # added = expired + evicted + len(self); sampled counts replays
+        self.counts: Counter[str] = Counter()  # added = expired + evicted + len(self)
         self._groups: deque[Group] = deque()
 
     def __len__(self) -> int:
@@ -228,7 +228,6 @@ class ReplayBuffer:
             eligible, odds = [group for group, share in zip(eligible, odds, strict=True) if share], odds[odds > 0]
         count = min(len(eligible), max(count, 0))
         chosen = sorted(rng.choice(len(eligible), size=count, replace=False, p=odds).tolist()) if count else []
-        self.counts["sampled"] += count
         return [eligible[index] for index in chosen]
 
     def ages(self, step: int) -> list[int]:

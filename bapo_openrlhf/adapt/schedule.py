@@ -20,11 +20,9 @@ class RolloutSchedule:
 
     Attributes:
         delay: v, steps between two syncs.
-        reevaluate_every: m, steps between two re-evaluations. 0 means none.
     """
 
     delay: int
-    reevaluate_every: int = 0
 
     def sync_due(self, step: int) -> bool:
         """Whether the engines get the actor's weights before the rollouts that are generated in `step`."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags.attention import lacking
@@ -243,9 +242,9 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"),
     ]
     if args.adapt.enabled:
-        schedule = RolloutSchedule(args.adapt.rollout_delay, args.adapt.reevaluate_every)
-        syncs, count, apart = happenings(schedule, steps)
-        again = f", {many(count, 're-evaluation')} (m {schedule.reevaluate_every}), {apart} of them between syncs"
+        delay, every = args.adapt.rollout_delay, args.adapt.reevaluate_every
+        syncs, count, apart = happenings(delay, every, steps)
+        again = f", {many(count, 're-evaluation')} (m {every}), {apart} of them between syncs"
         x2 = registry.takes(registry.method_class(args.adapt.method), "reevaluate_every")
-        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {schedule.delay}){again if x2 else ''}"))
+        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {delay}){again if x2 else ''}"))
     return rows

@@ -2,9 +2,13 @@
 
 import json
 import re
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from bapo_openrlhf.errors import ConfigError
 
@@ -21,7 +25,6 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 Shapes = Mapping[str, list[int]]  # of tensors, by name
 ALL_LINEAR = "all-linear"  # what PEFT takes for all matrices, if it is no list
 EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe)$")
-LENGTH = 8  # bytes in front of the header, which have its length
 
 
 def read_json(path: Path) -> Any:
@@ -46,10 +49,7 @@ def tensors_of(flag: str, folder: Path) -> dict[str, list[int]]:
         raise ConfigError(f"{flag} is {folder}; its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
     index = read_json(folder / INDEX)
     names = sorted({*index["weight_map"].values()}) if index else [WHOLE] if (folder / WHOLE).is_file() else []
-    headers = [_header(flag, folder, name) for name in names]
-    return {
-        tensor: entry["shape"] for header in headers for tensor, entry in header.items() if tensor != "__metadata__"
-    }
+    return dict(ChainMap(*(_shapes(flag, folder, name) for name in names)))
 
 
 def check_weights(flag: str, folder: Path, config: Mapping[str, Any], shapes: Shapes, *, generates: bool) -> None:
@@ -117,22 +117,16 @@ def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:
             )
 
 
-def _header(flag: str, folder: Path, name: str) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, by their names."""
-    path = folder / name
+def _shapes(flag: str, folder: Path, name: str) -> Shapes:
+    """Shapes of the tensors of a safetensors file, by their names."""
+    path, shapes = folder / name, {}
     if not path.is_file():
         raise ConfigError(f"{flag} is {folder}; {INDEX} names the file {name}, which is not there")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH), "little")
-        try:
-            header = json.loads(file.read(length)) if LENGTH + length <= size else {}
-        except ValueError:
-            header = {}
-    ends = [entry["data_offsets"][1] for tensor, entry in header.items() if tensor != "__metadata__"]
-    if not header or LENGTH + length + max(ends, default=0) > size:
+    with suppress(SafetensorError), safe_open(path, "np") as file:
+        shapes = {tensor: file.get_slice(tensor).get_shape() for tensor in file.keys()}  # noqa: SIM118
+    if not shapes:
         raise ConfigError(
-            f"{flag} is {folder}; {name} has {size} bytes and is no whole safetensors file; if git made it, `git lfs "
-            "pull` gets the weights"
+            f"{flag} is {folder}; {name} has {path.stat().st_size} bytes and is no whole safetensors file; if git made "
+            "it, `git lfs pull` gets the weights"
         )
-    return header
+    return shapes

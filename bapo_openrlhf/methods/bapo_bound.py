@@ -87,7 +87,6 @@ class BoundBAPO(BAPO):
         self._drawn = {"bound/below_least": len(rows) - len(enough)}
         if drawn := enough[:count]:
             self._drawn["bound/tv_predicted"] = sum(tv for *_, tv, _ in drawn) / len(drawn)
-        self.replay.counts["sampled"] += len(drawn)
         return [group for *_, group in drawn]
 
     def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:

@@ -48,7 +48,6 @@ class POPO(FilteredMethod):
         """X1: fresh groups that the filter keeps. X3: the newest stored groups, the newest first."""
         newest = list(self.replay)[::-1]
         batch = fill(self.max_responses, fresh, self.keeps(fresh), replay=lambda free: fitting(newest, free))
-        self.replay.counts["sampled"] += len(batch.replayed)
         for group in filter(has_signal, fresh):  # last: a step's own groups are not replayed in that same step
             self.replay.add(group)
         self.replay.check()

@@ -111,6 +111,5 @@ class RolloutReplay(FilteredMethod):
         for place in chosen.tolist():
             number = int(np.searchsorted(ends, place, side="right"))
             positions.setdefault(number, []).append(place - int(ends[number]) + stored[number].size)
-        self.replay.counts["sampled"] += len(positions)
         groups = [stored[number].keep(places, relative_to="generated") for number, places in positions.items()]
         return groups, advantages[chosen]

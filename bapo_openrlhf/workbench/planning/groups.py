@@ -4,7 +4,7 @@ import math
 from dataclasses import astuple, dataclass
 
 from bapo_openrlhf.adapt.filters import UNIFORM
-from bapo_openrlhf.adapt.schedule import ROUNDS, RolloutSchedule
+from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
@@ -104,23 +104,29 @@ def average_groups(algorithm: Algorithm, workload: Workload, constants: Constant
     return Groups(*((1 - share) * a + share * b for a, b in zip(astuple(plain), astuple(again), strict=True)))
 
 
-def happenings(schedule: RolloutSchedule, steps: int) -> tuple[int, int, int]:
-    """What the schedule does in the steps 0 ... steps - 1 of a run, counted in closed form.
+def happenings(delay: int, every: int, steps: int) -> tuple[int, int, int]:
+    """What happens in the steps 0 ... steps - 1 of a run, counted in closed form.
+
+    Args:
+        delay: v, steps between two syncs.
+        every: m, steps between two re-evaluations. 0 means none.
+        steps: Steps of the run.
 
     Returns:
         Number of syncs of the delayed rollout policy, which follow each v-th update; number of re-evaluations, which
         come every m steps, first at t = m; and how many of these are between two syncs. Only for them the engines get
         today's weights in addition.
     """
-    every, last = schedule.reevaluate_every, steps - 1
+    last = steps - 1
     again = last // every if every else 0
-    both = last // math.lcm(schedule.delay, every) if every else 0
-    return steps // schedule.delay, again, again - both
+    both = last // math.lcm(delay, every) if every else 0
+    return steps // delay, again, again - both
 
 
 def rollouts(algorithm: Algorithm, workload: Workload, constants: Constants, steps: int) -> float:
     """Number of responses that a run of so many steps generates. The run's metric is `rollouts/total`."""
     fresh = groups_of_step(algorithm, workload, constants, reevaluates=False).fresh * steps
     again = groups_of_step(algorithm, workload, constants, reevaluates=True).again
-    again *= happenings(workload.schedule(algorithm), steps)[1]
+    adapt = workload.args.adapt
+    again *= happenings(adapt.rollout_delay, adapt.reevaluate_every if algorithm.adapted else 0, steps)[1]
     return workload.args.rollout.n_samples_per_prompt * (fresh + again)

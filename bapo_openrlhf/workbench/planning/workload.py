@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.config import with_flags
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import Block, blocks_of
@@ -126,11 +125,6 @@ class Workload:
     def has_reference(self, algorithm: Algorithm) -> bool:
         """Whether a reference model is loaded."""
         return self.reference and algorithm.reference
-
-    def schedule(self, algorithm: Algorithm) -> RolloutSchedule:
-        """The schedule of an algorithm. Without batch adaptation it syncs at every step."""
-        adapt = self.args.adapt
-        return RolloutSchedule(adapt.rollout_delay, adapt.reevaluate_every) if algorithm.adapted else RolloutSchedule(1)
 
     def with_flags(self, flags: Mapping[str, Any]) -> "Workload":
         """The workload with other values of some flags, by their dotted names."""

@@ -39,6 +39,13 @@ def test_a_file_that_is_cut_short(tmp_path, size):
     assert refused(tmp_path).startswith(f"{WHOLE} has {len(content)} bytes and is no whole safetensors file; ")
 
 
+def test_a_file_with_more_than_its_header_says(tmp_path):
+    save_file({"a": np.zeros(100)}, tmp_path / WHOLE)
+    with (tmp_path / WHOLE).open("ab") as file:
+        file.write(b"more")
+    assert "is no whole safetensors file" in refused(tmp_path)
+
+
 def test_the_pointer_that_git_leaves_in_the_place_of_a_large_file(tmp_path):
     (tmp_path / WHOLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1500\n")
     assert refused(tmp_path).endswith("if git made it, `git lfs pull` gets the weights")

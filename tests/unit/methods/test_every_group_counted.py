@@ -241,7 +241,6 @@ class BAPORun(Layer):
         self.fresh_filter, self.max_age = config.filter, config.replay_steps
         self.hard: dict[int, str] = {}
         self.replay: dict[int, str] = {}
-        self.drawn = 0
         seeds = iter(range(1000))  # a loaded state must not depend on the seed of the new object
         self.begin(
             lambda: BAPO(**vars(config), seed=next(seeds)),
@@ -281,7 +280,6 @@ class BAPORun(Layer):
             if self.t - self.groups[uid].step > self.config.replay_steps:
                 self.leave(self.replay, uid, "expired")
         assert set(uids(batch.replayed)) <= set(held(self.replay))  # before this step's own are stored
-        self.drawn += len(batch.replayed)
         named = self.due()
         for group in again:
             if group.mean <= self.c1:
@@ -306,11 +304,11 @@ class BAPORun(Layer):
         entries = [(entry.prompt, entry.mean, entry.step) for entry in hard.oldest(len(hard))]
         assert entries == [(g.prompt, g.mean, g.step) for g in (self.groups[uid] for uid in held(self.hard))]
         assert uids(replay) == held(self.replay)
-        for buffer, known, extra in ((hard, self.hard, {}), (replay, self.replay, {"sampled": self.drawn})):
+        for buffer, known in ((hard, self.hard), (replay, self.replay)):
             ends = Counter(known.values())
             self.met.update({f"{type(buffer).__name__} {end}": count for end, count in ends.items()})
             del ends["held"]
-            assert +buffer.counts == +Counter({**ends, **extra, "added": len(known)})
+            assert +buffer.counts == +Counter({**ends, "added": len(known)})
             buffer.check()
         if self.method.metrics():
             metrics = self.method.metrics()

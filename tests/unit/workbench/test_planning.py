@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
-from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.methods import BAPO
@@ -142,7 +141,7 @@ def test_syncs_and_reevaluations(delay, every, steps):
             engine = step - step % delay  # put back from the host
         if (step + 1) % delay == 0:
             engine, sent = step + 1, sent + 1
-    assert happenings(RolloutSchedule(delay, every), steps) == (sent - apart, again, apart)
+    assert happenings(delay, every, steps) == (sent - apart, again, apart)
 
 
 @pytest.mark.parametrize(("delay", "every"), [(1, 0), (5, 5), (2, 4), (8, 4), (3, 4), (5, 1)])
