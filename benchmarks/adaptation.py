@@ -86,7 +86,7 @@ class SampledRun(Run):
             sample.index = [index]
         clock.skip()
         for share in deal([sample.sequences.shape[1] for sample in samples], self.arithmetic.ranks["actor"]):
-            for positions in in_parts(share, self.arithmetic.micro_rollout):
+            for positions in in_parts(share, self.arithmetic.micro_train):
                 Experience.concat_experiences([samples[position] for position in positions], 0)
         clock.lap("openrlhf_padding")
         for name in ("groups_to_samples", "openrlhf_padding"):

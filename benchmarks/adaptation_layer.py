@@ -105,7 +105,7 @@ class Run:
             reevaluate_every=PERIOD,
         )
         self.eps = config.eps
-        self.arithmetic = BatchArithmetic(world.size, groups, groups, groups * world.size, {"actor": 8}, 8, 8)
+        self.arithmetic = BatchArithmetic(world.size, groups, groups, groups * world.size, {"actor": 8}, 8)
         self.make_method = lambda: config.make_method(self.arithmetic, seed=0)
         self.method, self.ledger = self.make_method(), Ledger()
 

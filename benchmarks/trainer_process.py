@@ -197,7 +197,7 @@ class Trainer:
             SimpleNamespace(pad_token_id=0), reference="reference",
         )  # fmt: skip
         config = AdaptConfig(method="bapo", rollout_delay=DELAY, reevaluate_every=DELAY)
-        arithmetic = BatchArithmetic(SIZE, groups, groups, groups * SIZE, {"actor": ranks}, micro, micro)
+        arithmetic = BatchArithmetic(SIZE, groups, groups, groups * SIZE, {"actor": ranks}, micro)
         self.method, self.ledger = config.make_method(arithmetic, seed=0), Ledger()
         self.recorder = StepRecorder(folder=folder / name, tokenizer=None, answer_chars=0)
 

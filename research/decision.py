@@ -45,6 +45,7 @@ from kept_records import FOLDER, keep_all, unpack
 from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
 from scipy import stats
 
+from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
@@ -121,11 +122,19 @@ class Records:
     _read: dict[str, Results | None] = field(default_factory=dict)
 
     def planned(self, name: str) -> list[Planned] | None:
-        """All runs of a stage. None if its learning rates are not known."""
+        """All runs of a stage; none if a search has found no learning rate. None if its rates are not known yet."""
         try:
             return planned(stage_of(name), self.root) if name in {stage.name for stage in STAGES} else []
         except NotYet:
             return None
+        except RunError:
+            return []
+
+    def counted(self, name: str, arm: str) -> bool:
+        """Whether all planned runs of an arm have ended, and it is counted what their models solve."""
+        runs = self.planned(name)
+        of_arm = [run for run in runs or () if run.arm.name == arm]
+        return runs is not None and all(ended(run) and (run.done <= (run.folder / SOLVED).is_file()) for run in of_arm)
 
     def runs(self, stage: Stage) -> list[Planned]:
         """The runs of a stage that are done; none if its learning rates are not known."""
@@ -222,8 +231,7 @@ def no_answer(records: Records, comparison: Comparison, pairs: int) -> str:
     of_both = [run for of_arm in by_arm for run in of_arm]
     if runs is None or not all(map(ended, of_both)):
         return NOT_YET
-    done = [run for run in of_both if run.done]
-    if comparison.outcome == "solved" and not all((run.folder / SOLVED).is_file() for run in done):
+    if comparison.outcome == "solved" and not all(records.counted(comparison.stage, arm) for arm in comparison.arms):
         return NOT_YET
     if pairs < 2:
         return NOT_TESTED
@@ -379,12 +387,16 @@ def forms_of_x2(records: Records) -> pd.DataFrame:
     """What BAPO with each form of X2 solves of the never solved problems, minus BAPO without X2.
 
     Returns:
-        A row for each that has two pairs: method, pairs, and gain, low and high in points.
+        A row for each that has two pairs, if all runs of both are counted: method, pairs, and gain, low and high in
+        points.
     """
     solved = pd.concat([records.solved(stage) for stage in ("hard", "hard_more")]).unstack(0)
     rows = []
     for method in FORMS_OF_X2:
-        both = solved.reindex(columns=[f"{method}-group", "without_x2-group"]).dropna()
+        arms = (f"{method}-group", "without_x2-group")
+        if not all(records.counted(stage, arm) for stage in ("hard", "hard_more") for arm in arms):
+            continue
+        both = solved.reindex(columns=arms).dropna()
         if len(both) > 1:
             interval = mean_interval(100 * (both.iloc[:, 0] - both.iloc[:, 1]))
             rows.append({"method": method, "pairs": len(both), "gain": interval.value, "low": interval.low,

@@ -28,7 +28,7 @@ from pathlib import Path
 import pandas as pd
 from decision_stages import AVX2, FAILED, STAGES, NotYet, Stage, ended, planned, seconds_left, stage_of, study_of
 from folders import RESULTS, ROOT
-from hard_prompts import BASE_COUNTS, solved_by, write_never
+from hard_prompts import BASE_COUNTS, SOLVED, solved_by, write_never
 from kept_records import newest_commit, unpack
 
 from bapo_openrlhf.errors import ConfigError, RunError
@@ -196,7 +196,7 @@ def note_failure(run: Planned) -> None:
     (run.folder / FAILED if once.exists() else once).touch()
 
 
-def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], until: float | None) -> bool:
+def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], root: Path, until: float | None) -> bool:
     """Run some of the runs of a stage, one after the other. Returns whether there was time for all of them."""
     from bapo_openrlhf.launch.cluster import shared_ray
 
@@ -211,6 +211,8 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], un
             failures = failures + 1 if outcome.failed else 0
             if outcome.failed:
                 note_failure(run)
+            elif stage.solved:
+                count_solved([run], root)
             if failures == MOST_FAILURES:
                 raise RunError(
                     f"{failures} runs in a row have failed, the last one is {run.folder}; see its output.log"
@@ -219,10 +221,12 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], un
 
 
 def count_solved(runs: Iterable[Planned], root: Path) -> None:
-    """Count what each trained model solves, unless it was counted before."""
+    """Count what the trained models of runs that are done solve. A run that cannot be counted stays uncounted."""
     for run in runs:
-        if run.done:
+        try:
             solved_by(run.folder, root)
+        except RunError as error:
+            print(f"{run.name} is not counted: {error}", file=sys.stderr)
 
 
 def run(root: Path, hours: float | None) -> int:
@@ -233,25 +237,28 @@ def run(root: Path, hours: float | None) -> int:
     unpack_model(root)
     until = None if hours is None else time.monotonic() + 3600 * hours
     for stage in STAGES:
-        prepared = False
+        prepared, waiting = False, []
         while True:
             try:
                 runs = planned(stage, root)
             except NotYet as error:
                 print(f"{error}; stage {stage.name} has to wait for it")
                 return 1
+            except RunError as error:
+                print(f"stage {stage.name} is left out: {error}")
+                break
             require_unmixed(stage, runs, now)
-            if stage.solved and any(run.done for run in runs):
-                count_solved(runs, root)
             beside = planned(stage_of(stage.beside), root) if stage.beside else ()
             here, waiting = of_this_cpu(runs, now["cpu"], beside)
+            uncounted = [run for run in runs if stage.solved and run.done and not (run.folder / SOLVED).is_file()]
+            if (here or uncounted) and not prepared:
+                prepare_stage(stage, root)
+                prepared = True
+                count_solved(uncounted, root)
             if not here:
                 break
             print(left(root), flush=True)
-            if not prepared:
-                prepare_stage(stage, root)
-                prepared = True
-            if not run_stage(stage, runs, here, until):
+            if not run_stage(stage, runs, here, root, until):
                 return 1
         if waiting:
             print(f"stage {stage.name}: {', '.join(one.name for one in waiting)} wait for the CPU of their seeds")

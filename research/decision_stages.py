@@ -373,12 +373,14 @@ def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
     """How many runs of a stage have not ended, and the seconds that they take with AMX.
 
     Runs of a method that were done already say how long it takes. Without any, the estimate of the stage counts. If
-    the rates are not known yet, all runs of the stage are left.
+    the rates are not known yet, all runs of the stage are left. If a search has found none, no run is left.
     """
     try:
         runs = planned(stage, root)
     except NotYet:
         return len(stage.seconds) * len(stage.seeds), len(stage.seeds) * sum(stage.seconds.values())
+    except RunError:
+        return 0, 0.0
     left, measured = [run for run in runs if not ended(run)], {}
     for run in runs:
         if run.done:

@@ -19,6 +19,7 @@ import pandas as pd
 from folders import RESULTS, ROOT
 from hard_sums import TRAINED
 
+from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.record.run_record import MODEL
 from bapo_openrlhf.workbench.evaluation.store import read_rows
@@ -39,11 +40,16 @@ def evaluate(
 
     Returns:
         The scores of each problem, by the problem's text.
+
+    Raises:
+        RunError: The evaluation failed.
     """
     words = ["--config", *CONFIG, "--model", str(model), "--benchmarks", f"hard={problems}", "--reward", REWARD]
     words += ["--runs", str(runs), "--k", str(runs), "--limit", str(limit), "--seed", str(seed), "--out", str(out)]
     words += ["--name", "hard"]
-    subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "evaluate", *words], cwd=root, check=True)
+    code = subprocess.run([sys.executable, "-m", "bapo_openrlhf.cli", "evaluate", *words], cwd=root).returncode
+    if code:
+        raise RunError(f"the evaluation of {model} ended with {code}; its output is above")
     return {row["input"]: row["scores"] for row in read_rows(out, "hard").values()}
 
 

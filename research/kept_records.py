@@ -28,9 +28,9 @@ def keep_all(root: Path) -> None:
     """
     lost = []
     for stage in STAGES:
-        folder = stage.folder(root) / RUNS
-        if any(folder.glob(f"*/{SUMMARY}")):
-            keep(folder, FOLDER / f"{stage.name}.tar.xz")
+        folder, last = stage.folder(root) / RUNS, SOLVED if stage.solved else SUMMARY
+        if any(folder.glob(f"*/{last}")):
+            keep(folder, FOLDER / f"{stage.name}.tar.xz", last)  # what a model solves cannot be counted without it
         lost += [{"stage": stage.name, "run": path.parent.name} for path in sorted(folder.glob(f"*/{FAILED}"))]
     pd.DataFrame(lost, columns=["stage", "run"]).to_csv(FOLDER / "failed.csv", index=False)
     if (base := root / AGAIN / SOLVED).is_file():

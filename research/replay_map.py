@@ -336,7 +336,8 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
     """How many optimizer steps an arm makes for 1,000 responses that it generates.
 
     Returns:
-        A row for each arm: label, path and optimizer_steps.
+        A row for each arm: label, path and optimizer_steps, which are not known (NaN) of an arm that also trains on
+        worked solutions.
     """
     rows = []
     for arm in results.arms:
@@ -345,7 +346,10 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
         of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
         steps_made = of_batch * args.train.max_epochs
-        rate = 1000 * steps_made.sum() / steps["rollouts/step"].sum()
+        shown = steps.reindex(columns=["demonstrations/tokens"])["demonstrations/tokens"]
+        if shown.sum() > 0:
+            steps_made = steps_made * np.nan
+        rate = 1000 * steps_made.sum(skipna=False) / steps["rollouts/step"].sum()
         rows.append({"label": results.labels[arm.name], "path": arm.path, "optimizer_steps": rate})
     return pd.DataFrame(rows)
 

@@ -151,7 +151,7 @@ def shared(batch: Batch, ranks: int) -> dict[str, int]:
 def simulate(name: str, prompts: int, passes: float, seed: int, ranks: int) -> dict:
     """Run one method: a row every EVERY steps, and totals of what the ranks do over all steps."""
     config = AdaptConfig(method=name, batch_size=BATCH, buffer_size=256, rollout_delay=DELAY, reevaluate_every=AGAIN)
-    arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, train_batch(ranks), {"actor": ranks}, MICRO, MICRO)
+    arithmetic = BatchArithmetic(SIZE, BATCH, BATCH, train_batch(ranks), {"actor": ranks}, MICRO)
     method: Method = config.make_method(arithmetic, seed)
     world, ledger = World(prompts, seed), Ledger()
     steps = max(int(passes * prompts / BATCH / method.candidates), 2 * AGAIN)

@@ -123,10 +123,10 @@ def main() -> int:
     return 0
 
 
-def keep(runs: Path, records: Path) -> None:
-    """Pack the records of the runs that are done."""
+def keep(runs: Path, records: Path, last: str = SUMMARY) -> None:
+    """Pack the records of the runs that have the file `last`, which by default those that are done have."""
     with tarfile.open(records, "w:xz") as file:
-        for run in sorted(path.parent for path in runs.glob(f"*/{SUMMARY}")):
+        for run in sorted(path.parent for path in runs.glob(f"*/{last}")):
             for name in KEPT:
                 if not (run / name).is_file():  # a run without evaluations has no such file
                     continue

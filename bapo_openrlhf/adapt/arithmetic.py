@@ -22,7 +22,6 @@ class BatchArithmetic:
         train_batch: Samples of an optimizer step.
         ranks: Number of data-parallel ranks of actor, critic and reference, by name.
         micro_train: Samples of a micro-batch in training, on one rank.
-        micro_rollout: Samples of a forward pass when experience is made, on one rank.
     """
 
     group_size: int
@@ -31,7 +30,6 @@ class BatchArithmetic:
     train_batch: int
     ranks: dict[str, int]
     micro_train: int
-    micro_rollout: int
 
     @property
     def most_samples(self) -> int:
@@ -50,23 +48,6 @@ class BatchArithmetic:
     def full_samples(self, samples: int) -> int:
         """Samples that the optimizer steps for a batch of `samples` would hold if they were full."""
         return min(math.ceil(samples / self.train_batch) * self.train_batch, self.most_samples)
-
-    def left_over(self, samples: int, *, dynamic: bool) -> int:
-        """Samples of a batch that plain OpenRLHF does not train on.
-
-        Each rank trains on whole micro-batches. With dynamic batching all ranks train on whole optimizer steps.
-
-        Args:
-            samples: Samples of the batch. There are fewer than usual at the end of the data.
-            dynamic: Whether `--train.dynamic_batch_enable` is on.
-        """
-        if dynamic:
-            full = self.rollout_groups * self.group_size // self.train_batch
-            return samples - min(full, samples // self.train_batch) * self.train_batch
-        ranks = self.ranks["actor"]
-        batches = [min(self.micro_rollout, samples - start) for start in range(0, samples, self.micro_rollout)]
-        share = math.ceil(len(batches) / ranks)  # forward-pass batches of one rank
-        return sum(sum(batches[rank * share : (rank + 1) * share]) % self.micro_train for rank in range(ranks))
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:

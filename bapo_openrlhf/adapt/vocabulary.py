@@ -16,10 +16,4 @@ TRAINED = STATES[:2]  # those that the step trains on
 FAILED = "failed"
 DROPPED = "dropped"  # state of a response whose group is trained on without it
 EARLIER = ("replayed", "unused")  # fields of Batch with groups of earlier steps, whose state was counted then
-
-# Entries of a sample's `info`: the lowest and the highest version of the weights that generated the response. A version
-# is a number of updates.
-VERSIONS = ("version_min", "version_max")
-# The same if partial rollouts are on: the version and the number of tokens of each part of the response.
-SEGMENTS = "segments"
-STOPPED = "stopped"  # entry of the `info` of a response that is not finished
+REASONS = ("none_right", "all_right", "by_draw")  # why a group is filtered

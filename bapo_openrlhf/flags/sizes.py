@@ -24,8 +24,23 @@ def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
         train_batch=args.train.batch_size,
         ranks={name: max(m.num_nodes * m.num_gpus_per_node // copies, 1) for name, m in models.items()},
         micro_train=args.train.micro_batch_size,
-        micro_rollout=args.rollout.micro_batch_size,
     )
+
+
+def left_over(args: SimpleNamespace, samples: int) -> int:
+    """Samples of a batch of `samples` that plain OpenRLHF does not train on.
+
+    Each rank trains on whole micro-batches. With dynamic batching all ranks train on whole optimizer steps. There are
+    fewer samples than usual at the end of the data.
+    """
+    sizes = batch_arithmetic(args)
+    if args.train.dynamic_batch_enable:
+        full = sizes.rollout_groups * sizes.group_size // sizes.train_batch
+        return samples - min(full, samples // sizes.train_batch) * sizes.train_batch
+    most, ranks = args.rollout.micro_batch_size, sizes.ranks["actor"]
+    batches = [min(most, samples - start) for start in range(0, samples, most)]
+    share = math.ceil(len(batches) / ranks)  # forward-pass batches of one rank
+    return sum(sum(batches[rank * share : (rank + 1) * share]) % sizes.micro_train for rank in range(ranks))
 
 
 def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:

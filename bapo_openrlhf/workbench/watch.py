@@ -6,8 +6,9 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.adapt.vocabulary import REASONS, SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
+from bapo_openrlhf.record.outcome import ENDS
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
@@ -188,7 +189,7 @@ def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
     if not generated:
         return []
     facts = [f"{generated:.0f} groups in {many(len(shown), 'step')}"]
-    for name in ("filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite", "failed"):
+    for name in ENDS:
         count = _sum(shown, f"groups/{name}")
         if count:
             facts.append(f"{count:.0f} {name.replace('_', ' ')}" + (_why(shown) if name == "filtered" else ""))
@@ -196,7 +197,7 @@ def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
 
 
 def _why(shown: Sequence[Mapping[str, Any]]) -> str:
-    counts = {word: _sum(shown, f"filtered/{word}") for word in ("none_right", "all_right", "by_draw")}
+    counts = {word: _sum(shown, f"filtered/{word}") for word in REASONS}
     words = [f"{count:.0f} {word.replace('_', ' ')}" for word, count in counts.items() if count]
     return f" ({', '.join(words)})" if words else ""
 

@@ -200,7 +200,7 @@ def test_what_was_solved(records, tmp_path):
 
 
 def test_forms_of_x2_beside_none_of_it(records, tmp_path, monkeypatch):
-    """The arms of two stages. One that has a single pair is left out."""
+    """The arms of two stages. One whose runs are not all counted is left out."""
     hard = replace(HARD, seconds={"bapo": 1, "bapo_c1_0": 1, "without_x2": 1})
     for module in (stages, decision):
         monkeypatch.setattr(module, "STAGES", (SEARCH, hard, MORE))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import decision_runs as runner
 import decision_stages as stages
 import pytest
+from hard_prompts import SOLVED
 from made_runs import MADE, flag, write_run
 
 from bapo_openrlhf.errors import ConfigError, RunError
@@ -28,7 +29,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "run_command", lambda command, root: None)
     monkeypatch.setattr(runner.record, "provenance", lambda: dict(MADE))
 
-    def run_stage(stage, runs, here, until):
+    def run_stage(stage, runs, here, root, until):
         for run in here:
             names.append(run.name)
             cpu = runner.record.provenance()["cpu"]
@@ -177,9 +178,10 @@ def one_by_one(monkeypatch, tmp_path):
     monkeypatch.setattr(runner, "checked", lambda runs: ({}, 2))
     stage = replace(SEARCH, seeds=(201, 202), grid=(1e-4, 2e-4))
 
-    def run_stage(until=None):
+    def run_stage(until=None, **changed):
         runs = stages.planned(stage, tmp_path)
-        return runner.run_stage(stage, runs, [run for run in runs if not stages.ended(run)], until)
+        here = [run for run in runs if not stages.ended(run)]
+        return runner.run_stage(replace(stage, **changed), runs, here, tmp_path, until)
 
     return begun, fails, run_stage
 
@@ -202,6 +204,51 @@ def test_the_machine_is_the_reason_if_runs_fail_in_a_row(one_by_one):
     with pytest.raises(RunError, match="3 runs in a row"):
         run_stage()
     assert len(begun) == 3
+
+
+def test_what_a_model_solves_is_counted_after_its_run(one_by_one, monkeypatch, capsys):
+    """A count that fails stops nothing. The run stays uncounted."""
+    begun, fails, run_stage = one_by_one
+    fails.add("plain_0.0001-group-s202")
+    counted = []
+
+    def solved_by(folder, root):
+        counted.append((folder.name, begun[-1]))
+        if len(counted) == 2:
+            raise RunError("the evaluation ended with 1")
+
+    monkeypatch.setattr(runner, "solved_by", solved_by)
+    assert run_stage(solved=True)
+    assert counted == [(name, name) for name in begun if name not in fails] and len(counted) == 3
+    assert f"{counted[1][0]} is not counted: the evaluation ended with 1" in capsys.readouterr().err
+
+
+def test_runs_that_are_not_counted_are_counted_first(small, tmp_path, monkeypatch):
+    """Also if no run is left, and after the problems have been written."""
+    monkeypatch.setattr(stages, "MOST_MORE", 0)
+    search = replace(SEARCH, solved=True)
+    for module in (runner, stages):
+        monkeypatch.setattr(module, "STAGES", (search,))
+    order = []
+    monkeypatch.setattr(runner, "write_never", lambda root: order.append("problems"))
+    monkeypatch.setattr(runner, "solved_by", lambda folder, root: order.append(folder.name))
+    runs = stages.planned(search, tmp_path)
+    for run in runs:
+        write_run(run, 0.6 if flag(run, stages.RATE) == "0.0001" else 0.3)
+    (runs[0].folder / SOLVED).touch()
+    assert runner.run(tmp_path, None) == 0 and small == []
+    assert order == ["problems", runs[1].name]
+
+
+def test_a_stage_without_a_rate_is_left_out(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stages, "MOST_MORE", 0)
+    for run in stages.planned(SEARCH, tmp_path):
+        run.folder.mkdir(parents=True)
+        (run.folder / stages.FAILED).touch()
+    assert runner.run(tmp_path, None) == 0 and small == []
+    assert (
+        "stage after is left out: the search search: a run of each rate of plain has failed" in capsys.readouterr().out
+    )
 
 
 def test_no_run_is_started_after_the_time(one_by_one):

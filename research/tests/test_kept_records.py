@@ -1,5 +1,8 @@
 """Records that are kept find their way back into a worktree, on another machine too."""
 
+import tarfile
+from dataclasses import replace
+
 import decision_stages as stages
 import kept_records
 import pytest
@@ -58,6 +61,15 @@ def test_a_run_that_is_there_stays(kept, tmp_path):
     kept_records.unpack(tmp_path / "second")
     assert (there.folder / "metrics.jsonl").read_text() == before
     assert begun.done and (begun.folder / "metrics.jsonl").read_text()
+
+
+def test_a_run_whose_model_has_to_be_counted_is_kept_after_that(kept, monkeypatch):
+    """Its model is not kept, so another machine could not count it."""
+    counted, uncounted = stages.planned(SEARCH, kept)
+    monkeypatch.setattr(kept_records, "STAGES", (replace(SEARCH, solved=True),))
+    kept_records.keep_all(kept)
+    with tarfile.open(kept_records.FOLDER / "search.tar.xz") as file:
+        assert {name.split("/")[0] for name in file.getnames()} == {counted.name} != {uncounted.name}
 
 
 def test_the_commit_that_goes_on(kept, monkeypatch, tmp_path):

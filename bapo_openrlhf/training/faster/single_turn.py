@@ -20,9 +20,9 @@ from openrlhf.utils.vlm_utils import process_prompt_with_images
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.adapt.vocabulary import STOPPED
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.training.contract import extends
+from bapo_openrlhf.training.generate.samples import STOPPED
 from bapo_openrlhf.training.reward.failures import Failures
 from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.training.reward.reward_worker import Invalid, checked

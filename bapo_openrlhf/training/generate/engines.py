@@ -24,7 +24,6 @@ from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from bapo_openrlhf.adapt.vocabulary import STOPPED, VERSIONS
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.training.contract import extends, plain_class
@@ -33,6 +32,7 @@ from bapo_openrlhf.training.faster.weight_receipt import Piece, borrow, receive
 from bapo_openrlhf.training.generate.adapters import merge_adapters
 from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.generate.engine_core import ENGINE, block_interrupts, end_with
+from bapo_openrlhf.training.generate.samples import STOPPED, VERSIONS
 from bapo_openrlhf.training.generate.user_agent import load_agent
 from bapo_openrlhf.training.reward.failures import Failures
 from bapo_openrlhf.training.reward.reward_pool import RewardPool

@@ -14,8 +14,8 @@ from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_mean, exact_rewards
-from bapo_openrlhf.adapt.vocabulary import VERSIONS, Source
-from bapo_openrlhf.training.generate.samples import groups_of, prompt_of
+from bapo_openrlhf.adapt.vocabulary import Source
+from bapo_openrlhf.training.generate.samples import VERSIONS, groups_of, prompt_of
 
 logger = init_logger(__name__)
 

@@ -16,12 +16,11 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
 
 from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.adapt.vocabulary import SEGMENTS, STOPPED
 from bapo_openrlhf.training.faster.single_turn import Prefix
 from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.generate.generated import check_versions
 from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator, Rollout, Samples
-from bapo_openrlhf.training.generate.samples import by_request, prompt_of
+from bapo_openrlhf.training.generate.samples import SEGMENTS, STOPPED, by_request, prompt_of
 
 
 @dataclass

@@ -9,7 +9,13 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT, Range
-from bapo_openrlhf.adapt.vocabulary import SEGMENTS
+
+# Entries of a sample's `info`: the lowest and the highest version of the weights that generated the response. A version
+# is a number of updates.
+VERSIONS = ("version_min", "version_max")
+# The same if partial rollouts are on: the version and the number of tokens of each part of the response.
+SEGMENTS = "segments"
+STOPPED = "stopped"  # entry of the `info` of a response that is not finished
 
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:

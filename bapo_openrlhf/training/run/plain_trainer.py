@@ -8,7 +8,7 @@ import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
-from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.training.contract import extends, plain_class
 from bapo_openrlhf.training.generate.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.generate.rollout import RecordedSamplesGenerator
@@ -120,9 +120,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         status |= filter_reasons(filtered)
         status["groups/reevaluated"] = status["groups/replayed"] = 0
         status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
-        status["rollouts/left_over"] = batch_arithmetic(self.args).left_over(
-            len(trained), dynamic=self.args.train.dynamic_batch_enable
-        )
+        status["rollouts/left_over"] = left_over(self.args, len(trained))
         if trained:
             status["length/fresh"] = tokens / len(trained)
         return status

@@ -5,13 +5,13 @@ from typing import Any
 
 import pandas as pd
 
+from bapo_openrlhf.adapt.vocabulary import REASONS
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.curves import smoothed
 from bapo_openrlhf.workbench.report.runs import Run
 
 ALL_SECONDS = "time of all steps"
-REASONS = ("none_right", "all_right", "by_draw")  # why the filter dropped a group
 
 
 def outcomes(run: Run) -> dict[str, int]:

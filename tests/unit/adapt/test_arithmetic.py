@@ -7,7 +7,6 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from bapo_openrlhf.adapt.arithmetic import (
     BatchArithmetic,
@@ -24,7 +23,7 @@ from bapo_openrlhf.adapt.arithmetic import (
 many = settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
 
 
-def arithmetic(ranks: dict[str, int], *, capacity=64, group_size=8, micro_train=1, micro_rollout=1, train_batch=8):
+def arithmetic(ranks: dict[str, int], *, capacity=64, group_size=8, micro_train=1, train_batch=8):
     return BatchArithmetic(
         group_size=group_size,
         capacity=capacity,
@@ -32,28 +31,7 @@ def arithmetic(ranks: dict[str, int], *, capacity=64, group_size=8, micro_train=
         train_batch=train_batch,
         ranks=ranks,
         micro_train=micro_train,
-        micro_rollout=micro_rollout,
     )
-
-
-class TestLeftOver:
-    @pytest.mark.parametrize("ranks", [1, 2, 3])
-    @pytest.mark.parametrize(("micro_train", "micro_rollout"), [(1, 4), (4, 8), (3, 5), (8, 3)])
-    def test_is_what_openrlhf_does_not_hand_out(self, ranks, micro_train, micro_rollout):
-        counts = arithmetic({"actor": ranks}, micro_train=micro_train, micro_rollout=micro_rollout)
-        for samples in range(1, 60):
-            batches = [list(range(samples))[i : i + micro_rollout] for i in range(0, samples, micro_rollout)]
-            size = -(-len(batches) // ranks)  # as OpenRLHF's launcher cuts a list
-            shares = [list(itertools.chain(*batches[rank * size : (rank + 1) * size])) for rank in range(ranks)]
-            trained = sum(len(batch) for share in shares for batch in DataLoader(share, micro_train, drop_last=True))
-            assert counts.left_over(samples, dynamic=False) == samples - trained
-
-    @pytest.mark.parametrize(
-        ("samples", "left"), [(512, 0), (511, 127), (250, 122), (128, 0), (127, 127), (600, 88), (0, 0)]
-    )
-    def test_with_dynamic_batching_by_hand(self, samples, left):
-        # 64 groups of 8 are 4 optimizer steps of 128
-        assert arithmetic({"actor": 2}, train_batch=128).left_over(samples, dynamic=True) == left
 
 
 @pytest.mark.parametrize(

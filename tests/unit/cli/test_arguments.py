@@ -608,7 +608,7 @@ class TestRanges:
 
 class TestMakeMethod:
     ARITHMETIC = BatchArithmetic(
-        group_size=6, capacity=40, rollout_groups=32, train_batch=48, ranks={"actor": 4}, micro_train=3, micro_rollout=1
+        group_size=6, capacity=40, rollout_groups=32, train_batch=48, ranks={"actor": 4}, micro_train=3
     )
 
     def test_each_field_lands_in_its_place(self):

@@ -1,15 +1,17 @@
 """Sizes of batches from OpenRLHF's flags."""
 
+import itertools
 import math
 from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
+from torch.utils.data import DataLoader
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
-from bapo_openrlhf.flags.sizes import batch_arithmetic, most_tokens, pretraining_steps
+from bapo_openrlhf.flags.sizes import batch_arithmetic, left_over, most_tokens, pretraining_steps
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ class TestArithmetic:
             ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
             adapt=SimpleNamespace(enabled=True, kl_target="reference", batch_size=batch),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
-            train=SimpleNamespace(batch_size=48, micro_batch_size=2),
+            train=SimpleNamespace(batch_size=48, micro_batch_size=2, dynamic_batch_enable=False),
         )
 
     def test_takes_each_number_from_its_flag(self):
@@ -51,7 +53,6 @@ class TestArithmetic:
             train_batch=48,
             ranks={"actor": 8, "critic": 4, "reference": 2},
             micro_train=2,
-            micro_rollout=3,
         )
 
     def test_only_models_that_are_built_count(self):
@@ -107,3 +108,28 @@ def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
         train=SimpleNamespace(max_epochs=3, batch_size=16),
     )
     assert pretraining_steps(args) == steps
+
+
+class TestLeftOver:
+    @pytest.mark.parametrize("ranks", [1, 2, 3])
+    @pytest.mark.parametrize(("micro_train", "micro_rollout"), [(1, 4), (4, 8), (3, 5), (8, 3)])
+    def test_is_what_openrlhf_does_not_hand_out(self, ranks, micro_train, micro_rollout):
+        args = TestArithmetic().args()
+        args.actor = SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks)
+        args.rollout.micro_batch_size, args.train.micro_batch_size = micro_rollout, micro_train
+        for samples in range(1, 60):
+            batches = [list(range(samples))[i : i + micro_rollout] for i in range(0, samples, micro_rollout)]
+            size = -(-len(batches) // ranks)  # as OpenRLHF's launcher cuts a list
+            shares = [list(itertools.chain(*batches[rank * size : (rank + 1) * size])) for rank in range(ranks)]
+            trained = sum(len(batch) for share in shares for batch in DataLoader(share, micro_train, drop_last=True))
+            assert left_over(args, samples) == samples - trained
+
+    @pytest.mark.parametrize(
+        ("samples", "left"), [(512, 0), (511, 127), (250, 122), (128, 0), (127, 127), (600, 88), (0, 0)]
+    )
+    def test_with_dynamic_batching_by_hand(self, samples, left):
+        """64 groups of 8 are 4 optimizer steps of 128."""
+        args = TestArithmetic().args()
+        args.rollout.batch_size, args.rollout.n_samples_per_prompt, args.train.batch_size = 64, 8, 128
+        args.train.dynamic_batch_enable = True
+        assert left_over(args, samples) == left

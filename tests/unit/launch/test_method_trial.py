@@ -65,7 +65,7 @@ def test_a_method_without_a_fault():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_no_built_in_method_has_a_fault(name):
-    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4)
+    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4)
     adapt = AdaptConfig(method=name, reevaluate_every=1)
     assert len(try_method(lambda: adapt.make_method(arithmetic, seed=1), **SIZES, steps=24)) == 24
 

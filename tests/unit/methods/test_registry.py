@@ -84,7 +84,7 @@ def file(tmp_path):
 def test_every_name_is_a_method_that_can_be_made(name):
     kind = method_class(name)
     assert issubclass(kind, Method) and kind.__doc__
-    arithmetic = BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8, 8)
+    arithmetic = BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8)
     method = AdaptConfig(method=name).make_method(arithmetic, seed=3)
     assert type(method) is kind and method.candidates >= 1
     other = AdaptConfig(method=name).make_method(arithmetic, seed=4)
@@ -115,7 +115,7 @@ STATES = {
 @pytest.mark.parametrize("name", STATES)
 def test_the_state_of_a_method_keeps_its_format(name):
     """Checkpoints of version 0.1 have states with this name, version and these keys."""
-    method = AdaptConfig(method=name).make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8, 8), seed=3)
+    method = AdaptConfig(method=name).make_method(BatchArithmetic(8, 32, 32, 128, {"actor": 1}, 8), seed=3)
     state = method.state_dict()
     assert (state["method"], state["version"]) == (name, 1)
     assert list(state) == ["method", "version", *STATES[name].split()]
@@ -125,7 +125,7 @@ def test_the_state_of_a_method_keeps_its_format(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
     """And every group of 24 steps ends in one counted state, and only groups of earlier steps are replayed."""
-    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4)
+    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
     ledger, rng, seen = Ledger(), random.Random(1), set()
     for step in range(24):  # rollout_replay replays nothing in the first 20
@@ -150,7 +150,7 @@ def test_a_reward_means_its_place_in_the_range(name, make_group):
     lists = []
     for low, high in ((0, 1), (-1, 3)):
         method, rng, made = (
-            adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4), seed=1),
+            adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4), seed=1),
             random.Random(5),
             [],
         )
@@ -180,7 +180,7 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
 
     There are no others, unless the method adds rewards to groups.
     """
-    arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8, 4)
+    arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
     method.solutions = Solved()
     size = 3 if name == "luffy" else 4  # a worked solution has the place of its fourth
@@ -210,7 +210,7 @@ def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped
 
     def new_method(seed):
         adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1)
-        method = adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4, 4), seed=seed)
+        method = adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4), seed=seed)
         method.solutions = Solved()
         return method
 
@@ -360,7 +360,7 @@ def test_what_is_no_method_is_refused(file, name, message):
 
 
 def test_the_flags_reach_bapo_by_their_names():
-    arithmetic = BatchArithmetic(8, 32, 48, 128, {"actor": 2}, 8, 8)
+    arithmetic = BatchArithmetic(8, 32, 48, 128, {"actor": 2}, 8)
     adapt = AdaptConfig(method="bapo", c1="1/4", replay_steps=2, eps=0.5, buffer_size=9)
     method = adapt.make_method(arithmetic, seed=1)
     assert isinstance(method, BAPO)

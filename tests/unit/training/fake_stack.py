@@ -28,7 +28,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt import vocabulary  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.adapt.vocabulary import STOPPED, VERSIONS  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.config import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
@@ -37,7 +36,11 @@ from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.generate.engines import request_seed  # noqa: E402
 from bapo_openrlhf.training.generate.generated import generated_groups, is_usable  # noqa: E402
-from bapo_openrlhf.training.generate.samples import in_groups  # noqa: E402
+from bapo_openrlhf.training.generate.samples import (  # noqa: E402
+    STOPPED,
+    VERSIONS,
+    in_groups,
+)
 from bapo_openrlhf.training.reward.failures import Failures  # noqa: E402
 from bapo_openrlhf.training.run.trainer import AdaptedPPOTrainer  # noqa: E402
 

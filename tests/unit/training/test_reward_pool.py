@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.vocabulary import SEGMENTS, STOPPED, VERSIONS
 from bapo_openrlhf.record.metrics import all_metrics
+from bapo_openrlhf.training.generate.samples import SEGMENTS, STOPPED, VERSIONS
 from bapo_openrlhf.training.reward import reward_pool
 from bapo_openrlhf.training.reward import reward_worker as worker
 from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool

@@ -20,9 +20,9 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.adapt.vocabulary import SEGMENTS  # noqa: E402
 from bapo_openrlhf.training.generate.rollout import chosen_prompts  # noqa: E402
 from bapo_openrlhf.training.generate.samples import (  # noqa: E402
+    SEGMENTS,
     by_request,
     groups_of,
     in_groups,
