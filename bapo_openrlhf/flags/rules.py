@@ -4,6 +4,7 @@ OpenRLHF checks few values. It finds out about most others when models are loade
 of `BEFORE` is looked at before OpenRLHF completes the flags, because it would change some of them and only print it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,10 @@ SIZES = [
          lambda f: (f["rollout.vllm_generate_batch_size"] or 0) > f["rollout.batch_size"]
          and not f["train.async_enable"],
          "{it}; it must be at most rollout.batch_size {f[rollout.batch_size]} without train.async_enable"),
+    Rule("rollout.vllm_generate_batch_size",
+         lambda f: 0 < (f["rollout.vllm_generate_batch_size"] or 0) < f["rollout.batch_size"],
+         "{it}; it must be at least rollout.batch_size, {f[rollout.batch_size]}: a step would have fewer prompts than "
+         "OpenRLHF counts for the learning-rate schedule"),
     Rule("rollout.max_new_tokens", lambda f: (f["rollout.max_new_tokens"] or 0) >= f["data.max_len"],
          "{it}; it must be below data.max_len {f[data.max_len]} = prompt + response"),
     Rule("reward.overlong_buffer_len", lambda f: (f["reward.overlong_buffer_len"] or 0) > f.longest_response,
@@ -282,6 +287,10 @@ WITH_ADAPTATION = [
          and (f["adapt.ratio"], f["actor.policy_loss_type"]) != ("behaviour", "ppo"),
          "{it}; it needs adapt.ratio behaviour and actor.policy_loss_type ppo, because it is about the ratio pi/alpha "
          "of each token"),
+    Rule("ckpt.max_mem",
+         lambda f: f.adapted and f["ckpt.max_mem"] < math.inf and not f["ckpt.disable_ds"],
+         "{it}; it must be left out: OpenRLHF deletes checkpoints until the others are smaller, also the last one, "
+         "before it writes a new one. ckpt.max_num limits their number"),
     Rule("ckpt.max_num", lambda f: f.adapted and f["ckpt.save_steps"] > 0 and not f["ckpt.disable_ds"]
          and f["ckpt.max_num"] < 2,
          "{it}; it must be at least 2: OpenRLHF deletes the oldest checkpoint before it writes a new one"),

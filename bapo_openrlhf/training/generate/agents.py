@@ -5,13 +5,15 @@ and a call that blocks would stop the whole engine. Here agents run in a thread 
 generations still run in the engine's loop.
 
 An agent whose code takes longer than allowed between two generations is given up, and so is one that raises an error.
-Its response then has no reward, so its group is left out and counted as after a failed reward function.
+Its response then has no reward, so its group is left out and counted as after a failed reward function. The time begins
+when the thread takes up the code, so waiting for the code of other agents does not count.
 """
 
 import asyncio
 import threading
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -32,14 +34,22 @@ logger = init_logger(__name__)
 BLOCKED = 1.0  # seconds after which an event loop that does not answer counts as blocked
 
 
-@dataclass
+@dataclass(eq=False)
 class _Progress:
     """What one response has generated so far, and the deadline of the code that runs between its generations."""
 
     deadline: asyncio.Timeout
+    engine: asyncio.AbstractEventLoop  # in which the deadline is set
+    agents: asyncio.AbstractEventLoop  # in which its code runs
     generations: int = 0  # that are going on
     tokens: list[int] = field(default_factory=list)
     ranges: list[tuple[int, int]] = field(default_factory=list)
+
+    def end_in(self, seconds: float | None) -> None:
+        """Set the deadline, or none, unless the response has ended or still generates."""
+        with suppress(RuntimeError):  # it has ended
+            if not self.generations:
+                self.deadline.reschedule(None if seconds is None else self.engine.time() + seconds)
 
 
 _progress: ContextVar[_Progress | None] = ContextVar("_progress", default=None)  # of the response of this task
@@ -57,7 +67,10 @@ class _Engine:
     async def generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
         """Generate in the engine's own event loop."""
         work = self._generate(prompt_token_ids, *args, **kwargs)
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        finally:
+            _end_in(self._timeout)
 
     async def _generate(self, prompt_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
         response = _progress.get()
@@ -69,19 +82,36 @@ class _Engine:
             output = await self._engine.generate(prompt_token_ids, *args, **kwargs)
         finally:
             response.generations -= 1
-            if not response.generations:
-                response.deadline.reschedule(self._loop.time() + self._timeout)
         response.tokens = [*prompt_token_ids, *output.outputs[0].token_ids]
         response.ranges.append((len(prompt_token_ids), len(response.tokens)))
         return output
 
 
-async def _outcome(work: Coroutine[Any, Any, Any]) -> Any:
+def _end_in(seconds: float | None) -> None:
+    """Set the deadline of the response whose code calls this, if that is known, or none."""
+    if (response := _progress.get()) is not None:
+        response.engine.call_soon_threadsafe(response.end_in, seconds)
+
+
+async def _outcome(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
     """What the work returns or raises. An error that crosses threads may lose its traceback, so it is returned."""
+    _end_in(seconds)
     try:
         return await work
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         return error
+    finally:
+        _end_in(None)
+
+
+async def _answers(loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
+    """Whether the event loop of another thread answers in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+    except TimeoutError:
+        return False
+    return True
 
 
 class NamedAgent(AgentExecutorBase):
@@ -121,6 +151,8 @@ class LimitedAgent(AgentExecutorBase):
         self.failures = Failures()
         self._seen: _Engine | None = None  # the same for all responses, because an executor may keep the first one
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[_Progress] = set()
+        self._blocked: set[asyncio.Task] = set()  # that give up the agents of a blocked thread
 
     @extends(AgentExecutorBase)
     async def execute(self, *, sampling_params: Any, llm_engine: Any, **request: Any) -> dict[str, Any]:
@@ -134,16 +166,20 @@ class LimitedAgent(AgentExecutorBase):
         loop = self._agents_loop()
         # Each response has its own parameters, because OpenRLHF's executor changes them after each turn.
         work = self.executor.execute(sampling_params=deepcopy(sampling_params), llm_engine=self._seen, **request)
-        response = _Progress(asyncio.timeout(self.timeout))
+        response = _Progress(asyncio.timeout(None), asyncio.get_running_loop(), loop)
         _progress.set(response)  # the tasks of this response inherit it, also in the other thread
+        self._running.add(response)
         try:
             async with response.deadline:
-                outcome = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_outcome(work), loop))
+                working = asyncio.run_coroutine_threadsafe(_outcome(work, self.timeout), loop)
+                outcome = await asyncio.wrap_future(working)
                 if not isinstance(outcome, BaseException):
                     check_response(outcome, log_probs=True)
                     return outcome
         except (TimeoutError, Invalid) as error:
             outcome = error
+        finally:
+            self._running.remove(response)
         if self.engine.llm.errored:
             raise outcome
         await self._count(outcome, response.deadline.expired(), request["prompt"], loop)
@@ -169,13 +205,18 @@ class LimitedAgent(AgentExecutorBase):
         what = f"the agent took more than {self.timeout:g} s between two generations"
         self.failures.add("timeout", what, user_file.definition(begins))
         logger.warning(f"{what} for prompt {prompt!r}")
-        try:
-            async with asyncio.timeout(BLOCKED):
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
-        except TimeoutError:
-            if self._loop is loop:
-                self._loop = None
-                logger.warning("the agent blocks its thread, and with it all agents there: it should await instead")
+        if not await _answers(loop, BLOCKED) and self._loop is loop:
+            self._loop = None
+            logger.warning("the agent blocks its thread, and with it all agents there: it should await instead")
+            self._blocked.add(asyncio.create_task(self._give_up_all(loop)))
+
+    async def _give_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give up the agents of a thread if it stays blocked. Those that it has not taken up have no time limit yet."""
+        if not await _answers(loop, self.timeout):
+            for response in self._running:
+                if response.agents is loop:
+                    response.generations = 0
+                    response.end_in(0)
 
     def _agents_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the agents, in a thread of its own."""

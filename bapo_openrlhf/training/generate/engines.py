@@ -333,10 +333,12 @@ class RolloutEngine(Engine):
         """Note the version of the new weights, and forget what others computed: keys and values, image embeddings.
 
         Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
-        Otherwise a response to a prompt that is generated again would use image embeddings of much older weights.
+        Otherwise a response to a prompt that is generated again would use image embeddings of much older weights. A
+        request that goes on, such as one of an agent that was given up, begins again with the new weights. Otherwise
+        vLLM would keep all keys and values.
         """
         self.weights_version = version
-        await self.llm.reset_prefix_cache()
+        await self.llm.reset_prefix_cache(reset_running_requests=True)
         await self.llm.reset_encoder_cache()
 
 

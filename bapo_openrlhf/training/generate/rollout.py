@@ -72,18 +72,23 @@ class RecordedSamplesGenerator(DispatchingGenerator):
 
     Args:
         filtered: List to which the samples of the dropped groups are added, in whole groups.
+
+    Attributes:
+        exhausted: Whether the last samples have the last prompts of an epoch.
     """
 
     def __init__(self, *, filtered: list[Experience], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._filtered = filtered
+        self._filtered, self.exhausted = filtered, False
         self._converted: list[Experience] = []
 
     @extends(SamplesGenerator)
     def generate_samples(self, **kwargs: Any) -> Any:
         """Generate the samples of a step, as OpenRLHF does."""
         self.before_samples()
-        return super().generate_samples(**kwargs)
+        samples = super().generate_samples(**kwargs)
+        self.exhausted = samples[-1]
+        return samples
 
     @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
@@ -152,6 +157,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
+        evaluated, evaluation_failed: Groups of the last evaluation, and how many of them have no usable rewards.
         rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed. The first draw
             of prompts makes it again.
     """
@@ -179,6 +185,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         self.first, self.more, self.score = first, more, score
         self.rng_after_first_draw: torch.Tensor | None = None
         self.rollout = Rollout()
+        self.evaluated = self.evaluation_failed = 0
         self._passed_over, self._added_seconds, self._asked = 0, 0.0, 0
         # Kind of the prompts that are dispatched now, the step that asks for them, and their numbers: for their seeds.
         self._kind, self._step = "evaluation", 0
@@ -346,6 +353,11 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         return []
 
     @property
+    def exhausted(self) -> bool:
+        """Whether the last rollout has the last prompts of an epoch."""
+        return self.rollout.exhausted
+
+    @property
     def epoch_done(self) -> bool:
         """Whether OpenRLHF has seen the end of the data. The next samples then belong to another epoch."""
         return getattr(self, "_dataloader_iter", None) is None
@@ -357,7 +369,10 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         self._step, self._numbers = self.step(), itertools.count()
         samples = super().generate_eval_samples(**kwargs)
         self.score(samples)
-        return list(itertools.chain(*usable_groups(by_request(samples, kwargs["n_samples_per_prompt"]))))
+        groups = by_request(samples, kwargs["n_samples_per_prompt"])
+        usable = usable_groups(groups)
+        self.evaluated, self.evaluation_failed = len(groups), len(groups) - len(usable)
+        return list(itertools.chain(*usable))
 
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Experience]:

@@ -152,13 +152,13 @@ class _Policy(_Worker, POLICY):
     def save_checkpoint(
         self, tag: str, client_states: Any = None, metric_value: Any = None, metric_key: Any = None
     ) -> None:
-        """Save what OpenRLHF saves, and the average of the weights.
+        """Save what OpenRLHF saves, and the average of the weights. The oldest checkpoint makes room for a new one.
 
         DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
         """
         parts = parts_of(self.ema_model) if self.ema_model else []
         average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
-        super().save_checkpoint(tag, (client_states or {}) | average, metric_value, metric_key)
+        super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
 
 
 class _Critic(_Worker, CRITIC):
@@ -212,6 +212,21 @@ class _Critic(_Worker, CRITIC):
             micro_train_batch_size=args.train.micro_batch_size,
             value_clip=args.critic.value_clip,
         )
+
+    @extends(CRITIC)
+    def save_checkpoint(self, tag: str, metric_value: Any = None, metric_key: Any = None) -> None:
+        """Save what OpenRLHF saves. The oldest checkpoint makes room for a new one."""
+        super().save_checkpoint(tag, _metric(tag, metric_value), metric_key)
+
+
+def _metric(tag: str, value: Any) -> Any:
+    """The evaluation that OpenRLHF notes with a checkpoint. Only the best one has it.
+
+    OpenRLHF deletes the checkpoint with the worst evaluation before it writes a new one. That may be the newest one, so
+    that a crash meanwhile would lose all steps since an early evaluation that was better. Of checkpoints without a
+    note it deletes the oldest one, and never the best.
+    """
+    return value if tag.startswith("best") else None
 
 
 def actor_class_of(args: Any) -> type[Actor]:

@@ -75,8 +75,6 @@ class WholeCheckpoints:
 
     def of_step(self, global_step: int, client_states: dict[str, Any]) -> AbstractContextManager[None]:
         """Make the checkpoint whole that OpenRLHF saves in the block, if it saves one after this step."""
-        if self.generator.rollout.exhausted:
-            client_states["episode"] += 1  # otherwise OpenRLHF would repeat the data of this episode after a resume
         saves = global_step % self.args.ckpt.save_steps == 0
         return self.whole(f"global_step{global_step}", client_states) if saves else nullcontext()
 
@@ -165,9 +163,6 @@ class WholeCheckpoints:
         self._resume_unfinished(tag, saved["unfinished"])
         self.resumed_weights_version = saved["weights_version"]
         logger.info(f"resumed from {tag}")
-        if states["episode"] >= self.args.train.num_episodes:
-            what = f"{tag} is the end of all {self.args.train.num_episodes} episodes (train.num_episodes)"
-            self.recorder.warn(self.state.step, "nothing left", f"{what}: nothing is left to train")
 
     def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
         """Go on with the groups of which responses are unfinished.

@@ -35,6 +35,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         self.state.step = states["global_step"]
         self.state.saved = self.state.step or None
         self.recorder.resume(self.state.step)
+        self.warn_of_the_end(states)
         return states
 
     @extends(Base)

@@ -13,7 +13,7 @@ from bapo_openrlhf.training.run.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.run.run_state import RunState
 
 Base = plain_class(PPOTrainer)
-KL = "kl_coefficient"  # in OpenRLHF's state of a checkpoint
+KL, EVALUATION = "kl_coefficient", "evaluation"  # in OpenRLHF's state of a checkpoint
 
 
 class StopTraining(Exception):
@@ -61,6 +61,12 @@ class StoppableTrainer(Base):
         if self.state.stopping:
             self.args.ckpt.save_steps = 1
 
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """What the numbers of an evaluation depend on besides the weights."""
+        flags = ("dataset", "split", "temperature", "n_samples_per_prompt")
+        return {name: getattr(self.args.eval, name) for name in flags}
+
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
         """Restore OpenRLHF's state, and the coefficient of the KL penalty."""
@@ -85,7 +91,12 @@ class StoppableTrainer(Base):
         """Restore OpenRLHF's best evaluation, or the one after this checkpoint if its own is there and better.
 
         OpenRLHF evaluates a step after it has saved it. So the checkpoint that a run goes on from does not know it.
+        If another number is asked for, or another evaluation, none was the best so far.
         """
+        key = self.best_eval_metric_key
+        before = checkpoint_states.get(EVALUATION, self.evaluation)
+        if before != self.evaluation or key not in ("", checkpoint_states.get("best_eval_metric_key")):
+            return
         super().restore_best_checkpoint_state(checkpoint_states)
         step = self.state.step
         saved = Path(self.args.ckpt.path, "_actor", f"best_global_step{step}").is_dir()
@@ -98,9 +109,24 @@ class StoppableTrainer(Base):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Log and save as OpenRLHF does. `client_states` are also those of `save_best_checkpoint` after this step."""
-        client_states[KL] = float(self.kl_ctl.value)
+        """Log and save as OpenRLHF does. `client_states` are also those of `save_best_checkpoint` after this step.
+
+        A checkpoint of the end of an epoch goes on with the next one. OpenRLHF's would train that epoch again.
+        """
+        client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
+        client_states["episode"] += self.samples_generator.exhausted
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
+        """Warn if a run is resumed from its last step.
+
+        Args:
+            states: OpenRLHF's state in the checkpoint.
+        """
+        step, episodes = states["global_step"], self.args.train.num_episodes
+        if step and states["episode"] >= episodes:
+            what = f"the checkpoint is the end of all {episodes} episodes (train.num_episodes)"
+            self.recorder.warn(step, "nothing left", f"{what}: nothing is left to train")
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:

@@ -80,7 +80,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         generator, maker = self.samples_generator, self.experience_maker
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
         self.recorder = StepRecorder.of(args, self.tokenizer)
-        unusable = UnusableGroups(
+        self.unusable = unusable = UnusableGroups(
             max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
@@ -246,10 +246,18 @@ class AdaptedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
-        """Evaluate today's policy as OpenRLHF does, and record the result."""
-        self.state.phase = "evaluating"
+        """Evaluate today's policy as OpenRLHF does, and record the result.
+
+        Raises:
+            RuntimeError: More of its groups gave no reward than --adapt.max_failed_share allows.
+        """
+        self.state.phase, generator = "evaluating", self.samples_generator
         with self.rollout_weights.synced_to(self.state.step, next_rollout=self.state.step):
-            numbers = super().evaluate(global_step, **generate_kwargs)
+            numbers: dict[str, Any] = super().evaluate(global_step, **generate_kwargs)
+            if failed := generator.evaluation_failed:
+                numbers["eval_failed"] = failed
+                what = "of the evaluation gave no reward, so its numbers are of the others"
+                self.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
             self.recorder.add_evaluation(global_step, numbers)
         return numbers
 
@@ -265,6 +273,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         states: dict[str, Any] = super().init_checkpoint_states()
         self.recorder.resume(states["global_step"])
         self.checkpoints.resume(states)
+        self.warn_of_the_end(states)
         return states
 
     @extends(Base)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -564,3 +565,22 @@ def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list
     """These samples as groups."""
     options = {"source": "fresh", "first_uid": 0, "usable": is_usable, "reward_range": UNIT}
     return generated_groups(in_groups(samples, size), **options | changed)
+
+
+def copied(run: World, folder: Path, tag: str) -> None:
+    """What a crash right after the checkpoint `tag` leaves behind: newer ones were never written.
+
+    Of one step the regular checkpoint is preferred to the best one, which then has to be the only one.
+    """
+
+    def written(name: str) -> tuple[int, bool]:
+        return int(name.removeprefix("best_").removeprefix("global_step")), name.startswith("best_")
+
+    shutil.copytree(run.checkpoints, folder / "checkpoints")
+    shutil.copytree(run.args.run.dir, folder / "runs")
+    for part in (folder / "checkpoints").iterdir():
+        for actual in part.iterdir():
+            if actual.is_dir() and (
+                written(actual.name) > written(tag) or actual.name == tag.removeprefix("best_") != tag
+            ):
+                shutil.rmtree(actual)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,16 +67,20 @@ def agent(act):
     return MultiTurnAgentExecutor(Instance)
 
 
+def response_to(limited, engine, label):
+    """What waits for the response for a prompt with this label."""
+    params = SamplingParams(max_tokens=4, logprobs=1)
+    request = {"prompt": "p", "sampling_params": params, "max_length": 32, "hf_tokenizer": tokenizer}
+    return limited.execute(**request, label=label, images=None, llm_engine=engine)
+
+
 def ask(limited, engine, *labels, later=()):
     """The responses for prompts with these labels, which are asked for together; then those for `later`."""
 
     async def all_of_them():
-        params = SamplingParams(max_tokens=4, logprobs=1)
-        request = {"prompt": "p", "sampling_params": params, "max_length": 32, "hf_tokenizer": tokenizer}
         result = []
         for batch in (labels, later):
-            asked = (limited.execute(**request, label=label, images=None, llm_engine=engine) for label in batch)
-            result += await asyncio.gather(*asked)
+            result += await asyncio.gather(*(response_to(limited, engine, label) for label in batch))
         return result
 
     return asyncio.run(asyncio.wait_for(all_of_them(), 60))  # a limit that does not work fails, it does not hang
@@ -134,6 +139,34 @@ def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(monkeypatch, 
         release.set()
     assert [one["reward"] for one in result] == [None, 0.5, 0.5]
     assert limited.failures.kinds == {"timeout": 1} and "blocks its thread" in caplog.text
+
+
+def test_waiting_for_the_code_of_other_agents_does_not_count():
+    """Each takes a third of the limit in its second turn, and all have one thread."""
+    result, limited, _ = run(lambda label: time.sleep(LIMIT / 3), *["good"] * 6)
+    assert [one["reward"] for one in result] == [0.5] * 6 and not limited.failures.kinds
+
+
+def test_agents_that_a_blocked_thread_does_not_take_up_are_given_up_too(monkeypatch):
+    """One waits for its first turn, and one for what it generated. Neither has a deadline of its own."""
+    monkeypatch.setattr(agents, "BLOCKED", 0.2)
+    release, engine = threading.Event(), Engine()
+    limited = LimitedAgent(agent(lambda label: release.wait() and None if label == "bad" else None), engine, LIMIT)
+
+    async def later():
+        engine.seconds = LIMIT  # it still generates when the thread is blocked
+        waits = asyncio.create_task(response_to(limited, engine, "good"))
+        await asyncio.sleep(LIMIT / 2)
+        engine.seconds = 0.0
+        blocks = asyncio.create_task(response_to(limited, engine, "bad"))
+        await asyncio.sleep(LIMIT / 4)
+        return await asyncio.gather(waits, blocks, response_to(limited, engine, "good"))
+
+    try:
+        result = asyncio.run(asyncio.wait_for(later(), 60))
+    finally:
+        release.set()
+    assert [one["reward"] for one in result] == [None] * 3 and limited.failures.kinds == {"timeout": 3}
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, numbers, trained  # noqa: E402
+from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, copied, numbers, trained  # noqa: E402
 
 from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
-from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
+from bapo_openrlhf.record.run_record import read_evaluations, read_warnings  # noqa: E402
 from bapo_openrlhf.training.run import checkpoints  # noqa: E402
 
 
@@ -133,10 +133,26 @@ class TestSaving:
         assert run.noted("sync") == [1] and run.noted("restore") == [0]
 
     def test_an_evaluation_without_rewards_is_not_the_best(self, world, watched_state):
-        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
+        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1, "adapt.max_failed_share": 1}
         run = world(prompts=4, evaluation=2, **words)
         run.reward = lambda prompt, weights, sample: None if prompt.startswith("eval") else float(sample % 2)
         assert self.saving(run, watched_state) == [] and not run.checkpoints.exists()
+
+    def test_what_is_left_out_of_an_evaluation_is_counted(self, world, watched_state):
+        """Responses that hang a verifier are mostly wrong, so the accuracy of the others is too high."""
+        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
+        run = world(prompts=4, evaluation=4, **words)
+        run.reward = lambda prompt, weights, sample: None if prompt == "eval 0" else float(sample % 2)
+        self.saving(run, watched_state)
+        (row,) = read_evaluations(run.record)
+        assert (row["eval_failed"], row["eval_num_samples"]) == (1, 3 * run.args.eval.n_samples_per_prompt)
+        (warning,) = read_warnings(run.record)
+        assert warning["text"].startswith("step 1: 1 of 4 groups of the evaluation gave no reward, ")
+        run = world(prompts=4, evaluation=4, **words)
+        run.reward = lambda prompt, weights, sample: None if prompt in ("eval 0", "eval 1", "eval 2") else 1.0
+        with pytest.raises(RuntimeError, match=r"3 of 4 groups of the evaluation .*adapt.max_failed_share is 0.5"):
+            run.trainer.fit()
+        assert not run.checkpoints.exists()
 
     def test_an_evaluation_as_good_as_the_best_is_not_better(self, world, watched_state):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
@@ -191,25 +207,6 @@ class TestSaving:
 
 
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
-
-
-def copied(run: World, folder: Path, tag: str) -> None:
-    """What a crash right after the checkpoint `tag` leaves behind: newer ones were never written.
-
-    Of one step the regular checkpoint is preferred to the best one, which then has to be the only one.
-    """
-
-    def written(name: str) -> tuple[int, bool]:
-        return int(name.removeprefix("best_").removeprefix("global_step")), name.startswith("best_")
-
-    shutil.copytree(run.checkpoints, folder / "checkpoints")
-    shutil.copytree(run.args.run.dir, folder / "runs")
-    for part in (folder / "checkpoints").iterdir():
-        for actual in part.iterdir():
-            if actual.is_dir() and (
-                written(actual.name) > written(tag) or actual.name == tag.removeprefix("best_") != tag
-            ):
-                shutil.rmtree(actual)
 
 
 def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
@@ -321,6 +318,40 @@ class TestResume:
             assert run.trainer.best_eval_metric_value == value
             assert ("best_global_step3" in run.trainer.checkpoints.store.tags()) is not stays
 
+    @pytest.mark.parametrize(
+        ("changed", "best"),
+        [
+            ({}, False),
+            ({"ckpt.best_metric_key": "none"}, False),
+            ({"ckpt.best_metric_key": "eval_data_response_length_mean"}, True),
+            ({"eval.temperature": 0.9}, True),
+        ],
+    )
+    def test_another_evaluation_begins_without_a_best_one(self, world, tmp_path, changed, best):
+        """The best one of the checkpoint counts for the same number of the same evaluation only."""
+        words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1} | REPEATABLE
+        run = world(prompts=16, evaluation=1, **words)
+        right = {1: 3, 2: 3, 3: 2, 4: 4}  # of the four responses, by the number of updates
+
+        def reward(prompt: str, weights: int, sample: int) -> float:
+            return float(sample < right[run.updates["actor"]]) if prompt.startswith("eval") else float(sample % 2)
+
+        run.reward = reward
+        run.trainer.fit()
+        folder = tmp_path / "again"
+        copied(run, folder, "global_step2")
+        for saved in (folder / "checkpoints").glob("*/best*"):
+            shutil.rmtree(saved)
+        run = World(folder, words | changed | {"ckpt.load_enable": True}, prompts=16, evaluation=1, engines=1)
+        run.reward = reward
+        assert run.choose_start() == "global_step2"
+        run.make_trainer()
+        begun = []
+        whole = run.trainer.checkpoints.whole
+        run.trainer.checkpoints.whole = lambda tag, states: begun.append(tag) or whole(tag, states)
+        run.trainer.fit()
+        assert ("best_global_step3" in begun) is best  # step 3 is worse than step 2
+
     def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
         run = world(prompts=6, **REPEATABLE)
         run.trainer.fit()
@@ -329,7 +360,7 @@ class TestResume:
         assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(run.metrics())
         (said,) = [row["text"] for row in read_warnings(again.record) if row["kind"] == "nothing left"]
         assert said == (
-            "step 4: global_step4 is the end of all 2 episodes (train.num_episodes): nothing is left to train"
+            "step 4: the checkpoint is the end of all 2 episodes (train.num_episodes): nothing is left to train"
         )
         # more episodes are
         more = resumed(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})

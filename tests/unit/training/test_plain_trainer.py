@@ -14,11 +14,11 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
-from fake_stack import DYNAMIC, Ref, tokens_of  # noqa: E402
+from fake_stack import DYNAMIC, Ref, World, copied, tokens_of  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
-from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
+from bapo_openrlhf.record.run_record import read_answers, read_groups, read_warnings  # noqa: E402
 from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
 
 
@@ -128,6 +128,24 @@ class TestRecord:
         assert [row["step"] for row in rows] == [1, 2, 3]
         assert [row["groups/filtered"] for row in rows] == [0, 0, 8] and rows[-1]["rollouts/total"] == 4 * 16
         assert [row["uid"] for row in read_groups(again.record)] == list(range(16))
+
+    def test_of_a_run_that_is_resumed_at_the_end_of_an_epoch(self, world, tmp_path):
+        """It goes on with the next epoch, and after the last one nothing is left."""
+        words = {"algorithm": "grpo", "train.num_episodes": 2, "ckpt.save_steps": 1, "ckpt.max_num": 9}
+        run = world(kind=RecordedPPOTrainer, prompts=7, **words)  # two steps an epoch; the second sees the data's end
+        run.trainer.fit()
+        for step, updates in ((2, 2), (4, 0)):
+            folder = tmp_path / str(step)
+            copied(run, folder, f"global_step{step}")
+            (folder / "checkpoints" / "_actor" / "latest").write_text(f"global_step{step}")
+            again = World(folder, words | {"ckpt.load_enable": True}, prompts=7, evaluation=0, engines=1)
+            again.choose_start()
+            again.make_trainer(RecordedPPOTrainer)
+            again.trainer.fit()
+            assert [row["step"] for row in again.metrics()] == [row["step"] for row in run.metrics()] == [1, 2, 3, 4]
+            assert len(again.trained) == updates
+        (warning,) = read_warnings(again.record)
+        assert warning["text"].endswith("nothing is left to train")
 
     def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, tmp_path):
         words = {"algorithm": "grpo", "kind": RecordedPPOTrainer, "folder": tmp_path, "ckpt.save_steps": 1}
