@@ -59,6 +59,8 @@ def start_of(path: Path) -> str:
     """Where a path starts that is not absolute. Errors that it is not there end with this."""
     if str(at_home(path)).startswith("~"):
         return f", and no home folder {path.parts[0]}"
+    if "$" in str(path):
+        return ", and $ stands for no variable there"
     return "" if at_home(path).is_absolute() else f" in the working directory {Path.cwd()}"
 
 

@@ -14,7 +14,7 @@ from bapo_openrlhf.cli.parser import as_switch, did_you_mean, is_switch, parse_w
 from bapo_openrlhf.errors import NUMBERS, ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
-from bapo_openrlhf.flags.paths import expand_home
+from bapo_openrlhf.flags.paths import LISTS, expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.flags.templates import check_template
 from bapo_openrlhf.launch import openrlhf_cli
@@ -196,7 +196,8 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             yield f"--{name}={value}"
         elif isinstance(value, list):
             if action.nargs is None:
-                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list")
+                how = ", with commas between several names" if name in LISTS else ""
+                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list{how}")
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:

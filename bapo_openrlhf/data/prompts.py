@@ -93,7 +93,10 @@ class Renderer:
             why = "" if Path(model).is_dir() else cpu.offline()
             raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded{why}: {one_line(error)}") from error
         if missing:
-            raise ConfigError(f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none")
+            raise ConfigError(
+                f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none; take a chat model, "
+                "put a chat_template.jinja into the folder, or take data.input_template instead"
+            )
 
     @property
     def renders(self) -> bool:

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.data import original
-from bapo_openrlhf.data.sources import TEXTS, Request, Source, sources
+from bapo_openrlhf.data.sources import ENDINGS, TEXTS, Request, Source, sources
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.contract import module_of
 
 STEP = 1000  # rows that are read together
+DATA = {*ENDINGS} - {".json"}  # endings of files that hold rows; a .json file may describe them
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Part:
         rows: Its rows, a `datasets.Dataset`.
         files: The text files that it was read from, in their order. It is empty if the data set has types of its own.
         whole: Whether all rows were read, and not only as many as a limit allows.
+        unread: Data files of its folder that are of another kind than those that were read.
     """
 
     where: str
     rows: Any
     files: tuple[Path, ...]
     whole: bool
+    unread: tuple[Path, ...] = ()
 
     def values(self, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Each row with these of its columns, as a run gets them.
@@ -144,23 +147,27 @@ def _part(request: Request, source: Source) -> Part:
             raise ConfigError(_why_unreadable(request, source, where, error)) from error
         if not len(rows):
             raise ConfigError(f"{where} has no rows; it must have at least one")
-        return Part(where, rows, _text_files(request, source), whole=len(rows) < request.most)
+        return Part(where, rows, *_files(request, source, whole=len(rows) < request.most))
 
 
-def _text_files(request: Request, source: Source) -> tuple[Path, ...]:
-    """The text files of a data set on this machine, in the order in which they are read."""
+def _files(request: Request, source: Source, *, whole: bool) -> tuple[tuple[Path, ...], bool, tuple[Path, ...]]:
+    """The last three fields of a Part."""
     if source.path.suffix in TEXTS and source.path.is_file():
-        return (source.path,)
+        return (source.path,), whole, ()
     if not source.here or not source.path.is_dir() or (source.path / "state.json").is_file():
-        return ()
+        return (), whole, ()
     if (source.path / "dataset_dict.json").is_file():
-        return ()
+        return (), whole, ()
     import datasets
 
     inner = source.name.split("@")[1].strip() if "@" in source.name else None
     files = datasets.load_dataset_builder(str(source.path), data_dir=inner).config.data_files or {}
     paths = tuple(Path(file) for file in files.get(request.split, []))
-    return paths if all(original.kind_of(path) in TEXTS for path in paths) else ()
+    texts = paths if all(original.kind_of(path) in TEXTS for path in paths) else ()
+    kinds = {original.kind_of(Path(file)) for part in files.values() for file in part}
+    there = sorted((source.path / (inner or "")).rglob("*"))
+    others = tuple(path for path in there if path.suffix in DATA and path.suffix not in kinds)
+    return texts, whole, others
 
 
 def _why_unreadable(request: Request, source: Source, where: str, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import repeat
@@ -85,10 +86,12 @@ class Values:
             elif flag == SOLUTION:
                 if value is not None and not isinstance(value, str):
                     yield "solution", f"{column} is {shown(value)}; it must be a text, or null if there is none"
-            elif value is None:
-                yield "label", f'{column} is null; it must have a value, which may be the empty text ""'
+            elif value is None or (isinstance(value, float) and math.isnan(value)):  # pandas' missing number
+                missing = "null" if value is None else "nan"
+                yield "label", f'{column} is {missing}; it must have a value, which may be the empty text ""'
             elif (error := _not_sendable(value)) is not None:
-                yield "label", f"{column} is {shown(value)}, which cannot be sent to a reward function ({error})"
+                text = f"{column} is {shown(value)}, which cannot be sent to a reward function ({error})"
+                yield "label", f"{text}; save it as a text"
 
     def _changed(self, row: Row, raw: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
         same = original.is_same_cell if is_csv else original.is_same
@@ -96,8 +99,8 @@ class Values:
             if not same(raw.get(column), row[column]):
                 was, read = shown(raw.get(column)), shown(row[column])
                 text = (
-                    f"{column} is {was}, and OpenRLHF's reader makes {read} of it; give all rows of the column one "
-                    "type, or save the data as a .parquet file, which has types"
+                    f"{column} is {was}, and OpenRLHF's reader makes {read} of it; save the data as a .parquet file, "
+                    "which has types, or give all rows of the column one type if they have several"
                 )
                 yield f"changed {column}", text
 
@@ -146,6 +149,7 @@ class RowCheck:
         self._solved = 0  # rows with a worked solution
         # Place of each that no response could hold, its tokens, and those of its prompt.
         self._long_solutions: list[tuple[str, int, int]] = []
+        self._labelled = False  # whether a label is not the empty text
         self._count = 0
         self._problem: tuple[str, Any] | None = None
 
@@ -161,6 +165,10 @@ class RowCheck:
         for part in read.parts:
             missing = list(self._values.missing(part.rows.column_names))
             self._warn_of_columns(part)
+            if part.unread:
+                self._findings.warn(
+                    f"{part.where}: OpenRLHF reads files of one kind in a folder, and not {part.unread[0]}"
+                )
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
             waiting: list[Waiting] = []
@@ -175,6 +183,8 @@ class RowCheck:
         if self._request.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
             self._check_mixed()
         self._findings.check()
+        if self._request.flag == "data.prompt_dataset" and self._count and not self._labelled:
+            self._warn_of_labels(read.parts[0])
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
         self._warn()
@@ -189,6 +199,16 @@ class RowCheck:
                     f"{part.where}: the column {name} has no effect, because a run does not give it to the chat "
                     "template"
                 )
+
+    def _warn_of_labels(self, part: Part) -> None:
+        key = self._request.columns.get("data.label_key")
+        if self._supervised or not self._args.reward.remote_url:  # a reward model sees no labels
+            return
+        why = f"each {key} (data.label_key) is empty" if key else "data.label_key is not set"
+        self._findings.warn(
+            f"{part.where}: {why}, so that the reward function gets the empty text as each label; the columns are "
+            f"{', '.join(part.rows.column_names)}"
+        )
 
     def _is_good(self, place: str, row: Row, raw: Row | None, *, is_csv: bool) -> bool:
         """Whether a run can use the row. What is wrong is kept."""
@@ -224,6 +244,7 @@ class RowCheck:
         except Exception as error:  # a chat template raises what it likes
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return
+        self._labelled = self._labelled or bool(others and others[0] != "")
         self._problem = self._problem or (prompt, others[0] if others else "")
         count = len(vision.images_of(row, self._args)) if images else 0
         self._pictured.setdefault(count > 0, place)
@@ -283,8 +304,9 @@ class RowCheck:
         if self._long:
             place, length = self._long[0]
             warn(
-                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}; so it is "
-                f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
+                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}, so that a "
+                f"reward function does not find it in the query; so it is with {len(self._long)} of {self._count} "
+                f"prompts ({len(self._long) / self._count:.0%})"
             )
         if self._long_solutions:
             place, length, asked = self._long_solutions[0]
@@ -325,8 +347,11 @@ def _wrong_prompt(content: Any, *, chat: bool) -> str | None:
         return "it must be a text" + (" or a list of messages" if chat else "")
     if not chat:
         return "it is a list of messages, which needs data.apply_chat_template; otherwise it must be a text"
-    good = bool(content) and all(_is_message(message) for message in content)
-    return None if good else "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}"
+    if not content or not all(_is_message(message) for message in content):
+        return "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}"
+    asked = [message["content"] for message in content if message["role"] == "user"]
+    blank = bool(asked) and isinstance(asked[-1], str) and not asked[-1].strip()
+    return "the last message of the user must have a text that is not empty" if blank else None
 
 
 def _is_message(message: Any) -> bool:

@@ -28,6 +28,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,8 @@ def checked(result: Any) -> dict[str, Any]:
     Raises:
         Invalid: A reward or score is not one finite number, or see `logged`. The message names it.
     """
+    if isawaitable(result):
+        raise Invalid(f"returned {shown(result)}; it must not be async")
     if not isinstance(result, Mapping):
         raise Invalid(
             f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with rewards, as in "

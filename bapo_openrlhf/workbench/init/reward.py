@@ -21,6 +21,7 @@ def reward_func(queries, prompts, labels, **kwargs):
     """
     rewards = []
     for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        given = answer(query.split(prompt, 1)[-1])
+        _, found, response = query.partition(prompt)  # a prompt that was cut is not found
+        given = answer(response) if found else None
         rewards.append(1.0 if given is not None and float(given) == float(label) else 0.0)
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

@@ -37,6 +37,10 @@ def test_an_answer_in_the_prompt_does_not_count():
     assert reward("I do not know.", "42", prompt="Write it as Answer: 42") == [0]
 
 
+def test_an_answer_in_a_prompt_that_was_cut_does_not_count():
+    assert REWARD(["as Answer: 42. I do not know."], ["Write it as Answer: 42."], ["42"])["rewards"] == [0]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["input"][:40])
 def test_every_row_can_be_solved(row):
     right, wrong = f"Answer: {row['label']}", f"Answer: {float(row['label']) + 1}"

@@ -65,6 +65,13 @@ class TestForm:
         text = check.refusal(name, data__apply_chat_template=True)
         assert text.startswith("row 2: q is ") and "each message must have a role and a content" in text
 
+    @pytest.mark.parametrize("messages", [[user("")], [user("1?"), {"role": "assistant", "content": "2?"}, user(" ")]])
+    def test_messages_without_a_text(self, check, messages):
+        """As of a prompt that is an empty text."""
+        name = check.write(".jsonl", [{"q": [user("2?")], "a": "x"}, {"q": messages, "a": "x"}])
+        text = check.refusal(name, data__apply_chat_template=True)
+        assert text.startswith("row 2: q is ") and "the last message of the user must have a text" in text
+
     @pytest.mark.parametrize(
         "messages",
         [
@@ -266,7 +273,7 @@ class TestTokenizer:
         (tokenizer_folder / "chat_template.jinja").unlink()
         rows = [{"q": "1?", "a": "x"}]
         assert with_tokenizer(rows).prompts == 1
-        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and actor.model_name_.* has none$"):
+        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and .* has none; take a chat model, "):
             with_tokenizer(rows, data__apply_chat_template=True)
 
     def test_that_cannot_be_loaded(self, with_tokenizer, tokenizer_folder):

@@ -161,6 +161,19 @@ class TestFolders:
         assert check(name).prompts == 6
         assert "row 1: a is 1, and OpenRLHF's reader makes '1'" in check.refusal(name, data__prompt_split="test")
 
+    def test_files_of_two_kinds(self, check):
+        """OpenRLHF reads those of the kind of which there are most."""
+        (check.folder / "rows").mkdir()
+        check.file("rows/a.jsonl", dump(ROWS))
+        check.file("rows/README.md", "some rows")
+        name = str(check.folder / "rows")
+        assert not check(name).warnings
+        as_dataset(ROWS).to_parquet(check.folder / "rows" / "b.parquet")
+        data = check(name)
+        (warning,) = data.warnings
+        assert data.prompts == 6 and "reads files of one kind in a folder, and not " in warning
+        assert warning.endswith((str(check.folder / "rows" / "a.jsonl"), str(check.folder / "rows" / "b.parquet")))
+
     def test_without_anything_to_read(self, check):
         (check.folder / "empty").mkdir()
         assert check.refusal(str(check.folder / "empty")).startswith("cannot be read: ")

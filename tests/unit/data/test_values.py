@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from datetime import datetime
 from decimal import Decimal
 
@@ -144,6 +145,11 @@ class TestLabels:
         text = check.refusal(check.write(kind, rows(*labels)))
         assert text.startswith(f"row {place}: a is null; it must have a value")
 
+    def test_nan(self, check):
+        """As pandas writes a number that is missing."""
+        text = check.refusal(check.write(".parquet", rows(0.5, math.nan)))
+        assert text.startswith("row 2: a is nan; it must have a value")
+
     @pytest.mark.parametrize("kind", [".parquet", " saved"])
     @pytest.mark.parametrize("label", [datetime(2024, 1, 1), Decimal("1.5"), b"x"])
     def test_what_cannot_be_sent_to_the_reward_processes(self, check, kind, label):
@@ -151,7 +157,16 @@ class TestLabels:
         assert text.startswith("row 1: a is ") and "which cannot be sent to a reward function (Object of type" in text
 
     def test_without_label_key_the_column_may_be_anything(self, check):
-        assert check(check.write(".jsonl", rows(None, 1)), data__label_key=None).prompts == 2
+        data = check(check.write(".jsonl", rows(None, 1)), data__label_key=None)
+        (warning,) = data.warnings
+        assert data.prompts == 2
+        assert "data.label_key is not set, so that the reward function gets the empty text as each label" in warning
+        assert warning.endswith("the columns are q, a")
+
+    @pytest.mark.parametrize(("labels", "warned"), [(["", ""], 1), (["", "x"], 0)])
+    def test_that_are_all_empty(self, check, labels, warned):
+        assert len(check(check.write(".jsonl", rows(*labels))).warnings) == warned
+        assert not check(check.write(".jsonl", rows(*labels)), reward__remote_url=None).warnings  # a model judges
 
     @pytest.mark.parametrize("label", ["", 0, False, [], {"x": [1]}, 0.5])
     def test_what_can(self, check, label):
