@@ -273,7 +273,7 @@ class TestTokenizer:
         (tokenizer_folder / "chat_template.jinja").unlink()
         rows = [{"q": "1?", "a": "x"}]
         assert with_tokenizer(rows).prompts == 1
-        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and .* has none; take a chat model, "):
+        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and .* has none; take a chat model"):
             with_tokenizer(rows, data__apply_chat_template=True)
 
     def test_that_cannot_be_loaded(self, with_tokenizer, tokenizer_folder):
