@@ -160,7 +160,7 @@ def with_rate(arm: Arm, rate: float) -> Arm:
 
 def nearest_of(stage: Stage) -> dict[str, str]:
     """The searched method whose learning rate a method of the stage takes, if it is not its own."""
-    return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "plain")
+    return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "filter_only")
 
 
 def study_of(stage: Stage, root: Path) -> Study:
