@@ -269,7 +269,8 @@ class Results:
 
         It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R. R is
         the smallest number of responses at the last evaluation of any of these runs. The curve begins at the study's
-        `start`, or without it at the height of the run's first evaluation.
+        `start`, or without it at the height of the run's first evaluation. A run without a response before its last
+        evaluation is left out.
 
         Args:
             arms: Names of the arms that are compared.
@@ -278,12 +279,15 @@ class Results:
         places = self.spent(self.accuracy, total).set_index(RUN)
         finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
         curves = {key: places.loc[[key], [total, "accuracy"]].to_numpy().T for key in finished}
+        curves = {key: (spent, accuracy) for key, (spent, accuracy) in curves.items() if spent[-1] > 0}
         end = min((spent[-1] for spent, _ in curves.values()), default=0.0)
         heights = {}
         for key, (spent, accuracy) in curves.items():
             start = accuracy[0] if self.study.start is None else self.study.start
-            x = np.unique([0.0, *spent[spent < end], end])
-            heights[key] = np.trapezoid(np.interp(x, [0.0, *spent], [start, *accuracy]), x) / end
+            x, y = np.array([0.0, *spent]), np.array([start, *accuracy])  # x may be the same at several evaluations
+            last = int(np.searchsorted(x, end))  # the first of them at or after the end
+            at_end = np.interp(end, x[: last + 1], y[: last + 1])
+            heights[key] = np.trapezoid([*y[:last], at_end], [*x[:last], end]) / end
         index = pandas.MultiIndex.from_tuples(list(heights), names=RUN) if heights else self.numbers.index[:0]
         return pandas.Series(list(heights.values()), index, float)
 

@@ -234,6 +234,20 @@ def test_claims_of_learning_curves_are_at_equal_responses():
     assert Results(study_of(), [halfway]).curve(["plain-group"]).empty
 
 
+def test_a_curve_with_several_evaluations_at_one_cost():
+    """Steps that train on nothing are evaluated too. By hand: 0.2 up to 64, then 0.7 at 80, where it falls to 0.5."""
+    spent = np.array([64.0, 80.0, 80.0, 144.0])
+    results = Results(study_of(), [run_of(PLAIN, seed, [0.2, 0.7, 0.5, 0.3], rollouts=1) for seed in (1, 2)])
+    for seed, first in ((1, spent), (2, spent - 64)):  # the second one begins with an evaluation without a cost
+        results.steps.loc[results.steps["seed"] == seed, "cost"] = first
+    heights = results.curve(["plain-group"], "cost")
+    assert heights["plain-group", 1] == pytest.approx((64 * 0.2 + 16 * 0.45) / 80)
+    assert heights["plain-group", 2] == pytest.approx((16 * 0.45 + 64 * 0.4) / 80)
+    results.steps.loc[results.steps["seed"] == 2, "cost"] = 0.0
+    heights = results.curve(["plain-group"], "cost")
+    assert heights.to_dict() == {("plain-group", 1): pytest.approx((64 * 0.2 + 16 * 0.45 + 64 * 0.4) / 144)}
+
+
 def solving(arm, seed, right):
     """A run with four prompts: none of them is solved at first, and `right` of them are solved later."""
     groups = [{"step": 1, "prompt": str(k), "mean": 0.0, "responses": 8, "source": "fresh"} for k in range(4)]
