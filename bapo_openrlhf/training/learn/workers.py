@@ -82,7 +82,7 @@ class _TrainingWorker(_Worker):
         self.trainer.replay_buffer.take(experience, filler, samples)
 
 
-class _Policy(_Worker, POLICY):
+class PlainPolicyWorker(_Worker, POLICY):
     """OpenRLHF's actor worker, which loads its models and builds its trainer in this project's words.
 
     Attributes:
@@ -161,7 +161,7 @@ class _Policy(_Worker, POLICY):
         super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
 
 
-class _Critic(_Worker, CRITIC):
+class PlainCriticWorker(_Worker, CRITIC):
     """OpenRLHF's critic worker, which loads its model and builds its trainer in this project's words.
 
     Attributes:
@@ -326,7 +326,7 @@ def undo_sharing(optimizer: torch.optim.Optimizer, decays: list[float]) -> None:
             state["step"] = state["step"].clone()
 
 
-class PolicyWorker(_TrainingWorker, _Policy):
+class PolicyWorker(_TrainingWorker, PlainPolicyWorker):
     """OpenRLHF's actor worker on batches of any size."""
 
     trainer_class = WholeBatchActorTrainer
@@ -354,7 +354,7 @@ class PolicyWorker(_TrainingWorker, _Policy):
         return status
 
 
-class CriticWorker(_TrainingWorker, _Critic):
+class CriticWorker(_TrainingWorker, PlainCriticWorker):
     """OpenRLHF's critic worker on batches of any size."""
 
     trainer_class = WholeBatchCriticTrainer
@@ -397,14 +397,6 @@ class RewardWorker(_Worker, REWARD):
         super().init_model_from_pretrained(*args, **kwargs)
         restore_normalisation(self.model)
         restore_frequencies(self.model)
-
-
-class PlainPolicyWorker(_Policy):
-    """OpenRLHF's actor worker, for a run without batch adaptation."""
-
-
-class PlainCriticWorker(_Critic):
-    """OpenRLHF's critic worker, for a run without batch adaptation."""
 
 
 # The decorated classes have other names, so that Ray's workers import the classes above from this module. If the name

@@ -146,7 +146,7 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
     monkeypatch.setattr(workers, "get_tokenizer", lambda *_, **__: None)
     monkeypatch.setattr(workers, "SlicedActor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
     monkeypatch.setattr(workers, "Actor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
-    monkeypatch.setattr(workers._Policy, "trainer_class", lambda *_, **__: None)
+    monkeypatch.setattr(workers.PlainPolicyWorker, "trainer_class", lambda *_, **__: None)
 
     class Saving(Strategy):
         def save_ckpt(self, engine, folder, tag, number, size, client_state, **_):
@@ -301,8 +301,8 @@ def calls_of(kind, args, more, monkeypatch):
     for module, trainer in ((ppo_actor, "ActorPPOTrainer"), (ppo_critic, "CriticPPOTrainer")):
         monkeypatch.setattr(module, trainer, noted("trainer", without_unused))
         monkeypatch.setattr(module, "offload_deepspeed_states", noted("offload"))
-    monkeypatch.setattr(workers._Policy, "trainer_class", staticmethod(noted("trainer")))
-    monkeypatch.setattr(workers._Critic, "trainer_class", staticmethod(noted("trainer")))
+    monkeypatch.setattr(workers.PlainPolicyWorker, "trainer_class", staticmethod(noted("trainer")))
+    monkeypatch.setattr(workers.PlainCriticWorker, "trainer_class", staticmethod(noted("trainer")))
     monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
     monkeypatch.setattr(workers, "restore_normalisation", lambda model: None)
     worker = object.__new__(kind)
