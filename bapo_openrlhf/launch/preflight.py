@@ -268,9 +268,11 @@ def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Be
             f"reward.remote_url {path}: reward_func ran out of memory: {most}, {CALLED}{_at(place)}"
         ) from None
     except (Exception, SystemExit) as error:
+        begun = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        how = "" if begun else "; it must take the arguments queries, prompts, labels"
         raise ConfigError(
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
-            f"{_at(user_file.place(error, function))}, {CALLED}"
+            f"{_at(user_file.place(error, function))}, {CALLED}{how}"
         ) from error
     return []
 

@@ -544,8 +544,9 @@ class TestReward:
     def test_raises(self, run):
         path = self.reward(run, "def reward_func(queries, prompts, labels):\n    raise KeyError('answer')\n")
         text = run.refusal(reward__remote_url=path)
-        assert text.startswith(
-            f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with"
+        assert text == (
+            f"reward.remote_url {path}: reward_func raised KeyError: 'answer' ({path}:2), called with an empty "
+            "response to the first prompt"
         )
 
     def test_takes_too_long(self, run):
@@ -604,7 +605,13 @@ class TestReward:
 
     def test_takes_other_arguments(self, run):
         path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")
-        assert "reward_func raised TypeError" in run.refusal(reward__remote_url=path)
+        text = run.refusal(reward__remote_url=path)
+        assert "reward_func raised TypeError" in text
+        assert text.endswith("; it must take the arguments queries, prompts, labels")
+
+    def test_is_async(self, run):
+        path = self.reward(run, "async def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n")
+        assert "; it must not be async" in run.refusal(reward__remote_url=path)
 
     @pytest.mark.parametrize(
         "text",
