@@ -145,6 +145,7 @@ class RowCheck:
         self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
         self._as_text: list[str] = []  # places of texts that are messages in JSON or Python
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
+        self._altered: list[str] = []  # places of prompts that the tokenizer does not give back
         self._solution = request.columns.get(SOLUTION)
         self._solved = 0  # rows with a worked solution
         # Place of each that no response could hold, its tokens, and those of its prompt.
@@ -266,6 +267,10 @@ class RowCheck:
         if self._render is None or self._render.tokenizer is None or not prompts:
             return
         lengths = self._render.lengths([one.prompt for one in prompts])
+        # The form of other letters may change. The query of a prompt with images has more than its text.
+        others = [one for one in prompts if not one.images and not one.prompt.isascii()]
+        kept = self._render.tokenizer.keeps([one.prompt for one in others]) if others else []
+        self._altered += [one.place for one, same in zip(others, kept, strict=True) if not same]
         solved = [
             (one.place, one.solution, length) for one, length in zip(prompts, lengths, strict=True) if one.solution
         ]
@@ -307,6 +312,12 @@ class RowCheck:
                 f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}, so that a "
                 f"reward function does not find it in the query; so it is with {len(self._long)} of {self._count} "
                 f"prompts ({len(self._long) / self._count:.0%})"
+            )
+        if self._altered:
+            warn(
+                f"{self._altered[0]}: the tokenizer changes the prompt, so that a reward function does not find it in "
+                f"the query; so it is with {len(self._altered)} of {self._count} prompts. Letters in Unicode's form "
+                "NFC (unicodedata.normalize) may stay"
             )
         if self._long_solutions:
             place, length, asked = self._long_solutions[0]

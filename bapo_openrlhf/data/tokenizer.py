@@ -60,6 +60,11 @@ class Tokenizer:
         """The number of tokens of each text."""
         return list(map(len, self._ids(texts)))
 
+    def keeps(self, texts: list[str]) -> list[bool]:
+        """Whether each text is in the text of its tokens, which is what a reward function gets."""
+        decoded = (self._tokenizer.decode(ids, skip_special_tokens=False) for ids in self._ids(texts))
+        return [text in made for text, made in zip(texts, decoded, strict=True)]
+
     def beyond(self, texts: list[str]) -> list[str | None]:
         """What is wrong with each text that has a token without an embedding in the model, by its local config.json."""
         size = self._vocab_size

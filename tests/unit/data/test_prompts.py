@@ -192,6 +192,21 @@ class TestLengths:
         )
         assert f"with {len(cut)} of 8 prompts ({len(cut) / 8:.0%})" in warning
 
+    def test_those_that_the_tokenizer_changes_are_counted(self, with_tokenizer, tokenizer_folder):
+        """As Qwen's does with letters that are not in form NFC. A reward function that looks for them finds nothing."""
+        import unicodedata
+
+        from tokenizers import Tokenizer, normalizers
+
+        prompts = {"é?": "NFC", "è?": "NFD", "ê?": "NFD"}
+        rows = [{"q": unicodedata.normalize(form, text), "a": "x"} for text, form in prompts.items()]
+        assert not with_tokenizer(rows).warnings
+        made = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+        made.normalizer = normalizers.NFC()
+        made.save(str(tokenizer_folder / "tokenizer.json"))
+        (warning,) = with_tokenizer(rows).warnings
+        assert ", row 2: the tokenizer changes the prompt" in warning and "with 2 of 3 prompts" in warning
+
     def test_the_chat_templates_own_tokens_count(self, with_tokenizer):
         """<user> and <ai> have 6 and 4 tokens."""
         flags = {"data__apply_chat_template": True, "rollout__max_new_tokens": 10}
