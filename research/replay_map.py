@@ -32,7 +32,7 @@ from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.report.runs import read_run
-from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, TOKENS_TRAINED, Results, StudyRun
+from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, SHOWN, UPDATED, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
@@ -63,8 +63,7 @@ TIMED = [name for name in SETTINGS if name not in TIMED_AS]  # the others take t
 TESTS = ("map_near", "map_near_small", "map_near_critic")  # the planned tests of the recipe
 TESTED = "recipe"  # the method that they compare
 COSTS = {"responses": ROLLOUTS, "tokens": "cost/tokens", "seconds": "cost/seconds"}  # and their columns in `steps`
-GENERATED, UPDATED = "tokens/generated_total", "cost/updated"  # tokens; the second counts each epoch
-SHOWN = "demonstrations/tokens"  # tokens of worked solutions that a step trains on, which TOKENS_TRAINED does not have
+GENERATED = "tokens/generated_total"
 SHARE = "cost/share"  # the column for a given share of generation, see `by_share`
 SHARES = [percent / 100 for percent in range(0, 101, 5)]  # of generation in a step
 PRECISE = ("centre", "centre, first half", "small batches")  # settings with narrow intervals
@@ -107,10 +106,7 @@ def add_costs(results: Results, units: pd.DataFrame | None) -> None:
         units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
     """
     steps = results.steps
-    trained = steps.set_index(RUN)[TOKENS_TRAINED]
-    if SHOWN in steps:
-        trained = trained + steps.fillna({SHOWN: 0.0}).groupby(RUN)[SHOWN].cumsum().to_numpy()
-    steps[UPDATED] = results.times_epochs(trained).to_numpy()
+    steps[UPDATED] = results.updated(steps)  # anew, because `discount` changes it
     steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
     if units is not None:
         of_arm = units.reindex(steps["arm"])
@@ -346,7 +342,7 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
         of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
         steps_made = of_batch * args.train.max_epochs
-        shown = steps.reindex(columns=["demonstrations/tokens"])["demonstrations/tokens"]
+        shown = steps.reindex(columns=[SHOWN])[SHOWN]
         if shown.sum() > 0:
             steps_made = steps_made * np.nan
         rate = 1000 * steps_made.sum(skipna=False) / steps["rollouts/step"].sum()

@@ -14,6 +14,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)  # X1, X2 and X3 of Definition 3.
 STATES = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "demonstration", "cut", "too_far", "nonfinite")
 TRAINED = STATES[:2]  # those that the step trains on
 FAILED = "failed"
+ENDS = (*STATES[len(TRAINED) :], FAILED)  # those of groups that no batch has
 DROPPED = "dropped"  # state of a response whose group is trained on without it
 EARLIER = ("replayed", "unused")  # fields of Batch with groups of earlier steps, whose state was counted then
 REASONS = ("none_right", "all_right", "by_draw")  # why a group is filtered

@@ -50,7 +50,10 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
     parser = build_parser(prog)
     args = parser.parse_args(argv)
     if args.config:
-        parser.set_defaults(**_as_trained(args.config))
+        trained = _as_trained(args.config)
+        if "=" not in args.benchmarks:  # they are judged by their own tasks
+            del trained["reward"]
+        parser.set_defaults(**trained)
         args = parser.parse_args(argv)
     if not args.model:
         raise ConfigError("model is missing; give --model, or the --config of its training")

@@ -32,13 +32,13 @@ class Seen:
         name: Name of its folder.
         rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
         run, summary: Contents of run.json and summary.json. Empty if there is no such file.
-        age: Seconds since metrics.jsonl was written. Before the first step run.json counts instead. None if there is
-            neither file.
+        age: Seconds since metrics.jsonl was written, or run.json if that was later. None if there is neither file.
         problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
         warnings: Rows of warnings.jsonl.
         damaged: Names of the files that say something else than a run writes there, and were skipped.
         killed: Whether its process was one of this machine that is gone without a word.
+        begins: Whether the run was started or resumed, and has made no step since: run.json is newer.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Seen:
     warnings: Sequence[Mapping[str, Any]] = ()
     damaged: set[str] = field(default_factory=set)
     killed: bool = False
+    begins: bool = False
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -81,8 +82,9 @@ class Seen:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the next step is long overdue."""
-        return self.how is None and self.age is not None and self.age > max(LONG, MANY * (self.step_seconds or 60.0))
+        """Whether the next step is long overdue. While a run begins, its models are loaded."""
+        step = max(self.step_seconds or 60.0, 60.0 * self.begins)
+        return self.how is None and self.age is not None and self.age > max(LONG, MANY * step)
 
 
 class Follower(Seen):
@@ -111,9 +113,11 @@ class Follower(Seen):
                 self._look(name)
             except OSError as error:  # for example a mount that has lost its server
                 self.problem = f"{self.folder / name} cannot be read: {error.strerror}"
-        written = self._written.get(METRICS) or self._written.get(RUN)
+        times = {name: self._written[name][2] for name in (METRICS, RUN) if name in self._written}
+        latest = max(times, key=times.__getitem__, default=None)  # of equal times the step's
+        self.begins = latest == RUN
         self.killed = is_gone(self.folder)
-        self.age = None if written is None else max(time.time() - written[2] / 1e9, 0.0)
+        self.age = None if latest is None else max(time.time() - times[latest] / 1e9, 0.0)
 
     def _look(self, name: str) -> None:
         """Take what is new in one file."""

@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
-from bapo_openrlhf.adapt.vocabulary import FAILED, STATES, TRAINED
+from bapo_openrlhf.adapt.vocabulary import ENDS
 from bapo_openrlhf.record.run_record import REWARD
-
-# Of groups that no batch had.
-ENDS = (*STATES[len(TRAINED) :], FAILED)
 
 
 def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:

@@ -88,7 +88,8 @@ def _kind(text: str) -> str:
         return "determinant" if "{vmatrix}" in text or "\\det" in text else "matrix"
     if re.fullmatch(r"\\\{.*\\\}", text) and "\\{" not in text[2:]:
         return "set"
-    return "tuple" if re.fullmatch(r"\(.*\)", text) and len(split(text[1:-1], ",")) > 1 else "other"
+    whole = re.fullmatch(r"\(.*\)", text) and len(split(text, ",")) == 1
+    return "tuple" if whole and len(split(text[1:-1], ",")) > 1 else "other"
 
 
 # ---------------------------------------------------------------------------------------------------------- equations
@@ -107,6 +108,8 @@ def solved(value: str, reference: str, same: Callable[[str, str], bool]) -> tupl
     Args:
         same: Whether an expression equals the label.
     """
+    if (wanted := _named(reference)) is not None:
+        return _in_order(value, wanted)
     label = split(reference, "=")
     if len(label) == 2 and "=" not in value and _ATOM.fullmatch(_without_arguments(label[0])):
         return value, label[1]
@@ -115,6 +118,26 @@ def solved(value: str, reference: str, same: Callable[[str, str], bool]) -> tupl
     several = split(_exact(value), ",")
     values = [_last_side(part, lambda side: len(several) == 1 and same(side, reference)) for part in several]
     return None if None in values else (", ".join(filter(None, values)), reference)
+
+
+def _named(text: str) -> dict[str, str] | None:
+    """The values of m = 2, n = 3 by their names. None: these are no several values with different names."""
+    pairs = [split(part, "=") for part in split(text, ",")]
+    if len(pairs) < 2 or not all(len(pair) == 2 and _is_name(pair[0]) for pair in pairs):
+        return None
+    named = dict(pairs)
+    return named if len(named) == len(pairs) else None
+
+
+def _in_order(value: str, wanted: dict[str, str]) -> tuple[str, str] | None:
+    """Answer and label as tuples in the label's order. An answer without names has that order itself."""
+    label = f"({', '.join(wanted.values())})"
+    if (given := _named(value)) is not None:
+        return (f"({', '.join(given[name] for name in wanted)})", label) if given.keys() == wanted.keys() else None
+    *names, last = split(value, "=")
+    if names not in ([], [f"({', '.join(wanted)})"]):
+        return None
+    return (last if _kind(last) == "tuple" else f"({last})"), label
 
 
 def _last_side(text: str, same: Callable[[str], bool]) -> str | None:

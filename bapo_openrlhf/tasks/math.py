@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks import forms
-from bapo_openrlhf.tasks.notation import is_text, parts
+from bapo_openrlhf.tasks.notation import choice, is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
@@ -67,8 +67,9 @@ MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmark
 SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
 TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
 # What a unit that one of two answers leaves out may mean.
-_SCALES = {"percent": r"\%", "degree": r"\cdot\frac{\pi}{180}"}
+_SCALES = {"percent": r"\cdot\frac{1}{100}", "degree": r"\cdot\frac{\pi}{180}"}
 
+_IMAGINARY = re.compile(r"(?<=[0-9])i(?![a-zA-Z])")  # latex2sympy reads 4i as another variable than 4 i
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
 
@@ -107,6 +108,8 @@ def equal(given: str, label: str) -> bool:
     (value, unit), (reference, measure) = parts(given), parts(label)
     if not value or not reference or (unit and measure and unit != measure):
         return False
+    if (letter := choice(given)) and re.fullmatch("[A-E]", reference):
+        return letter == reference
     changed = forms.is_changed(unit, measure, reference)
     if value == reference and not changed:
         return True
@@ -146,7 +149,10 @@ def _same(value: str, reference: str) -> bool:
         try_extract_without_anchor=False,
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
     )
-    ours, theirs = (parse(rf"\boxed{{{text}}}", [config], parsing_timeout=seconds) for text in (reference, value))
+    ours, theirs = (
+        parse(rf"\boxed{{{_IMAGINARY.sub(' i', text)}}}", [config], parsing_timeout=seconds)
+        for text in (reference, value)
+    )
     # The reference comes first, because only the other one may leave out "x =".
     if not verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=seconds):
         return False

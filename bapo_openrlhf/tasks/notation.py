@@ -24,6 +24,8 @@ _CHARACTERS = str.maketrans(
         **dict.fromkeys("−–—", "-"),
         "°": r"^{\circ}",
         "ℝ": r"\mathbb{R}",
+        "。": ".",
+        "、": ", ",
     }
     | _FULL_WIDTH
 )
@@ -31,7 +33,9 @@ _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 _RAISED_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 _ROOT = re.compile(r"√(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[a-zA-Z]))")
 
-_INVISIBLE = re.compile(r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$")
+_INVISIBLE = re.compile(
+    r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$|(?<!\\)\\[()]"
+)
 _END = " .,;"
 _SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
 _BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\s)+")  # Two backslashes end the row of a matrix.
@@ -42,6 +46,11 @@ _AND = re.compile(
     rf",? ?{_STYLE}\{{,? ?(?:and|or) ?\}} ?|(?<=[0-9}})\]]),? (?:and|or) (?=[-+\\0-9({{\[])|(?<=[0-9}})\]]) or "
 )
 _STYLED = re.compile(_STYLE + r" ?\{([^{}]*)\}")
+# A letter in bold or italics is a variable or a vector, and no unit.
+_VARIABLE = re.compile(
+    r"\\(?:textbf|textit|mathbf|mathit|mathsf|boldsymbol) ?\{ ?([a-zA-Z]) ?\}"
+    r"|\\(?:mathbf|mathit|mathsf|boldsymbol) ([a-zA-Z])(?![a-zA-Z])"
+)
 _CONSTANT = re.compile(_STYLE + r" ?\{ ?([ei]|\\[a-zA-Z]+) ?\}|\{\\rm ?([ei])\}")
 _EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
@@ -66,7 +75,7 @@ def parts(text: str) -> tuple[str, str]:
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("\\varnothing", "\\emptyset")
     text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda match: "(" if match[1] == "l" else ")", text)
     text = _CONSTANT.sub(lambda match: match[1] or match[2], text)
-    text = _BLANK.sub(" ", text).strip(" ").rstrip(_END)
+    text = _VARIABLE.sub(lambda match: match[1] or match[2], _BLANK.sub(" ", text)).strip(" ").rstrip(_END)
     while styled := _STYLED.fullmatch(text):
         text = styled[1].strip(" ").rstrip(_END)
     text = _MAGNITUDE.sub(_magnitude, _CHOICE_BEFORE.sub("", text, count=1))
@@ -78,6 +87,12 @@ def parts(text: str) -> tuple[str, str]:
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
     return text, " ".join(dict.fromkeys(units + money))
+
+
+def choice(text: str) -> str | None:
+    r"""The letter of an answer that begins with one, such as \textbf{(D)} 5. None: it does not."""
+    found = _CHOICE_BEFORE.match(_BLANK.sub(" ", text))
+    return found and re.search("[A-E]", found[0])[0]
 
 
 def is_text(text: str) -> bool:
@@ -196,7 +211,7 @@ def _unit_name(text: str) -> str | None:
     text = re.sub(r"\b([ap])\. ?m\b", r"\1m", text.casefold())
     text = re.sub(r"\\cdot|\.", " ", text).strip()
     words = _WORD.findall(text)
-    if not words or "".join(words) != re.sub(r"[\s'()-]", "", text) or sum(map(str.isalpha, words)) > 5:
+    if not words or "".join(words) != re.sub(r"[\s'()]|-(?![0-9])", "", text) or sum(map(str.isalpha, words)) > 5:
         return None
     names: list[str] = []
     power = ""
@@ -214,7 +229,8 @@ def _unit_name(text: str) -> str | None:
             power = ""
         else:
             names.append(word)
-    return re.sub(r" ?(/) ?| (?=\^)", r"\1", " ".join(names)) or None
+    name = re.sub(r" ?(/) ?| (?=\^)", r"\1", " ".join(names))
+    return re.sub(r" ?(\w+)\^-([0-9])", lambda one: f"/{one[1]}^{one[2]}".removesuffix("^1"), name) or None
 
 
 def _singular(word: str) -> str:

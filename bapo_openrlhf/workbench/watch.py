@@ -6,9 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.adapt.vocabulary import REASONS, SOURCES
+from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
-from bapo_openrlhf.record.outcome import ENDS
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS

@@ -32,14 +32,18 @@ def outcomes(run: Run) -> dict[str, int]:
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
+    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it.
+
+    It trained on the tokens of responses and of worked solutions, in each epoch.
+    """
     totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
     responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
+    epochs = run.config.get("train.max_epochs") or 1
     return {
         "trainer steps": len(run.rows),
         "responses generated": responses,
         "tokens generated": generated,
-        "tokens trained on": trained,
+        "tokens trained on": None if trained is None else (trained + run.total("demonstrations/tokens")) * epochs,
         "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
         ALL_SECONDS: phase_seconds(run).get("step_total"),
     }

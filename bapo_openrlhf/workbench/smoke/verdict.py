@@ -43,8 +43,10 @@ def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path
         trained = any(row.get("actor_grad_norm") for row in rows)
         yield "there are gradients", "" if trained else "no step had a gradient above 0"
         yield "the saved weights are not the first ones", "" if changed_weights(*weights) else "all are as before"
-    if args.adapt.enabled:
-        yield "actor and engines agree on log-probs after each weight sync", _first(rows, _disagreement)
+    compared = [row for row in rows if row.get("gap/kl") is not None and not row.get("gap/age")]  # of today's weights
+    if args.adapt.enabled and compared:
+        when = "" if compared[-1]["step"] == last else " before the kill"
+        yield f"actor and engines agree on log-probs after each weight sync{when}", _first(compared, _disagreement)
 
 
 def _first(rows: Sequence[Row], wrong: Callable[[Row], str]) -> str:
@@ -73,7 +75,5 @@ def _not_finite(row: Row) -> str:
 
 
 def _disagreement(row: Row) -> str:
-    kl = row.get("gap/kl")
-    if kl is None or row.get("gap/age"):  # the step has no responses of today's weights
-        return ""
+    kl = row["gap/kl"]
     return "" if kl <= MOST_KL else f"their KL divergence is {kl:.2g} a token, and rounding explains {MOST_KL:g}"

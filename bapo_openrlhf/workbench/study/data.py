@@ -28,6 +28,8 @@ PATHS = {"group": "group-relative advantages", "critic": "critic (GAE)"}
 RUN = ["arm", "seed"]  # the columns that name a run
 FIRST = ["method", "path", "label", "seed", "step", "done"]  # the columns before the metrics
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
+SHOWN = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED does not have
+UPDATED = "cost/updated"  # running total of tokens trained on: with those of worked solutions, and each epoch counted
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
 NEEDED = (
@@ -157,11 +159,24 @@ class Results:
 
     @cached_property
     def steps(self) -> pandas.DataFrame:
-        """The numbers of all steps: arm, seed, step, and every metric as a float. What is no finite number is NaN."""
+        """The numbers of all steps: arm, seed, step, every metric as a float, and UPDATED.
+
+        What is no finite number is NaN.
+        """
         metrics = [*dict.fromkeys([*NEEDED, *self.table.columns.difference(FIRST, sort=False)])]
         numbers = self.table.reindex(columns=metrics).apply(pandas.to_numeric, errors="coerce").astype(float)
         keys = self.table[["seed", "step"]].assign(arm=self.table["method"] + "-" + self.table["path"])
-        return pandas.concat([keys, numbers.replace([np.inf, -np.inf], np.nan)], axis=1)
+        steps = pandas.concat([keys, numbers.replace([np.inf, -np.inf], np.nan)], axis=1)
+        return steps.assign(**{UPDATED: self.updated(steps)})
+
+    def updated(self, steps: pandas.DataFrame) -> np.ndarray:
+        """The column UPDATED of `steps`."""
+        trained = steps[TOKENS_TRAINED]
+        if SHOWN in steps:
+            trained = trained + steps.fillna({SHOWN: 0.0}).groupby(RUN)[SHOWN].cumsum()
+        flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
+        epochs = [flags[arm, seed] for arm, seed in zip(steps["arm"], steps["seed"], strict=True)]
+        return trained.to_numpy() * [count if is_number(count) else 1 for count in epochs]
 
     @cached_property
     def last_step(self) -> int:
@@ -171,7 +186,7 @@ class Results:
     @cached_property
     def means(self) -> pandas.DataFrame:
         """The mean of every metric over the seeds that have it; the index is (arm, step)."""
-        return self.steps.drop(columns="seed").groupby(["arm", "step"]).mean()
+        return self.steps.drop(columns=["seed", UPDATED]).groupby(["arm", "step"]).mean()
 
     @cached_property
     def pooled(self) -> dict[str, Run]:
@@ -199,9 +214,9 @@ class Results:
     def numbers(self) -> pandas.DataFrame:
         """What each run spent and reached; the index is (arm, seed).
 
-        Columns: finished; rollouts, tokens_trained and seconds of all steps; update_tokens, the tokens trained on
-        times the number of epochs; reward_end, the mean reward of the last steps; solved, of the prompts whose first
-        group had no right response, the share that a later group solved.
+        Columns: finished; rollouts, tokens_trained and seconds of all steps; update_tokens, see UPDATED; reward_end,
+        the mean reward of the last steps; solved, of the prompts whose first group had no right response, the share
+        that a later group solved.
         """
         by_run = self.steps.groupby(RUN)
         finished = {study_run.key: study_run.finished for study_run in self.runs}
@@ -212,16 +227,11 @@ class Results:
             "finished": [finished[key] for key in trained.index],
             "rollouts": by_run[ROLLOUTS].last(),
             "tokens_trained": trained,
-            "update_tokens": self.times_epochs(trained),
+            "update_tokens": by_run[UPDATED].last(),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
             "reward_end": by_run[REWARD].agg(lambda rewards: end_means(rewards)[1]),
             "solved": pandas.Series([solved.get(key) for key in trained.index], trained.index, float),
         }, index=trained.index)  # fmt: skip
-
-    def times_epochs(self, tokens: pandas.Series) -> pandas.Series:
-        """Numbers of tokens of runs, index (arm, seed), times the number of epochs that each run trains on a batch."""
-        flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
-        return tokens * [flags[key] if is_number(flags[key]) else 1 for key in tokens.index]
 
     @cached_property
     def final(self) -> pandas.DataFrame:

@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
 from bapo_openrlhf.workbench.study import statistics
-from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, TOKENS_TRAINED, Results
+from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, UPDATED, Results
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
 # ── at a glance ──
@@ -47,7 +47,7 @@ def spent(results: Results) -> Table:
         took = None if pandas.isna(means["seconds"]) else duration(means["seconds"])
         rows.append([results.labels[arm.name], *means.to_list()[:-1], took])
     head = ["arm", "responses generated", "tokens trained on", "update tokens", "time of all steps"]
-    title = "Means over the finished seeds. Update tokens: tokens trained on, times the number of epochs"
+    title = "Means over the finished seeds. Update tokens: also those of worked solutions, times the number of epochs"
     return Table.of(head, rows, title)
 
 
@@ -140,7 +140,7 @@ def _benchmark(key: str) -> str:
 
 def until(results: Results, target: float) -> Table:
     """What each arm had spent when it first reached an accuracy."""
-    rollouts, tokens = results.until(target, ROLLOUTS), results.times_epochs(results.until(target, TOKENS_TRAINED))
+    rollouts, tokens = results.until(target, ROLLOUTS), results.until(target, UPDATED)
     rows: list[list[Any]] = []
     for path in results.paths:
         baseline = results.of_path(path)[0]

@@ -332,7 +332,10 @@ def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (time.time() - age,) * 2)
         follower.poll()
-        assert follower.age == pytest.approx(age, abs=5)
+        assert follower.age == pytest.approx(age, abs=5) and follower.begins is (name == "run.json")
+    os.utime(tmp_path / "run.json")  # it is resumed
+    follower.poll()
+    assert follower.age == pytest.approx(0, abs=5) and follower.begins
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):

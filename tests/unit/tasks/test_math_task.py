@@ -290,6 +290,79 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
 @pytest.mark.parametrize(
     ("answer", "label", "expected"),
     [
+        # letters in bold or italics are vectors, and no units
+        (r"-\frac12", r"-\frac12\mathbf{a}", False),
+        ("2", r"2\mathbf{v}", False),
+        (r"2\mathbf{v}", "2", False),
+        (r"3\mathbf{i}+2", r"3\mathbf{i}+2\mathbf{j}", False),
+        (r"\mathbf{a}\times", r"\mathbf{a}\times\mathbf{c}", False),
+        (r"2\mathbf{A}", "2", False),
+        ("3i+2j", r"3\mathbf{i}+2\mathbf{j}", True),
+        # units to a negative power
+        (r"4.5\times10^{33}\ \mathrm{erg\,s^{-1}}", "4.5e33", True),
+        (r"9.8\text{ m s}^{-2}", "9.8", True),
+        (r"2\ \text{cm}^{-1}", "2", True),
+        (r"9.8\text{ m s}^{-2}", r"9.8\text{ m/s}^2", True),
+        # complex numbers
+        (r"\frac{1+2i}{5}", r"\frac15+\frac25i", True),
+        (r"2i\sqrt3", r"2\sqrt3i", True),
+        ("0.4+0.2i", r"\frac{2+i}{5}", True),
+        (r"3+4\,i", "3+4i", True),
+        (r"3+4\cdot i", "3+4i", True),
+        (r"\frac{3-2i}{13}", r"\frac{3}{13}-\frac{2}{13}i", True),
+        ("3-4i", "3+4i", False),
+        ("4", "4i", False),
+        ("4i", "4", False),
+        # pairs, and a set of them
+        (r"\{(2,3),(4,5)\}", "(2,3),(4,5)", True),
+        ("(4,5),(2,3)", r"\{(2,3),(4,5)\}", True),
+        (r"\{2,3\}", "(2,3)", False),
+        # several values by name, or in the order of the label
+        ("(m,n)=(3,2)", "m=2,n=3", False),
+        ("(m,n)=(2,3)", "m=2,n=3", True),
+        ("(3,2)", "x=2, y=3", False),
+        ("3,2", "x=2, y=3", False),
+        ("2,3", "x=2, y=3", True),
+        ("(2,3)", "x=2, y=3", True),
+        ("4,3", "a=3,b=4", False),
+        ("y=3, x=2", "x=2, y=3", True),
+        (r"x=2 \text{ and } y=3", "x=2, y=3", True),
+        ("x=3, y=2", "x=2, y=3", False),
+        ("3, 2", "x=2, x=3", True),
+        ("x=3,x=2", "x=2,x=3", True),
+        ("x=2", "x=2, y=3", False),
+        # a choice, and its value
+        (r"\textbf{(D)}\ 5", "D", True),
+        (r"\text{(D) } 5", "D", True),
+        (r"\textbf{(D)}\ 5", "C", False),
+        (r"\textbf{(D)}\ 5", "5", True),
+        ("D", "D", True),
+        # percents, characters, and the rest
+        (r"33\frac13\%", r"\frac13", True),
+        (r"\frac{25}{2}\%", "0.125", True),
+        (r"50\%", "0.5", True),
+        (r"50\%", "50", True),
+        (r"0.5\%", "0.5", False),
+        ("24。", "24", True),
+        ("1、2", "1, 2", True),
+        (r"\(\frac{33}{65}\)", r"\frac{33}{65}", True),
+        ("5i", "5", False),
+        (r"i\pi", r"\pi i", True),
+        ("x_i", "x_i", True),
+        ("2j", "2i", False),
+        ("e^{2 i}", "e^{2i}", True),
+        (r"\frac{i\sqrt3}{2}", r"\frac{\sqrt{3}i}{2}", True),
+        ("6", "6m", False),
+        (r"12\textit{m}", "12", False),
+    ],
+)
+def test_forms_that_models_write(answer, label, expected):
+    assert right(answer, label) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "expected"),
+    [
         ("8 \\text{ cm}", "8\\text{ m}", False),
         ("8 \\text{ cm}^2", "8\\mbox{ cm}^{2}", True),
         ("8 \\text{ cm}^2", "8\\text{ cm}^3", False),

@@ -22,7 +22,7 @@ from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompt
 from bapo_openrlhf.workbench.evaluation import results as results_file
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
-from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
+from bapo_openrlhf.workbench.evaluation.request import Request, Sampling, check
 
 REWARD = """
 import os, time
@@ -869,7 +869,10 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
     sampling, rollout = request.sampling, file["rollout"]
     wanted = rollout["max_new_tokens"], rollout.get("temperature", 1.0), rollout.get("top_p", 1.0)
     assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p) == wanted
-    assert request.reward == Path(file["reward"]["remote_url"])
+    assert request.reward is None  # the benchmarks' own tasks judge
+    check(request)
+    benchmarks = ("--benchmarks", f"mine={path}")
+    assert parsed("--config", str(path), *benchmarks, model=()).reward == Path(file["reward"]["remote_url"])
 
 
 def test_a_reward_server_judges_no_evaluation(parsed, tmp_path):

@@ -194,6 +194,8 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
     assert data.all_phases([run])[-1] == "broadcast" and "step_total" not in data.all_phases([run])
     assert data.all_phases([run_of([{"step": 1, "timing/new": 1.0}])])[-1] == "new"
     assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
+    rows[0]["demonstrations/tokens"] = rows[1]["demonstrations/tokens"] = 5
+    assert data.cost(run_of(rows, **{"train.max_epochs": 2}))["tokens trained on"] == 2 * (40 + 5 + 5)
 
 
 def test_the_means_of_the_ends():

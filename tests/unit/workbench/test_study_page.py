@@ -106,6 +106,9 @@ def test_update_tokens_count_the_epochs():
     epochs = run_of(PLAIN, 1, [], trained=7, config={"train.max_epochs": 3})
     numbers = Results(study_of(), [epochs, run_of(PLAIN, 2, [], trained=7)]).numbers
     assert numbers["update_tokens"].to_list() == [4 * 7 * 3, 28]
+    for row in epochs.run.rows[1:]:
+        row["demonstrations/tokens"] = 2.0  # worked solutions are trained on too
+    assert Results(study_of(), [epochs]).numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2) * 3]
 
 
 def test_the_baseline_is_the_plain_method_or_the_first_arm():

@@ -191,6 +191,8 @@ def test_how_a_run_ended_is_said_first():
         (Seen("x", [], RUN, {}, 700.0), "silent"),
         (Seen("x", make_rows(3), RUN, {}, 100.0), "running"),
         (Seen("x", make_rows(3), RUN, {}, 121.0), "silent"),
+        (Seen("x", make_rows(3), RUN, {}, 590.0, begins=True), "running"),  # it was resumed, and loads its models
+        (Seen("x", make_rows(3), RUN, {}, 610.0, begins=True), "silent"),
         (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 590.0), "running"),
         (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
         (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
