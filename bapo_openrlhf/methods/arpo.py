@@ -22,8 +22,9 @@ class ARPO(StoredSuccesses):
     Deviations: fresh groups with equal rewards are filtered, also those without a stored success. The authors train on
     them with advantages of 0 (`--adapt.filter none` does so). A stored success keeps the log-probs of the policy that
     generated it; the authors compute them again with today's policy, so that its ratio begins at 1. Their scripts clip
-    at 0.2 and 0.3 and have no KL term; these are OpenRLHF's flags. The thresholds are exact numbers. This layer has
-    nothing that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only responses
+    at 0.2 and 0.3 and have no KL term; these are OpenRLHF's flags. The thresholds are exact numbers. Whether a
+    group has failed is said by whole rewards here, and by the verifier's part of them in the authors' code. This layer
+    has nothing that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only responses
     of the current run are stored.
 
     Args:

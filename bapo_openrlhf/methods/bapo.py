@@ -98,7 +98,7 @@ class BAPO(FilteredMethod):
         x2, unimproved, solved = self._review(reevaluated)
 
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
-        # of X2, because the batch is a partition (Def. 3.1).
+        # of X2, which was asked again in this step.
         prompts = {group.prompt.id for group in x2}
         batch = fill(self.room(), fresh, self.keeps(fresh), x2, replay=lambda free: self.draw_replay(
             free // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts

@@ -49,8 +49,8 @@ class ExGRPO(FilteredMethod):
     groups are X2 and update the store as fresh ones do. X2 keeps its places in the batch. Fresh groups beyond them are
     cut.
 
-    Prompts are stored from the first step on. They are drawn after the first step in which more than `start_above` of
-    the fresh responses are right (Pass@1).
+    Prompts are stored from the first step on, by the authors only after the start. They are drawn after the first step
+    in which more than `start_above` of the fresh responses are right (Pass@1).
 
     The paper's setting is `--adapt.reevaluate_every 1`, `--adapt.rollout_delay 1`, and as `--rollout.batch_size` 1 -
     `experience_share` of `--adapt.batch_size`. With more, fresh groups are generated and cut. Before the start, and
