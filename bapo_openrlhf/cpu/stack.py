@@ -50,6 +50,8 @@ def active() -> bool:
         return switch == "1"
     if switch not in ("", "auto"):
         raise ConfigError(f"{SWITCH} is {switch!r}; allowed: 1 (on the CPU), 0 (not), auto (on the CPU if no GPU)")
+    # Otherwise torch's answer makes CUDA unusable in forked processes. vLLM's own setting would come too late.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 
     return not torch.cuda.is_available()

@@ -24,8 +24,8 @@ class ARPO(StoredSuccesses):
     generated it; the authors compute them again with today's policy, so that its ratio begins at 1. Their scripts clip
     at 0.2 and 0.3 and have no KL term; these are OpenRLHF's flags. The thresholds are exact numbers. Whether a
     group has failed is said by whole rewards here, and by the verifier's part of them in the authors' code. This layer
-    has nothing that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only responses
-    of the current run are stored.
+    has nothing that is specific to agents (screenshots, tasks in an environment): a task is a prompt here. Only
+    responses of the current run are stored.
 
     Args:
         std_below, mean_below: A group has failed if both its numbers are below these.

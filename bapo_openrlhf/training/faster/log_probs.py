@@ -259,13 +259,14 @@ class SlicedActor(Actor):
             output = self.model(tokens, **inputs)
         finally:
             head.asked = None
-        if output["logits"] is not asked.answer:
+        answer = output["logits"]  # under ZeRO-3, a hook of DeepSpeed's makes another object of the same memory
+        if answer.shape != asked.answer.shape or answer.data_ptr() != asked.answer.data_ptr():
             self.sliced = False
             logger.info("the model changes its logits after the output head, so they are computed for all positions")
             return self.forward(
                 sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
             )
-        parts = asked.answer.unbind(-1)
+        parts = answer.unbind(-1)
         if self.packing_samples:
             padding, indices = unpacked
             parts = [gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length) for part in parts]

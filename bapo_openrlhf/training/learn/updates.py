@@ -181,7 +181,7 @@ class _WholeBatch:
         if self.engine.skipped_steps > skipped:
             raise FloatingPointError(f"{what}; it was not applied")
         trained = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
-        norms = torch.stack([part_of(parameter).norm() for parameter in trained])
+        norms = torch.stack([part_of(parameter).norm(dtype=torch.float) for parameter in trained])
         if not norms.isfinite().all():
             raise FloatingPointError(f"{what}, so the weights are not; those of the last checkpoint are")
 
@@ -288,8 +288,8 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         """Make one step of the exponential moving average of the weights. Under ZeRO-3, each rank averages its part."""
         for weight, mean in zip(self.actor.parameters(), self.ema_model.parameters(), strict=True):
             if weight.requires_grad:
-                current, average = part_of(weight), part_of(mean)
-                average.copy_((1 - self.ema_beta) * current.to(average.device) + self.ema_beta * average)
+                current, average = part_of(weight), part_of(mean)  # the average may be in the host's memory
+                average.copy_(torch.lerp(current, average.to(current.device), self.ema_beta))
 
     def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
         """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
@@ -424,9 +424,14 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
 
 
 def part_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it."""
-    part: torch.Tensor = getattr(parameter, "ds_tensor", parameter).data
-    return part
+    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it.
+
+    The last parts may be filled up. DeepSpeed never writes to that memory, so it may hold anything, and is left out.
+    """
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.data
+    part: torch.Tensor = parameter.ds_tensor.data
+    return part[: max(0, parameter.ds_numel - part.numel() * dist.get_rank(parameter.ds_process_group))]
 
 
 def sample_numbers(sample: Experience) -> dict[str, float]:

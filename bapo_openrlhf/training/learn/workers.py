@@ -155,8 +155,9 @@ class PlainPolicyWorker(_Worker, POLICY):
         """Save what OpenRLHF saves, and the average of the weights. The oldest checkpoint makes room for a new one.
 
         DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
+        Then only one rank writes it, and only that one copies the average.
         """
-        parts = parts_of(self.ema_model) if self.ema_model else []
+        parts = parts_of(self.ema_model) if self.ema_model and self.actor.model.save_non_zero_checkpoint else []
         average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
         super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
 

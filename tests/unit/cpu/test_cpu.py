@@ -51,6 +51,16 @@ def _fake_torch(monkeypatch, cuda: bool) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
 
 
+def test_cuda_stays_usable_in_forked_processes(monkeypatch):
+    """torch's answer without NVML would begin CUDA, and vLLM forks its engine."""
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    monkeypatch.delenv(cpu.SWITCH, raising=False)
+    _fake_torch(monkeypatch, cuda=False)
+    asked = []
+    sys.modules["torch"].cuda.is_available = lambda: asked.append(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
+    assert cpu.active() and asked == ["1"]
+
+
 # --- the switch ------------------------------------------------------------------------------------------------------
 
 

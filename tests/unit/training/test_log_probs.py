@@ -173,6 +173,18 @@ def test_a_model_that_changes_its_logits_after_the_head_is_run_as_openrlhf_runs_
     assert not ours.sliced
 
 
+def test_a_hook_may_make_another_object_of_the_logits():
+    """As DeepSpeed's does under ZeRO-3. The logits of other tokens are still not computed."""
+    ours = built(SlicedActor, LLAMA)
+
+    def hook(_module, _inputs, output):
+        output["logits"] = output["logits"].view_as(output["logits"])
+
+    ours.model.register_forward_hook(hook)
+    same(run(ours, *ragged_batch()), run(built(Actor, LLAMA), *ragged_batch()))
+    assert ours.sliced
+
+
 def test_a_head_that_is_not_one_matrix_is_called_as_it_is():
     class Doubling(torch.nn.Linear):
         def forward(self, hidden):

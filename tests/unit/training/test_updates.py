@@ -21,6 +21,7 @@ from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.training.learn import updates
 from bapo_openrlhf.training.learn.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer
 
@@ -428,11 +429,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind,
 SPOILT = ", so the weights are not; those of the last checkpoint are"
 
 
-def parameter_of(*values, part=None, trained=True):
-    """A parameter; with a part, ZeRO-3 has divided it, and this rank has only the part."""
+def parameter_of(*values, part=None, numel=None, trained=True):
+    """A parameter. With a part, ZeRO-3 has divided it among two ranks, and the second one has only the part."""
     parameter = torch.nn.Parameter(torch.tensor(values), requires_grad=trained)
     if part is not None:
-        parameter.ds_tensor = torch.tensor(part)
+        parameter.ds_tensor, parameter.ds_numel = torch.tensor(part), numel or 2 * len(part)
+        parameter.ds_process_group = None
     return parameter
 
 
@@ -445,12 +447,15 @@ def parameter_of(*values, part=None, trained=True):
         (1, [parameter_of(1.0)], "; it was not applied"),
         (0, [parameter_of(1.0), parameter_of(1.0, math.nan)], SPOILT),
         (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf])], SPOILT),
+        (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf], numel=3)], None),  # the last one fills up
+        (0, [parameter_of(1.0), parameter_of(part=[math.nan, math.nan], numel=1)], None),
     ],
 )
 def test_a_gradient_that_is_not_finite_stops_the_run(kind, skipped, parameters, end):
     """DeepSpeed's norm of it is finite (tests/stack/test_not_finite.py)."""
     generator = torch.Generator().manual_seed(1)
     ranks, loss_arguments = Ranks(1), (COEF,) if kind is WholeBatchActorTrainer else ()
+    ranks.get_rank = lambda group: 1
     one, filler = sample(generator, 4, 2), sample(generator, 4, 0)
     subject = trainer(kind, [one], 1, filler, ranks.strategy(arguments(1)), size=1, accumulated=1,
                       weight=torch.ones(3, dtype=torch.double, requires_grad=True))  # fmt: skip
@@ -482,14 +487,12 @@ def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
     assert used == [0.1, 0.05, 0.1, 0.05] and group["lr"] == 0.1
 
 
-def test_weights_are_averaged_after_each_optimizer_step():
+def test_weights_are_averaged_after_each_optimizer_step(monkeypatch):
     """Also those of which this rank has a part (ZeRO-3), and not those that are frozen."""
+    monkeypatch.setattr(updates.dist, "get_rank", lambda group: 1)
     subject = object.__new__(WholeBatchActorTrainer)
-    kinds = [torch.nn.Parameter(torch.tensor([2.0, 4.0])) for _ in range(3)]
-    means = [torch.nn.Parameter(torch.tensor([1.0, 1.0])) for _ in range(3)]
-    for parameter, part in ((kinds[1], [3.0]), (means[1], [5.0])):
-        parameter.data, parameter.ds_tensor = torch.empty(0), torch.tensor(part)
-    kinds[2].requires_grad = False
+    kinds = [parameter_of(2.0, 4.0), parameter_of(part=[3.0]), parameter_of(2.0, 4.0, trained=False)]
+    means = [parameter_of(1.0, 1.0), parameter_of(part=[5.0]), parameter_of(1.0, 1.0)]
     subject.actor, subject.ema_model = (
         SimpleNamespace(parameters=lambda parameters=parameters: parameters) for parameters in (kinds, means)
     )

@@ -142,6 +142,7 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
     words = [f"--{name}={value}" for name, value in FLAGS.items()]
     args = arguments.parse([*words, "--train.enable_ema", "--ckpt.load_enable", f"--ckpt.path={tmp_path}"])
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
     monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
     monkeypatch.setattr(workers, "get_tokenizer", lambda *_, **__: None)
     monkeypatch.setattr(workers, "SlicedActor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
@@ -159,10 +160,15 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
     def worker(average=None):
         made = object.__new__(workers.PolicyWorker)
         made.strategy, made.disable_ds_ckpt, made.save_hf_ckpt = Saving(args, []), False, False
-        made.actor, made.ema_model = SimpleNamespace(model="engine"), average
+        made.actor, made.ema_model = SimpleNamespace(model=SimpleNamespace(save_non_zero_checkpoint=True)), average
         return made
 
     worker(averaged_model([2.0, 4.0], [3.0]) if saves else None).save_checkpoint("global_step3", {"global_step": 3})
+    other = worker(averaged_model([2.0, 4.0], [3.0]))
+    other.actor.model.save_non_zero_checkpoint, given = False, []
+    other.strategy.save_ckpt = lambda *words, **_: given.append(words[-1])
+    other.save_checkpoint("global_step3", {"global_step": 3})
+    assert given == [{"global_step": 3}]  # another rank writes the file
     resumed = worker()
     if not saves:
         with pytest.raises(ValueError, match="the checkpoint has no averaged weights"):
@@ -177,7 +183,8 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
 def averaged_model(whole, part):
     """A model of two parameters. This rank has all of the first one, and a part of the second one."""
     parameters = [torch.nn.Parameter(torch.tensor(whole)), torch.nn.Parameter(torch.empty(0))]
-    parameters[1].ds_tensor = torch.tensor([9.0, *part])[1:]
+    parameters[1].ds_tensor, parameters[1].ds_numel = torch.tensor([9.0, *part])[1:], 2
+    parameters[1].ds_process_group = None
     return SimpleNamespace(model="engine", parameters=lambda: parameters)
 
 
