@@ -92,6 +92,7 @@ def test_nothing_happens_when_not_active(monkeypatch, how):
         monkeypatch.setenv(cpu.SWITCH, "0")
     else:
         _fake_torch(monkeypatch, cuda=True)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # which is set to ask torch
     patched = ModuleType("fake_for_cpu")
     monkeypatch.setitem(sys.modules, "fake_for_cpu", patched)
     monkeypatch.setitem(patching.PATCHES, "fake_for_cpu", [_add_a_name])
