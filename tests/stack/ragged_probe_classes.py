@@ -46,6 +46,7 @@ class Watched:
             "micro_batches": self.micro_batches,
             "micro_steps": engine.micro_steps,
             "optimizer_steps": engine.global_steps,
+            "sliced": self.model == "critic" or self.actor.sliced,
         }
         name = f"{self.model}-{self.strategy.get_rank()}-{self.updates}.pt"
         torch.save(notes, Path(os.environ["PROBE_FOLDER"]) / name)

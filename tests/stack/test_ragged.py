@@ -224,6 +224,11 @@ def test_batches_are_as_ragged_as_planned(watched):
     assert [row["groups/cut"] for row in watched.metrics] == [3 * (step == 3) for step in range(len(SIZES))]
 
 
+def test_logits_are_those_of_response_tokens(watched, model):
+    """Also under ZeRO-3, whose hooks make other objects of them. The numbers are the same if they are those of all."""
+    assert all(rank["sliced"] for update in watched.notes[model] for rank in update)
+
+
 def test_ranks_stay_together(watched, model):
     """All ranks step the optimizer after the same micro-batches, on whole optimizer steps until the last of a batch."""
     case, steps = watched.case, 0
