@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bapo_openrlhf import tasks
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
@@ -89,12 +90,20 @@ def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, An
                 "sha256": benchmark.sha256,
                 "columns": list(benchmark.columns),
                 "reward": str(benchmark.reward),
-                "reward_sha256": hashlib.sha256(benchmark.reward.read_bytes()).hexdigest(),
+                "reward_sha256": _digest(benchmark.reward),
                 "reward_range": [str(end) for end in benchmark.reward_range],
             }
             for benchmark in benchmarks
         },
     }
+
+
+def _digest(reward: Path) -> str:
+    """The sha256 of what judges: a reward file, or all of this project's, because they import each other."""
+    folder, digest = reward.resolve().parent, hashlib.sha256()
+    for file in sorted(folder.glob("*.py")) if folder == Path(tasks.__file__).parent else [reward]:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _too_long(

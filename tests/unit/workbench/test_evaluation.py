@@ -341,6 +341,12 @@ def test_resume_with_another_file_is_refused(request_, tmp_path, file, what):
     evaluate(request_)
 
 
+def test_the_digest_of_a_tasks_reward_is_that_of_all_tasks():
+    """math.py reads its rules from other files."""
+    digests = {run._digest(get_task(name).file) for name in ("math", "gsm8k")}
+    assert len(digests) == 1 and digests != {run._digest(CONFIGS / "quickstart.yaml")}
+
+
 def test_benchmarks_and_limit_may_grow_and_things_may_move(request_, tmp_path):
     evaluate(replace(request_, limit=2))
     more = [*request_.benchmarks, f"more={tmp_path / 'more.jsonl'}"]
