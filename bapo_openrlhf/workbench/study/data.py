@@ -159,10 +159,7 @@ class Results:
 
     @cached_property
     def steps(self) -> pandas.DataFrame:
-        """The numbers of all steps: arm, seed, step, every metric as a float, and UPDATED.
-
-        What is no finite number is NaN.
-        """
+        """All steps: arm, seed, step, every metric as a float (NaN if it is no finite number), and UPDATED."""
         metrics = [*dict.fromkeys([*NEEDED, *self.table.columns.difference(FIRST, sort=False)])]
         numbers = self.table.reindex(columns=metrics).apply(pandas.to_numeric, errors="coerce").astype(float)
         keys = self.table[["seed", "step"]].assign(arm=self.table["method"] + "-" + self.table["path"])

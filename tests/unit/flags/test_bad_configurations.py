@@ -34,6 +34,7 @@ BASE = {
     "ref.num_gpus_per_node": "2",
     "reward.remote_url": "reward.py",
     "data.prompt_dataset": "train.jsonl",
+    "data.label_key": "label",
     "data.max_len": "48",
     "rollout.max_new_tokens": "24",
     "rollout.batch_size": "32",
@@ -67,9 +68,11 @@ def folder(tmp_path, monkeypatch) -> Path:
     shape = {"model_type": "qwen2", "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model" / "pytorch_model.bin").touch()
-    rows = (f'{{"input": "{number}+1"}}\n' for number in range(256))  # 8 steps
+    rows = (f'{{"input": "{number}+1", "label": "{number + 1}"}}\n' for number in range(256))  # 8 steps
     (tmp_path / "train.jsonl").write_text("".join(rows))
-    (tmp_path / "more.jsonl").write_text("".join(f'{{"input": "{number}+2"}}\n' for number in range(256)))
+    (tmp_path / "more.jsonl").write_text(
+        "".join(f'{{"input": "{number}+2", "label": "{number + 2}"}}\n' for number in range(256))
+    )
     (tmp_path / "reward.py").write_text("def reward_func(*given):\n    return {'rewards': [1.0]}\n")
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "reward.yaml").write_text("a: 1\n")
