@@ -208,8 +208,8 @@ class SlicedActor(Actor):
 
     Other positions have 0. OpenRLHF multiplies them by 0, or masks them.
 
-    A model is run as OpenRLHF runs it if its output head is not one matrix (tensor parallelism cuts it), or if the
-    model changes the logits after the head (as Gemma 2 does).
+    A model is run as OpenRLHF runs it if its output head is not one matrix, because tensor parallelism cuts one that is
+    not that of the embeddings, or if the model changes the logits after the head (as Gemma 2 does).
     """
 
     sliced = True

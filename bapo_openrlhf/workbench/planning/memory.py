@@ -54,12 +54,13 @@ def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, sam
     """Bytes of the logits of a micro-batch of so many of the longest samples, on one GPU.
 
     The output head takes only the responses' tokens, and holds a block of logits at a time, of which a tile is in fp32.
-    Tensor parallelism cuts the head. OpenRLHF then holds the logits of all tokens.
+    Tensor parallelism cuts the head, unless it is the matrix of the embeddings. OpenRLHF then holds the logits of all
+    tokens.
     """
-    if workload.args.ds.tensor_parallel_size > 1:
+    if workload.args.ds.tensor_parallel_size > 1 and not shape.tied:
         tokens = samples * workload.sample_tokens / workload.copies
         return tokens * constants.cut_logit_bytes * shape.vocabulary
-    logits = samples * workload.response_tokens / workload.copies * shape.vocabulary
+    logits = samples * workload.response_tokens / workload.args.ds.ring_attn_size * shape.vocabulary
     return BYTES * min(logits, constants.logit_block) + 2 * 4 * min(logits, constants.logit_tile)
 
 

@@ -626,9 +626,14 @@ def test_logits_are_those_of_the_code():
 
 
 def test_logits_of_a_head_that_tensor_parallelism_cuts():
-    """OpenRLHF holds those of all tokens, and each of the two processes has half of them."""
+    """OpenRLHF holds those of all tokens, and each of the two processes has half of them.
+
+    A head that is the matrix of the embeddings stays whole in both.
+    """
     cut = with_flags(WORKLOAD, {"ds.tensor_parallel_size": 2})
     assert memory.logit_bytes(SHAPES["7B"], cut, CONSTANTS, 3) == pytest.approx(3 * 6144 / 2 * 10 * 152064)
+    whole = (memory.logit_bytes(SHAPES["4B"], one, CONSTANTS, 3) for one in (WORKLOAD, cut))
+    assert next(whole) == next(whole) > 0
 
 
 @pytest.mark.parametrize("reference", [False, True])
