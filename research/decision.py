@@ -130,6 +130,11 @@ class Records:
         except RunError:
             return []
 
+    def over(self, name: str) -> bool:
+        """Whether all planned runs of a stage have ended. Until then, none of its outcomes is shown."""
+        runs = self.planned(name)
+        return runs is not None and all(map(ended, runs))
+
     def counted(self, name: str, arm: str) -> bool:
         """Whether all planned runs of an arm have ended, and it is counted what their models solve."""
         runs = self.planned(name)
@@ -497,7 +502,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     tables = {"Primary comparisons": primary(records), "Learning rates": searches(records.root)}
     for stage in ("runs", "hard", "critic"):
         results = records.results(stage)
-        if results is None:
+        if results is None or not records.over(stage):
             continue
         plain = "PPO" if stage == "critic" else "GRPO"
         tables[f"Gain over {plain} ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
@@ -509,7 +514,7 @@ def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     tables["Unit times"] = units
     for stage in ("hard", "hard_more"):
         solved = records.solved(stage)
-        if not solved.empty:
+        if not solved.empty and records.over(stage):
             shares = (100 * solved.unstack(0)).rename_axis("seed").reset_index()
             if (again := records.root / AGAIN / SOLVED).is_file():
                 counts = json.loads(again.read_bytes())
