@@ -106,7 +106,7 @@ def add_costs(results: Results, units: pd.DataFrame | None) -> None:
         units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
     """
     steps = results.steps
-    steps[UPDATED] = results.updated(steps)  # anew, because `discount` changes it
+    steps[UPDATED] = results.updated(steps)  # computed again, because `discount` changes this column
     steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
     if units is not None:
         of_arm = units.reindex(steps["arm"])

@@ -147,17 +147,18 @@ def _part(request: Request, source: Source) -> Part:
             raise ConfigError(_why_unreadable(request, source, where, error)) from error
         if not len(rows):
             raise ConfigError(f"{where} has no rows; it must have at least one")
-        return Part(where, rows, *_files(request, source, whole=len(rows) < request.most))
+        files, unread = _files(request, source)
+        return Part(where, rows, files, whole=len(rows) < request.most, unread=unread)
 
 
-def _files(request: Request, source: Source, *, whole: bool) -> tuple[tuple[Path, ...], bool, tuple[Path, ...]]:
-    """The last three fields of a Part."""
+def _files(request: Request, source: Source) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The text files of a data set on this machine, in the order in which they are read, and `Part.unread`."""
     if source.path.suffix in TEXTS and source.path.is_file():
-        return (source.path,), whole, ()
+        return (source.path,), ()
     if not source.here or not source.path.is_dir() or (source.path / "state.json").is_file():
-        return (), whole, ()
+        return (), ()
     if (source.path / "dataset_dict.json").is_file():
-        return (), whole, ()
+        return (), ()
     import datasets
 
     inner = source.name.split("@")[1].strip() if "@" in source.name else None
@@ -166,8 +167,7 @@ def _files(request: Request, source: Source, *, whole: bool) -> tuple[tuple[Path
     texts = paths if all(original.kind_of(path) in TEXTS for path in paths) else ()
     kinds = {original.kind_of(Path(file)) for part in files.values() for file in part}
     there = sorted((source.path / (inner or "")).rglob("*"))
-    others = tuple(path for path in there if path.suffix in DATA and path.suffix not in kinds)
-    return texts, whole, others
+    return texts, tuple(path for path in there if path.suffix in DATA and path.suffix not in kinds)
 
 
 def _why_unreadable(request: Request, source: Source, where: str, error: Exception) -> str:

@@ -108,7 +108,7 @@ def equal(given: str, label: str) -> bool:
     (value, unit), (reference, measure) = parts(given), parts(label)
     if not value or not reference or (unit and measure and unit != measure):
         return False
-    if (letter := choice(given)) and re.fullmatch("[A-E]", reference):
+    if re.fullmatch("[A-E]", reference) and (letter := choice(given)):
         return letter == reference
     changed = forms.is_changed(unit, measure, reference)
     if value == reference and not changed:

@@ -152,7 +152,9 @@ class PlainPolicyWorker(_Worker, POLICY):
     def save_checkpoint(
         self, tag: str, client_states: Any = None, metric_value: Any = None, metric_key: Any = None
     ) -> None:
-        """Save what OpenRLHF saves, and the average of the weights. The oldest checkpoint makes room for a new one.
+        """Save what OpenRLHF saves, and the average of the weights.
+
+        If there are too many checkpoints, the oldest one is deleted.
 
         DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
         Then only one rank writes it, and only that one copies the average.
@@ -216,7 +218,7 @@ class PlainCriticWorker(_Worker, CRITIC):
 
     @extends(CRITIC)
     def save_checkpoint(self, tag: str, metric_value: Any = None, metric_key: Any = None) -> None:
-        """Save what OpenRLHF saves. The oldest checkpoint makes room for a new one."""
+        """Save what OpenRLHF saves. If there are too many checkpoints, the oldest one is deleted."""
         super().save_checkpoint(tag, _metric(tag, metric_value), metric_key)
 
 

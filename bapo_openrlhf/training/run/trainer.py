@@ -80,7 +80,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         generator, maker = self.samples_generator, self.experience_maker
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
         self.recorder = StepRecorder.of(args, self.tokenizer)
-        self.unusable = unusable = UnusableGroups(
+        unusable = UnusableGroups(
             max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
         )
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
@@ -257,7 +257,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
             if failed := generator.evaluation_failed:
                 numbers["eval_failed"] = failed
                 what = "of the evaluation gave no reward, so its numbers are of the others"
-                self.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
+                self.accounts.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
             self.recorder.add_evaluation(global_step, numbers)
         return numbers
 

@@ -162,7 +162,7 @@ class TestFolders:
         assert "row 1: a is 1, and OpenRLHF's reader makes '1'" in check.refusal(name, data__prompt_split="test")
 
     def test_files_of_two_kinds(self, check):
-        """OpenRLHF reads those of the kind of which there are most."""
+        """OpenRLHF reads only one of the kinds."""
         (check.folder / "rows").mkdir()
         check.file("rows/a.jsonl", dump(ROWS))
         check.file("rows/README.md", "some rows")

@@ -1,10 +1,8 @@
 """Each equation of a plan agrees with something independent: published numbers, other code, or a simulation."""
 
-import copy
 import math
 from collections import Counter
 from dataclasses import fields, replace
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants, constants_of
@@ -39,13 +38,9 @@ def workload_from(name, *flags):
 
 
 def with_flags(workload, flags):
-    """The workload with other values of some flags, by their dotted names."""
-    args = copy.deepcopy(workload.args)
-    for name, value in flags.items():
-        group, _, flag = name.rpartition(".")
-        assert hasattr(attrgetter(group)(args), flag)
-        setattr(attrgetter(group)(args), flag, value)
-    return Workload(args)
+    """The workload with other values of some flags, which must be there, by their dotted names."""
+    assert flags.keys() <= flags_of(workload.args).keys()
+    return workload.with_flags(flags)
 
 
 # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
