@@ -38,7 +38,6 @@ CALLED = "called with an empty response to the first prompt"
 def check_inputs(
     args: SimpleNamespace,
     *,
-    call_reward: bool = True,
     data: bool = True,
     weights: bool = True,
     ahead: bool = False,
@@ -50,7 +49,6 @@ def check_inputs(
         args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
         weights: Whether models must have their weights. Without them a model's config.json and tokenizer are enough.
-        call_reward: Whether to call the reward function, the agent or the server once on the first row.
         elsewhere: Rows of the training data, if it is on another machine.
         ahead: See `check_data`.
 
@@ -78,7 +76,7 @@ def check_inputs(
     check_combinations(args, method=method, prompts=prompts)
     if args.adapt.enabled and args.adapt.method not in METHODS:
         check_method(args, arithmetic, data_check.problem)
-    warnings += check_reward(args, data_check.problem if call_reward else None)
+    warnings += check_reward(args, data_check.problem)
     steps = None if prompts is None else run_steps(args, prompts, candidates)
     return Checked(
         arithmetic=arithmetic,

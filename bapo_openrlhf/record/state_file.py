@@ -1,4 +1,4 @@
-"""Stores nested plain state in two files: NAME.json has its structure, NAME.safetensors its arrays. It never pickles.
+"""Stores nested plain state in two files: state.json has its structure, state.safetensors its arrays. It never pickles.
 
 Each file is written completely or not at all, and the JSON has the digests of both. Therefore a file that was cut short
 or changed, or that belongs to another save, raises an error and never yields wrong numbers.
@@ -20,6 +20,7 @@ from safetensors.numpy import save as save_arrays
 
 from bapo_openrlhf.record.durable import write_atomically
 
+JSON_FILE, TENSORS_FILE = "state.json", "state.safetensors"
 FORMAT_VERSION = 2
 KIND = "bapo_openrlhf state"
 
@@ -42,8 +43,8 @@ class CheckpointError(Exception):
     """A checkpoint cannot be written or used. The message names the file and the problem."""
 
 
-def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -> list[Path]:
-    """Write `state` to FOLDER/NAME.json and FOLDER/NAME.safetensors.
+def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
+    """Write `state` to FOLDER/state.json and FOLDER/state.safetensors.
 
     The tensors are written first. If a save over an older one is interrupted between the two files, the old JSON does
     not match the new tensors, so loading fails.
@@ -53,42 +54,39 @@ def save_state(folder: Path, state: Mapping[str, Any], *, name: str = "state") -
         state: Dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
             scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
             safetensors, in the byte order of this machine.
-        name: File name without its ending.
 
     Returns:
         The paths of both files.
 
     Raises:
         TypeError: The state has another type. The message names its place, as in `groups[3].extras.x is of type set`.
-        OSError: A file cannot be written. The message names it. An earlier file of that name stays.
+        OSError: A file cannot be written. The message names it. An earlier file stays.
     """
     encoder = _Encoder()
     encoded = encoder.mapping(state)
     raw = save_arrays(encoder.arrays)
-    json_path, tensors_path = folder / f"{name}.json", folder / f"{name}.safetensors"
+    json_path, tensors_path = folder / JSON_FILE, folder / TENSORS_FILE
     write_atomically(tensors_path, raw)
-    tensors = {"file": tensors_path.name, "bytes": len(raw), "blake2b": blake2b(raw).hexdigest()}
+    tensors = {"bytes": len(raw), "blake2b": blake2b(raw).hexdigest()}
     write_document(json_path, KIND, {"tensors": tensors, "state": encoded})
     return [json_path, tensors_path]
 
 
-def load_state(folder: Path, *, name: str = "state") -> dict[str, Any]:
+def load_state(folder: Path) -> dict[str, Any]:
     """Read what `save_state` wrote. Every value has the same type and the same bits.
 
     Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
     gradient. Torch is imported only if there is a tensor.
 
     Args:
-        folder, name: The arguments of `save_state`.
+        folder: The argument of `save_state`.
 
     Raises:
         CheckpointError: A file is missing, cut short or damaged, or belongs to another save or format.
     """
-    json_path, tensors_path = folder / f"{name}.json", folder / f"{name}.safetensors"
+    json_path, tensors_path = folder / JSON_FILE, folder / TENSORS_FILE
     document = read_document(json_path, KIND)
     expected = document["tensors"]
-    if expected["file"] != tensors_path.name:
-        raise CheckpointError(f"{json_path} belongs to {expected['file']}, not to {tensors_path.name}")
     raw = _read(tensors_path)
     if len(raw) != expected["bytes"]:
         raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")

@@ -3,7 +3,7 @@
 OpenRLHF calls `reward_func` in threads of its rollout engine. A thread cannot be stopped, an endless regular expression
 holds the interpreter's lock, and a segmentation fault ends the engine. A process can be killed. So a call that hangs,
 crashes or takes too much memory costs one reward and not the engine. The reward file stays as it is,
-`reward_func(queries, prompts, labels, **kwargs)`.
+`reward_func(queries, prompts, labels)`.
 
 This limits accidents and is not a sandbox: the function may do everything that the user may do. The memory limit holds
 for each process separately. A program that the function starts is killed with it, unless it runs in a session of its
@@ -118,9 +118,9 @@ class RewardPool:
         self._closed = False
         atexit.register(self.close)
 
-    def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> dict:
+    def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict:
         """Compute the reward of one response, and wait for it. See `submit`."""
-        call = self.submit(queries, prompts, labels, **kwargs)
+        call = self.submit(queries, prompts, labels)
         try:
             return call.result()
         except BaseException:
@@ -128,32 +128,30 @@ class RewardPool:
                 call.worker.kill()  # the caller was interrupted
             raise
 
-    def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **kwargs: Any) -> _Call:
+    def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> _Call:
         """Let the reward of one response be computed, in the form that OpenRLHF's executor expects.
 
         Args:
             queries: The prompt with the response; length 1.
             prompts: The prompt; length 1.
-            labels: The label; length 1. Labels and `kwargs` go through JSON: a tuple arrives as a list, and a key that
-                is a number as a string.
-            kwargs: Further arguments of the reward function.
+            labels: The label; length 1. It goes through JSON: a tuple arrives as a list, and a key that is a number as
+                a string.
 
         Returns:
             The future of {"rewards": float, "scores": float, "extra_logs": {name: float}}. It has RewardFailure if
             there is no reward, and RuntimeError if the pool is closed.
 
         Raises:
-            TypeError: JSON cannot hold a label or keyword argument.
+            TypeError: JSON cannot hold the label.
             RuntimeError: The pool is closed.
         """
         if not len(queries) == len(prompts) == len(labels) == 1:
             lengths = len(queries), len(prompts), len(labels)
             raise ValueError(f"{lengths} queries, prompts and labels; a reward pool takes one response a call")
         try:
-            call = _Call(encode([list(queries), list(prompts), list(labels), kwargs]))
+            call = _Call(encode([list(queries), list(prompts), list(labels)]))
         except TypeError as error:
-            kind = type(labels[0]).__name__
-            raise TypeError(f"label of type {kind} (or a keyword argument) cannot be sent as JSON: {error}") from error
+            raise TypeError(f"label of type {type(labels[0]).__name__} cannot be sent as JSON: {error}") from error
         with self._changed:
             self._check_open()
             self._calls.append(call)

@@ -6,7 +6,7 @@ Requests and replies are lines of JSON on a separate socket. So nothing that the
 and nothing is ever unpickled.
 
     first request   [0, the parent's sys.path]                       reply ["result", FILE:LINE of reward_func, 0]
-    then            [number, [queries, prompts, labels, kwargs]]     reply ["result", {"rewards": ..., ...}, number]
+    then            [number, [queries, prompts, labels]]             reply ["result", {"rewards": ..., ...}, number]
     a failure       reply [kind, [what happened, FILE:LINE], number], with kind "raised", "invalid" or "memory"
 
 A request may come before the one before it is answered. The number tells that a reply belongs to its request; that of
@@ -158,8 +158,8 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
     """
     number = int(request[1 : request.index(b",")])
     try:
-        _, (queries, prompts, labels, kwargs) = json.loads(request)
-        return encode(["result", checked(function(queries, prompts, labels, **kwargs)), number])
+        _, (queries, prompts, labels) = json.loads(request)
+        return encode(["result", checked(function(queries, prompts, labels)), number])
     except MemoryError:
         raise
     except Invalid as error:

@@ -664,19 +664,17 @@ class TestReward:
         run.check(reward__remote_url=path)
         assert json.loads(note.read_text()) == [["1+1"], ["1+1"], ["2"]]
 
-    def test_is_not_called_without_local_data_or_when_asked_not_to(self, run):
+    def test_is_not_called_without_local_data(self, run):
         path = self.reward(run, "def reward_func(*a):\n    raise KeyError\n")
         run.check(reward__remote_url=path, data__prompt_dataset="org/data", ahead=True)
-        check_inputs(run.parse(reward__remote_url=path), call_reward=False)
         with pytest.raises(ConfigError):
-            check_inputs(run.parse(reward__remote_url=path))
+            run.check(reward__remote_url=path)
 
     def test_a_server_is_asked_as_a_function_is(self, run, monkeypatch):
         asked = []
         monkeypatch.setattr(reward_server, "check_reward_servers", lambda *given: asked.append(given) or ["it is slow"])
         assert "it is slow" in run.check(reward__remote_url="http://a, http://b").warnings
-        check_inputs(run.parse(reward__remote_url="http://a"), call_reward=False)
-        assert asked == [(["http://a", "http://b"], ("1+1", "2")), (["http://a"], None)]
+        assert asked == [(["http://a", "http://b"], ("1+1", "2"))]
 
 
 class TestBatch:
