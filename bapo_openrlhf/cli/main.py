@@ -1,5 +1,6 @@
 """`bapo-openrlhf COMMAND`: the commands by name. Heavy packages are imported only when a command needs them."""
 
+import errno
 import importlib
 import os
 import signal
@@ -51,6 +52,11 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     if name not in COMMANDS:
         print(f"bapo-openrlhf: unknown command {name!r}; it must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("error: the working folder has been deleted; change to one that is there", file=sys.stderr)
+        return 2
     command = importlib.import_module(f"bapo_openrlhf.cli.{name}")
     try:
         return command.main(rest, prog or f"bapo-openrlhf {name}")
@@ -67,10 +73,18 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
 
 def main() -> None:
     """Entry point of the `bapo-openrlhf` script. It ends quietly if nobody reads its output any more (`| head`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed (`>&-`)
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack characters
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        if error.errno == errno.ENOSPC:
+            print(f"error: {error.strerror}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it ends
         status = 1
     sys.exit(status)

@@ -28,14 +28,25 @@ def warnings_of(f: Flags) -> list[str]:
 
 
 def _learning(model: str) -> list[Rule]:
-    rate, norm = f"{model}.adam.lr", f"{model}.max_norm"
+    rate, norm, warm_up = f"{model}.adam.lr", f"{model}.max_norm", f"{model}.lr_warmup_ratio"
     return [
         Rule(rate, lambda f: model in f.loaded and f[rate] == 0, f"{rate} is 0: the {model} does not learn"),
         Rule(rate, lambda f: model in f.loaded and f[rate] > HIGH_RATE,
              lambda f: f"{rate} is {f[rate]:g}, which is very high; 1e-6 is usual, and a tiny model may take 1e-3"),
+        Rule(warm_up, lambda f: model in f.loaded and f[warm_up] > 0 and _one_update(f, model),
+             f"{{it}}, and the {model} makes one optimizer step: the first one of a warm-up has a learning rate of 0, "
+             "so that nothing is learned; with 0 there is no warm-up"),
         Rule(norm, lambda f: model in f.loaded and f[norm] == 0 and 0 < f[rate] <= HIGH_RATE,
              f"{norm} is 0: gradients are not clipped"),
     ]  # fmt: skip
+
+
+def _one_update(f: Flags, model: str) -> bool:
+    """Whether a model makes a single optimizer step, and has a schedule that may begin with a warm-up."""
+    samples = f.capacity * f["rollout.n_samples_per_prompt"]
+    whole = f.steps == f["train.max_epochs"] == 1 and samples <= f["train.batch_size"]
+    pretrained = model == "critic" and f["adapt.value_pretraining"] > 0
+    return whole and not pretrained and f[f"{model}.lr_scheduler"] != "constant"
 
 
 SAMPLING = [
@@ -46,6 +57,9 @@ SAMPLING = [
          "any staleness; only 1 avoids it"),
     Rule("rollout.temperature", lambda f: f["rollout.temperature"] > 2,
          "rollout.temperature is {f[rollout.temperature]:g}: responses are nearly random; 1 is usual"),
+    Rule("eval.n_samples_per_prompt",
+         lambda f: f["eval.dataset"] and f["eval.temperature"] == 0 and f["eval.n_samples_per_prompt"] > 1,
+         "{it}, and eval.temperature is 0: all responses to a prompt are the same, so that one is enough"),
     Rule("actor.entropy_coef", lambda f: (f["actor.entropy_coef"] or 0) < 0,
          "actor.entropy_coef is {f[actor.entropy_coef]:g}: a negative coefficient makes the policy less random"),
     Rule("critic.freezing_steps", lambda f: f["critic.freezing_steps"] >= 0 and not f.adapted,

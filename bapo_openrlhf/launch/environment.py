@@ -13,8 +13,9 @@ LONGEST_SOCKET = 107  # bytes of the path of a socket (AF_UNIX)
 # The longest sockets below the folder for temporary files: Ray's, with a process number of 7 digits, and vLLM's.
 RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 VLLMS = "/00000000-0000-0000-0000-000000000000"
-# What the processes of a run import, and a folder of one's own is likely to be called.
+# What the processes of a run import, and a folder or file of one's own may be called. No library imports `test`.
 LIBRARIES = ("accelerate", "datasets", "deepspeed", "numpy", "openrlhf", "peft", "ray", "torch", "transformers", "vllm")
+PYTHONS = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - {"test"})
 
 
 def check_working_folder() -> None:
@@ -27,7 +28,7 @@ def check_working_folder() -> None:
     """
     here = Path.cwd()
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *PYTHONS):
         found = PathFinder.find_spec(name, [str(here)])
         if found and found.origin and PathFinder.find_spec(name, elsewhere):
             raise ConfigError(

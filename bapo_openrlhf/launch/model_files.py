@@ -1,6 +1,7 @@
 """The weights of a model folder, as far as their files say before they are loaded."""
 
 import json
+import math
 import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ OTHERS = {
     "*.gguf": "they are in GGUF: `bapo-openrlhf model FILE.gguf DIR` makes a model folder of them",
     "*.distcp": "they are parts of a checkpoint, which is no model",
 }
+POSITIONS = ("max_position_embeddings", "n_positions")  # of today's models, and of GPT-2
+SCALED_ALREADY = ("su", "longrope", "llama3")  # scalings that POSITIONS includes
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of models that are named as Llama's
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 Shapes = Mapping[str, list[int]]  # of tensors, by name
@@ -89,6 +92,20 @@ def check_weights(flag: str, folder: Path, config: Mapping[str, Any], shapes: Sh
         refuse(f"vocab_size and hidden_size of its config.json are {said}, and its embeddings are {found}")
     if generates and config.get("tie_word_embeddings") is False and HEAD not in shapes:
         refuse(f"it has no weights {HEAD}, the head over the vocabulary, and tie_word_embeddings is false")
+
+
+def positions_of(config: Mapping[str, Any]) -> float:
+    """The longest sequence that vLLM generates with a model, in tokens; infinite if its config.json does not say it."""
+    most = next((config[name] for name in POSITIONS if config.get(name)), math.inf)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    factor = 1.0
+    for part in scaling.values() if all(isinstance(part, dict) for part in scaling.values()) else [scaling]:
+        kind = part.get("rope_type", part.get("type", "default"))
+        if kind not in SCALED_ALREADY and "gemma3" not in config.get("model_type", ""):
+            factor = part.get("factor") or factor
+            if kind == "yarn":
+                most = part.get("original_max_position_embeddings", most)
+    return float(most * factor)
 
 
 def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:

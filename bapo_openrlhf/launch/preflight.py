@@ -26,7 +26,7 @@ from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
-from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, tensors_of
+from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.reward import printed
@@ -166,7 +166,7 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
         if not folder.is_dir():
             continue
         config = _config_of(f"{flag} is {name}", folder)
-        language = config.get("text_config", config)
+        language = config.get("text_config") or config
         check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
         if args.ds.lora.rank:
             check_adapters(f"{flag} {name}", args.ds.lora.target_modules, shapes)
@@ -188,12 +188,14 @@ def _config_of(model: str, folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{model}; its config.json is not valid JSON") from None
     except OSError as error:
         raise ConfigError(f"{model}; its config.json cannot be read: {error.strerror}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{model}; its config.json must be an object, and is {json.dumps(config)[:100]}")
     return config
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:
     """Check that a model's heads can be divided as asked, and that it has as many positions as `data.max_len`."""
-    heads, most = shape.get("num_attention_heads"), shape.get("max_position_embeddings")
+    heads, most = shape.get("num_attention_heads"), positions_of(shape)
     parts = {"vllm.tensor_parallel_size": args.vllm.tensor_parallel_size}
     if args.ds.ring_attn_size > 1:
         parts["ds.ring_attn_head_stride"] = args.ds.ring_attn_head_stride
@@ -206,11 +208,8 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
             f"vllm.tensor_parallel_size is {args.vllm.tensor_parallel_size}; it must divide "
             f"{shape['num_key_value_heads']}, the key-value heads of {model}, or be a multiple of them"
         )
-    scaled = shape.get("rope_scaling") or (shape.get("rope_parameters") or {}).get("rope_type", "default") != "default"
-    if most and not scaled and args.data.max_len > most:
-        raise ConfigError(
-            f"data.max_len is {args.data.max_len}; it must be at most {most}, the max_position_embeddings of {model}"
-        )
+    if args.data.max_len > most:
+        raise ConfigError(f"data.max_len is {args.data.max_len}; it must be at most {most:g}, the positions of {model}")
 
 
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:

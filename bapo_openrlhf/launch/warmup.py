@@ -104,6 +104,7 @@ def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
     from bapo_openrlhf.training.learn.rotary import restore_frequencies
+    from bapo_openrlhf.training.learn.savable import make_savable
 
     script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}")
 
@@ -111,6 +112,7 @@ def _train(args: SimpleNamespace) -> None:
         """OpenRLHF's trainer, which repairs its model first."""
 
         def __init__(self, model: Any, **others: Any) -> None:
+            make_savable(model)
             restore_frequencies(model)
             super().__init__(model=model, **others)
 

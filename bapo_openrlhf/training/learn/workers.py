@@ -24,6 +24,7 @@ from bapo_openrlhf.training.learn.dealing import Packed, packed, unpacked
 from bapo_openrlhf.training.learn.gradients import probe_gradients
 from bapo_openrlhf.training.learn.normalisation import restore_normalisation
 from bapo_openrlhf.training.learn.rotary import restore_frequencies
+from bapo_openrlhf.training.learn.savable import make_savable
 from bapo_openrlhf.training.learn.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer, part_of
 
 AVERAGE = "average"  # among the states that are saved with the actor: the parts of its average that a rank has
@@ -135,6 +136,7 @@ class PlainPolicyWorker(_Worker, POLICY):
         if args.ds.enable_sleep:
             self.offload_states()
         for model in filter(None, (self.actor, self.ema_model)):
+            make_savable(model)
             restore_frequencies(model)
         self.trainer = self.trainer_class(
             strategy,

@@ -1,5 +1,6 @@
 """Flags that are not there, and what their users meant."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -157,3 +158,31 @@ def test_a_command_whose_reader_has_gone_ends_quietly():
     pipe = f'{sys.executable} -c "{program}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("x 1\n", "")
+
+
+def test_a_command_without_an_output():
+    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x') or 0; main.main()"
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{program}" >&- 2>&-'], capture_output=True)
+    assert done.returncode == 0
+
+
+def test_a_terminal_that_lacks_characters():
+    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('█') or 0; main.main()"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.stderr) == ("?\n", "")
+
+
+def test_a_full_disk_is_one_line():
+    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x') or 0; main.main()"
+    done = subprocess.run(
+        ["bash", "-c", f'{sys.executable} -c "{program}" > /dev/full'], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_working_folder_that_was_deleted(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert main.run(["methods"]) == 2
+    assert capsys.readouterr().err == "error: the working folder has been deleted; change to one that is there\n"

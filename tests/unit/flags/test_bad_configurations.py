@@ -104,6 +104,7 @@ def check(capsys, words: str, *more: str) -> tuple[int, str, str]:
 
 RULES = [*rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rules.SIZES, *rules.OPTIONS, *PLACEMENT, *rules.COMBINATIONS,
          *CAUTIONS]  # fmt: skip
+ONE_UPDATE = "rollout.batch_size=256 train.batch_size=2048"  # of all rows of the data
 REWARD_MODEL = "reward.remote_url= reward.model_name_or_path=model"
 # The flags that differ from BASE; the flag, the value and what is allowed, as the message has them.
 BAD = [
@@ -139,7 +140,7 @@ BAD = [
     ("rollout.max_new_tokens=100", "rollout.max_new_tokens is 100; it must be below data.max_len 48"),
     ("rollout.max_new_tokens=48", "rollout.max_new_tokens is 48; it must be below data.max_len 48"),
     ("data.max_len=-5", "data.max_len is -5; it must be at least 2"),
-    ("data.max_len=65", "data.max_len is 65; it must be at most 64, the max_position_embeddings of "),
+    ("data.max_len=65", "data.max_len is 65; it must be at most 64, the positions of "),
     ("eval.temperature=-0.6", "eval.temperature is -0.6; it must be in [0, 10]"),
     ("eval.n_samples_per_prompt=0", "eval.n_samples_per_prompt is 0; it must be at least 1"),
     ("reward.overlong_buffer_len=25", "reward.overlong_buffer_len is 25.0; it must be at most 24"),
@@ -473,7 +474,8 @@ GOOD = [
     "algo.advantage.is_correction_threshold=0.1",
     "reward.overlong_buffer_len=24", "reward.stop_properly_penalty_coef=-0.5", "reward.stop_properly_penalty_coef=1",
     "reward.clip_range=0,1", "critic.freezing_steps=3",  # this project clears the buffer
-    "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0", "ckpt.save_steps=1", "ckpt.save_steps=-1",
+    "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=1",
+    "ckpt.save_steps=1", "ckpt.save_steps=-1",
     "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=6",
     "vllm.num_engines=1 ds.zero_stage=0", "ds.zero_stage=1 ds.enable_sleep", "run.name=a.b-c_1",
     "ds.zero_stage=0 ds.grad_accum_dtype=bf16", "ds.zero_stage=2 ds.grad_accum_dtype=fp32 ds.enable_sleep",
@@ -608,7 +610,19 @@ MEANT = [
         "train.colocate_critic_reward",
         "train.colocate_critic_reward is True: even with train.colocate_all, OpenRLHF then gives the critic GPUs",
     ),
+    (
+        "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=8",
+        "eval.n_samples_per_prompt is 8, and eval.temperature is 0: all responses to a prompt are the same, so",
+    ),
     # what is longer or larger than the run, which has 8 steps
+    (
+        ONE_UPDATE,
+        "actor.lr_warmup_ratio is 0.03, and the actor makes one optimizer step: the first one of a warm-up has a learn",
+    ),
+    (
+        f"algorithm=ba_ppo {ONE_UPDATE} actor.lr_warmup_ratio=0",
+        "critic.lr_warmup_ratio is 0.03, and the critic makes one optimizer step: the first one of a warm-up has a lea",
+    ),
     (
         "adapt.batch_size=16 train.batch_size=256",
         "train.batch_size is 256: a training batch has at most 128 samples = ",
@@ -654,6 +668,12 @@ def test_the_steps_of_data_on_another_machine_count_too(capsys):
         "algorithm=grpo rollout.top_p=0.9",  # plain GRPO divides by the actor's own log-probs
         "critic.adam.lr=0",  # group-relative advantages have no critic
         "adapt.method=pods adapt.partial_rollout_tokens=8",
+        # the actor learns something
+        f"{ONE_UPDATE} actor.lr_warmup_ratio=0",
+        f"{ONE_UPDATE} actor.lr_scheduler=constant",
+        "rollout.batch_size=256 train.batch_size=1024",
+        f"{ONE_UPDATE} train.max_epochs=2",
+        f"algorithm=ba_ppo adapt.value_pretraining=1 {ONE_UPDATE} actor.lr_warmup_ratio=0",
         # a mixed response is not of today's policy
         "adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 adapt.partial_rollout_tokens=8",
     ],

@@ -16,11 +16,13 @@ MOST = {"RAY_TMPDIR": 39, "TMPDIR": 39}
 OF_VLLM = 70
 
 
-@pytest.mark.parametrize("file", ["datasets/__init__.py", "torch.py"])
+@pytest.mark.parametrize("file", ["datasets/__init__.py", "torch.py", "random.py"])
 def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "datasets").mkdir()  # a folder of data hides nothing
     (tmp_path / "mine.py").touch()
+    (tmp_path / "test").mkdir()  # the package of that name is imported by no library
+    (tmp_path / "test" / "__init__.py").touch()
     check_working_folder()
     (tmp_path / file).touch()
     with pytest.raises(ConfigError) as error:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, check_weights, tensors_of
+from bapo_openrlhf.launch.model_files import (
+    INDEX,
+    WHOLE,
+    check_adapters,
+    check_weights,
+    positions_of,
+    tensors_of,
+)
 
 
 def refused(folder) -> str:
@@ -126,3 +134,49 @@ def test_adapters_are_of_matrices_of_the_model(real):
             f"{names}: give some of them, or leave the flag out for all"
             + ("; there are spaces between names, and no commas" if "," in name else "")
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+        (
+            "qwen2",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+        ),
+        (
+            "llama",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+        ),
+        (
+            "gemma3_text",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_positions_are_those_of_vllm(kind, config):
+    from transformers import AutoConfig
+    from vllm.config.model import _get_and_verify_max_len
+
+    config = {"max_position_embeddings": 64} | config
+    read = AutoConfig.for_model(kind, **config)
+    arch = SimpleNamespace(derived_max_model_len_and_key=(64, "max_position_embeddings"))
+    longest = _get_and_verify_max_len(read, arch, None, None, False, None)
+    assert positions_of(config | {"model_type": kind}) == longest
+
+
+def test_positions_of_other_models():
+    assert positions_of({"n_positions": 128}) == 128
+    assert positions_of({}) == float("inf")

@@ -96,15 +96,13 @@ def test_a_good_run_passes(run):
     assert (result.arithmetic.capacity, result.arithmetic.group_size) == (8, 4)
 
 
-@pytest.mark.parametrize("scaled", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
-def test_only_a_model_with_scaled_positions_takes_more_of_them(run, scaled):
+def test_a_model_has_enough_positions(run):
     config = {"model_type": "qwen2", "max_position_embeddings": 64, "rope_parameters": {"rope_type": "default"}}
-    (run.model / "config.json").write_text(json.dumps(config))
-    run.check(data__max_len=64, rollout__max_new_tokens=8)
-    text = run.refusal(data__max_len=65, rollout__max_new_tokens=8)
-    assert text.startswith("data.max_len is 65; it must be at most 64, the max_position_embeddings of actor.mod")
-    (run.model / "config.json").write_text(json.dumps(config | scaled))
-    run.check(data__max_len=65, rollout__max_new_tokens=8)
+    for whole in (config, {"model_type": "qwen2", "text_config": config}):
+        (run.model / "config.json").write_text(json.dumps(whole))
+        run.check(data__max_len=64, rollout__max_new_tokens=8)
+        text = run.refusal(data__max_len=65, rollout__max_new_tokens=8)
+        assert text.startswith("data.max_len is 65; it must be at most 64, the positions of actor.model_name_or_path ")
 
 
 def test_max_samples_caps_the_prompts(run):
@@ -121,6 +119,15 @@ def test_max_samples_that_cut_the_evaluation_are_said(run):
 
 
 class TestModel:
+    @pytest.mark.parametrize("content", ["[]", "null", '"qwen2"'])
+    def test_a_configuration_that_is_no_object(self, run, content):
+        (run.model / "config.json").write_text(content)
+        assert run.refusal().endswith(f"; its config.json must be an object, and is {content}")
+
+    def test_a_configuration_without_a_part_for_text(self, run):
+        (run.model / "config.json").write_text('{"model_type": "qwen2", "text_config": null}')
+        run.check()
+
     def test_unset(self, run):
         text = run.refusal(actor__model_name_or_path=None, algorithm="grpo")
         assert text.startswith("actor.model_name_or_path is not set")

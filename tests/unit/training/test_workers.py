@@ -144,6 +144,7 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
     monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
+    monkeypatch.setattr(workers, "make_savable", lambda model: None)
     monkeypatch.setattr(workers, "get_tokenizer", lambda *_, **__: None)
     monkeypatch.setattr(workers, "SlicedActor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
     monkeypatch.setattr(workers, "Actor", lambda *_, **__: averaged_model([1.0, 1.0], [1.0]))
@@ -310,8 +311,8 @@ def calls_of(kind, args, more, monkeypatch):
         monkeypatch.setattr(module, "offload_deepspeed_states", noted("offload"))
     monkeypatch.setattr(workers.PlainPolicyWorker, "trainer_class", staticmethod(noted("trainer")))
     monkeypatch.setattr(workers.PlainCriticWorker, "trainer_class", staticmethod(noted("trainer")))
-    monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
-    monkeypatch.setattr(workers, "restore_normalisation", lambda model: None)
+    for repair in ("make_savable", "restore_frequencies", "restore_normalisation"):
+        monkeypatch.setattr(workers, repair, lambda model: None)
     worker = object.__new__(kind)
     worker.init_model_from_pretrained(strategy, "model", *more)
     return calls, {name: value for name, value in vars(worker).items() if name != "strategy"}
@@ -320,7 +321,7 @@ def calls_of(kind, args, more, monkeypatch):
 @pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])
 def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
     args = arguments.parse([f"--{name}={value}" for name, value in FLAGS.items()] + ["--train.enable_ema"])
-    restored, normalised, strategy = [], [], Strategy(args, [])
+    restored, normalised, savable, strategy = [], [], [], Strategy(args, [])
     with monkeypatch.context() as patched:
         patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
         patched.setattr(workers, "Actor", lambda *_, **__: Loaded([]))
@@ -328,6 +329,7 @@ def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
         patched.setattr(workers, "get_tokenizer", lambda *_, **__: None)
         patched.setattr(workers, "restore_frequencies", restored.append)
         patched.setattr(workers, "restore_normalisation", normalised.append)
+        patched.setattr(workers, "make_savable", savable.append)
         worker = object.__new__(getattr(workers, kind))
         patched.setattr(type(worker), "trainer_class", staticmethod(lambda *_, **__: None), raising=False)
         worker.init_model_from_pretrained(strategy, "model", *{"Policy": (1, None), "Critic": (1,)}.get(kind[:-6], ()))
@@ -335,6 +337,7 @@ def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
     assert len(restored) == (2 if kind == "PolicyWorker" else 1)
     assert all(one is other for one, other in zip(restored, models, strict=True))
     assert len(normalised) == (kind in ("CriticWorker", "RewardWorker"))
+    assert savable == (restored if kind == "PolicyWorker" else [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+"""Lets a model be saved whose generation_config.json transformers reads, but does not write."""
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+
+def make_savable(model: torch.nn.Module) -> None:
+    """Say that a model samples if its generation_config.json is only valid then.
+
+    Some models have a temperature there and no `do_sample`. transformers would refuse to save them, after the run has
+    trained them. How a run generates does not depend on this.
+
+    Args:
+        model: A model of transformers, which may be inside other modules.
+
+    Raises:
+        ValueError: transformers could not save it with `do_sample` either.
+    """
+    for module in model.modules():
+        config = getattr(module, "generation_config", None)
+        if isinstance(module, PreTrainedModel) and config is not None:
+            try:
+                config.validate(strict=True)
+            except ValueError as error:
+                config.do_sample = True
+                config.validate(strict=True)
+                logger.warning("the model is saved with do_sample: true in generation_config.json: %s", error)
