@@ -228,10 +228,12 @@ class TestState:
             ),
             step=9,
             weights_version=5,
+            reward_range=(F(-1, 3), F(2)),
         )
         state = pickle.loads(pickle.dumps(group_state(group)))
         again = group_from_state(state)
         assert (again.uid, again.step, again.weights_version) == (17, 9, 5)
+        assert again.reward_range == group.reward_range
         assert again.prompt == group.prompt and again.prompt.id == group.prompt.id
         assert again.rewards == group.rewards and again.mean == group.mean and again.nbytes == group.nbytes
         for new, old in zip(again.responses, group.responses, strict=True):

@@ -13,6 +13,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.shift import Gap, TokenSums
+from bapo_openrlhf.methods.luffy import LUFFY
 
 SOURCES = ("fresh", "reevaluated", "replayed")
 NAMES = ("tv/{}", "importance/{}_mean", "importance/{}_max", "importance/{}_effective_share", "theory/bound_{}")
@@ -83,6 +84,19 @@ class TestOffPolicy:
             terms = [wanted.get(f"theory/bound_{source}", 0.0) * n for source, n in zip(SOURCES, sizes, strict=True)]
             wanted["theory/bound"] = sum(terms) / sum(sizes)
         assert off_policy(batch, log_ratios, constants, eps) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+    def test_groups_of_different_sizes_count_by_their_responses(self, make_group):
+        batch = Batch(fresh=[make_group(1, size=2)], replayed=[make_group(2, size=6)])
+        result = off_policy(batch, np.log([2.0, 0.5, 1.0, 3.0, 0.25, 1.0, 0.5, 2.0]), (1.0, 2.0, 3.0), eps=1e-6)
+        shares = 2 / 8 * result["theory/bound_fresh"] + 6 / 8 * result["theory/bound_replayed"]
+        assert result["theory/bound"] == pytest.approx(shares)
+
+    def test_a_part_of_a_group_is_compared_with_all_that_was_generated(self, make_group):
+        """The only right one of four, kept by itself: (1 - 1/4) / sqrt(3/16) is its advantage, and with ratio 1 the
+        bound."""
+        batch = Batch(replayed=[make_group(1, size=4).keep([0], relative_to="generated")])
+        result = off_policy(batch, np.zeros(1), (1.0, 2.0, 3.0), eps=0.0)
+        assert result["theory/bound_replayed"] == pytest.approx(0.75 / math.sqrt(3 / 16))
 
     def test_a_batch_of_nothing(self):
         constants = (1.0, 2.0, 3.0)
@@ -163,6 +177,12 @@ class TestComposition:
             "length/replayed": 6.0,
         }
 
+    def test_a_demonstration_takes_a_place(self, make_group):
+        method = LUFFY(capacity=4, group_size=4)
+        group = make_group(0, size=3)
+        method.solutions = {group.prompt.id}
+        assert composition(method.build_batch(0, [group], []), 16, 0)["groups/capacity_used"] == 4 / 16
+
     def test_an_empty_batch(self):
         counts = ("groups/capacity_used", "filtered/none_right", "filtered/all_right", "filtered/by_draw")
         assert composition(Batch(), 8, 0) == dict.fromkeys((*counts, "tokens/trained"), 0)
@@ -214,6 +234,11 @@ class TestStaleness:
                 "staleness/replayed_syncs_max": 1,
             }
         )
+
+    def test_syncs_are_counted_from_the_policy(self, make_group):
+        """Generated ahead: the weights are those of step 0, and syncs at 2, 4 and 6 followed."""
+        replayed = [make_group(4, step=5, weights_version=0)]
+        assert replay_ages(Batch(replayed=replayed), 6, 2)["staleness/replayed_syncs_mean"] == 3
 
     def test_the_mean_and_the_maximum_are_not_the_same(self, make_group):
         replayed = [make_group(4, step=step, weights_version=step) for step in (4, 7, 7, 7)]

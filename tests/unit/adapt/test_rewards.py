@@ -150,6 +150,11 @@ def test_rewards_that_differ_stay_as_they_are(rewards):
     assert without_rounding(rewards, (0.0, 1.0)) == rewards
 
 
+def test_rewards_that_are_the_same_form_no_chain():
+    """The first and the third are six steps apart."""
+    assert len(set(without_rounding([moved(1.0, steps) for steps in (0, 3, 6)]))) == 2
+
+
 def test_an_end_is_taken_by_one_set_only():
     """4 short steps below 1 and 3 long ones above it are 5 long steps apart, so they are two rewards."""
     low, high = moved(1.0, -4), moved(1.0, 3)

@@ -668,6 +668,7 @@ def test_the_steps_of_data_on_another_machine_count_too(capsys):
         "algorithm=grpo rollout.top_p=0.9",  # plain GRPO divides by the actor's own log-probs
         "critic.adam.lr=0",  # group-relative advantages have no critic
         "adapt.method=pods adapt.partial_rollout_tokens=8",
+        "train.async_enable train.async_queue_size=7 adapt.max_staleness=1",
         # the actor learns something
         f"{ONE_UPDATE} actor.lr_warmup_ratio=0",
         f"{ONE_UPDATE} actor.lr_scheduler=constant",

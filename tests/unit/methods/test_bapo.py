@@ -495,12 +495,6 @@ class TestMiniTest:
         batch = method.build_batch(1, [make_group(5, step=1)], [again])
         assert (batch.reevaluated, batch.replayed) == ([again], [fresh[4]])
 
-    def test_rewards_do_not_move_it(self, make_group):
-        method = self.mini()
-        for step, right in enumerate((0, 8, 4)):
-            run(method, step, [make_group(right, step=step)])
-            assert method.thresholds.c2 == method.thresholds.c3 == F(1, 2)
-
     def test_an_odd_group_is_never_half_right(self, make_group):
         method = self.mini(group_size=5)
         run(method, 0, [make_group(right, size=5) for right in range(6)])

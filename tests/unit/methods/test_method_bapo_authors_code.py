@@ -108,6 +108,7 @@ def test_long_runs_meet_every_case(make_group, size):
         fresh = [min(rng.randrange(size + 1), rng.choice([skew, size])) for _ in range(rng.randrange(8))]
         run.step(fresh, [rng.randrange(size + 1) for _ in range(4)])
     assert all(run.seen.values()), run.seen
+    assert set(run.method.again) <= {str(group.uid) for group in run.method.replay}  # nothing else is kept
 
 
 def test_a_stored_group_is_replayed_with_its_own_responses(make_group):

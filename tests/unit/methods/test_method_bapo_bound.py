@@ -85,6 +85,15 @@ class TestReplay:
         mean = [[0.1, 0.25, 0.6][n] for n in stays]
         assert method.metrics().get("bound/tv_predicted") == (pytest.approx(sum(mean) / len(mean)) if mean else None)
 
+    def test_a_term_at_the_least_bound_is_enough(self, make_group):
+        method, groups = stored(make_group, [0.1, 0.0], rights=(2, 2), least=0.0)
+        assert method.draw_replay(2, lambda group: True) == [groups[1]]
+
+    def test_the_smoothing_is_that_of_the_run(self, make_group):
+        """-2 x 0.1 / sqrt(1/4 + 1/4) is -0.28, and -0.4 without it."""
+        method, groups = stored(make_group, [0.1], rights=(2,), least=-0.3, eps=0.25)
+        assert method.draw_replay(1, lambda group: True) == groups
+
     def test_only_what_is_accepted(self, make_group):
         method, groups = stored(make_group, [0.1, 0.05, 0.0], rights=(2, 2, 2))
         assert method.draw_replay(2, lambda group: group is not groups[1]) == [groups[2], groups[0]]

@@ -59,3 +59,14 @@ def test_it_takes_places_before_the_others(make_group):
     fresh = [make_group(2, size=4, step=1) for _ in range(2)]
     batch = run(method, 1, make_group, {"a": 0}, fresh)
     assert len(batch.demonstrations) == 1 and len(batch.fresh) == 1 and len(batch.cut) == 1
+
+
+def test_a_prompt_that_is_solved_has_not_failed(make_group):
+    method = new(capacity=1, failures=1)
+    hard = make_group(0, size=4, prompt="a")
+    method.solutions = {hard.prompt.id}
+    method.build_batch(0, [hard], [])
+    fresh = make_group(2, size=4, step=1)
+    again = [make_group(4, size=4, prompt=prompt, step=1) for prompt in method.begin_step(1)]
+    batch = method.build_batch(1, [fresh], again)
+    assert (batch.fresh, batch.solved, batch.demonstrations, method.failed) == ([fresh], again, [], {})

@@ -79,6 +79,10 @@ class TestRule:
         assert result == sorted(set(result)) and len(result) == size
         assert sorted(exact[place] for place in result) == sorted(F(str(reward)) for reward in kept)
 
+    def test_of_equal_rewards_the_first_ones_stay(self):
+        """As in the authors' order: the highest are tried first, so the lowest comes last."""
+        assert most_varied([F(0), F(1), F(1)], 2) == [0, 1]
+
     def test_equal_variances_are_compared_without_rounding(self):
         """High, high, low and high, low, low have the same variance. As floats, the second has a larger one."""
         low, high = 0.01, 0.05

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction as F
 
 import numpy as np
@@ -187,6 +188,14 @@ class TestReplayedGroup:
         for response, stored, weights_version in triples:
             assert response.token_ids is stored.token_ids and response.log_probs is stored.log_probs
             assert response.weights_version == group.weights_version_of(response) == weights_version
+
+    def test_has_the_range_of_its_rewards(self, make):
+        ends = (F(-1), F(1))
+        groups = [replace(make([-1, 1], "a", step=step, uid=step), reward_range=ends) for step in range(2)]
+        method = repo(cache_responses=2)
+        run(method, 0, groups[:1])
+        (group,) = run(method, 1, groups[1:]).replayed
+        assert group.reward_range == ends and group.mean == F(1, 2)
 
     def test_stored_groups_are_not_changed(self, make):
         method = repo(cache_responses=3)

@@ -315,6 +315,12 @@ class TestGroupsOfAnySize:
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
             assert all(actual[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-6) for sample in actual)
 
+    def test_the_clip_range_is_of_what_the_estimator_makes(self):
+        """Of the rewards 1, 0, 0, 0 less their mean."""
+        experience_maker = maker("dr_grpo", reward__clip_range=(-0.125, 0.5))
+        actual = by_sample(experience_maker.with_advantages(split([1.0, 0.0, 0.0, 0.0], [[0, 1, 2, 3]])), "advantages")
+        assert [set(actual[sample]) for sample in range(4)] == [{0.5}, *[{-0.125}] * 3]
+
     def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
         (experience,) = split([1.0], [[0]])
         experience.truncated = torch.tensor([True])
