@@ -14,6 +14,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._errors: dict[str, tuple[str, int]] = {}
+        self._counted: dict[str, tuple[str, str, int]] = {}
         self.warnings: list[str] = []
 
     def error(self, kind: str, text: str) -> None:
@@ -24,6 +25,16 @@ class Findings:
     def warn(self, text: str) -> None:
         """What is seldom meant."""
         self.warnings.append(text)
+
+    def count(self, kind: str, text: str, advice: str = "") -> None:
+        """A row with what is seldom meant. Of each kind, the first text is kept, and the others are counted."""
+        text, advice, count = self._counted.get(kind, (text, advice, 0))
+        self._counted[kind] = (text, advice, count + 1)
+
+    def warn_of_counted(self, rows: int) -> None:
+        """Warn of each kind that was counted in so many rows."""
+        for text, advice, count in self._counted.values():
+            self.warn(f"{text}; so it is with {count} of {rows} rows" + (f". {advice}" if advice else ""))
 
     def check(self) -> None:
         """Raise ConfigError if there are errors. Its message has a line for each kind."""

@@ -1,6 +1,5 @@
 """Look at every row that a run would read, before a model loads."""
 
-import ast
 import json
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bapo_openrlhf.data import original, vision
 from bapo_openrlhf.data.findings import Findings, shown
+from bapo_openrlhf.data.messages import is_text_of_messages, wrong_prompt
 from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import SOLUTION, Request
@@ -76,7 +76,7 @@ class Values:
                 yield from changed
                 return
         (_, prompt), *others = self._columns.items()
-        if text := _wrong_prompt(row[prompt], chat=self._chat):
+        if text := wrong_prompt(row[prompt], chat=self._chat):
             yield "prompt", f"{prompt} is {shown(row[prompt])}; {text}"
         for flag, column in others:
             value = row[column]
@@ -141,9 +141,7 @@ class RowCheck:
         self._seen: dict[str, tuple[str, str]] = {}  # by prompt and images: place and label of the first such row
         self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
         self._other_labels = 0
-        self._answered: list[str] = []  # places of conversations that end with an answer
         self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
-        self._as_text: list[str] = []  # places of texts that are messages in JSON or Python
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
         self._altered: list[str] = []  # places of prompts that the tokenizer does not give back
         self._solution = request.columns.get(SOLUTION)
@@ -236,9 +234,12 @@ class RowCheck:
             self._repeated.append((place, first))
             self._other_labels += label != first_label
         if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
-            self._answered.append(place)
-        if self._args.data.apply_chat_template and _is_text_of_messages(content):
-            self._as_text.append(place)
+            text = f"{place}: the last message is the assistant's, and a run asks for another one after it"
+            self._findings.count("answered", text)
+        if self._args.data.apply_chat_template and is_text_of_messages(content):
+            text = f"{place}: the prompt is a text with messages in JSON or Python, and a run makes one user message"
+            advice = f"If the messages are meant, give {self._request.prompt} a list in a .jsonl or .parquet file"
+            self._findings.count("as text", f"{text} of the whole text", advice)
         prompt = content if isinstance(content, str) else json.dumps(content)
         try:
             prompt = prompt if self._render is None else self._render(content)
@@ -337,54 +338,7 @@ class RowCheck:
                 f"{place}: the prompt is that of {first}; {len(self._repeated)} of {self._count} rows have the prompt "
                 f"of an earlier row{labels}"
             )
-        if self._answered:
-            warn(
-                f"{self._answered[0]}: the last message is the assistant's, and a run asks for another one after it; "
-                f"so it is with {len(self._answered)} of {self._count} rows"
-            )
-        if self._as_text:
-            warn(
-                f"{self._as_text[0]}: the prompt is a text with messages in JSON or Python, and a run makes one user "
-                f"message of the whole text; so it is with {len(self._as_text)} of {self._count} rows. If the "
-                f"messages are meant, give {self._request.prompt} a list in a .jsonl or .parquet file"
-            )
-
-
-def _wrong_prompt(content: Any, *, chat: bool) -> str | None:
-    """What is wrong with the form of a prompt; None if it is a text, or messages with a chat template."""
-    if isinstance(content, str):
-        return None if content.strip() else "it must be a text that is not empty"
-    if not isinstance(content, list):
-        return "it must be a text" + (" or a list of messages" if chat else "")
-    if not chat:
-        return "it is a list of messages, which needs data.apply_chat_template; otherwise it must be a text"
-    if not content or not all(_is_message(message) for message in content):
-        return "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}"
-    asked = [message["content"] for message in content if message["role"] == "user"]
-    blank = bool(asked) and isinstance(asked[-1], str) and not asked[-1].strip()
-    return "the last message of the user must have a text that is not empty" if blank else None
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    if isinstance(content, list):
-        return all(isinstance(part, dict) and "type" in part for part in content)
-    return isinstance(content, str) or (content is None and len(message) > 2)  # a message may have only calls of tools
-
-
-def _is_text_of_messages(content: Any) -> bool:
-    if not isinstance(content, str) or not content.lstrip().startswith("["):
-        return False
-    try:
-        try:
-            messages = json.loads(content)
-        except ValueError:
-            messages = ast.literal_eval(content.strip())
-        return _wrong_prompt(messages, chat=True) is None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return False
+        self._findings.warn_of_counted(self._count)
 
 
 def _not_sendable(label: Any) -> str | None:

@@ -58,6 +58,9 @@ class TestForm:
             [user("1?"), {"role": "assistant", "content": None}],
             [user(["1?"])],
             [user({"text": "1?"})],
+            [user([{"type": "text"}])],
+            [user([{"type": "text", "text": None}])],
+            [{"role": "user", "content": None, "name": "me"}],
         ],
     )
     def test_messages_in_another_form(self, check, messages):
@@ -65,7 +68,25 @@ class TestForm:
         text = check.refusal(name, data__apply_chat_template=True)
         assert text.startswith("row 2: q is ") and "each message must have a role and a content" in text
 
-    @pytest.mark.parametrize("messages", [[user("")], [user("1?"), {"role": "assistant", "content": "2?"}, user(" ")]])
+    @pytest.mark.parametrize("calls", [None, [], [{"name": None}]])
+    def test_messages_without_a_content_need_another_value(self, check, calls):
+        """A .parquet file gives all messages the keys of each. A chat template would write None."""
+        called = [{"role": "assistant", "content": None, "calls": [{"name": "f"}]}, user("2?") | {"calls": None}]
+        empty = [{"role": "assistant", "content": None, "calls": calls}, user("2?") | {"calls": None}]
+        good, bad = (check.write(".parquet", [{"q": [*called, *more], "a": "x"}]) for more in ([], empty))
+        assert check(good, data__apply_chat_template=True).prompts == 1
+        text = check.refusal(bad, data__apply_chat_template=True)
+        assert text.startswith("row 1: q is ") and "each message must have a role and a content" in text
+
+    @pytest.mark.parametrize(
+        "messages",
+        [
+            [user("")],
+            [user([])],
+            [user([{"type": "text", "text": "\n"}])],
+            [user("1?"), {"role": "assistant", "content": "2?"}, user(" ")],
+        ],
+    )
     def test_messages_without_a_text(self, check, messages):
         """As of a prompt that is an empty text."""
         name = check.write(".jsonl", [{"q": [user("2?")], "a": "x"}, {"q": messages, "a": "x"}])

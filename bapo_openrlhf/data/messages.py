@@ -1,0 +1,67 @@
+"""The form of a prompt: a text, or a list of messages for a chat template."""
+
+import ast
+import json
+from typing import Any
+
+
+def wrong_prompt(content: Any, *, chat: bool) -> str | None:
+    """What is wrong with the form of a prompt; None if it is a text, or messages with a chat template."""
+    if isinstance(content, str):
+        return None if content.strip() else "it must be a text that is not empty"
+    if not isinstance(content, list):
+        return "it must be a text" + (" or a list of messages" if chat else "")
+    if not chat:
+        return "it is a list of messages, which needs data.apply_chat_template; otherwise it must be a text"
+    if not content or not all(_is_message(message) for message in content):
+        return (
+            "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}, and a part of "
+            "the type text must have a text"
+        )
+    asked = [message["content"] for message in content if message["role"] == "user"]
+    blank = bool(asked) and _is_blank(asked[-1])
+    return "the last message of the user must have a text that is not empty" if blank else None
+
+
+def is_text_of_messages(content: Any) -> bool:
+    """Whether a prompt is a text with messages in JSON or Python."""
+    if not isinstance(content, str) or not content.lstrip().startswith("["):
+        return False
+    try:
+        try:
+            messages = json.loads(content)
+        except ValueError:
+            messages = ast.literal_eval(content.strip())
+        return wrong_prompt(messages, chat=True) is None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        return False
+    role, content = message["role"], message.get("content")
+    if isinstance(content, list):
+        return all(map(_is_part, content))
+    if content is None and role != "user":  # a message may have only calls of tools
+        return any(_is_filled(value) for key, value in message.items() if key != "role")
+    return isinstance(content, str)
+
+
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, dict) or "type" not in part:
+        return False
+    return part["type"] != "text" or isinstance(part.get("text"), str)
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether a value has more than nulls. A file with types gives each message the keys of all."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return any(map(_is_filled, value)) if isinstance(value, list) else bool(value)
+
+
+def _is_blank(content: str | list[dict[str, Any]]) -> bool:
+    if isinstance(content, str):
+        return not content.strip()
+    return all(part["type"] == "text" and not part["text"].strip() for part in content)
