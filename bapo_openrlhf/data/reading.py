@@ -142,31 +142,59 @@ def _part(request: Request, source: Source) -> Part:
     where = f"{request.flag} {source}"
     with _quiet():
         try:
+            if (builder := _builder(source)) is not None:
+                _renew(builder)
             rows = _blended(request, source.name)
         except Exception as error:
             raise ConfigError(_why_unreadable(request, source, where, error)) from error
         if not len(rows):
             raise ConfigError(f"{where} has no rows; it must have at least one")
-        files, unread = _files(request, source)
-        return Part(where, rows, files, whole=len(rows) < request.most, unread=unread)
+    files, unread = _files(request, source, builder)
+    return Part(where, rows, files, whole=len(rows) < request.most, unread=unread)
 
 
-def _files(request: Request, source: Source) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The text files of a data set on this machine, in the order in which they are read, and `Part.unread`."""
-    if source.path.suffix in TEXTS and source.path.is_file():
-        return (source.path,), ()
-    if not source.here or not source.path.is_dir() or (source.path / "state.json").is_file():
-        return (), ()
-    if (source.path / "dataset_dict.json").is_file():
-        return (), ()
+def _builder(source: Source) -> Any:
+    """With what `datasets` reads a data set on this machine; None if it was saved by `datasets`, or is elsewhere."""
+    saved = any((source.path / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    if saved or not source.here:
+        return None
     import datasets
 
-    inner = source.name.split("@")[1].strip() if "@" in source.name else None
-    files = datasets.load_dataset_builder(str(source.path), data_dir=inner).config.data_files or {}
-    paths = tuple(Path(file) for file in files.get(request.split, []))
+    place, inner, *_ = (*map(str.strip, source.name.split("@")), None)
+    if source.path.is_file():
+        kind = source.path.suffix.removeprefix(".")
+        return datasets.load_dataset_builder("json" if kind == "jsonl" else kind, data_files=place)
+    return datasets.load_dataset_builder(place, data_dir=inner)
+
+
+def _data_files(builder: Any) -> dict[str, list[Path]]:
+    """The files that it reads, by the parts of the data set."""
+    return {part: [Path(file) for file in files] for part, files in (builder.config.data_files or {}).items()}
+
+
+def _renew(builder: Any) -> None:
+    """Let `datasets` read again what it keeps of files that changed since. It goes by their paths and times only.
+
+    A file that replaces another may have its time, as from an archive. When it was put there cannot be set.
+    """
+    kept = Path(builder.cache_dir, "dataset_info.json")  # written last
+    files = [file for files in _data_files(builder).values() for file in files if file.is_file()]
+    changed = max((stat.st_ctime for file in files for stat in (file.stat(), file.lstat())), default=0.0)
+    if kept.is_file() and changed >= kept.stat().st_mtime:
+        builder.download_and_prepare(download_mode="reuse_cache_if_exists")
+
+
+def _files(request: Request, source: Source, builder: Any) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The text files of a data set on this machine, in the order in which they are read, and `Part.unread`."""
+    if builder is None:
+        return (), ()
+    if source.path.is_file():
+        return ((source.path,) if source.path.suffix in TEXTS else ()), ()
+    files = _data_files(builder)
+    paths = tuple(files.get(request.split, []))
     texts = paths if all(original.kind_of(path) in TEXTS for path in paths) else ()
-    kinds = {original.kind_of(Path(file)) for part in files.values() for file in part}
-    there = sorted((source.path / (inner or "")).rglob("*"))
+    kinds = {original.kind_of(file) for part in files.values() for file in part}
+    there = sorted((source.path / (builder.config.data_dir or "")).rglob("*"))
     return texts, tuple(path for path in there if path.suffix in DATA and path.suffix not in kinds)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,27 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
     def test_broken(self, check, name):
         assert check.refusal(check.file(name, "no such thing")).startswith("cannot be read: ")
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_one_that_replaces_another_with_its_time(self, check, kind):
+        """As from an archive with fixed times. `datasets` keeps rows by path and time."""
+        place = check.folder / f"data{kind}"
+        for label in ("old", "new"):
+            if place.is_dir():
+                shutil.rmtree(place)
+            Path(check.write(kind, [row | {"a": label} for row in ROWS])).rename(place)
+            for file in [place, *place.rglob("*")]:
+                os.utime(file, (1.7e9, 1.7e9))
+            assert check(str(place)).problem == ("0?", label)
+
+    @pytest.mark.parametrize("kind", [".jsonl", ".parquet", " folder"])
+    def test_one_that_stays_is_not_read_again(self, check, monkeypatch, kind):
+        import datasets
+
+        name = check.write(kind, ROWS)
+        check(name)
+        monkeypatch.setattr(datasets.builder.ArrowBasedBuilder, "_prepare_split", None)
+        assert check(name).prompts == 6
 
     def test_one_object_of_columns(self, check):
         text = check.refusal(check.file("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}'))
