@@ -2,6 +2,7 @@
 
 import ast
 import json
+from collections.abc import Callable
 from typing import Any
 
 
@@ -35,6 +36,28 @@ def is_text_of_messages(content: Any) -> bool:
         return wrong_prompt(messages, chat=True) is None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
+
+
+def left_out(content: Any, prompt: str, render: Callable[[Any], str]) -> tuple[int, str] | None:
+    """Number and role of the first message that changes nothing in the prompt; None if there is none.
+
+    Args:
+        content: A text, or messages in the right form.
+        prompt: What the chat template made of it.
+        render: What makes a prompt. It is asked only if a text is not in the prompt, because a template may change one.
+    """
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    for number, message in enumerate(messages, 1):
+        parts = message.get("content") or ""
+        parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+        texts = [part["text"].strip() for part in parts if part["type"] == "text"]
+        if message["role"] == "assistant" or all(text in prompt for text in texts):
+            continue  # templates leave out earlier thinking
+        others = [part | {"text": f"x{part['text']}x"} if part["type"] == "text" else part for part in parts]
+        other = others if isinstance(message["content"], list) else others[0]["text"]
+        if render([*messages[: number - 1], message | {"content": other}, *messages[number:]]) == prompt:
+            return number, message["role"]
+    return None
 
 
 def _is_message(message: Any) -> bool:

@@ -1,12 +1,14 @@
 """Make prompts of rows with OpenRLHF's own functions: input template, chat template and tokenizer."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.data.tokenizer import Tokenizer, apart
+from bapo_openrlhf.data.messages import left_out
+from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, apart
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.training.contract import module_of
 
@@ -97,6 +99,8 @@ class Renderer:
                 f"data.apply_chat_template is set, and {flag} is {model}, whose tokenizer has none; take a chat model, "
                 "put a chat_template.jinja into the folder, or take data.input_template instead"
             )
+        self._dated = chat and self.tokenizer.has_date()
+        self._start = None if chat else self.tokenizer.start()  # a chat template writes it if the model knows it
 
     @property
     def renders(self) -> bool:
@@ -113,6 +117,31 @@ class Renderer:
         if chat is None and self._template is None and isinstance(content, str):
             return content  # as OpenRLHF's function does, whose file imports torch
         return fill(content, self._template, chat)
+
+    def doubts(self, content: Any, prompt: str) -> Iterator[tuple[str, str, str]]:
+        """Kind, text and advice of each thing that is seldom meant in the prompt that was made of a content.
+
+        Raises:
+            Exception: The chat template refuses what it is tried with.
+        """
+        if self.tokenizer is None:
+            return
+        if self._chat and (found := left_out(content, prompt, self)) is not None:
+            number, role = found
+            text = f"the prompt does not depend on message {number} (role {role!r}), which the chat template leaves out"
+            yield "left out", text, "Give it a role that the template knows, or a text as its content"
+        if self._dated:
+            render = partial(self.tokenizer.apply_chat_template, strftime_now=another_day)
+            if fill(content, None, render) != prompt:
+                text = (
+                    "the chat template writes the date into the prompt (strftime_now), so that a run that is resumed "
+                )
+                text += "on another day has other prompts than its buffers"
+                yield "dated", text, "Put a chat_template.jinja with a fixed date into the model's folder"
+        if self._start is not None and not prompt.startswith(self._start):
+            text = f"the prompt does not begin with {self._start}, which the tokenizer puts before a text, and a run"
+            advice = f"Set data.input_template to {self._start + (self._template or '{}')!r}"
+            yield "start", f"{text} does not", advice
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """The number of tokens of each prompt; those of images do not count."""

@@ -242,7 +242,10 @@ class RowCheck:
             self._findings.count("as text", f"{text} of the whole text", advice)
         prompt = content if isinstance(content, str) else json.dumps(content)
         try:
-            prompt = prompt if self._render is None else self._render(content)
+            if self._render is not None:
+                prompt = self._render(content)
+                for kind, text, advice in self._render.doubts(content, prompt):
+                    self._findings.count(kind, f"{place}: {text}", advice)
         except Exception as error:  # a chat template raises what it likes
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return

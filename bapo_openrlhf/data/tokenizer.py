@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from multiprocessing import get_context, parent_process
 from multiprocessing.managers import BaseManager
@@ -37,6 +38,18 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether it has a chat template."""
         return bool(self._loaded.chat_template)
+
+    def has_date(self) -> bool:
+        """Whether its chat template may write the date."""
+        return "strftime_now" in str(self._loaded.chat_template)
+
+    def start(self) -> str | None:
+        """The token that it puts before a text if it is asked to; None if there is none, or if it cannot be written."""
+        token, number = self._tokenizer.bos_token, self._tokenizer.bos_token_id
+        if token is None or self._tokenizer("1")["input_ids"][:1] != [number]:
+            return None
+        (written,) = self._ids([f"{token}1"])
+        return token if written[:1] == [number] and written.count(number) == 1 else None
 
     def image_token(self) -> str | None:
         """The text that stands for an image in a prompt; None if the model reads no images."""
@@ -93,6 +106,11 @@ class Tokenizer:
         """The number of tokens of each text and the end token, which is added unless the text ends with it."""
         end = self._tokenizer.eos_token
         return self.lengths([text if text.endswith(end) else text + end for text in texts])
+
+
+def another_day(form: str) -> str:
+    """A date that is not of this day, as a chat template asks for it (strftime_now)."""
+    return datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC).strftime(form)
 
 
 def _local_config(model: str) -> dict[str, Any] | None:

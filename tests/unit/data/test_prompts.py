@@ -182,9 +182,18 @@ class TestRepeated:
         assert len(check(check.write(".jsonl", [rows[0]] * 2), **flags).warnings) == 1
 
 
+def configure(folder, **fields):
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 @pytest.fixture
 def with_tokenizer(check, tokenizer_folder, keep_environment):
-    """Checks whose model has a tokenizer of one token a byte, and a chat template: <user>TEXT<ai>."""
+    """Checks whose model has a tokenizer of one token a byte, and a chat template: <user>TEXT<ai>.
+
+    What it puts before a text has no name, so that nobody can ask for it.
+    """
+    configure(tokenizer_folder, bos_token=None)
     model = {"actor__model_name_or_path": str(tokenizer_folder)}
     return lambda rows, **changed: check(check.write(".jsonl", rows), ahead=False, **model, **changed)
 
@@ -244,6 +253,71 @@ class TestLengths:
         rows = [{"q": f"{number:04}" + "x" * (number % 100 == 99), "a": "x"} for number in range(2345)]
         (warning,) = with_tokenizer(rows, data__max_len=14, rollout__max_new_tokens=10).warnings
         assert ", row 100: the prompt has 5 tokens" in warning and "with 23 of 2345 prompts (1%)" in warning
+
+
+class TestWhatATemplateMakes:
+    ROLES = (  # as Qwen's
+        "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>"
+        "{{ (m.content if m.content is string else m.content[0].text).split('</think>')[-1] | trim | "
+        "replace('/no_think', '') }}{% endif %}{% endfor %}<ai>"
+    )
+
+    @pytest.mark.parametrize("role", ["human", "User", "developer"])
+    def test_a_message_that_it_leaves_out_is_said(self, with_tokenizer, tokenizer_folder, role):
+        (tokenizer_folder / "chat_template.jinja").write_text(self.ROLES)
+        good = [{"role": "system", "content": "s"}, user("1?")]
+        bad = [[*good, {"role": role, "content": text}] for text in ("2?", [{"type": "text", "text": "3?"}])]
+        rows = [{"q": content, "a": "x"} for content in (good, *bad)]
+        (warning,) = with_tokenizer(rows, data__apply_chat_template=True).warnings
+        assert warning.endswith(
+            f", row 2: the prompt does not depend on message 3 (role {role!r}), which the chat template leaves out; so "
+            "it is with 2 of 3 rows. Give it a role that the template knows, or a text as its content"
+        )
+
+    @pytest.mark.parametrize(
+        "text", [" 1?\n\n2? ", "1? /no_think", "a</think>2?", [{"type": "text", "text": " 1?/no_think"}]]
+    )
+    def test_a_message_may_be_changed_and_thinking_left_out(self, with_tokenizer, tokenizer_folder, text):
+        (tokenizer_folder / "chat_template.jinja").write_text(self.ROLES)
+        thought = {"role": "assistant", "content": "a</think>3"}
+        rows = [{"q": [user(text), thought, user("4?")], "a": "x"}]
+        assert with_tokenizer(rows, data__apply_chat_template=True).warnings == []
+
+    def test_a_date_is_said(self, with_tokenizer, tokenizer_folder):
+        """Of this template, only where there is no system message."""
+        template = "{% if messages[0].role != 'system' %}{{ strftime_now('%d %b %Y') }}{% endif %}"
+        (tokenizer_folder / "chat_template.jinja").write_text(template + self.ROLES)
+        rows = [{"q": [{"role": "system", "content": "s"}, user("1?")], "a": "x"}, {"q": "2?", "a": "x"}]
+        assert with_tokenizer(rows[:1], data__apply_chat_template=True).warnings == []
+        (warning,) = with_tokenizer(rows, data__apply_chat_template=True).warnings
+        assert ", row 2: the chat template writes the date into the prompt (strftime_now), so that a run" in warning
+        assert "; so it is with 1 of 2 rows. Put a chat_template.jinja with a fixed date into" in warning
+        assert with_tokenizer([{"q": "1?", "a": "x"}]).warnings == []
+
+
+class TestStart:
+    """The token that a tokenizer puts before a text, as Llama's and Gemma's do. OpenRLHF asks it not to."""
+
+    @pytest.mark.parametrize(("template", "advice"), [(None, "<s>{}"), ("Q: {}", "<s>Q: {}")])
+    def test_is_said_where_it_is_missing(self, with_tokenizer, tokenizer_folder, template, advice):
+        configure(tokenizer_folder, bos_token="<s>")
+        rows = [{"q": f"{number}?", "a": "x"} for number in range(2)]
+        (warning,) = with_tokenizer(rows, data__input_template=template).warnings
+        assert ", row 1: the prompt does not begin with <s>, which the tokenizer puts before a text, and a" in warning
+        assert warning.endswith(f"; so it is with 2 of 2 rows. Set data.input_template to {advice!r}")
+        check_template("data.input_template", advice)
+        assert with_tokenizer(rows, data__input_template=advice).warnings == []
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+        filled = tokenizer(advice.format("1?"), add_special_tokens=False).input_ids
+        assert filled == tokenizer((template or "{}").format("1?")).input_ids
+
+    def test_is_the_matter_of_a_chat_template(self, with_tokenizer, tokenizer_folder):
+        configure(tokenizer_folder, bos_token="<s>")
+        assert with_tokenizer([{"q": "1?", "a": "x"}], data__apply_chat_template=True).warnings == []
+
+    def test_is_not_missed_where_the_tokenizer_adds_none(self, with_tokenizer, tokenizer_folder):
+        configure(tokenizer_folder, bos_token="</s>")
+        assert with_tokenizer([{"q": "1?", "a": "x"}]).warnings == []
 
 
 SOLVED = {"data__solution_key": "s"}
@@ -348,7 +422,7 @@ class TestTokenizer:
 
         made = {"0?": "0?", "2?": "<img><img>", "<image>?": "<img>?", "<image><img>?": "<img><img>?"}
         monkeypatch.setattr(Tokenizer, "image_token", lambda self: "<img>")
-        monkeypatch.setattr(prompts.Renderer, "__call__", lambda self, content: made[content])
+        monkeypatch.setattr(prompts.Renderer, "__call__", lambda self, content: made.get(str(content)))
         Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
         flags = {"data__apply_chat_template": True, "data__max_images_per_prompt": 1}
         with_image = [{"q": "<image>?", "a": "x", "images": [str(tmp_path / "a.png")]}]
@@ -395,8 +469,7 @@ class TestTokenizer:
         )
 
     def test_worked_solutions_need_an_end_token(self, with_tokenizer, tokenizer_folder):
-        file = tokenizer_folder / "tokenizer_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": None}))
+        configure(tokenizer_folder, eos_token=None)
         rows = [{"q": "1?", "a": "x", "s": "x"}]
         assert with_tokenizer(rows).prompts == 1
         with pytest.raises(ConfigError) as error:
