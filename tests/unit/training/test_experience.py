@@ -197,6 +197,12 @@ class TestGroupAdvantages:
             if 0 < p < 1 and reward:
                 assert actual[sample][0] == pytest.approx(math.sqrt((1 - p) / p), rel=1e-4)  # sqrt((G - k) / k)
 
+    def test_the_smoothing_is_that_of_the_run(self):
+        """1/2 over sqrt(1/4 + 3/4)."""
+        given = split([1.0, 0.0], [[0, 1]])
+        actual = by_sample(maker(case=Case(2), adapt__eps=0.75).with_advantages(given), "advantages")
+        assert (set(actual[0]), set(actual[1])) == ({0.5}, {-0.5})
+
     @pytest.mark.parametrize(
         "parts", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[5, 0], [3], [7, 1, 6], [2, 4]], [[n] for n in range(7, -1, -1)]]
     )
@@ -357,9 +363,17 @@ class TestCritic:
         whitened = [value for sample in advantages for value in advantages[sample]]
         assert np.mean(whitened) == pytest.approx(0, abs=1e-5) and np.std(whitened) == pytest.approx(1, rel=1e-4)
 
-    def test_is_openrlhfs(self):
+    def test_equal_advantages_stay_finite(self):
+        (given,) = split([1.0, 1.0], [[0, 1]])
+        given.values = torch.zeros_like(given.values)
+        advantages = by_sample(maker("gae", case=Case(2)).with_advantages([given]), "advantages")
+        assert {number for numbers in advantages.values() for number in numbers} == {0.0}
+
+    @pytest.mark.parametrize("no_std_norm", [False, True])
+    def test_is_openrlhfs(self, no_std_norm):
         rewards, parts = [1.0, 0.0, 0.5, 1.0], [[3, 1], [0, 2]]
         changed = {"algo__advantage__lambd": 0.9, "algo__advantage__gamma": 0.97, "kl": 0.1}
+        changed["algo__advantage__no_std_norm"] = no_std_norm
         experience_maker = maker("gae", **changed)
         experience_maker.log_ratios = off_policy(parts)
         ours = experience_maker.with_advantages(split(rewards, parts, kl=1.0))
