@@ -126,7 +126,7 @@ def test_row_n_of_the_data_is_prompt_n(monkeypatch):
 def test_the_objective_of_a_mixed_micro_batch(cross_entropy):
     """1/Z (sum over own tokens of the clipped surrogate + sum over the solution's tokens of f(p) A), Z tokens of both.
 
-    Values and gradients. With cross-entropy, log p takes the place of f(p) A.
+    Values and gradients. With cross-entropy, log p takes the place of f(p) A, and all tokens count alike in any case.
     """
     generator = torch.Generator().manual_seed(5)
     old = -2 * torch.rand(2, 4, generator=generator, dtype=torch.double)
@@ -143,7 +143,7 @@ def test_the_objective_of_a_mixed_micro_batch(cross_entropy):
     normalisers = {"dp_size": 1, "batch_num_tokens": 6.0, "global_batch_size": 2.0}
     own = without_demonstrations(batch)
     loss = (
-        demonstration_loss(log_probs, batch, normalisers, cross_entropy=cross_entropy)
+        demonstration_loss(log_probs, batch, normalisers, token_level=not cross_entropy, cross_entropy=cross_entropy)
         + PolicyLoss(0.2, 0.2)(log_probs, old, advantages, action_mask=own.action_mask, **normalisers)[0]
     )
     loss.backward()

@@ -27,6 +27,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS  # noqa: E402
+from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
@@ -1147,6 +1148,15 @@ class TestVtrace:
 # --- what is noted of the loss ----------------------------------------------------------------------------------------
 
 
+def test_a_stored_response_is_not_of_todays_weights(make_group):
+    """Also in a group of today's weights, as of a method that exchanges responses."""
+    stored = make_group(1, size=2, prompt="p", step=1, weights_version=1)
+    group = make_group(1, size=2, prompt="p", step=5, weights_version=5)
+    group = group.exchange(0, stored.standalone(stored.responses[0]))
+    batch = BatchToTrain.of(Batch(fresh=[group]), 5)
+    assert [origin.on_policy for origin in batch.origins] == [False, True]
+
+
 class TestTokensOfTheLoss:
     """By source, against OpenRLHF's own loss on that source's samples."""
 
@@ -1182,13 +1192,14 @@ class TestTokensOfTheLoss:
         [
             ({}, {}),
             ({"adapt__ratio": "decoupled"}, {}),
+            ({"algo__advantage__is_correction_level": "token"}, {"is_correction_level": "token"}),
             ({"actor__policy_loss_type": "gspo"}, {"policy_loss_type": "gspo"}),
             (
                 {"actor__policy_loss_type": "gspo", "algo__advantage__is_correction_level": "token"},
                 {"policy_loss_type": "gspo", "is_correction_level": "token"},
             ),
         ],
-        ids=["ppo", "decoupled", "gspo", "gspo corrected"],
+        ids=["ppo", "decoupled", "corrected", "gspo", "gspo corrected"],
     )
     def test_clip_is_openrlhfs(self, critic, changed, loss):
         created, experiences = self.experience(critic=critic, **changed)
