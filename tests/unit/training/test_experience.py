@@ -1150,8 +1150,9 @@ class TestVtrace:
 
 def test_a_stored_response_is_not_of_todays_weights(make_group):
     """Also in a group of today's weights, as of a method that exchanges responses."""
-    stored = make_group(1, size=2, prompt="p", step=1, weights_version=1)
-    group = make_group(1, size=2, prompt="p", step=5, weights_version=5)
+    extras = {"mm_train_inputs": None, "score": None, "truncated": False, "info": {}}
+    stored = make_group(1, size=2, prompt="p", step=1, weights_version=1, extras=extras)
+    group = make_group(1, size=2, prompt="p", step=5, weights_version=5, extras=extras)
     group = group.exchange(0, stored.standalone(stored.responses[0]))
     batch = BatchToTrain.of(Batch(fresh=[group]), 5)
     assert [origin.on_policy for origin in batch.origins] == [False, True]
