@@ -242,6 +242,14 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
     assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
 
 
+def test_a_run_keeps_what_each_resume_changed(tmp_path):
+    rates = [{"flag": "actor.adam.lr", "before": before, "now": now} for before, now in ((1e-6, 2e-6), (2e-6, 3e-6))]
+    begin_run(tmp_path, START)
+    for rate in rates:
+        begin_run(tmp_path, {**START, "changed": [rate]}, resumes=True)
+    assert read_run(tmp_path)["changed"] == rates
+
+
 def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
     RunRecord(tmp_path).append(1, {})
     begin_run(tmp_path, START, resumes=True)
