@@ -243,7 +243,8 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
 
 
 def test_a_run_keeps_what_each_resume_changed(tmp_path):
-    rates = [{"flag": "actor.adam.lr", "before": before, "now": now} for before, now in ((1e-6, 2e-6), (2e-6, 3e-6))]
+    change = {"at": "2026-11-28T04:00:00+00:00", "step": 5, "flag": "actor.adam.lr"}
+    rates = [change | {"before": before, "now": now} for before, now in (("1e-06", "2e-06"), ("2e-06", "3e-06"))]
     begin_run(tmp_path, START)
     for rate in rates:
         begin_run(tmp_path, {**START, "changed": [rate]}, resumes=True)
