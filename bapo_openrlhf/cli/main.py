@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from bapo_openrlhf import __version__
 from bapo_openrlhf.errors import ConfigError, Ended, RunError
@@ -76,7 +77,8 @@ def main() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed (`>&-`)
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack characters
+    with suppress(OSError):  # a forked process may have another kind of file there than when it began
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack characters
     try:
         status = run(sys.argv[1:])
         sys.stdout.flush()
