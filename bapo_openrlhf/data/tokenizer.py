@@ -32,7 +32,7 @@ class Tokenizer:
         self._loaded: Any = kind.from_pretrained(model, trust_remote_code=True, use_fast=fast)
         self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
         config = _local_config(model) or {}
-        self._vocab_size: int | None = config.get("text_config", config).get("vocab_size")
+        self._vocab_size: int | None = (config.get("text_config") or config).get("vocab_size")
         self._images = {config.get(name) for name in ("image_token_id", "image_token_index")}  # images replace it
 
     def has_chat_template(self) -> bool:

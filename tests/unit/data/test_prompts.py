@@ -456,7 +456,8 @@ class TestTokenizer:
         config = tokenizer_folder / "config.json"
         rows = [{"q": f"{number}?", "a": "x", "s": "x"} for number in range(3)]
         rows[2][key] += "é"
-        for sizes in ({"vocab_size": 130}, {"vocab_size": 129, "image_token_id": 129}):
+        null = {"vocab_size": 130, "text_config": None}
+        for sizes in ({"vocab_size": 130}, {"vocab_size": 129, "image_token_id": 129}, null):
             config.write_text(json.dumps(sizes))
             assert with_tokenizer(rows, **SOLVED).prompts == 3
         config.write_text(json.dumps({"text_config": {"vocab_size": 129}, "vocab_size": 130}))
