@@ -20,7 +20,7 @@ def wrong_prompt(content: Any, *, chat: bool) -> str | None:
             "the type text must have a text"
         )
     asked = [message["content"] for message in content if message["role"] == "user"]
-    blank = bool(asked) and _is_blank(asked[-1])
+    blank = bool(asked) and all(part["type"] == "text" and not part["text"].strip() for part in _parts(asked[-1]))
     return "the last message of the user must have a text that is not empty" if blank else None
 
 
@@ -48,8 +48,7 @@ def left_out(content: Any, prompt: str, render: Callable[[Any], str]) -> tuple[i
     """
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     for number, message in enumerate(messages, 1):
-        parts = message.get("content") or ""
-        parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
+        parts = _parts(message.get("content"))
         texts = [part["text"].strip() for part in parts if part["type"] == "text"]
         if message["role"] == "assistant" or all(text in prompt for text in texts):
             continue  # templates leave out earlier thinking
@@ -84,7 +83,6 @@ def _is_filled(value: Any) -> bool:
     return any(map(_is_filled, value)) if isinstance(value, list) else bool(value)
 
 
-def _is_blank(content: str | list[dict[str, Any]]) -> bool:
-    if isinstance(content, str):
-        return not content.strip()
-    return all(part["type"] == "text" and not part["text"].strip() for part in content)
+def _parts(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The parts of a message's content; a text is one part."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []

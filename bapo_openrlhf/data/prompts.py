@@ -133,11 +133,10 @@ class Renderer:
         if self._dated:
             render = partial(self.tokenizer.apply_chat_template, strftime_now=another_day)
             if fill(content, None, render) != prompt:
-                text = (
-                    "the chat template writes the date into the prompt (strftime_now), so that a run that is resumed "
-                )
+                text = "the chat template writes the date into the prompt (strftime_now)"
                 advice = "Put a chat_template.jinja with a fixed date into the model's folder"
-                yield "dated", f"{text}on another day has other prompts than its buffers", advice
+                follows = "so that a run that is resumed on another day has other prompts than its buffers"
+                yield "dated", f"{text}, {follows}", advice
         if self._start is not None and not prompt.startswith(self._start):
             text = f"the prompt does not begin with {self._start}, which the tokenizer puts before a text, and a run"
             advice = f"Set data.input_template to {self._start + (self._template or '{}')!r}"

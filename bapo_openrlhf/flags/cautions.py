@@ -43,8 +43,7 @@ def _learning(model: str) -> list[Rule]:
 
 def _one_update(f: Flags, model: str) -> bool:
     """Whether a model makes a single optimizer step, and has a schedule that may begin with a warm-up."""
-    samples = f.capacity * f["rollout.n_samples_per_prompt"]
-    whole = f.steps == f["train.max_epochs"] == 1 and samples <= f["train.batch_size"]
+    whole = f.steps == f["train.max_epochs"] == 1 and f.batch_samples <= f["train.batch_size"]
     pretrained = model == "critic" and f["adapt.value_pretraining"] > 0
     return whole and not pretrained and f[f"{model}.lr_scheduler"] != "constant"
 
@@ -177,9 +176,9 @@ OFTEN = [
          lambda f: f["train.colocate_critic_reward"] and f["train.colocate_all"] and f.critic,
          "{it}: even with train.colocate_all, OpenRLHF then gives the critic GPUs of its own"),
     Rule("train.batch_size",
-         lambda f: f.adapted and f["train.batch_size"] > f.capacity * f["rollout.n_samples_per_prompt"],
+         lambda f: f.adapted and f["train.batch_size"] > f.batch_samples,
          lambda f: f"{f.words('train.batch_size')}: a training batch has at most "
-                   f"{f.capacity * f['rollout.n_samples_per_prompt']} samples = adapt.batch_size {f.capacity} x "
+                   f"{f.batch_samples} samples = adapt.batch_size {f.capacity} x "
                    f"rollout.n_samples_per_prompt {f['rollout.n_samples_per_prompt']}, so that no optimizer step is "
                    "full"),
     Rule("adapt.max_staleness",

@@ -93,6 +93,11 @@ class Flags(dict[str, Any]):
         return int((self["adapt.batch_size"] if self.adapted else None) or self["rollout.batch_size"])
 
     @property
+    def batch_samples(self) -> int:
+        """Samples that a training batch holds at most."""
+        return self.capacity * int(self["rollout.n_samples_per_prompt"])
+
+    @property
     def longest_response(self) -> int:
         """Tokens of the longest response."""
         return int(self["rollout.max_new_tokens"] or self["data.max_len"])

@@ -153,30 +153,31 @@ def test_a_parser_of_a_command_takes_no_beginnings():
         parser.parse_args(["--num", "1"])
 
 
+def printing(text: str, times: int = 1) -> str:
+    """A program that is the script with a command that only prints this text."""
+    return f"from bapo_openrlhf.cli import main; main.run = lambda words: print({text!r} * {times}) or 0; main.main()"
+
+
 def test_a_command_whose_reader_has_gone_ends_quietly():
-    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x' * 10**6) or 0; main.main()"
-    pipe = f'{sys.executable} -c "{program}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
+    pipe = f'{sys.executable} -c "{printing("x", 10**6)}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("x 1\n", "")
 
 
 def test_a_command_without_an_output():
-    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x') or 0; main.main()"
-    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{program}" >&- 2>&-'], capture_output=True)
+    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{printing("x")}" >&- 2>&-'], capture_output=True)
     assert done.returncode == 0
 
 
 def test_a_terminal_that_lacks_characters():
-    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('█') or 0; main.main()"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", printing("█")], capture_output=True, text=True, env=environment)
     assert (done.stdout, done.stderr) == ("?\n", "")
 
 
 def test_a_full_disk_is_one_line():
-    program = "from bapo_openrlhf.cli import main; main.run = lambda words: print('x') or 0; main.main()"
     done = subprocess.run(
-        ["bash", "-c", f'{sys.executable} -c "{program}" > /dev/full'], capture_output=True, text=True
+        ["bash", "-c", f'{sys.executable} -c "{printing("x")}" > /dev/full'], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
