@@ -6,6 +6,7 @@ import itertools
 import shutil
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -206,6 +207,24 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
         assert len(again.requests) == len(run.requests) - sum(
             row["groups/generated"] for row in run.metrics()[:step]
         ) - in_flight_of(run, tag)
+
+
+def test_a_checkpoint_waits_for_rollouts_that_still_read_prompts(world, tmp_path, monkeypatch):
+    """Otherwise a resumed run would read these prompts a second time."""
+    drawn = SharedLoader._drawn
+
+    def slow(self, batches):
+        for batch in drawn(self, batches):
+            time.sleep(0.02)
+            yield batch
+
+    monkeypatch.setattr(SharedLoader, "_drawn", slow)
+    words = ahead(1, 4, 0) | REPEATABLE
+    run = world(prompts=14, **words)
+    run.trainer.fit()
+    again = resumed(run, tmp_path / "again", "global_step2", **words)
+    again.trainer.fit()
+    assert trained(again, 0) == trained(run, 2)
 
 
 EVENTS = ("generate", "forward", "fit", "broadcast", "save_checkpoint", "keep_weights")

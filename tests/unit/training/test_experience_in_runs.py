@@ -20,6 +20,7 @@ from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
 from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.run import accounts  # noqa: E402
 
 
 class TestObserve:
@@ -361,3 +362,11 @@ class TestReview:
             run.trainer.train_step([], 0)
         text = f"{bad} of 4 groups have log-probs under today's policy that are not finite; adapt.max_failed_share is "
         assert f"{text}{float(share)}" in str(error.value) and run.trained == []
+
+
+def test_clipped_tokens_are_those_of_the_flags(world, monkeypatch):
+    clips, measure = [], accounts.first_update
+    monkeypatch.setattr(accounts, "first_update", lambda tokens, clip: clips.append(clip) or measure(tokens, clip))
+    run = world(**{"actor.eps_clip_low_high": [0.1, 0.3], "actor.dual_clip": 3.0, "train.num_episodes": 1})
+    run.trainer.fit()
+    assert set(clips) == {accounts.Clip(0.1, 0.3, dual=3.0)}

@@ -265,7 +265,8 @@ class TestRun:
         assert run.trainer.kl_ctl.value == 0.02 and run.reference is None
 
 
-PRETRAINING = {"algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "train.num_episodes": 1}
+LAMBDAS = {"algo.advantage.lambd": 0.9, "adapt.critic_lambd": 0.8}
+PRETRAINING = {"algorithm": "ba_ppo", "train.num_episodes": 1, **LAMBDAS}
 
 
 class TestPretraining:
@@ -289,7 +290,7 @@ class TestPretraining:
             rewards = [float(reward) for e in experiences for reward in e.rewards]
             assert sorted(rewards) == wanted
             for e in experiences:
-                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)  # Monte Carlo, although lambda is 0.9
+                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)  # Monte Carlo, whatever lambda is
                 assert torch.allclose(e.returns[e.action_mask.bool()], targets[e.action_mask.bool()], atol=1e-5)
                 assert torch.equal(e.values, e.returns)  # so that the value clip stops nothing
         assert row["value/pretraining_loss"] == 1 / 3  # of the third update
