@@ -1,5 +1,6 @@
 """From a problem to the model's prompt and its tokens, as in training."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data.prompts import check_tokenizer, fill
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.launch.model_files import positions_of
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
 
 
@@ -61,7 +63,8 @@ class Prompter:
         if images and not hasattr(self._processor, "image_processor"):
             raise ConfigError(f"model is {model}; it takes no images, and the problems have some")
         self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        self.longest: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        longest = positions_of(config.get_text_config().to_dict())
+        self.longest = None if math.isinf(longest) else int(longest)
         self._template = chat if isinstance(chat, str) else None
         self.chat = chat is True and bool(self._processor.chat_template)
         if images and not self.chat:

@@ -607,6 +607,19 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
     assert tokenizer("x")["input_ids"][0] == 0  # it would have added one
 
 
+@pytest.mark.parametrize(
+    ("positions", "longest"),
+    [
+        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 128),  # as in vLLM
+        ({"max_position_embeddings": 0}, None),
+    ],
+)
+def test_the_longest_sequence_is_that_of_the_model(tokenizer_folder, keep_environment, positions, longest):
+    config = tokenizer_folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": None} | positions))
+    assert prompts.Prompter(str(tokenizer_folder), chat=True, images=False).longest == longest
+
+
 def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_environment):
     problem = problems.BenchmarkProblem("1", "1 + 1?", "2")
     chosen = prompts.Prompter(str(tokenizer_folder), chat=False, images=False)
