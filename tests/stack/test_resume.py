@@ -10,10 +10,7 @@ import json
 import math
 import re
 import signal
-import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,7 +71,6 @@ class Run(NamedTuple):
         rows: Rows of the whole run, which has the steps after the checkpoint from the resumed one.
         output: What both wrote.
         folder: The record.
-        refused: What a second run of the name wrote meanwhile, and a resume with another learning rate after the kill.
     """
 
     saved: int
@@ -82,60 +78,39 @@ class Run(NamedTuple):
     rows: list[dict]
     output: str
     folder: Path
-    refused: list
 
 
-def killed_and_resumed(
-    train, name, victim, values, initial=None, meanwhile=None, told=None, phase="training", **resumed
-):
+def killed_and_resumed(train, name, victim, values, initial=None, told=None, phase="training", **resumed):
     """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
 
     `initial` is for the first part only.
 
     In the step `told`, the resumed part gets a SIGTERM.
-
-    `meanwhile` may do something else while the first part goes on. It gets the function that makes the first part, and
-    returns its result, and what it found.
     """
     initial, saved = initial or {}, values["ckpt__save_steps"]
     more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/{phase}/0.05"}
     values = values | {"run__name": name}
-    begin = partial(train, name, *PROBE, switches=SWITCHES, **values, **initial | {"environment": more})
-    first, refused = meanwhile(begin) if meanwhile else (begin(), [])
+    first = train(name, *PROBE, switches=SWITCHES, **values, **initial | {"environment": more})
     assert first.status != 0
     before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
     assert len(before) == saved + 2, first.output[-6000:]
     again = {"switches": (*SWITCHES, "ckpt.load_enable"), **resumed}
-    refused = [*refused, train(name, *CLI, **again, **values | {"actor__adam__lr": 0.5})]
     sent = {"environment": {"FAULT": f"driver:SIGTERM/{told - 1}/training/0"}} if told else {}
     second = train(name, *(PROBE if told else CLI), **again, **sent, **values)
     assert second.status == (128 + signal.SIGTERM if told else 0), second.output[-6000:]
     assert f"resuming from global_step{saved}" in second.output
-    return Run(saved, before, second.metrics, first.output + second.output, second.folder, refused)
+    return Run(saved, before, second.metrics, first.output + second.output, second.folder)
 
 
 @pytest.fixture(scope="module")
 def grpo(train, workspace):
     """Its driver is killed, so it has its own Ray, which must end as well."""
-    values = GRPO | {"eval__dataset": workspace / "data.jsonl"}
-
-    def meanwhile(begin):
-        """Start a second run of the name, which is to replace the first, as soon as that one has made a step."""
-        with ThreadPoolExecutor(1) as pool:
-            first = pool.submit(begin)
-            while not (workspace / "runs/grpo/metrics.jsonl").exists() and not first.done():
-                time.sleep(0.1)
-            names = {"run__name": "grpo", "ckpt__path": workspace / "second"}
-            second = train("second", *CLI, switches=(*SWITCHES, "run.overwrite"), own_ray=True, **values | names)
-            return first.result(), [second]
-
     return killed_and_resumed(
         train,
         "grpo",
         "driver",
-        values,
+        GRPO | {"eval__dataset": workspace / "data.jsonl"},
         marked(MARK),
-        meanwhile,
         GRPO_TOLD,
         own_ray=True,
         run__gradient_probe=GRPO_SAVED,
@@ -193,20 +168,6 @@ def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     for model in models.values():
         ours = {name.split("module.")[-1]: value for name, value in model.items()}
         assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
-
-
-def test_a_run_owns_its_folder_and_goes_on_as_it_was_begun(run):
-    """A second run of the name is refused while the first goes on, and nobody stands in the way of the resume."""
-    *second, other_rate = run.refused
-    assert [result.status for result in run.refused] == [2] * len(run.refused)
-    for result in second:
-        assert (
-            f"error: run.name is grpo, and {run.folder} already has a run that is going on: process " in result.output
-        )
-    assert "but actor.adam.lr is 0.5, and was 0.001;" in other_rate.output
-    metadata = json.loads((run.folder / "run.json").read_text())
-    assert metadata["config"]["actor.adam.lr"] == 0.001 and len(metadata["resumed"]) == 1
-    assert metadata["changed"] == []
 
 
 def test_a_critic_that_dies_is_named(ppo):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas
 import pytest
 import yaml
 from test_methods import OPTIONS, accounts_for_every_response
@@ -24,14 +23,6 @@ RUNS = {"fifo-group-s7": "bapo_grpo", "ar3po-critic-s7": "ba_ppo"}
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "custom_method" / "fifo_replay.py"
 MEMORY = 6  # groups
-
-
-def run(workspace):
-    """The command, with a folder for what scripted_reward.py counts."""
-    counts = workspace / "study_counts"
-    counts.mkdir(exist_ok=True)
-    environment = os.environ | {"PROBE_FOLDER": str(counts)}
-    return subprocess.run(COMMAND, cwd=workspace, env=environment, capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +62,14 @@ def study(workspace, small_flags):
         "smoke": {"methods": ["fifo", "ar3po"], "flags": short},
     }
     (workspace / "pair.yaml").write_text(yaml.safe_dump(content))
-    done = run(workspace)
+    counts = workspace / "study_counts"  # for what scripted_reward.py counts
+    counts.mkdir()
+    environment = os.environ | {"PROBE_FOLDER": str(counts)}
+    done = subprocess.run(COMMAND, cwd=workspace, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    return workspace / "runs" / "studies" / "pair_smoke"
+    folder = workspace / "runs" / "studies" / "pair_smoke"
+    assert "2 of 2 runs are there" in (folder / "report.html").read_text()
+    return folder
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -114,25 +110,3 @@ def test_they_went_on_at_the_same_time(study):
         folder = study / "runs" / name
         spans.append((read_run(folder)["started"], read_summary(folder)["finished"]))
     assert max(start for start, _ in spans) < min(end for _, end in spans)
-
-
-def test_one_table_has_all_steps(study):
-    table = pandas.read_parquet(study / "table.parquet")
-    rows = sorted(zip(table["label"], table["step"], strict=True))
-    assert rows == [(label, step) for label in ("AR3PO", "FIFO") for step in (1, 2, 3)]
-    assert table["done"].all()
-    assert len(pandas.read_csv(study / "table.csv")) == 6
-
-
-def test_the_page_shows_both(study):
-    page = (study / "report.html").read_text()
-    assert "AR3PO" in page and "FIFO" in page and "2 of 2 runs are there" in page
-    summary = " ".join((study / "summary.md").read_text().split())  # the cells are padded
-    assert "| FIFO | group | 1 of 1 |" in summary and "| AR3PO | critic | 1 of 1 |" in summary
-
-
-def test_what_is_done_is_not_run_again(study, workspace):
-    before = {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")}
-    done = run(workspace)
-    assert done.returncode == 0, done.stderr
-    assert {path: path.stat().st_mtime_ns for path in study.glob("runs/*/*")} == before
