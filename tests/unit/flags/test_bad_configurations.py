@@ -186,14 +186,16 @@ BAD = [
     ("train.max_epochs=0", "train.max_epochs is 0; it must be at least 1"),
     ("train.batch_size=4096", "train.batch_size is 4096; it must be at most 256 = 32 prompts of a batch x"),
     ("train.batch_size=0", "train.batch_size is 0; it must be at least 1"),
-    ("train.batch_size=3", "train.batch_size is 3; it must be a multiple of 2 = actor ranks 2 x"),
+    ("train.batch_size=6 train.micro_batch_size=2",
+     "train.batch_size is 6; it must be a multiple of 4 = actor ranks 2 x train.micro_batch_size 2\n"),
     ("train.micro_batch_size=-1", "train.micro_batch_size is -1; it must be at least 1"),
     ("train.max_tokens_per_gpu=0", "train.max_tokens_per_gpu is 0; it must be at least 1"),
     ("train.seed=4294967296", "train.seed is 4294967296; it must be in [0, 4294967295]"),
     ("train.ema_beta=1.1", "train.ema_beta is 1.1; it must be in [0, 1]"),
     ("train.async_queue_size=0", "train.async_queue_size is 0; it must be at least 1"),
-    ("rollout.batch_size=257", "rollout.batch_size is 257; it must be at most 256, the number of prompts in data.prom"),
-    ("rollout.batch_size=32 data.max_samples=31", "31, the number of prompts in data.prompt_dataset train.jsonl with "),
+    ("rollout.batch_size=257", "it must be at most 256, the number of prompts in data.prompt_dataset train.jsonl\n"),
+    ("rollout.batch_size=32 data.max_samples=31", "it must be at most 31, the number of prompts in data.prompt_dataset "
+     "train.jsonl with data.max_samples 31\n"),
     ("rollout.batch_size=0", "rollout.batch_size is 0; it must be at least 1"),
     ("rollout.micro_batch_size=0", "rollout.micro_batch_size is 0; it must be at least 1"),
     (
@@ -204,7 +206,8 @@ BAD = [
     ("rollout.n_samples_per_prompt=0", "rollout.n_samples_per_prompt is 0; it must be at least 1"),
     ("algorithm=ba_ppo rollout.n_samples_per_prompt=1",
      "rollout.n_samples_per_prompt is 1; batch adaptation needs groups of at least 2"),
-    ("rollout.n_samples_per_prompt=1", "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage"),
+    ("algorithm=grpo rollout.n_samples_per_prompt=1",
+     "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage.estimator group_norm"),
     ("rollout.max_tokens_per_gpu=0", "rollout.max_tokens_per_gpu is 0; it must be at least 1"),
     ("rollout.vllm_generate_batch_size=64", "rollout.vllm_generate_batch_size is 64; it must be at most rollout.batch"),
     ("rollout.vllm_generate_batch_size=16", "rollout.vllm_generate_batch_size is 16; it must be at least roll"),
@@ -370,6 +373,7 @@ BAD = [
     ("adapt.returns=vtrace", "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator group_norm ha"),
     ("adapt.ratio=decoupled actor.policy_loss_type=gspo", "actor.policy_loss_type gspo cannot be combined with adapt."),
     ("adapt.max_second_moment=0.04 adapt.ratio=decoupled", "adapt.max_second_moment is 0.04; it needs adapt.ratio beh"),
+    ("adapt.max_second_moment=0.04 actor.policy_loss_type=gspo", "adapt.max_second_moment is 0.04; it needs adapt.ra"),
     ("ckpt.save_steps=1 ckpt.max_num=1", "ckpt.max_num is 1; it must be at least 2: OpenRLHF deletes the oldest"),
     ("algorithm=ba_ppo critic.num_gpus_per_node=3", "train.batch_size is 128; it must be a multiple of 3 = critic ran"),
     ("adapt.method=mopps train.async_enable", "train.async_enable is True; it must be False with adapt.method mopps, "),
@@ -502,6 +506,9 @@ GOOD = [
     "algorithm=ba_ppo critic.freezing_steps=6", "data.apply_chat_template",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
     "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=train.jsonl eval.steps=8", "ckpt.save_steps=8",
+    "adapt.micro_batch_tokens=48", "critic.num_gpus_per_node=3",  # there is no critic
+    "algorithm=ppo rollout.n_samples_per_prompt=1 train.batch_size=32", "algorithm=ba_ppo adapt.returns=vtrace",
+    "actor.policy_loss_type=gspo",
 ]  # fmt: skip
 
 

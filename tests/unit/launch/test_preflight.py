@@ -209,12 +209,6 @@ class TestData:
         monkeypatch.chdir(run.folder)
         assert run.check(data__prompt_dataset="org/data", ahead=True).prompts is None
 
-    @pytest.mark.parametrize(("rows", "limit"), [(7, None), (9, 7)])
-    def test_fewer_prompts_than_one_rollout(self, run, rows, limit):
-        text = run.refusal(data__prompt_dataset=run.rows("few.jsonl", rows), data__max_samples=limit)
-        assert text.startswith("rollout.batch_size is 8; it must be at most 7, the number of prompts in ")
-        assert text.endswith("with data.max_samples 7") == (limit is not None)
-
 
 @pytest.mark.parametrize("flag", ["actor.model_name_or_path", "critic.model_name_or_path"])
 def test_a_dense_model_has_no_loss_of_a_router(run, flag):
@@ -343,8 +337,6 @@ class TestImages:
 
     def test_packing_without_images(self, run):
         assert run.parse(ds__packing_samples=True).ds.packing_samples
-        with pytest.raises(ConfigError, match=r"^ds.attn_implementation is sdpa, and ds.packing_samples packs samples"):
-            run.parse(ds__packing_samples=True, ds__attn_implementation="sdpa")
 
     @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
     def test_rows_with_images_in_a_run_without(self, pictures, algorithm):
@@ -500,18 +492,10 @@ class TestReward:
         text = f"reward.remote_url is {both}; it must be one .py file, or only addresses"
         assert run.refusal(reward__remote_url=both) == text
 
-    def test_missing_file(self, run):
-        path = run.folder / "none.py"
-        assert run.refusal(reward__remote_url=path) == f"reward.remote_url is {path}; there is no such file"
-
-    @pytest.mark.parametrize(
-        ("text", "error"),
-        [("import no_such_module", "ModuleNotFoundError"), ("def f(:\n", "SyntaxError"), ("1 / 0", "ZeroDivision")],
-    )
-    def test_not_importable(self, run, text, error):
-        path = self.reward(run, text)
+    def test_not_importable(self, run):
+        path = self.reward(run, "1 / 0")
         result = run.refusal(reward__remote_url=path)
-        assert result.startswith(f"reward.remote_url {path} cannot be imported: {error}")
+        assert result.startswith(f"reward.remote_url {path} cannot be imported: ZeroDivisionError")
 
     @pytest.mark.parametrize("text", ["", "def reward(queries, prompts, labels): ...", "reward_func = 3"])
     def test_no_function(self, run, text):
@@ -685,33 +669,11 @@ class TestReward:
 
 
 class TestBatch:
-    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
-    def test_groups_of_one_with_group_advantages(self, run, algorithm):
-        text = run.refusal(algorithm=algorithm, rollout__n_samples_per_prompt=1)
-        assert text == (
-            "rollout.n_samples_per_prompt is 1; it must be at least 2 with algo.advantage.estimator group_norm"
-        )
-
-    def test_groups_of_one_with_batch_adaptation(self, run):
-        text = run.refusal(rollout__n_samples_per_prompt=1)
-        assert text.startswith("rollout.n_samples_per_prompt is 1; batch adaptation needs groups of at least 2")
-        run.check(algorithm="ppo", rollout__n_samples_per_prompt=1)
-
     @pytest.mark.parametrize("groups", [1, 2, 3, 5])
     def test_a_batch_may_hold_any_number_of_groups(self, run, groups):
         # 2 ranks x 6 = 12 samples = 3 groups of 4
         result = run.check(adapt__batch_size=groups, train__micro_batch_size=6, train__batch_size=12)
         assert result.arithmetic.capacity == groups
-
-    def test_optimizer_batch_is_a_multiple_of_what_the_ranks_take(self, run):
-        text = run.refusal(train__batch_size=6)
-        assert text == ("train.batch_size is 6; it must be a multiple of 4 = actor ranks 2 x train.micro_batch_size 2")
-        run.check(train__batch_size=12)
-
-    def test_for_the_critic_as_well(self, run):
-        text = run.refusal(critic__num_gpus_per_node=3)
-        assert text == ("train.batch_size is 8; it must be a multiple of 6 = critic ranks 3 x train.micro_batch_size 2")
-        run.check(critic__num_gpus_per_node=3, algorithm="bapo_grpo")  # there is none
 
     def test_no_reference_ranks_where_no_reference_model_is_built(self, run):
         result = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
@@ -723,13 +685,6 @@ class TestBatch:
 
 class TestCombinations:
     REFUSED = ("train.partial_rollout_enable", "algo.dynamic_filtering_enable")
-
-    @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
-    @pytest.mark.parametrize("flag", REFUSED)
-    def test_refused_with_batch_adaptation_ahead_of_training(self, run, algorithm, flag):
-        args = run.parse(algorithm, train__async_enable=True, **{flag.replace(".", "__"): True})
-        with pytest.raises(ConfigError, match=f"^{flag} is True; it must be False with adapt.method bapo(,| and) "):
-            check_inputs(args)
 
     @pytest.mark.parametrize("ranks", [(4, 2, 1), (2, 4, 1), (2, 2, 4), (2, 1, 3)])
     def test_dynamic_batching_takes_any_ranks(self, run, ranks):
@@ -764,11 +719,6 @@ class TestCombinations:
             run.check(algorithm="bapo_grpo", **long, adapt__method=method)
             run.check(algorithm="bapo_grpo", **stop, adapt__method=method)
 
-    def test_vtrace_needs_a_critic(self, run):
-        run.check(algorithm="ba_ppo", adapt__returns="vtrace")
-        with pytest.raises(ConfigError, match=r"adapt.returns vtrace .* group_norm has none, it must be gae"):
-            check_inputs(run.parse("bapo_grpo", adapt__returns="vtrace"))
-
     @pytest.mark.parametrize(("flag", "value"), [("critic_lambd", 0.0), ("value_pretraining", 2)])
     def test_flags_of_vc_ppo_need_a_critic_and_batch_adaptation(self, run, flag, value):
         run.check(algorithm="ba_ppo", **{f"adapt__{flag}": value})
@@ -786,31 +736,6 @@ class TestCombinations:
         )
         run.check(**names)  # without adapters
         run.check(ds__lora__rank=8, **(names | {"ds__lora__target_modules": "up_proj"}))
-
-    @pytest.mark.parametrize(
-        ("algorithm", "flags", "why"),
-        [
-            ("grpo", {}, "without batch adaptation: .* cannot load an adapter"),
-            ("bapo_grpo", {"vllm__sync_with_ray": True}, "with vllm.sync_with_ray: "),
-            ("bapo_grpo", {"data__max_images_per_prompt": 1}, "with data.max_images_per_prompt: "),
-            ("bapo_grpo", {"train__enable_ema": True}, "with train.enable_ema: "),
-        ],
-    )
-    def test_adapters_are_refused_if_the_engines_cannot_take_them(self, run, algorithm, flags, why):
-        check_combinations(run.parse("bapo_grpo", ds__lora__rank=8))
-        with pytest.raises(ConfigError, match=rf"^ds\.lora\.rank is 8; it must be 0 {why}"):
-            check_combinations(run.parse(algorithm, ds__lora__rank=8, **flags))
-
-    def test_micro_batches_have_one_size(self, run):
-        tokens = {"adapt__micro_batch_tokens": 3000}
-        run.check(**tokens)
-        start = "adapt.micro_batch_tokens is 3000"
-        assert run.refusal(**tokens, data__max_len=3001).startswith(f"{start}; it must be at least data.max_len 3001")
-        twice = run.parse("bapo_grpo", **tokens, train__dynamic_batch_enable=True)
-        with pytest.raises(ConfigError, match=f"^{start}, and train.dynamic_batch_enable is True; only one of them"):
-            check_combinations(twice)
-        with pytest.raises(ConfigError, match=f"^{start}; it needs batch adaptation, and adapt.method is none"):
-            check_combinations(run.parse("grpo", **tokens))
 
     @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
     def test_resuming_is_allowed(self, run, algorithm):
@@ -852,19 +777,6 @@ class TestCombinations:
         advantage = args.algo.advantage
         assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
         assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("binary_kl", [0.0, 0.005])
-
-    @pytest.mark.parametrize("other", [{"adapt__ratio": "decoupled"}, {"actor__policy_loss_type": "gspo"}])
-    def test_second_moment_is_that_of_a_tokens_ratio(self, run, other):
-        with pytest.raises(ConfigError, match=r"adapt.max_second_moment is 0.04; it needs adapt.ratio behaviour and"):
-            check_inputs(run.parse(adapt__max_second_moment=0.04, **other))
-
-    def test_decoupled_ratio_needs_a_loss_of_tokens(self, run):
-        args = run.parse(actor__policy_loss_type="gspo", adapt__ratio="decoupled")
-        with pytest.raises(
-            ConfigError, match=r"^actor\.policy_loss_type gspo cannot be combined with adapt\.ratio dec"
-        ):
-            check_inputs(args)
-        check_inputs(run.parse(actor__policy_loss_type="gspo"))
 
 
 def test_attention_without_its_package(run, monkeypatch):
