@@ -3,6 +3,8 @@
 import ast
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,33 @@ def upwards(file, source):
 def test_imports_go_down_only():
     result = {str(file.relative_to(PACKAGE)): upwards(file, file.read_text()) for file in FILES}
     assert {file: modules for file, modules in result.items() if modules} == {}
+
+
+STACK = {"torch", "ray", "vllm", "openrlhf", "deepspeed"}
+CHARTS = {"pandas", "altair", "vl_convert", "matplotlib"}
+COMMAND = "from bapo_openrlhf.cli import main; assert main.run({!r}) == 0"
+PLAN = ["plan", "--config", "configs/ba_ppo_qwen3_4b.yaml", "--ds.zero_stage=3"]
+# A program, and what it must not load: it would be slow to start, or would need a GPU.
+LIGHT = [
+    ("from bapo_openrlhf.workbench.study import page", STACK),
+    ("from bapo_openrlhf.workbench.report import sections", STACK),
+    ("from bapo_openrlhf.cli import main, check, watch", CHARTS),
+    ("from bapo_openrlhf.workbench import watch; from bapo_openrlhf.workbench.pages import text, colours", CHARTS),
+    ("from bapo_openrlhf.record import follow; from bapo_openrlhf.cli import watch",
+     STACK | CHARTS | {"numpy", "transformers"}),
+    ("from bapo_openrlhf.record import run_record", STACK | CHARTS | {"numpy", "rich"}),
+    ("from bapo_openrlhf.record import metrics", STACK | CHARTS | {"rich"}),
+    ("from bapo_openrlhf.launch import resume", STACK),
+    (COMMAND.format(PLAN), STACK | {"transformers", "datasets"}),
+    (COMMAND.format(["methods"]), STACK | {"transformers", "pandas"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "heavy"), LIGHT, ids=[program for program, _ in LIGHT])
+def test_it_loads_nothing_heavy(program, heavy):
+    program += "; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert heavy & set(done.stdout.split()) == set()
 
 
 def test_paths_of_users_are_read_by_one_function():

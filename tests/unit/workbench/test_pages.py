@@ -3,8 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
-import sys
 import textwrap
 from xml.etree import ElementTree
 
@@ -267,18 +265,3 @@ def test_the_example_of_the_kit_makes_a_page():
 
 def test_a_page_without_figures():
     assert "A note." in render(["x"], [Section("a", "A", notes=["A note."])], command="report")
-
-
-def test_commands_that_only_print_import_neither_pandas_nor_altair():
-    modules = (
-        "cli.main",
-        "cli.check",
-        "cli.watch",
-        "workbench.watch",
-        "workbench.pages.text",
-        "workbench.pages.colours",
-    )
-    code = "import sys, " + ", ".join(f"bapo_openrlhf.{name}" for name in modules)
-    code += "; print(*{'pandas', 'altair', 'vl_convert', 'matplotlib'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
