@@ -1,4 +1,4 @@
-"""What the unit tests share: a builder of groups, a tokenizer, pages without their charts, and unblocked signals."""
+"""What the unit tests share: a builder of groups, a tokenizer, pages without charts, no waiting, unblocked signals."""
 
 from __future__ import annotations
 
@@ -110,6 +110,20 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The models of a test need no tokenizer, because loading one takes most of its time."""
     monkeypatch.setattr("bapo_openrlhf.launch.preflight.check_tokenizer", lambda flag, model: None)
+
+
+@pytest.fixture(scope="module")
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """No test of the module cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def patient_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mathematics is judged to its end, however busy the machine is."""
+    monkeypatch.setattr("bapo_openrlhf.tasks.math.SECONDS", 60)
 
 
 @pytest.fixture

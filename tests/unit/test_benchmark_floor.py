@@ -1,6 +1,5 @@
 """benchmarks/floor.py: the replayed steps, the floor's arithmetic, and the page."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,15 +12,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from bapo_openrlhf import user_file
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def load(name):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their annotations
-    spec.loader.exec_module(module)
-    return module
+    return user_file.load("benchmark", BENCHMARKS / f"{name}.py")
 
 
 @pytest.fixture(scope="module")

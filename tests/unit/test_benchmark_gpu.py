@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
@@ -445,13 +446,6 @@ def test_what_does_not_fit(gpu, page):
     assert one["ba_ppo"].training - one["bapo_grpo"].training == gpu.MODELS["1.7b"].weight_bytes  # of the idle critic
 
 
-def loaded(path):
-    spec = importlib.util.spec_from_file_location("reward", path)
-    reward = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reward)
-    return reward.reward_func
-
-
 def test_inputs(modules, tmp_path):
     """The model is of its shape, in bf16; prompts have their length; chances make the shares of groups they should."""
     import torch
@@ -468,7 +462,7 @@ def test_inputs(modules, tmp_path):
     assert len(rows) == 3000 and len({row["input"] for row in rows}) == 3000
     assert {len(tokenizer(row["input"])["input_ids"]) for row in rows[:20]} == {setting.PROMPT}
 
-    reward = loaded(flags["reward.remote_url"])
+    reward = user_file.load("reward.remote_url", flags["reward.remote_url"]).reward_func
     groups = np.array(
         [[float(reward([f"{row['input']}{n}"], [row["input"]], [row["label"]])["rewards"][0])
           for n in range(8)] for row in rows]
@@ -489,7 +483,7 @@ def test_sums_for_a_chat_model(modules, tmp_path):
     rows = [json.loads(line) for line in flags["data.prompt_dataset"].read_text().splitlines()]
     terms = [[int(word.rstrip("?")) for word in row["input"].split() if word.rstrip("?").isdecimal()] for row in rows]
     assert [sum(numbers) for numbers in terms] == [int(row["label"]) for row in rows]
-    reward = loaded(flags["reward.remote_url"])
+    reward = user_file.load("reward.remote_url", flags["reward.remote_url"]).reward_func
     asked, label = rows[0]["input"], rows[0]["label"]
     answers = [f"It is 1. Answer: {label}", f"Answer: {label}1", "none", f"Answer: {label}.<end>"]
     actual = reward([asked + answer for answer in answers], [asked] * 4, [label] * 4)

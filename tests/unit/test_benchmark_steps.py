@@ -1,11 +1,10 @@
 """The table of benchmarks/steps.py: ratios within a round, to the plain run of the same advantages."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "steps.py"
@@ -13,11 +12,7 @@ FILE = Path(__file__).parents[2] / "benchmarks" / "steps.py"
 
 @pytest.fixture(scope="module")
 def steps():
-    spec = importlib.util.spec_from_file_location("benchmark_steps", FILE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for their annotations
-    spec.loader.exec_module(module)
-    return module
+    return user_file.load("benchmark", FILE)
 
 
 def run(seconds, responses=256.0, trained=1000.0):

@@ -15,7 +15,6 @@ import pytest
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.flags import config
 from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record import metrics
@@ -26,6 +25,7 @@ from bapo_openrlhf.tasks import TASKS
 ROOT = Path(__file__).parents[2]
 PAGES = [path for folder in (".", "docs", "examples/trl") for path in sorted((ROOT / folder).glob("*.md"))]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
+picture = runpy.run_path(str(ROOT / "docs" / "architecture_picture.py"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -125,27 +125,13 @@ def test_flags_and_presets_exist(page):
         assert (ROOT / name).is_file(), name
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
-def test_presets_parse(preset):
-    args = arguments.parse(["--config", str(preset)])
-    assert args.algorithm in config.ALGORITHMS
-
-
-def names_of(body, prefix=""):
-    """Qualified names of the functions and classes of a module, read without importing it (and the stack with it)."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield prefix + node.name
-            if isinstance(node, ast.ClassDef):
-                yield from names_of(node.body, f"{prefix}{node.name}.")
-
-
 def test_code_named_in_paper_to_code_exists():
     text = (ROOT / "docs" / "paper_to_code.md").read_text()
     names = re.findall(r"`([a-z_/]+\.py):([A-Za-z0-9_.]+)`", text)
     assert len(names) > 20
     for file, path in names:
-        assert path in names_of(ast.parse((ROOT / "bapo_openrlhf" / file).read_text()).body), f"{file}:{path}"
+        body = ast.parse((ROOT / "bapo_openrlhf" / file).read_text()).body
+        assert path in picture["names_of"](body), f"{file}:{path}"
         if not file.startswith("training/"):
             result = importlib.import_module("bapo_openrlhf." + file.removesuffix(".py").replace("/", "."))
             for part in path.split("."):

@@ -431,12 +431,6 @@ class TestYaml:
         with pytest.raises(ConfigError, match=f"must hold flags as `name: value`; found {kind}"):
             parse("--config", yaml_file(text))
 
-    def test_a_file_that_is_no_text(self, tmp_path):
-        path = tmp_path / "config.yaml"
-        path.write_bytes(b"\xff\xfe\x00algorithm")
-        with pytest.raises(ConfigError, match=str(path)):
-            parse("--config", str(path))
-
     def test_false_turns_a_flag_off_that_is_on_by_default(self, yaml_file):
         assert parse("--config", yaml_file("actor.muon.nesterov: false")).actor.muon.nesterov is False
 

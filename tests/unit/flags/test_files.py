@@ -10,10 +10,6 @@ import pytest
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.files import settings_of
 
-REPORTS = {
-    "only comments": "# run: {name: a}\n",
-    "an empty section": "run:\n#  name: a\n",
-}
 TEXT = "run:\n  name: grün\nadapt: {c1: 1/4} # größer\n"
 WANTED = {"run.name": "grün", "adapt.c1": "1/4"}
 MARKS = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE,
@@ -55,11 +51,6 @@ def test_a_file_of_another_kind_is_refused_in_one_line(written, data):
     with pytest.raises(ConfigError, match=path) as error:
         list(settings_of(path))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", REPORTS.values(), ids=REPORTS)
-def test_no_flag_in_a_file(written, text):
-    assert {name for name, value in settings_of(written(text.encode())) if value is not None} == set()
 
 
 @pytest.mark.parametrize(

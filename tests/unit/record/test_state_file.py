@@ -27,17 +27,11 @@ from hypothesis import strategies as st
 from bapo_openrlhf.record import state_file
 from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 NUMPY_DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64", "complex64"]
 TORCH_DTYPES = [*NUMPY_DTYPES, "bfloat16", "float8_e4m3fn", "float8_e5m2"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_waiting_for_the_disk():
-    """Nothing here cuts the power."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 def canonical(value):

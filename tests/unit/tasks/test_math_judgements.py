@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from bapo_openrlhf.tasks import forms, notation
 from bapo_openrlhf.tasks import math as task
 
+pytestmark = pytest.mark.usefixtures("patient_judge")
+
 ROWS = list(csv.DictReader((Path(__file__).parent / "math_judgements.csv").open(encoding="utf-8")))
 MISJUDGED = [(r"\text{20 June}", r"\text{June 20}")]  # Right, but dates in words are compared as they are written.
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch):
-    monkeypatch.setattr(task, "SECONDS", 60)  # however busy the machine is
 
 
 def score(answer, label):
