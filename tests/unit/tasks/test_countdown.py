@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.errors import ConfigError
@@ -82,6 +82,12 @@ def all_expressions(numbers):
 # ── Verification ──
 
 
+@example("3**5")
+@example("-3+5")
+@example("3--5")
+@example("3(5)")
+@example("03+5")
+@example("3/(5-5)")
 @given(st.text("0123456789+-*/()", max_size=14))
 @settings(max_examples=15 * settings.default.max_examples)
 def test_agrees_with_another_parser_on_any_text(text):
@@ -144,67 +150,6 @@ def test_each_number_is_used_as_often_as_it_is_given():
     assert countdown.verify("24", [2, 4], 24) == 0.0
 
 
-HOSTILE = [
-    *(
-        "",
-        " ",
-        "()",
-        "(",
-        ")",
-        "3+",
-        "*3",
-        "3+5)",
-        "((3+5)",
-        "3 + 5",
-        " 3+5",
-        "3+5 ",
-        "3+5\n",
-        "\n3+5",
-        "3+\\\n5",
-        "3\t+5",
-    ),
-    *("3**5", "9**9**9**9", "9**9**9**9**9**9**9", "3//5", "3%5", "3@5", "3<<5", "3|5", "3^5", "3&5", "3<5", "3==5"),
-    *("+3+5", "-3+5", "3--5", "3+-5", "~3+5", "not 3", "3 or 5", "3if 1else 5", "lambda:3", "[3][0]+5", "{3}", "3,5"),
-    *(
-        "3(5)",
-        "(3)(5)",
-        "3.real+5",
-        "(3).__class__",
-        "abs(3)+5",
-        "__import__('os').system('true')",
-        "x",
-        "x:=8",
-        "True",
-    ),
-    *(
-        "1e999",
-        "1e999-1e999",
-        "3.0+5",
-        ".3+5",
-        "3.+5",
-        "3j+5",
-        "0x3+5",
-        "0b11+5",
-        "3_0",
-        "3_+5",
-        "03+5",
-        "003+5",
-        "3+05",
-    ),
-    *("3/0", "3/(5-5)", "3+5/0", "٣+5", "３+５", "3+５", "²+5", "3+5\x00", "\x003+5", "3＋5", "3−5", "3÷5", "(3+5）"),
-    *("3+5#", "3+5;", "3+5=8", "8=3+5", "3+5<eos>3", "f'{3+5}'", "'8'", "...", "3+5\ud800", "3+5\u200b", "\ufeff3+5"),
-    *("(" * 5000 + "3" + ")" * 5000 + "+5", "(" * 10**6, "9" * 10**6, "3+5" + "+0" * 10**5, "-" * 10**5 + "3"),
-    "(" * 9 + "3" + ")" * 9 + "+5",
-]
-
-
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:40]))
-@pytest.mark.filterwarnings("error")
-def test_hostile_answers_get_nothing(text):
-    for numbers, target in (([3, 5], 8), ([3, 5], 15), ([3], 3), ([5], 5), ([3, 5], 243), ([30], 30)):
-        assert countdown.verify(text, numbers, target) == 0.0
-
-
 def test_long_or_deep_text_is_never_parsed(monkeypatch):
     """Hostile text is cheap because the parser sees only a bounded amount."""
 
@@ -219,13 +164,6 @@ def test_long_or_deep_text_is_never_parsed(monkeypatch):
         countdown.verify("3+5", [3, 5], 8)  # the check itself can fail
     for text in ("9" * (countdown.MAX_LENGTH + 1), "(" * (countdown.MAX_DEPTH + 1), "3+5\n", "x"):
         assert countdown.verify(text, [3, 5], 8) == 0.0
-
-
-@given(st.text(max_size=80))
-@settings(max_examples=5 * settings.default.max_examples)
-def test_no_text_raises(text):
-    assert countdown.verify(text, [3, 5], 8) == float(text in ("3+5", "5+3"))
-    countdown.answer(text)
 
 
 # ── The answer in a response ──
