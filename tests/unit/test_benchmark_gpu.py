@@ -122,27 +122,6 @@ def test_operations_of_a_real_model(modules, tmp_path, kind, tied):
     assert counter.get_total_flops() - rotary == modules.gpu_setting.pass_flops(shape, 1, 40) / 2
 
 
-def test_mfu_is_what_torch_counts_in_training(page):
-    """Forward and backward of a real model: torch's own count is three forward passes, but for what no layer trains."""
-    import torch
-    import transformers
-    from torch.utils.flop_counter import FlopCounterMode
-
-    shape = ModelShape("small", 2, 48, 6, 2, 8, 80, 100)
-    config = transformers.Qwen3Config(
-        hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=2,
-        head_dim=8, vocab_size=100, tie_word_embeddings=False, attn_implementation="eager",
-    )  # fmt: skip
-    model = transformers.Qwen3ForCausalLM(config)
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(3, 20, dtype=torch.long), use_cache=False).logits.sum().backward()
-    rotary = 2 * 4 * 20  # eager transformers makes the angles by a product, once
-    counted = counter.get_total_flops() - rotary
-    # Eager attention computes all 20 x 20 pairs. MFU counts those that a causal one needs: half of them.
-    attention = 3 * 3 * 20 * 4 * shape.layers * shape.heads * shape.head_dim * 20
-    assert page.training_mfu(shape, 3, 20, 2.0, 1e9, critic=False) == pytest.approx((counted - attention / 2) / 2e9)
-
-
 def test_numbers_are_totals_over_totals(page):
     """Two steps of unlike size, the second with a re-evaluation: rates are not means of the steps' rates."""
     part = {"generation": 2.0, "make_experience": 1.0, "broadcast": 0.5}

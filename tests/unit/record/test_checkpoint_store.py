@@ -261,7 +261,7 @@ def to_folder(path):
         (f"_adapt/{TAG}/state.json", flip, "is damaged"),
         (f"_adapt/{TAG}/manifest.json", Path.unlink, "is missing"),
         (f"_adapt/{TAG}/manifest.json", cut, "is damaged or cut short"),
-        (f"_adapt/{TAG}/manifest.json", flip, "is damaged or cut short"),
+        (f"_adapt/{TAG}/manifest.json", flip, "is damaged"),
         (f"_adapt/{TAG}/manifest.json", to_folder, "cannot be read: Is a directory"),
     ],
 )
