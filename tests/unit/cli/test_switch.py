@@ -55,7 +55,7 @@ def test_from_every_preset(capsys, preset, algorithm):
     assert args.critic.num_gpus_per_node == args.actor.num_gpus_per_node or algorithm not in CRITIC
 
 
-@pytest.mark.parametrize(("first", "gpus"), itertools.product(ALGORITHMS, (1, 2, 4, 8)))
+@pytest.mark.parametrize(("first", "gpus"), zip(ALGORITHMS, (1, 2, 4, 8), strict=True))
 def test_from_every_folder_that_init_writes(capsys, first, gpus):
     assert main.run(["init", "mine", "--algorithm", first, "--gpus", str(gpus), "--model", "org/model"]) == 0
     capsys.readouterr()

@@ -132,13 +132,6 @@ def test_an_engine_that_does_not_fit(capsys):
     assert row.split("|")[3].strip() == "–" and row.count(" engine ") == 3
 
 
-def test_more_ranks_take_a_larger_batch(capsys):
-    """A sample for each rank is enough."""
-    words = ["--gpus", "1024", "--models", "7B", "--train.batch_size"]
-    for size, word in (("1023", "batch"), ("1024", "fits")):
-        assert {e["word"] for e in sizes(planned(capsys, *words, size)).values()} == {word}
-
-
 def test_without_a_reference_model_dapo_needs_the_memory_of_grpo(capsys):
     assert main.run(["plan", *PRESET, "--gpus", "8", "--models", "1.5B", "--algo.kl.init_coef", "0"]) == 0
     head = next(line for line in capsys.readouterr().out.splitlines() if "GPUs per engine" in line)
@@ -172,9 +165,3 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
 )
 def test_bad_input(capsys, words, says):
     assert says in refused(capsys, *PRESET, *words)
-
-
-def test_a_folder_without_sizes(capsys, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    says = refused(capsys, *PRESET, "--actor.model_name_or_path", str(tmp_path))
-    assert f"actor.model_name_or_path {tmp_path}: config.json has num_attention_heads None" in says

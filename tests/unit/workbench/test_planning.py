@@ -604,16 +604,6 @@ def test_a_higher_stage_never_takes_more(parameters, ranks, stage):
     assert memory.model_state_bytes(parameters, stage + 1, ranks) <= memory.model_state_bytes(parameters, stage, ranks)
 
 
-def test_checkpointing_saves_activations():
-    kept, again = (
-        memory.activation_bytes(
-            SHAPES["7B"], with_flags(WORKLOAD, {"actor.gradient_checkpointing_enable": which}), CONSTANTS, logits=False
-        )
-        for which in (False, True)
-    )
-    assert kept == 6144 * 28 * LAYER["7B"] and again == 6144 * (2 * 3584 * 28 + LAYER["7B"])
-
-
 def test_logits_are_those_of_the_code():
     log_probs = (ROOT / "bapo_openrlhf" / "training" / "faster" / "log_probs.py").read_text(encoding="utf-8")
     for name, constant in (("BLOCK", CONSTANTS.logit_block), ("TILE_ON_GPU", CONSTANTS.logit_tile)):
@@ -670,13 +660,6 @@ def test_counts_by_hand():
     assert result["hard_bytes"] == pytest.approx(64 * 4 * 204.8)
     plain = planned(constants=constants).counts(PPO)
     assert plain["replay_bytes"] == plain["replay_bytes_most"] == plain["hard_bytes"] == 0
-
-
-def test_sizes_by_hand():
-    shape = SHAPES["7B"]
-    result = planned().sizes(shape, 8, BA_PPO)
-    needed = memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BA_PPO, 8)
-    assert {name: result[name] for name in vars(needed)} == vars(needed)
 
 
 # ── Constants ──
