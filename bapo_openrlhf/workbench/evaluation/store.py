@@ -47,7 +47,7 @@ _SHAPE = shapes.fields(
 _ROW = shapes.fields(
     {
         "id": shapes.text,
-        "input": shapes.text,
+        "input": lambda value: isinstance(value, (str, list)),  # a list of messages
         "scores": shapes.list_of(lambda value: value is not None and shapes.number(value)),
     },
     required=("id", "scores"),

@@ -164,6 +164,13 @@ def test_each_problem_is_a_line_with_all_that_was_said(request_):
         }
 
 
+def test_a_problem_that_is_a_conversation_is_judged_and_kept(request_, tmp_path):
+    chat = [{"role": "user", "content": "1?"}]
+    (tmp_path / "mods.jsonl").write_text(json.dumps({"id": "p0", "input": chat, "label": "1"}) + "\n")
+    evaluate(replace(request_, chat_template=True, max_model_len=99))
+    assert store.read_rows(request_.out, "mods")["p0"]["input"] == chat
+
+
 def test_estimates_are_those_of_the_rows(request_):
     metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
     scores = [row["scores"] for row in lines(request_)]
