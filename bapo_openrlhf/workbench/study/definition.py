@@ -117,12 +117,15 @@ class Study:
         """A run's command line after `bapo-openrlhf train`, without the flags that say where its files lie."""
         flags = {**SAME_WAYS, **self.flags, **arm.flags}
         adapted = flags.get("adapt.method") != "none"
-        words = ["--algorithm", ALGORITHMS[arm.path][0 if adapted else 1]]
-        if files := [*self.config, *arm.config]:
-            words += ["--config", *files]
-        for name, value in flags.items():
-            words += _flag(name, value)
-        return [*words, "--train.seed", str(seed)]
+        algorithm = ALGORITHMS[arm.path][0 if adapted else 1]
+        given = words_of([*self.config, *arm.config], flags)
+        return ["--algorithm", algorithm, *given, "--train.seed", str(seed)]
+
+
+def words_of(files: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    """Files of flags, and flags by their dotted names, as words of a command line."""
+    words = ["--config", *files] if files else []
+    return words + [word for name, value in flags.items() for word in _flag(name, value)]
 
 
 def _flag(name: str, value: Any) -> list[str]:

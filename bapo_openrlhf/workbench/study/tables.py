@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -11,9 +12,10 @@ from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
-from bapo_openrlhf.workbench.report.tables import different_flags, in_words, share
+from bapo_openrlhf.workbench.report.tables import different_flags, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, UPDATED, Results
+from bapo_openrlhf.workbench.study.definition import words_of
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
 # ── at a glance ──
@@ -224,7 +226,7 @@ def arms(results: Results) -> Table:
     """The flags that make each arm."""
     rows = []
     for arm in results.study.arms:
-        words = " ".join(f"--{name} {in_words(value)}" for name, value in arm.flags.items()) or "–"
+        words = " ".join(words_of([Path(file).name for file in arm.config], arm.flags)) or "–"
         rows.append([results.labels[arm.name], arm.name, len(results.by_arm[arm.name]), words])
     return Table.of(["arm", "name", "runs", "flags"], rows, "Arms of the study")
 

@@ -441,6 +441,13 @@ def test_intervals_and_times_are_of_finished_runs():
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(np.mean(finished))
 
 
+def test_an_arm_is_its_files_and_its_flags():
+    arm = replace(BAPO, config=("/a/more.yaml",), flags={"ds.packing_samples": None, "adam.betas": [0, 1], "seed": 3})
+    table = tables.arms(Results(study_of(arms=(arm, replace(PLAIN, flags={}))), [run_of(arm, 1, ())]))
+    words = "--config more.yaml --ds.packing_samples --adam.betas 0 1 --seed=3"
+    assert [row[-1] for row in table.rows] == [words, "–"]
+
+
 def test_a_phase_that_an_arm_does_not_have_has_no_time():
     arms = make_arms(("plain", "bapo"), paths=("group",))
     runs = [make_run(arm, seed) for arm in arms for seed in (1, 2)]
