@@ -38,6 +38,26 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def config_of(model: str, folder: Path) -> dict[str, Any]:
+    """The content of a model's config.json.
+
+    Args:
+        model: Flag and value. Errors begin with them.
+
+    Raises:
+        ConfigError: It cannot be read, or is no object.
+    """
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except ValueError:
+        raise ConfigError(f"{model}; its config.json is not valid JSON") from None
+    except OSError as error:
+        raise ConfigError(f"{model}; its config.json cannot be read: {error.strerror}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{model}; its config.json must be an object, and is {json.dumps(config)[:100]}")
+    return config
+
+
 def tensors_of(flag: str, folder: Path) -> dict[str, list[int]]:
     """Shapes of the tensors in a folder's safetensors files; none if the weights are in a .bin file.
 

@@ -1,6 +1,5 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
-import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,7 @@ from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
-from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, positions_of, tensors_of
+from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.reward import printed
@@ -165,7 +164,7 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
         folder = user_file.at_home(name)
         if not folder.is_dir():
             continue
-        config = _config_of(f"{flag} is {name}", folder)
+        config = config_of(f"{flag} is {name}", folder)
         language = config.get("text_config") or config
         check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
         if args.ds.lora.rank:
@@ -179,18 +178,6 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
             vision.check_model(f"{flag} is {name}", folder, config, args)
             _check_shape(f"{flag} {name}", language, args)
     return warnings
-
-
-def _config_of(model: str, folder: Path) -> dict[str, Any]:
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
-    except ValueError:
-        raise ConfigError(f"{model}; its config.json is not valid JSON") from None
-    except OSError as error:
-        raise ConfigError(f"{model}; its config.json cannot be read: {error.strerror}") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{model}; its config.json must be an object, and is {json.dumps(config)[:100]}")
-    return config
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import Shapes, read_json
+from bapo_openrlhf.launch.model_files import Shapes, config_of, read_json
 from bapo_openrlhf.user_file import at_home
 
 FLAG = "reward.model_name_or_path"
@@ -24,7 +24,8 @@ def check_reward_model(args: SimpleNamespace, weights: Shapes) -> None:
     """
     name, actor = args.reward.model_name_or_path, args.actor.model_name_or_path
     folder = at_home(name)
-    prefix = (read_json(folder / "config.json") or {}).get("value_head_prefix", args.ds.value_head_prefix)
+    config = config_of(f"{FLAG} is {name}", folder) if folder.is_dir() else {}
+    prefix = config.get("value_head_prefix", args.ds.value_head_prefix)
     if weights and f"{prefix}.weight" not in weights:
         raise ConfigError(
             f"{FLAG} is {name}; it has no weights {prefix}.weight, the head that gives a score, so it is no reward "

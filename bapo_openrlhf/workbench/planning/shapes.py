@@ -1,12 +1,12 @@
 """A model's shape, and the parameters and bytes that follow from it. Only for dense decoders."""
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.model_files import config_of
 from bapo_openrlhf.user_file import at_home
 
 BYTES = 2  # A weight, a key or a value in bf16.
@@ -135,11 +135,7 @@ def shape_of_folder(flag: str, folder: Path) -> ModelShape:
     Raises:
         ConfigError: There is no such file, it lacks a size, or the model is not a dense decoder.
     """
-    path = folder / "config.json"
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} {folder}: config.json cannot be read: {error}") from None
+    whole = config_of(f"{flag} is {folder}", folder)
     language: Mapping[str, Any] = whole.get("text_config") or whole  # The language part of a vision model.
     if any(key in language for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         raise ConfigError(f"{flag} is {folder}, a mixture of experts; it must be a dense model")

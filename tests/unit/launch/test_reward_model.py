@@ -61,6 +61,11 @@ def test_two_scores(folders):
     assert refused(folders).endswith("its head score.weight gives 2 scores, and it must give one")
 
 
+def test_a_configuration_that_is_no_object(folders):
+    (folders / "reward" / "config.json").write_text("[3]")
+    assert refused(folders).endswith("its config.json must be an object, and is [3]")
+
+
 def test_no_head(folders):
     assert "it has no weights value.weight, the head that gives a score" in refused(folders, "value")
     (folders / "reward" / "config.json").write_text('{"value_head_prefix": "score"}')  # it wins, as in OpenRLHF

@@ -109,7 +109,8 @@ def test_cache_of_a_token():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("{", "config.json cannot be read"),
+        ("{", "; its config.json is not valid JSON"),
+        ("[]", r"; its config.json must be an object, and is \[\]"),
         ("{}", "has num_attention_heads None; it must be a whole number above 0"),
         ('{"num_attention_heads": 0}', "has num_attention_heads 0; it must be"),
         ('{"num_experts": 8}', "a mixture of experts; it must be a dense model"),
