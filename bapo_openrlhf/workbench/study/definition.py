@@ -217,10 +217,10 @@ def _study(content: Any, path: Path) -> Study:
         evaluations=_strings("evaluations", given.get("evaluations", [])),
         start=start,
         targets=tuple(targets),
-        claims=tuple(_claim(claim, names) for claim in given.get("claims") or []),
+        claims=tuple(_claim(claim, names) for claim in _list("claims", given.get("claims") or [])),
         config=_files("config", given.get("config", []), path),
         flags=_flags("flags", given.get("flags")),
-        prepare=tuple(_strings("prepare", command) for command in given.get("prepare") or []),
+        prepare=tuple(_strings("prepare", command) for command in _list("prepare", given.get("prepare") or [])),
         parallel=parallel,
     )
 
@@ -303,13 +303,18 @@ def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:
     return tuple(map(str, files))
 
 
-def _strings(where: str, content: Any) -> tuple[str, ...]:
+def _list(where: str, content: Any) -> list[Any]:
     if not isinstance(content, list):
         raise ConfigError(f"{where} is {content!r}; it must be a list")
-    return tuple(map(str, content))
+    return content
+
+
+def _strings(where: str, content: Any) -> tuple[str, ...]:
+    return tuple(map(str, _list(where, content)))
 
 
 def _numbers(where: str, content: Any, kind: Any) -> list[Any]:
-    if not isinstance(content, list) or any(not isinstance(v, kind) or isinstance(v, bool) for v in content):
+    numbers = _list(where, content)
+    if any(not isinstance(v, kind) or isinstance(v, bool) for v in numbers):
         raise ConfigError(f"{where} is {content!r}; it must be a list of numbers")
-    return content
+    return numbers

@@ -229,6 +229,8 @@ BAD = {
     "evaluations": ({"evaluations": "cd34"}, "evaluations is 'cd34'; it must be a list"),
     "config": ({"config": "gone.yaml"}, "config names gone.yaml; there is no such file"),
     "prepare": ({"prepare": ["make it"]}, "prepare is 'make it'; it must be a list"),
+    "commands": ({"prepare": 3}, "prepare is 3; it must be a list"),
+    "claims": ({"claims": 3}, "claims is 3; it must be a list"),
     "method's name": ({"methods": {"a-b": {"arms": ARMS}}}, "methods: a-b: a method's name"),
     "no arms": ({"methods": {"a": {}}}, "methods: a lacks arms"),
     "method's field": ({"methods": {"a": {"arms": ARMS, "flag": {}}}}, "methods: a has flag; it takes arms"),
