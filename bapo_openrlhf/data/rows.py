@@ -251,7 +251,7 @@ class RowCheck:
             return
         self._labelled = self._labelled or bool(others and others[0] != "")
         self._problem = self._problem or (prompt, others[0] if others else "")
-        count = len(vision.images_of(row, self._args)) if images else 0
+        count = len(vision.images_of(row.get(self._args.data.image_key))) if images else 0
         self._pictured.setdefault(count > 0, place)
         yield Waiting(place, prompt, count, solution)
 

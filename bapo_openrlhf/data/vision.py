@@ -51,7 +51,7 @@ def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None
         ConfigError: The message names the row and the image.
     """
     data = args.data
-    images = images_of(row, args)
+    images = images_of(row.get(data.image_key))
     if images and args.critic.model_name_or_path:
         raise ConfigError(f"{where}: it has images, and the critic is {args.critic.model_name_or_path}; {NO_CRITIC}")
     if len(images) > data.max_images_per_prompt:
@@ -88,10 +88,9 @@ def is_one_for_all(args: SimpleNamespace) -> bool:
     return ranks > 1 and gathered and args.data.max_images_per_prompt > 0
 
 
-def images_of(row: Mapping[str, Any], args: SimpleNamespace) -> list[Any]:
-    """The images of a row, as OpenRLHF takes them: a list, or one that is not in a list."""
-    images = row.get(args.data.image_key)
-    return [image for image in (images if isinstance(images, list) else [images]) if image is not None]
+def images_of(cell: Any) -> list[Any]:
+    """The images in the cell of a row, as OpenRLHF takes them: a list, or one that is not in a list."""
+    return [image for image in (cell if isinstance(cell, list) else [cell]) if image is not None]
 
 
 def places(prompt: Any) -> int:

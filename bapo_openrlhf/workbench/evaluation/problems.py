@@ -13,7 +13,7 @@ from bapo_openrlhf.data.findings import shown
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.rows import Values, rows_of
 from bapo_openrlhf.data.sources import Request as DataRequest
-from bapo_openrlhf.data.vision import places
+from bapo_openrlhf.data.vision import images_of, places
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
 from bapo_openrlhf.user_file import at_home, start_of
@@ -161,18 +161,17 @@ def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterato
         if str(identity) in ids:
             raise ConfigError(f"{place}: the id {identity!r} occurs twice; ids must be unique")
         ids.add(str(identity))
-        images = _images(place, row[columns.input], row.get(columns.images))
+        images = _images(place, row[columns.input], images_of(row.get(columns.images)))
         yield BenchmarkProblem(str(identity), row[columns.input], row[columns.label], images)
 
 
-def _images(place: str, prompt: Any, images: Any) -> tuple[str, ...]:
+def _images(place: str, prompt: Any, images: list[Any]) -> tuple[str, ...]:
     """The images of a problem.
 
     Raises:
         ConfigError: One is missing, or there are not as many as the prompt has places for.
     """
-    images = images or []
-    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+    if not all(isinstance(image, str) for image in images):
         raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths")
     if images and len(images) != (tags := places(prompt)):
         raise ConfigError(f"{place}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")

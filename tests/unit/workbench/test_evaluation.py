@@ -476,7 +476,9 @@ def test_bad_values_are_refused_by_name(request_, change, message):
         ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
         ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
         ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
-        ('{"input": "<image>x", "label": "x", "images": "none.png"}', "it must be a list of paths"),
+        ('{"input": "<image>x", "label": "x", "images": "none.png"}', "row 2: there is no image none.png"),
+        ('{"input": "<image>x", "label": "x", "images": [null, "none.png"]}', "row 2: there is no image none.png"),
+        ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]; it must be a list of paths"),
     ],
 )
 def test_bad_rows_are_named(request_, tmp_path, line, message):
