@@ -12,6 +12,7 @@ from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.config import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
+from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
@@ -37,8 +38,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
 
-    if mine.prompts is not None and mine.prompts < 1:
-        raise ConfigError(f"prompts is {mine.prompts}; it must be at least 1")
+    check_ranges(vars(mine), {"prompts": "at least 1"})
     datasets = (args.data.prompt_dataset or "").split(",")
     data = mine.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
     checked = check_inputs(args, data=data, ahead=True, elsewhere=mine.prompts)

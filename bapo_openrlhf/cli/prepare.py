@@ -9,6 +9,7 @@ from rich.console import Console
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
 from bapo_openrlhf.workbench.pages.table import Table
@@ -59,8 +60,7 @@ def _parser(prog: str) -> Parser:
 
 
 def _request(task: Task, given: argparse.Namespace) -> Request:
-    if given.max_prompt_tokens < 1:
-        raise ConfigError(f"--max-prompt-tokens is {given.max_prompt_tokens}; it must be at least 1")
+    check_ranges({"--max-prompt-tokens": given.max_prompt_tokens}, {"--max-prompt-tokens": "at least 1"})
     return Request(
         out=given.out or Path("data") / task.name,
         parts=tuple(part.strip() for part in given.parts.split(",")) if given.parts else None,

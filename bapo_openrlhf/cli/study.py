@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.cli.parser import Parser, parse_words
 from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.flags.ranges import check_ranges
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
@@ -77,10 +78,8 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
     add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
     given = parser.parse_args(argv)
-    for name, least in (("parallel", 1), ("max_hours", 0)):
-        value = getattr(given, name)
-        if value is not None and value < least:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    values = {"--parallel": given.parallel, "--max-hours": given.max_hours}
+    check_ranges(values, {"--parallel": "at least 1", "--max-hours": "at least 0"})
     return given
 
 

@@ -239,6 +239,13 @@ def test_what_is_no_number_is_not_in_the_table(tmp_path):
     assert "eval_cd4_pass1" not in table or table["eval_cd4_pass1"].isna().all()
 
 
+@pytest.mark.parametrize("words", [("--max-hours", "nan", 0), ("--max-hours", "-1.0", 0), ("--parallel", "0", 1)])
+def test_numbers_out_of_range(words):
+    flag, value, least = words
+    with pytest.raises(ConfigError, match=rf"^{flag} is {value}; it must be at least {least}$"):
+        study.main(["--config", "x.yaml", flag, value])
+
+
 def test_a_study_without_a_step_has_an_empty_table():
     assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]
 
