@@ -236,29 +236,39 @@ def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
     return _rows(Path(directory) / WARNINGS, shapes.WARNING)
 
 
-def summarise(rows: Sequence[Mapping[str, Any]], *, window: int = 8) -> dict[str, Any]:
+def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise what a run did.
 
     Args:
         rows: Rows of the steps, as `read_metrics` returns them.
-        window: Number of steps that reward_start and reward_end average. At most a third of all steps is used.
 
     Returns:
-        steps; reward_start and reward_end (mean of reward/fresh_mean over the first and the last steps, or None);
+        steps; reward_start and reward_end (the `end_means` of reward/fresh_mean, or None);
         groups (that were trained on, by source); rollouts (responses generated, including re-evaluation); seconds (by
         phase; step_total is the sum of the phases that OpenRLHF times).
     """
-    window = max(1, min(window, len(rows) // 3))
     phases = dict.fromkeys(key for row in rows for key in row if key.startswith("timing/"))
-    totals = _numbers(rows, "rollouts/total")
+    totals, rewards = _numbers(rows, "rollouts/total"), _numbers(rows, REWARD)
+    start, end, _ = end_means(rewards) if rewards else (None, None, 0)
     return {
         "steps": len(rows),
-        "reward_start": mean_of(rows[:window], REWARD),
-        "reward_end": mean_of(rows[-window:], REWARD),
+        "reward_start": start,
+        "reward_end": end,
         "groups": {source: int(sum(_numbers(rows, f"groups/{source}"))) for source in SOURCES},
         "rollouts": int(totals[-1]) if totals else 0,
         "seconds": {key.removeprefix("timing/"): sum(_numbers(rows, key)) for key in phases},
     }
+
+
+def end_means(values: Iterable[float]) -> tuple[float, float, int]:
+    """The means of the first and of the last 8 values, but at most of a third of them, and how many those are.
+
+    A value that is NaN does not count. Without values the means are NaN.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    count = max(1, min(8, len(known) // 3))
+    first, last = (sum(part) / count if part else math.nan for part in (known[:count], known[-count:]))
+    return first, last, count
 
 
 def mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:

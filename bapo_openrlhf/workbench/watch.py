@@ -8,7 +8,7 @@ from rich.text import Text
 
 from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
-from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.run_record import REWARD, end_means
 from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
@@ -120,8 +120,7 @@ def _reward(seen: Seen, width: int, height: int) -> list[Text]:
     if not known:
         return []
     values = [value for _, value in known]
-    window = max(1, min(10, len(values) // 3))
-    first, last = sum(values[:window]) / window, sum(values[-window:]) / window
+    first, last, window = end_means(values)
     facts = [f"now {_number(values[-1])}"]
     if window > 1:
         facts += [f"last {window} steps {_number(last)}", f"first {window} {_number(first)}"]

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from bapo_openrlhf.adapt.vocabulary import REASONS
 from bapo_openrlhf.record.run_record import REWARD, SOURCES
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
@@ -59,17 +57,6 @@ def all_phases(runs: Sequence[Run]) -> list[str]:
     """The phases that a step may have, in its order, and then those that only the runs have."""
     there = dict.fromkeys([*PHASE_LABELS, *(phase for run in runs for phase in phase_seconds(run))])
     return [phase for phase in there if phase != "step_total"]
-
-
-def end_count(values: pd.Series) -> int:
-    """8, but at most a third of all values."""
-    return max(1, min(8, len(values) // 3))
-
-
-def end_means(values: pd.Series) -> tuple[float, float]:
-    """The means of the first and of the last `end_count` values. NaN without values."""
-    count = end_count(values)
-    return values.head(count).mean(), values.tail(count).mean()
 
 
 def spent_until(run: Run, metric: str, reward: float) -> float | None:

@@ -7,7 +7,7 @@ errors. The error comes from the changes of the reward from step to step, so a t
 import math
 from collections.abc import Callable, Sequence
 
-from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.run_record import REWARD, end_means
 from bapo_openrlhf.workbench.pages.curves import smoothed, smoothing_width
 from bapo_openrlhf.workbench.pages.text import duration, many, number
 from bapo_openrlhf.workbench.report import data
@@ -36,7 +36,7 @@ def opening(runs: Sequence[Run]) -> str:
 
 def _change(run: Run) -> str:
     rewards = run.curve(REWARD)
-    (first, last), count = data.end_means(rewards), data.end_count(rewards)
+    first, last, count = end_means(rewards)
     responses, seconds = data.cost(run)["responses generated"], data.cost(run)[data.ALL_SECONDS]
     spent = many(len(run.rows), "step")
     spent += f", which took {duration(seconds)}" if seconds else ""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.record.run_record import REWARD, SOURCES, end_means
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, number
@@ -20,8 +20,8 @@ def overview(page: Comparison) -> Table:
         "algorithm": lambda run: run.fact("algorithm"),
         "seed": lambda run: run.fact("seed"),
         "trainer steps": _progress,
-        "reward, first steps": lambda run: data.end_means(run.curve(REWARD))[0],
-        "reward, last steps": lambda run: data.end_means(run.curve(REWARD))[1],
+        "reward, first steps": lambda run: end_means(run.curve(REWARD))[0],
+        "reward, last steps": lambda run: end_means(run.curve(REWARD))[1],
         "capacity of the batches that was used": _capacity_used,
         "gap of engine and actor, right after a sync": _gap,
     }

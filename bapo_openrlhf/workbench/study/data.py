@@ -14,12 +14,11 @@ import numpy as np
 import pandas
 
 from bapo_openrlhf.adapt.vocabulary import SOURCES
-from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.run_record import REWARD, end_means
 from bapo_openrlhf.record.shapes import number
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
 from bapo_openrlhf.workbench.report.accuracy import unlocked
-from bapo_openrlhf.workbench.report.data import end_means
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 

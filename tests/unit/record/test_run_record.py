@@ -19,6 +19,7 @@ from bapo_openrlhf.record.answers import GAP, PromptStates, shortened
 from bapo_openrlhf.record.run_record import (
     RunRecord,
     begin_run,
+    end_means,
     read_answers,
     read_evaluations,
     read_groups,
@@ -327,7 +328,6 @@ def test_summarise_by_hand():
         "rollouts": 70,
         "seconds": {"generation": pytest.approx(3.5), "reevaluation": pytest.approx(1.0)},
     }
-    assert summarise(rows, window=1)["reward_end"] == 0.8
     assert list(summarise(rows)["seconds"]) == ["generation", "reevaluation"]
 
 
@@ -337,6 +337,14 @@ def test_window_is_at_most_a_third(steps, window):
     summary = summarise(rows)
     assert summary["reward_start"] == pytest.approx(np.mean([step**2 for step in range(window)]))
     assert summary["reward_end"] == pytest.approx(np.mean([step**2 for step in range(steps - window, steps)]))
+
+
+def test_steps_without_a_reward_are_not_counted():
+    summary = summarise([{"step": step, "reward/fresh_mean": step or None} for step in (0, 0, 0, 1, 2, 4, 5)])
+    assert (summary["reward_start"], summary["reward_end"]) == (1, 5)  # a third of 4 rewards is 1
+    assert end_means([math.nan, 1.0, 2.0, math.nan]) == (1, 2, 1)
+    assert end_means(range(30)) == (3.5, 25.5, 8)
+    assert np.isnan(end_means([])[:2]).all()
 
 
 def test_summarise_without_numbers():

@@ -5,7 +5,6 @@ from collections import Counter
 from fractions import Fraction
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,12 +195,6 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
     assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
     rows[0]["demonstrations/tokens"] = rows[1]["demonstrations/tokens"] = 5
     assert data.cost(run_of(rows, **{"train.max_epochs": 2}))["tokens trained on"] == 2 * (40 + 5 + 5)
-
-
-def test_the_means_of_the_ends():
-    assert data.end_means(pd.Series(range(30))) == (3.5, 25.5)  # of 8 values each
-    assert data.end_means(pd.Series([1.0, 2.0, 4.0, 5.0])) == (1, 5)
-    assert np.isnan(data.end_means(pd.Series(dtype=float))).all()
 
 
 def test_what_was_spent_until_a_reward_was_reached():
