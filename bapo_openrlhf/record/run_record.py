@@ -247,7 +247,6 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         groups (that were trained on, by source); rollouts (responses generated, including re-evaluation); seconds (by
         phase; step_total is the sum of the phases that OpenRLHF times).
     """
-    phases = dict.fromkeys(key for row in rows for key in row if key.startswith("timing/"))
     totals, rewards = _numbers(rows, "rollouts/total"), _numbers(rows, REWARD)
     start, end, _ = end_means(rewards) if rewards else (None, None, 0)
     return {
@@ -256,8 +255,14 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "reward_end": end,
         "groups": {source: int(sum(_numbers(rows, f"groups/{source}"))) for source in SOURCES},
         "rollouts": int(totals[-1]) if totals else 0,
-        "seconds": {key.removeprefix("timing/"): sum(_numbers(rows, key)) for key in phases},
+        "seconds": phase_seconds(rows),
     }
+
+
+def phase_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Seconds of all steps by phase, in the order of the rows; step_total is their sum."""
+    phases = dict.fromkeys(key for row in rows for key in row if key.startswith("timing/"))
+    return {key.removeprefix("timing/"): sum(_numbers(rows, key)) for key in phases}
 
 
 def end_means(values: Iterable[float]) -> tuple[float, float, int]:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES
 from bapo_openrlhf.record.follow import RECENT, Seen
-from bapo_openrlhf.record.run_record import REWARD, end_means
+from bapo_openrlhf.record.run_record import REWARD, end_means, phase_seconds
 from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
@@ -220,13 +220,12 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
         *(_rate(seen, name, seconds) for name in ("responses", "tokens")),
         _fact(row, "rollouts/total", "{:,.0f} responses so far"),
     )
-    phases = dict.fromkeys(key for row in seen.recent for key in row if key.startswith("timing/"))
-    phases.pop("timing/step_total", None)
-    means = {key: _sum(seen.recent, key) / len(seen.recent) for key in phases}
+    phases = phase_seconds(seen.recent)
+    phases.pop("step_total", None)
     show(
         "step",
         None if seen.step_seconds is None else duration(seen.step_seconds),
-        *(f"{key.removeprefix('timing/').replace('_', ' ')} {duration(mean)}" for key, mean in means.items()),
+        *(f"{name.replace('_', ' ')} {duration(spent / len(seen.recent))}" for name, spent in phases.items()),
     )
     weights = row.get("staleness/rollout_policy")
     show(

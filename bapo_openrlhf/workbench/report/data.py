@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo_openrlhf.adapt.vocabulary import REASONS
-from bapo_openrlhf.record.run_record import REWARD, SOURCES
+from bapo_openrlhf.record.run_record import REWARD, SOURCES, phase_seconds
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.curves import smoothed
 from bapo_openrlhf.workbench.report.runs import Run
@@ -43,19 +43,13 @@ def cost(run: Run) -> dict[str, float | None]:
         "tokens generated": generated,
         "tokens trained on": None if trained is None else (trained + run.total("demonstrations/tokens")) * epochs,
         "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
-        ALL_SECONDS: phase_seconds(run).get("step_total"),
+        ALL_SECONDS: phase_seconds(run.rows).get("step_total"),
     }
-
-
-def phase_seconds(run: Run) -> dict[str, float]:
-    """Seconds of all steps by phase, with their sum as "step_total"."""
-    phases = dict.fromkeys(key for row in run.rows for key in row if key.startswith("timing/"))
-    return {phase.removeprefix("timing/"): run.total(phase) for phase in phases}
 
 
 def all_phases(runs: Sequence[Run]) -> list[str]:
     """The phases that a step may have, in its order, and then those that only the runs have."""
-    there = dict.fromkeys([*PHASE_LABELS, *(phase for run in runs for phase in phase_seconds(run))])
+    there = dict.fromkeys([*PHASE_LABELS, *(phase for run in runs for phase in phase_seconds(run.rows))])
     return [phase for phase in there if phase != "step_total"]
 
 

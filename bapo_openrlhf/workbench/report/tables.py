@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bapo_openrlhf.record.run_record import REWARD, SOURCES, end_means
+from bapo_openrlhf.record.run_record import REWARD, SOURCES, end_means, phase_seconds
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, number
@@ -90,7 +90,7 @@ def cost(page: Comparison) -> Table:
     """What the runs spent, each against the first."""
     costs = [data.cost(run) for run in page.runs]
     seconds = [of_run[data.ALL_SECONDS] for of_run in costs]
-    by_phase = [data.phase_seconds(run) for run in page.runs]
+    by_phase = [phase_seconds(run.rows) for run in page.runs]
     whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
     rows = [
         _against_first(name, [of_run[name] for of_run in costs], duration if name == data.ALL_SECONDS else number)

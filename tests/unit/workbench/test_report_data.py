@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.page import step_ranges
 from bapo_openrlhf.workbench.report import accuracy, answers, conditions, data
 from bapo_openrlhf.workbench.report.figures import Comparison
@@ -189,7 +190,7 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
     ]  # fmt: skip
     run = run_of(rows)
     assert list(data.cost(run).values()) == [2, 24, 90, 40, 4, 8.0]
-    assert data.phase_seconds(run) == {"generation": 3.0, "step_total": 8.0, "ppo_train": 4.0}
+    assert record.phase_seconds(run.rows) == {"generation": 3.0, "step_total": 8.0, "ppo_train": 4.0}
     assert data.all_phases([run])[-1] == "broadcast" and "step_total" not in data.all_phases([run])
     assert data.all_phases([run_of([{"step": 1, "timing/new": 1.0}])])[-1] == "new"
     assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
