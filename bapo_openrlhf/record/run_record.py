@@ -72,7 +72,7 @@ class RunRecord:
         for name in BY_STEP:
             path = self.directory / name
             if path.exists():
-                kept = [row for row in _rows(path) if resume_from is None or row["step"] < resume_from]
+                kept = [row for row in read_rows(path) if resume_from is None or row["step"] < resume_from]
                 write_atomically(path, "".join(_line(plain(name, row)) for row in kept).encode())
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
             "changed": changed,
         }
         for name in BY_STEP:
-            _rows(directory / name)  # the trainer reads them when everything has been loaded
+            read_rows(directory / name)  # the trainer reads them when everything has been loaded
         read_warnings(directory)
     for name in (SUMMARY,) if resumes else (SUMMARY, *BY_STEP):
         (directory / name).unlink(missing_ok=True)
@@ -213,27 +213,49 @@ def read_run(directory: str | os.PathLike) -> dict[str, Any]:
 
 def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the metrics of all steps, oldest first. Empty if there are none yet."""
-    return _rows(Path(directory) / METRICS, shapes.numbers)
+    return read_rows(Path(directory) / METRICS, shapes.numbers)
 
 
 def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the generated groups in the order of generation (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / GROUPS, shapes.GROUP)
+    return read_rows(Path(directory) / GROUPS, shapes.GROUP)
 
 
 def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the sampled answers, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / ANSWERS, shapes.ANSWER)
+    return read_rows(Path(directory) / ANSWERS, shapes.ANSWER)
 
 
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / EVALUATIONS, shapes.numbers)
+    return read_rows(Path(directory) / EVALUATIONS, shapes.numbers)
 
 
 def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
-    return _rows(Path(directory) / WARNINGS, shapes.WARNING)
+    return read_rows(Path(directory) / WARNINGS, shapes.WARNING)
+
+
+def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -> list[dict[str, Any]]:
+    """The whole rows of a file of lines; none if it is not there. A crash can cut the last one short: it is left out.
+
+    Args:
+        shape: What a row must be.
+        of: What the rows belong to, for the error.
+
+    Raises:
+        ConfigError: The file cannot be read, or an earlier line is no such row.
+    """
+    *whole, last = (_content(path) or b"").split(b"\n")
+    del last  # empty, or a line that a crash cut short
+    rows = []
+    for number, line in enumerate(whole, start=1):
+        row = _parsed(line)
+        if not shape(row):
+            shown = line[:80].decode(errors="replace")
+            raise ConfigError(f"{path}, line {number}, is damaged: {shown!r} is not a row of {of}")
+        rows.append(row)
+    return rows
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -351,20 +373,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _rows(path: Path, shape: shapes.Check = shapes.ROW) -> list[dict[str, Any]]:
-    """Read all whole rows. Only the last line can be cut short. An earlier broken line is an error."""
-    *whole, last = (_content(path) or b"").split(b"\n")
-    del last  # empty, or a line that a crash cut short
-    rows = []
-    for number, line in enumerate(whole, start=1):
-        row = _parsed(line)
-        if not shape(row):
-            shown = line[:80].decode(errors="replace")
-            raise ConfigError(f"{path}, line {number}, is damaged: {shown!r} is not a row of a run")
-        rows.append(row)
-    return rows
 
 
 def _line(row: Mapping[str, Any]) -> str:

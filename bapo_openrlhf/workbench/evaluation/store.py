@@ -15,6 +15,7 @@ from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.user_file import at_home
@@ -178,23 +179,8 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     Raises:
         ConfigError: A complete line is not a row.
     """
-    path = folder / f"{benchmark}.jsonl"
-    if not path.is_file():
-        return {}
-    rows = {}
-    try:
-        *whole, _ = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(whole, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not _ROW(row):
-            raise ConfigError(f"{path}, line {number}: it must be a row of an evaluation")
-        rows[row["id"]] = row
-    return rows
+    rows = record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")
+    return {row["id"]: row for row in rows}
 
 
 def cut_torn_line(folder: Path, benchmark: str) -> None:

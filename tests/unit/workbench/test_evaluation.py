@@ -307,7 +307,7 @@ def test_a_broken_line_within_is_named(request_):
     evaluate(request_)
     path = request_.out / "mods.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"id": "p3"', b'{"id" "p3"'))
-    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4: it must be a row"):
+    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4, is damaged: .* is not a row of an evaluation"):
         evaluate(request_)
 
 
