@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.rules import NO_CRITIC
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 
@@ -117,7 +117,7 @@ def _check_image(where: str, image: Any) -> None:
     except FileNotFoundError:
         raise ConfigError(f"{where}: there is no image {image}") from None
     except Exception as error:  # not an image, no permission, a name that is too long, too many pixels
-        raise ConfigError(f"{where}: image {image:.200} does not open: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{where}: image {image:.200} does not open: {one_line(error)}") from None
     if max(width, height) > LONGEST * min(width, height):
         raise ConfigError(
             f"{where}: image {image:.200} has {width} x {height} pixels; the longer side must have at "

@@ -16,7 +16,7 @@ from bapo_openrlhf.errors import ConfigError, RunError, one_line
 from bapo_openrlhf.flags.rule import Flags, refuse
 from bapo_openrlhf.flags.rules import UNIVERSAL as RULES
 from bapo_openrlhf.launch.resume import SETTINGS, SETTINGS_KIND
-from bapo_openrlhf.record.checkpoint_store import ADAPT, CRITIC, UNIVERSAL, CheckpointStore
+from bapo_openrlhf.record.checkpoint_store import ADAPT, CRITIC, OF_A_RANK, UNIVERSAL, CheckpointStore
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.record.state_file import CheckpointError, read_document
 
@@ -111,6 +111,6 @@ def _has_no_state(source: Path) -> bool:
     """Whether the optimizer of a model has no state. Under ZeRO 1 and 2 it gets one in its first step."""
     import torch
 
-    file = next(source.glob("*_optim_states.pt"))
+    file = next(source.glob(f"*{OF_A_RANK}"))
     saved: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
     return saved["optimizer_state_dict"].get("base_optimizer_state", {"state": True})["state"] in ({}, [])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.errors import RunError
+from bapo_openrlhf.errors import RunError, one_line
 from bapo_openrlhf.training.generate.engine_core import ENGINE
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
@@ -67,8 +67,7 @@ def generate(
             yield key, [_response(tokenizer, output.prompt_token_ids, part) for part in output.outputs]
     except Exception as error:
         traceback.print_exc()
-        what = " ".join(str(error).split())
-        raise RunError(f"vLLM failed with {request.model}: {type(error).__name__}: {what}") from error
+        raise RunError(f"vLLM failed with {request.model}: {one_line(error)}") from error
     finally:
         # vLLM excludes everything that it has loaded from garbage collection. Without these lines the model's memory
         # is not freed, and its libraries report leaks when the process ends.

@@ -13,7 +13,7 @@ from typing import Any
 
 from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record import shapes
@@ -83,7 +83,7 @@ def _commit(model: str) -> str:
     except Exception as error:  # There is no such name, no network or no access.
         raise ConfigError(
             f"model is {model}; there is no such folder, and the hub does not provide it{cpu.offline()}: "
-            f"{' '.join(str(error).split())[:300]}"
+            f"{one_line(error)}"
         ) from error
     return Path(config).parent.name  # .../snapshots/COMMIT/config.json
 

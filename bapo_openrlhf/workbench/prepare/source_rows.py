@@ -106,7 +106,7 @@ def _local(part: str, source: Source, path: Path) -> SourceRows:
     try:
         rows, size = read(path)
     except (OSError, ValueError) as error:  # The JSON, UTF-8 or parquet (ArrowInvalid) is broken.
-        raise ConfigError(f"{part}: {path} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{part}: {path} cannot be read: {one_line(error)}") from None
     return SourceRows(origin, enumerate(rows, 1), size)
 
 

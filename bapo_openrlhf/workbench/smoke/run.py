@@ -24,7 +24,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore, step_of
 from bapo_openrlhf.record.owner import LOCK
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
@@ -203,11 +203,11 @@ class Smoke:
 
     def _saved(self) -> int:
         """Step of the newest checkpoint that is whole; 0 if there is none."""
-        path, critic = self.folder / "checkpoints", bool(self.args.critic.model_name_or_path)
+        store = CheckpointStore(self.folder / "checkpoints", critic=bool(self.args.critic.model_name_or_path))
         tags = []
         if self.args.adapt.enabled:
-            tags = [CheckpointStore(path, critic=critic).newest_whole(lambda _: None) or "global_step0"]
-        for model in ("_actor", "_critic") if critic else ("_actor",):
+            tags = [store.newest_whole(lambda _: None) or "global_step0"]
+        for model in store.models:
             with suppress(OSError):
-                tags.append((path / model / "latest").read_text().strip())
-        return min((int(tag.rpartition("global_step")[2]) for tag in tags), default=0)
+                tags.append((store.path / model / "latest").read_text().strip())
+        return min(map(step_of, tags), default=0)

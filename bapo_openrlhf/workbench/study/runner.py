@@ -87,8 +87,8 @@ def plan(study: Study, out: Path) -> list[Planned]:
             "run.dir": folder.parent,
             "run.name": folder.name,
             "run.logs": "progress",
-            "ckpt.path": folder / "checkpoints",
-            "ckpt.output_dir": folder / "model",
+            "ckpt.path": folder / record.CHECKPOINTS,
+            "ckpt.output_dir": folder / record.MODEL,
         }
         words = [*study.words(arm, seed), *(f"--{name}={value}" for name, value in place.items())]
         planned.append(Planned(arm, seed, folder, (*words, "--ckpt.load_enable")))
