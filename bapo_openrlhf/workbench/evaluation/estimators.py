@@ -103,7 +103,7 @@ def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: in
     return np.concatenate([values[rng.integers(count, size=(size, count))].mean(axis=1) for size in sizes])
 
 
-def interval(means: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def interval(means: np.ndarray) -> tuple[float, float]:
     """Percentile interval (low, high) of resampled means of shape (resamples,) (Efron and Tibshirani, Ch. 13).
 
     The interval covers two kinds of chance: which problems are in the benchmark, and that each was asked only n times.
@@ -111,7 +111,7 @@ def interval(means: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
     30 problems it is wide (up to about 18 points on each side) and still a little too narrow: a 95 % interval covers
     about 93 %. If all problems have the same value, the interval has no width. That does not mean certainty.
     """
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,8 +15,7 @@ from bapo_openrlhf import tasks
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
-from bapo_openrlhf.workbench.evaluation import generate as vllm
-from bapo_openrlhf.workbench.evaluation import problems, results, store
+from bapo_openrlhf.workbench.evaluation import generate, problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
 from bapo_openrlhf.workbench.evaluation.judge import Judge
@@ -27,20 +26,13 @@ from bapo_openrlhf.workbench.evaluation.request import Request, check
 BACKLOG = 64  # If more problems wait for the judge, generation waits too.
 
 Key = tuple[str, str]  # benchmark and problem id
-Generate = Callable[..., Iterator[tuple[Key, list[SampledResponse]]]]
 
 
-def evaluate(
-    request: Request,
-    *,
-    prompter: Callable[..., Prompter] = Prompter,
-    generate: Generate = vllm.generate,
-) -> dict[str, Any]:
+def evaluate(request: Request) -> dict[str, Any]:
     """Ask the problems that are not finished yet, and write the results.
 
     Args:
         request: What to evaluate.
-        prompter, generate: They make prompts and responses. Tests replace them.
 
     Returns:
         The content of results.json.
@@ -51,10 +43,10 @@ def evaluate(
     """
     check(request)
     with owned(request.out, field=f"--out is {request.out}", what="evaluation", instead="give another --out"):
-        return _evaluate(request, prompter, generate)
+        return _evaluate(request)
 
 
-def _evaluate(request: Request, prompter: Callable[..., Prompter], generate: Generate) -> dict[str, Any]:
+def _evaluate(request: Request) -> dict[str, Any]:
     options = (request.data, request.reward, request.limit, request.reward_range, request.columns)
     chat = request.chat_template is True
     benchmarks = [problems.load(spec, *options, chat=chat) for spec in request.benchmarks]
@@ -64,14 +56,14 @@ def _evaluate(request: Request, prompter: Callable[..., Prompter], generate: Gen
     left = {(b.name, p.id): p for b in benchmarks for p in b.problems if p.id not in rows[b.name]}
     too_long: list[Key] = []
     if left:
-        make = prompter(request.model, chat=request.chat_template, images=any(p.images for p in left.values()))
+        make = Prompter(request.model, chat=request.chat_template, images=any(p.images for p in left.values()))
         if make.note:
             print(make.note)
         prompts = {key: make(problem) for key, problem in left.items()}
         too_long = _too_long(request, benchmarks, prompts, request.max_model_len or make.longest)
         prompts = {key: prompt for key, prompt in prompts.items() if key not in set(too_long)}
         if prompts:
-            _ask(request, benchmarks, settings, left, prompts, generate)
+            _ask(request, benchmarks, settings, left, prompts)
     store.write_settings(request.out, settings)
     return results.write(request, benchmarks, settings, too_long)
 
@@ -134,7 +126,6 @@ def _ask(
     settings: Mapping[str, Any],
     problems: Mapping[Key, BenchmarkProblem],
     prompts: Mapping[Key, EncodedPrompt],
-    generate: Generate,
 ) -> None:
     """Ask, judge and store problems. If generation fails, the responses so far are still judged and stored."""
     limits, files = VerifierConfig(), {benchmark.name: benchmark.reward for benchmark in benchmarks}
@@ -165,7 +156,7 @@ def _ask(
 
         needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:
-            for key, responses in generate(request, prompts, request.max_model_len or needed):
+            for key, responses in generate.generate(request, prompts, request.max_model_len or needed):
                 score, text, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
                 scores = [threads.submit(score, response.query, text, label) for response in responses]
                 judging.append((key, responses, scores))

@@ -148,12 +148,12 @@ def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:
     return titles
 
 
-def step_ranges(steps: Iterable[int], most: int = 8) -> str:
-    """3, 4, 5, 9 as "3–5, 9". Beyond `most` ranges it says how many other steps there are."""
+def step_ranges(steps: Iterable[int]) -> str:
+    """3, 4, 5, 9 as "3–5, 9". Beyond 8 ranges it says how many other steps there are."""
     in_a_row = groupby(enumerate(sorted(set(steps))), key=lambda placed: placed[1] - placed[0])
     ranges = [[step for _, step in placed] for _, placed in in_a_row]
-    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in ranges[:most])
-    rest = sum(map(len, ranges[most:]))
+    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in ranges[:8])
+    rest = sum(map(len, ranges[8:]))
     return text + (f" and {rest:,} more" if rest else "")
 
 

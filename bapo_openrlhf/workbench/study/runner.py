@@ -169,7 +169,6 @@ def run_all(
     environment: dict[str, str],
     until: float | None,
     seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
-    command: Sequence[str] | None = None,
 ) -> Outcome:
     """Run every run that is not done.
 
@@ -179,9 +178,7 @@ def run_all(
         environment: Environment variables that are added for the runs' processes.
         until: No run is started after this time (`time.monotonic()`); None sets no limit.
         seen: Called every POLL seconds with the running runs and those that ended since the last call.
-        command: The command that gets a run's words; None calls the training.
     """
-    command = command or (serving.python(), *TRAIN)
     outcome = Outcome(done=sum(run.done for run in planned))
     waiting = [run for run in planned if not run.done]
     running: list[Running] = []
@@ -189,7 +186,7 @@ def run_all(
         while waiting or running:
             late = until is not None and time.monotonic() > until
             while waiting and len(running) < parallel and not late:
-                running.append(_start(waiting.pop(0), command, environment))
+                running.append(_start(waiting.pop(0), environment))
             ended = [one for one in running if one.process.poll() is not None]
             running = [one for one in running if one not in ended]
             for one in ended:
@@ -210,12 +207,12 @@ def run_all(
     return outcome
 
 
-def _start(run: Planned, command: Sequence[str], environment: dict[str, str]) -> Running:
+def _start(run: Planned, environment: dict[str, str]) -> Running:
     run.folder.mkdir(parents=True, exist_ok=True)
     (run.folder / COMMAND).write_text(json.dumps(run.words, indent=2) + "\n", encoding="utf-8")
     with (run.folder / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
-            [*command, *run.words],
+            [serving.python(), *TRAIN, *run.words],
             env=os.environ | environment,
             stdout=output,
             stderr=subprocess.STDOUT,

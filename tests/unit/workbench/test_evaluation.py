@@ -114,7 +114,10 @@ def request_(tmp_path, monkeypatch):
 
 
 def evaluate(request, model=None, prompter=FakePrompter):
-    return run.evaluate(request, prompter=prompter, generate=model or FakeModel())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "Prompter", prompter)
+        patch.setattr(generate, "generate", model or FakeModel())
+        return run.evaluate(request)
 
 
 def test_one_folder_is_for_one_evaluation_at_a_time(request_):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 import time
 from contextlib import nullcontext
 
@@ -39,17 +38,17 @@ seconds = {"whole_run": 1.0}
 (folder / "summary.json").write_text(json.dumps({"reward_start": 0.25, "reward_end": 0.5, "seconds": seconds}))
 sys.exit(int(os.environ.get("STATUS", 0)))
 """
-COMMAND = (sys.executable, "-c", SCRIPT)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(runner, "POLL", 0.01)
+    monkeypatch.setattr(runner, "TRAIN", ("-c", SCRIPT))
 
 
 def go(planned, parallel=2, until=None, **environment):
     environment = {"SECONDS": "0"} | environment
-    return run_all(planned, parallel=parallel, environment=environment, until=until, command=COMMAND)
+    return run_all(planned, parallel=parallel, environment=environment, until=until)
 
 
 def test_the_plan_goes_seed_by_seed(tmp_path):
@@ -84,7 +83,6 @@ def test_so_many_at_a_time(tmp_path, parallel):
         environment={"SECONDS": "0.2"},
         until=None,
         seen=lambda running, ended: most.append(len(running)),
-        command=COMMAND,
     )
     times = [json.loads((run.folder / "times").read_text()) for run in planned]
     at_once = max(sum(a <= start < b for a, b in times) for start, _ in times)
@@ -162,7 +160,7 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, seen=interrupt, command=COMMAND)
+        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, seen=interrupt)
     assert processes[0].poll() is not None
 
 
