@@ -83,8 +83,7 @@ def _stage(args: SimpleNamespace, constants: Constants, gpu: str) -> list[str]:
         shape = shape_of_actor(args.actor.model_name_or_path)
     except ConfigError:
         return []
-    workload = Workload(args)
-    return lower_stage(shape, workload.gpus, workload, constants, gpu) if shape else []
+    return lower_stage(shape, Workload(args), constants, gpu) if shape else []
 
 
 def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:

@@ -121,9 +121,9 @@ def _reward(seen: Seen, width: int, height: int) -> list[Text]:
         return []
     values = [value for _, value in known]
     first, last, window = end_means(values)
-    facts = [f"now {_number(values[-1])}"]
+    facts = [f"now {values[-1]:.3f}"]
     if window > 1:
-        facts += [f"last {window} steps {_number(last)}", f"first {window} {_number(first)}"]
+        facts += [f"last {window} steps {last:.3f}", f"first {window} {first:.3f}"]
     title = flow("reward", facts, width)[:1]
     smoothed = _smoothed(values)
     low, high = min(smoothed), max(smoothed)
@@ -307,10 +307,6 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
 def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
     value = row.get(key)
     return None if value is None else form.format(shown(value))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -45,9 +45,7 @@ class Judge:
             return 0.0, failure.kind
 
     def answer(self, response: str) -> str | None:
-        """The final answer of a response. None means that it has none or the file has no `answer`."""
-        if self._answer is None:
-            return None
+        """The final answer of a response, if the file has `answers`. None means that it has none."""
         try:
             answer = self._answer(response)
         except Exception as error:

@@ -170,8 +170,8 @@ NUMBERS = "abs(datum.value) >= 1000 ? format(datum.value, '.4~s') : format(datum
 STEPS = "datum.value == floor(datum.value) ? format(datum.value, ',d') : ''"
 
 
-def _x(title: str, scale: alt.Scale, field: str = "x", **more: Any) -> alt.X:
-    return alt.X(f"{field}:Q", scale=scale, axis=_x_axis(title, **more))
+def _x(title: str, scale: alt.Scale) -> alt.X:
+    return alt.X("x:Q", scale=scale, axis=_x_axis(title))
 
 
 def _x_axis(title: str, **more: Any) -> alt.Axis:

@@ -49,10 +49,11 @@ def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 
-def lower_stage(shape: ModelShape, gpus: int, workload: Workload, constants: Constants, gpu: str) -> list[str]:
+def lower_stage(shape: ModelShape, workload: Workload, constants: Constants, gpu: str) -> list[str]:
     """A warning if the workload has ZeRO stage 3 although a lower one fits, with the memory of both."""
     if workload.args.ds.zero_stage < 3:
         return []
+    gpus = workload.gpus
     stage, lower = lowest_stage(shape, gpus, workload, constants)
     if stage in (None, 3):
         return []

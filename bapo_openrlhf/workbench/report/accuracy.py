@@ -74,15 +74,14 @@ def evenly(count: int, most: int) -> list[int]:
     return sorted({round((number + 1) * count / most) - 1 for number in range(most)})
 
 
-def migration(groups: pd.DataFrame, step: int) -> pd.DataFrame:
-    """Where prompts came from and where they were after a step (Fig. 15).
+def migration(groups: pd.DataFrame) -> pd.DataFrame:
+    """Where prompts came from and where they are after the last step (Fig. 15).
 
     Returns:
         The number of prompts by the bin of their first group (rows) and of their latest group (columns), both 0..G.
         Only prompts with at least two groups count.
     """
-    known = _with_bins(groups)
-    by_prompt = known[known["step"] <= step].groupby("prompt")["bin"].agg(["first", "last", "size"])
+    by_prompt = _with_bins(groups).groupby("prompt")["bin"].agg(["first", "last", "size"])
     moved = by_prompt[by_prompt["size"] > 1]
     bins = range(group_size(groups) + 1)
     return pd.crosstab(moved["first"], moved["last"]).reindex(index=bins, columns=bins, fill_value=0)

@@ -296,7 +296,7 @@ def accuracy_bins(page: Comparison) -> list[Figure]:
 
 def migrations(page: Comparison) -> list[Figure]:
     """Where prompts went until the last step: a figure for each run."""
-    return [_migration(page, run, page.last_step) for run in page.runs]
+    return [_migration(page, run) for run in page.runs]
 
 
 def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -> Figure:
@@ -325,16 +325,16 @@ def _passes(page: Comparison, run: Run, counts: pd.DataFrame | None, top: int) -
     )
 
 
-def _migration(page: Comparison, run: Run, step: int) -> Figure:
+def _migration(page: Comparison, run: Run) -> Figure:
     figure = Figure(
-        f"Accuracy migration until step {step:,}",
+        f"Accuracy migration until step {page.last_step:,}",
         "Prompts by the bin of their first group (row) and latest (column); right of the diagonal they improved.",
         paper="Fig. 15",
         run=page.label(run),
     )
     if why := why_no_bins(run):
         return replace(figure, missing=[why])
-    counts = migration(run.groups, step)
+    counts = migration(run.groups)
     worse, same, better = moved(counts)
     if not worse + same + better:
         return replace(figure, missing=["no prompt has two groups by then"])
