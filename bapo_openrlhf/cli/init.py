@@ -21,7 +21,8 @@ FILES = {
     "reward.py": "the reward function",
     "test_reward.py": "its test",
 }
-GPUS = "1, 2, 4 or 8"  # they divide train.batch_size
+GPUS = (1, 2, 4, 8)  # they divide train.batch_size
+GPUS_IN_WORDS = f"{', '.join(map(str, GPUS[:-1]))} or {GPUS[-1]}"
 MODEL = "Qwen/Qwen3-0.6B"
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
     parser = Parser(prog, __doc__.split(": ", 1)[1])
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     parser.add_argument("--algorithm", default="bapo_grpo", help=f"{', '.join(ALGORITHMS)} (default: bapo_grpo)")
-    parser.add_argument("--gpus", type=int, default=1, help=f"{GPUS} GPUs of one machine (default: 1)")
+    parser.add_argument("--gpus", type=int, default=1, help=f"{GPUS_IN_WORDS} GPUs of one machine (default: 1)")
     parser.add_argument("--model", default=MODEL, help=f"a folder, or a name on the model hub (default: {MODEL})")
     given = parser.parse_args(list(argv))
     folder, here = given.folder, given.folder.resolve()
@@ -60,8 +61,8 @@ def _settings(algorithm: str, gpus: int, model: str) -> dict[str, str]:
     if algorithm not in ALGORITHMS:
         hint = did_you_mean(algorithm, ALGORITHMS)
         raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
-    if str(gpus) not in re.findall(r"\d+", GPUS):
-        raise ConfigError(f"gpus is {gpus}; it must be {GPUS}. docs/several_machines.md is about more")
+    if gpus not in GPUS:
+        raise ConfigError(f"gpus is {gpus}; it must be {GPUS_IN_WORDS}. docs/several_machines.md is about more")
     path = at_home(model)
     name = str(path.resolve()) if path.is_dir() or looks_local(model) else model
     return {"algorithm": algorithm, "gpus": str(gpus), "model": json.dumps(name, ensure_ascii=False)}

@@ -42,7 +42,7 @@ def check_inputs(
     ahead: bool = False,
     elsewhere: int | None = None,
 ) -> Checked:
-    """Make all checks of this module.
+    """Check everything that a run reads, as far as that needs no loaded model.
 
     Args:
         args: Parsed arguments.
@@ -85,9 +85,9 @@ def check_inputs(
     )
 
 
-def print_warnings(checked: Checked, where: str = "") -> None:
+def print_warnings(inputs: Checked, where: str = "") -> None:
     """Print each warning on a line of standard error, with `where` before it."""
-    for text in checked.warnings:
+    for text in inputs.warnings:
         print(f"warning: {where}{text}", file=sys.stderr)
 
 

@@ -64,7 +64,7 @@ class Benchmark:
         problems: The first problems of the file, up to the limit.
         size: Number of problems in the file.
         columns: The columns of the file.
-        generator: The generator that made the problems. None means that they are published.
+        generator: The generator that made the problems. None means that they are published, or the user's.
         reward_range: The least and the greatest reward that the file gives.
     """
 

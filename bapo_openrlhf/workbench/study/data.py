@@ -233,8 +233,7 @@ class Results:
     def final(self) -> pandas.DataFrame:
         """Final accuracy (pass@1) of each finished run on each benchmark; the index is (arm, seed).
 
-        A run without an accuracy on one of the benchmarks is left out. The rows are sorted, because the bootstrap
-        depends on their order.
+        A run without an accuracy on one of the benchmarks is left out. The rows are sorted.
         """
         last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN).sort_index()
         return last.loc[self.numbers["finished"].reindex(last.index), self.benchmarks].dropna()
