@@ -89,10 +89,10 @@ def test_predictions_are_those_of_plan(row, tmp_path, capsys, monkeypatch):
     assert {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable} == wanted
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
     actual = planned.sizes(*planned.shapes, *planned.gpus, method)
-    assert (actual["model"], actual["word"]) == (row["model"], "fits")
-    gib = {phase: f"{actual[phase] / 2**30:.1f}" for phase in ("generation", "training")}
-    assert actual["experience"] < max(actual["generation"], actual["training"])
-    assert (gib["generation"], gib["training"]) == (row["GiB while generating"], row["GiB while training"])
+    assert (planned.shapes[0].name, actual.word) == (row["model"], "fits")
+    assert actual.experience < max(actual.generation, actual.training)
+    gib = [f"{size / 2**30:.1f}" for size in (actual.generation, actual.training)]
+    assert gib == [row["GiB while generating"], row["GiB while training"]]
 
 
 def test_the_page_shows_the_reward_function_of_init():

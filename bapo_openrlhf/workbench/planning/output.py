@@ -1,13 +1,13 @@
 """A plan as a page of tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
-from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS
-from bapo_openrlhf.workbench.planning.plan import Plan, Row
+from bapo_openrlhf.workbench.planning.memory import REASONS, Memory
+from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.verdict import verdict
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -15,7 +15,7 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 def page(plan: Plan) -> str:
     """The whole plan as Markdown. It can also be read in a terminal."""
     lines = _lines(plan)
-    words = dict.fromkeys(row["word"] for rows in lines.values() for row in rows)
+    words = dict.fromkeys(size.word for sizes in lines.values() for size in sizes)
     constants = pd.DataFrame(plan.constants.rows(), dtype=object)
     constants["value"] = constants["value"].map("{:g}".format)
     parts = [
@@ -27,7 +27,7 @@ def page(plan: Plan) -> str:
         "## Groups of an average step, responses, tokens\n",
         _groups(plan),
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
-        _memory(lines),
+        _memory(plan, lines),
         "".join(f"- {word}: {REASONS[word]}\n" for word in words if word != "fits"),
         "## Predicted buffers\n",
         _buffers(plan),
@@ -53,24 +53,24 @@ def _groups(plan: Plan) -> str:
     return table.markdown() + f'\n"rollouts" are the responses of all {plan.steps} steps.\n'
 
 
-def _lines(plan: Plan) -> dict[str, list[Row]]:
+def _lines(plan: Plan) -> dict[str, tuple[Memory, ...]]:
     """The sizes of all models on all numbers of GPUs, by algorithm. Algorithms of the same memory share a line."""
-    by_memory: dict[str, tuple[list[str], list[Row]]] = {}
+    names: dict[tuple[Memory, ...], list[str]] = {}
     for algorithm in ALGORITHMS:
-        rows = [plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus]
-        memory = [[row[name] for name in (*PHASES, "word")] for row in rows]
-        by_memory.setdefault(str(memory), ([], rows))[0].append(algorithm.name)
-    return {", ".join(names): rows for names, rows in by_memory.values()}
+        sizes = tuple(plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus)
+        names.setdefault(sizes, []).append(algorithm.name)
+    return {", ".join(of): sizes for sizes, of in names.items()}
 
 
-def _memory(lines: Mapping[str, list[Row]]) -> str:
-    def cell(row: Row) -> str:
-        word = "" if row["word"] == "fits" else f" {row['word']}"
-        return f"{row['generation'] / GIB:.1f} / {max(row['experience'], row['training']) / GIB:.1f}{word}"
+def _memory(plan: Plan, lines: Mapping[str, Sequence[Memory]]) -> str:
+    def cell(size: Memory) -> str:
+        word = "" if size.word == "fits" else f" {size.word}"
+        return f"{size.generation / GIB:.1f} / {max(size.experience, size.training) / GIB:.1f}{word}"
 
+    places = [(shape.name, str(gpus)) for shape in plan.shapes for gpus in plan.gpus]
     rows = [
-        (sizes[0]["model"], str(sizes[0]["gpus"]), sizes[0]["engine_gpus"], *map(cell, sizes))
-        for sizes in zip(*lines.values(), strict=True)
+        (*place, sizes[0].engine_gpus, *map(cell, sizes))
+        for place, sizes in zip(places, zip(*lines.values(), strict=True), strict=True)
     ]
     return Table.of(("model", "GPUs", "GPUs per engine", *lines), rows).markdown()
 

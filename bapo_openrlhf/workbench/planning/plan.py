@@ -6,7 +6,7 @@ from typing import Any
 
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.groups import average_groups, replayable_groups, rollouts
-from bapo_openrlhf.workbench.planning.memory import TOKEN, gpu_memory, replay_bytes
+from bapo_openrlhf.workbench.planning.memory import TOKEN, Memory, gpu_memory, replay_bytes
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
@@ -54,7 +54,6 @@ class Plan:
             "hard_bytes": buffers * workload.args.adapt.buffer_size * TOKEN * prompt,
         }
 
-    def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Row:
-        """What a model takes on so many GPUs: `Memory`."""
-        memory = gpu_memory(shape, self.workload, self.constants, algorithm, gpus)
-        return {"model": shape.name, "gpus": gpus, "method": algorithm.name, **asdict(memory)}
+    def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Memory:
+        """What a model takes on so many GPUs."""
+        return gpu_memory(shape, self.workload, self.constants, algorithm, gpus)

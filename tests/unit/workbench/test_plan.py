@@ -1,6 +1,7 @@
 """What `bapo-openrlhf plan` prints, writes and refuses."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def planned(capsys, *words):
         "models": [{"name": shape.name, "parameters": shape.parameters} for shape in the_plan.shapes],
         "counts": [the_plan.counts(one) for one in ALGORITHMS],
         "sizes": [
-            the_plan.sizes(shape, gpus, one)
+            {"model": shape.name, "gpus": gpus, "method": one.name, **asdict(the_plan.sizes(shape, gpus, one))}
             for shape in the_plan.shapes
             for gpus in the_plan.gpus
             for one in ALGORITHMS
