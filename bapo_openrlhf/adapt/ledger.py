@@ -7,6 +7,7 @@ because its group was trained on without it.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
@@ -26,11 +27,13 @@ class Ledger:
     Attributes:
         counts: Number of groups in each state.
         responses: Number of responses in each state.
+        trained: In how many steps each group was trained on, by uid. It grows by one number for each such group.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.responses: Counter[str] = Counter()
+        self.trained: Counter[int] = Counter()
 
     def settle(
         self, generated: Iterable[Group], batch: Batch, *, failed: Sequence[int] = ()
@@ -69,7 +72,12 @@ class Ledger:
         self.counts.update(step)
         self.responses.update(responses)
         self.check()
+        self.trained.update(group.uid for _, group in batch.with_sources())
         return step, responses
+
+    def uses(self, groups: Iterable[Group]) -> list[int]:
+        """In how many steps that are entered each group was trained on."""
+        return [self.trained[group.uid] for group in groups]
 
     def check(self) -> None:
         """Raise RuntimeError unless the counts balance."""
@@ -77,13 +85,15 @@ class Ledger:
             if counts["generated"] != sum(counts[state] for state in (*STATES, DROPPED, FAILED)):
                 raise RuntimeError(f"the counts of generated {what} do not add up: {dict(counts)}")
 
-    def state_dict(self) -> dict[str, dict[str, int]]:
-        """The counts."""
-        return {"groups": dict(self.counts), "responses": dict(self.responses)}
+    def state_dict(self) -> dict[str, Any]:
+        """The counts; those of `trained` as two lists."""
+        trained = [list(self.trained), list(self.trained.values())]
+        return {"groups": dict(self.counts), "responses": dict(self.responses), "trained": trained}
 
-    def load_state_dict(self, state: dict[str, dict[str, int]]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.counts, self.responses = Counter(state["groups"]), Counter(state["responses"])
+        self.trained = Counter(dict(zip(*state["trained"], strict=True)))
         self.check()
 
 

@@ -40,8 +40,10 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     return metrics | {f"length/{source}": float(np.mean(tokens)) for source, tokens in lengths.items() if tokens}
 
 
-def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
+def replay_ages(batch: Batch, step: int, delay: int, uses: Sequence[int]) -> dict[str, float]:
     """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
+
+    Also how often they were trained on before.
 
     The age of a group follows from its own step and weights_version. If its responses are from several steps, these are
     those of the oldest one. A stored response in a group of this step is not counted here, but by its method.
@@ -50,6 +52,7 @@ def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
         batch: The batch of this step.
         step: Trainer step.
         delay: v, steps between two syncs.
+        uses: In how many earlier steps each replayed group was trained on.
 
     Returns:
         The metrics. There are none if nothing is replayed.
@@ -61,6 +64,7 @@ def replay_ages(batch: Batch, step: int, delay: int) -> dict[str, float]:
         for unit, ages in (("steps", steps), ("syncs", syncs)):
             metrics[f"staleness/replayed_{unit}_mean"] = float(np.mean(ages))
             metrics[f"staleness/replayed_{unit}_max"] = max(ages)
+        metrics["staleness/replayed_uses_mean"] = float(np.mean(uses))
     return metrics
 
 

@@ -112,6 +112,7 @@ class StepAccounts:
         """
         reviewed = self.state.reviewed
         batch, failed = reviewed.batch, [len(group.samples) for group in generated.failed]
+        uses = self.ledger.uses(batch.replayed)
         counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.state.generated:
             raise RuntimeError(
@@ -119,7 +120,7 @@ class StepAccounts:
             )
         status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
         status["staleness/rollout_policy"] = step - rollout.weights_version
-        status |= replay_ages(batch, step, self.args.adapt.rollout_delay) | reviewed.gap.metrics(step)
+        status |= replay_ages(batch, step, self.args.adapt.rollout_delay, uses) | reviewed.gap.metrics(step)
         status["groups/capacity"] = self.arithmetic.capacity
         status |= composition(batch, self.arithmetic.most_samples, len(generated.reevaluated))
         trained = status["tokens/trained"]

@@ -30,7 +30,7 @@ from bapo_openrlhf.training.generate.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.run.recorder import StepRecorder
 from bapo_openrlhf.training.run.run_state import RESUMING, RunState
 
-STATE_VERSION = 9
+STATE_VERSION = 10
 logger = init_logger(__name__)
 
 

@@ -128,6 +128,25 @@ def test_groups_of_earlier_steps_are_not_counted_again(batch_of):
     assert +Counter(ledger.settle([groups[7]], batch)[0]) == {"generated": 1, "fresh": 1}
 
 
+def test_uses_are_the_steps_that_trained_on_a_group(batch_of):
+    """Whatever the source; those that were only generated, cut or left out have none."""
+    ledger = Ledger()
+    for lists in (
+        {"fresh": [1, 2], "cut": [3], "filtered": [4]},
+        {"fresh": [5], "reevaluated": [6], "replayed": [1, 3], "unused": [2]},
+        {"replayed": [1, 6], "too_far": [7]},
+    ):
+        groups, batch = batch_of(**lists)
+        old = {group.uid for name in ("replayed", "unused") for group in getattr(batch, name)}
+        ledger.settle([group for group in groups.values() if group.uid not in old], batch)
+    groups, _ = batch_of(fresh=list(range(1, 9)))
+    wanted = {1: 3, 2: 1, 3: 1, 4: 0, 5: 1, 6: 2, 7: 0, 8: 0}
+    assert dict(zip(groups, ledger.uses(groups.values()), strict=True)) == wanted
+    again = Ledger()
+    again.load_state_dict(ledger.state_dict())
+    assert dict(zip(groups, again.uses(groups.values()), strict=True)) == wanted
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_every_state_counts_once(batch_of, state):
     groups, batch = batch_of(**{state: [1, 2, 3]})
@@ -235,7 +254,7 @@ def test_state_round_trip(batch_of):
 
 def test_a_broken_state_is_an_error():
     with pytest.raises(RuntimeError, match="do not add up"):
-        Ledger().load_state_dict({"groups": {}, "responses": {"generated": 2, "fresh": 1}})
+        Ledger().load_state_dict({"groups": {}, "responses": {"generated": 2, "fresh": 1}, "trained": [[], []]})
 
 
 def test_a_group_replayed_twice_in_one_batch_is_an_error(make_group):

@@ -226,28 +226,29 @@ class TestStaleness:
             make_group(4, step=9, weights_version=5),
             make_group(4, step=8, weights_version=8),  # re-evaluated, with weights of its own step
         ]
-        assert replay_ages(Batch(replayed=replayed), 11, 5) == pytest.approx(
+        assert replay_ages(Batch(replayed=replayed), 11, 5, [1, 2, 0]) == pytest.approx(
             {
                 "staleness/replayed_steps_mean": 2.0,  # 1, 2, 3
                 "staleness/replayed_steps_max": 3,
                 "staleness/replayed_syncs_mean": 2 / 3,  # 0, 1, 1
                 "staleness/replayed_syncs_max": 1,
+                "staleness/replayed_uses_mean": 1.0,
             }
         )
 
     def test_syncs_are_counted_from_the_policy(self, make_group):
         """Generated ahead: the weights are those of step 0, and syncs at 2, 4 and 6 followed."""
         replayed = [make_group(4, step=5, weights_version=0)]
-        assert replay_ages(Batch(replayed=replayed), 6, 2)["staleness/replayed_syncs_mean"] == 3
+        assert replay_ages(Batch(replayed=replayed), 6, 2, [1])["staleness/replayed_syncs_mean"] == 3
 
     def test_the_mean_and_the_maximum_are_not_the_same(self, make_group):
         replayed = [make_group(4, step=step, weights_version=step) for step in (4, 7, 7, 7)]
-        result = replay_ages(Batch(replayed=replayed), 8, 2)
+        result = replay_ages(Batch(replayed=replayed), 8, 2, [1, 1, 1, 1])
         assert (result["staleness/replayed_steps_mean"], result["staleness/replayed_steps_max"]) == (1.75, 4)
         # syncs at 8 and 6 since step 4, at 8 since step 7
         assert (result["staleness/replayed_syncs_mean"], result["staleness/replayed_syncs_max"]) == (1.25, 2)
 
     def test_is_of_replayed_groups_alone(self, make_group):
         old = [make_group(4, step=0, weights_version=0)]
-        assert replay_ages(Batch(), 9, 5) == {}
-        assert replay_ages(Batch(fresh=old, reevaluated=old, unused=old), 9, 5) == {}
+        assert replay_ages(Batch(), 9, 5, []) == {}
+        assert replay_ages(Batch(fresh=old, reevaluated=old, unused=old), 9, 5, []) == {}

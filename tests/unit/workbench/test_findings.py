@@ -21,6 +21,16 @@ def test_it_says_when_groups_are_beyond_the_limit(source, most):
     assert far([few, many, none], "4 steps") == []
 
 
+def test_it_says_when_groups_were_used_more_than_once():
+    """The mean over groups: 2 groups with one use, and 4 with two."""
+    rows = [{"groups/replayed": 2 * uses, "staleness/replayed_uses_mean": uses} for uses in (1, 2)]
+    [text] = far(rows, "2 steps")
+    assert text.startswith(
+        "replayed groups had been trained on in 1.7 earlier steps on average in 2 steps. In our study"
+    )
+    assert far(rows[:1], "a step") == []
+
+
 @pytest.mark.parametrize("value", [None, float("nan"), "far"])
 def test_what_is_no_number_says_nothing(value):
     assert far([{"step": 1, "groups/replayed": 4, "shift/replayed": value, "tv/replayed": 0.5}], "a step") == []
