@@ -126,7 +126,7 @@ class Run:
         group_tv(log_ratios, self.world.size)
         nonfinite(log_ratios, self.world.size)
         composition(batch, self.groups * self.world.size, len(again))
-        replay_ages(batch, step, PERIOD)
+        replay_ages(batch, step, PERIOD, self.ledger.uses(batch.replayed))
         off_policy(batch, log_ratios, method.constants(), self.eps)
         method.metrics()
         clock.lap("monitor")

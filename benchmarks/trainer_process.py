@@ -234,7 +234,7 @@ class Trainer:
             off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), 1e-6)
             shifts(reviewed.batch, experience.sums, step, reviewed.gap)
             first_update(experience.tokens, Clip(0.2, 0.2))
-            replay_ages(reviewed.batch, step, DELAY)
+            replay_ages(reviewed.batch, step, DELAY, self.ledger.uses(reviewed.batch.replayed))
             numbers = (
                 composition(reviewed.batch, self.groups * SIZE, len(step_groups.reevaluated)) | self.method.metrics()
             )
