@@ -241,7 +241,7 @@ def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -
 
     Args:
         shape: What a row must be.
-        of: What the rows belong to, for the error.
+        of: What has the rows, such as "a run". The error says it.
 
     Raises:
         ConfigError: The file cannot be read, or an earlier line is no such row.

@@ -1,4 +1,4 @@
-"""What the study of docs/results.md found about groups of which a run has some: sentences for `watch` and `report`.
+"""Sentences for `watch` and `report`: what the study of docs/results.md found about groups like those of a run.
 
 The limits are those of `adapt/findings.py`. A run beyond them may learn well, so the sentences are no warnings.
 """

@@ -148,12 +148,15 @@ def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:
     return titles
 
 
+MOST_RANGES = 8  # that `step_ranges` names
+
+
 def step_ranges(steps: Iterable[int]) -> str:
-    """3, 4, 5, 9 as "3–5, 9". Beyond 8 ranges it says how many other steps there are."""
+    """3, 4, 5, 9 as "3–5, 9". Beyond MOST_RANGES it says how many other steps there are."""
     in_a_row = groupby(enumerate(sorted(set(steps))), key=lambda placed: placed[1] - placed[0])
     ranges = [[step for _, step in placed] for _, placed in in_a_row]
-    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in ranges[:8])
-    rest = sum(map(len, ranges[8:]))
+    text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in ranges[:MOST_RANGES])
+    rest = sum(map(len, ranges[MOST_RANGES:]))
     return text + (f" and {rest:,} more" if rest else "")
 
 

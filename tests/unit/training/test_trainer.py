@@ -290,7 +290,7 @@ class TestPretraining:
             rewards = [float(reward) for e in experiences for reward in e.rewards]
             assert sorted(rewards) == wanted
             for e in experiences:
-                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)  # Monte Carlo, whatever lambda is
+                targets = e.rewards.unsqueeze(-1).expand(e.returns.shape)  # Monte Carlo; both lambdas are below 1
                 assert torch.allclose(e.returns[e.action_mask.bool()], targets[e.action_mask.bool()], atol=1e-5)
                 assert torch.equal(e.values, e.returns)  # so that the value clip stops nothing
         assert row["value/pretraining_loss"] == 1 / 3  # of the third update
