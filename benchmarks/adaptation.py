@@ -60,8 +60,8 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], weights_version: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
-        from bapo_openrlhf.training.generate.generated import usable_groups
-        from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of
+        from bapo_openrlhf.training.trainer.generated import usable_groups
+        from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of
 
         drawn = self.world.groups(prompts, self.step, weights_version)
         samples, first = samples_of(drawn), self.world.uid - len(drawn)
@@ -76,7 +76,7 @@ class SampledRun(Run):
         """The groups that are trained on, after they were also made samples and forward-pass batches."""
         from openrlhf.trainer.ppo_utils.experience import Experience
 
-        from bapo_openrlhf.training.generate.samples import samples_of
+        from bapo_openrlhf.training.trainer.samples import samples_of
 
         groups = super().trained(batch, clock)
         clock.skip()

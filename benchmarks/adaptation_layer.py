@@ -85,7 +85,7 @@ class World:
 
 
 class Run:
-    """Runs the layer as `training.run.trainer` does, with the paper's settings (Table 3).
+    """Runs the layer as `training.trainer.trainer` does, with the paper's settings (Table 3).
 
     Buffers hold as many entries as a step generates groups, and half as many prompts are generated again: 256, 256
     and 128 in the paper.

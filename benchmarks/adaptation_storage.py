@@ -59,7 +59,7 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     """
     cpu.prepare_environment()
     cpu.install()
-    from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of
+    from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of
 
     world = World(size, tokens, shared=False)
 
@@ -130,7 +130,7 @@ def checkpoint_round(run: Run) -> dict[str, float]:
     """Seconds to save and to load the run's buffers, and their bytes: as the layer stores them, and as samples."""
     import torch
 
-    from bapo_openrlhf.training.generate.samples import samples_of
+    from bapo_openrlhf.training.trainer.samples import samples_of
 
     samples = samples_of(list(run.method.replay))
     with tempfile.TemporaryDirectory() as name:

@@ -64,8 +64,8 @@ def inside(words: Sequence[str]) -> int:
     import asynchronous_classes
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training.generate import engines
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.engine import engines
+    from bapo_openrlhf.training.trainer import trainer
 
     engines.RolloutActor = asynchronous_classes.SleepingActor
     trainer.AdaptedPPOTrainerActor = asynchronous_classes.TimedTrainerActor

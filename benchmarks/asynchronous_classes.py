@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from bapo_openrlhf.training.generate import engines
-from bapo_openrlhf.training.run import trainer
+from bapo_openrlhf.training.engine import engines
+from bapo_openrlhf.training.trainer import trainer
 
 SLEEP = "ASYNCHRONOUS_SLEEP"  # environment variable: seconds that each call of the engine takes longer
 WALL = "wall_seconds"  # a metric: the time at the end of the step

@@ -115,9 +115,9 @@ def inside(kind: str, flags: list[str]) -> int:
     import weight_checksums
 
     from bapo_openrlhf.cli.main import run as command
-    from bapo_openrlhf.training.generate import engines
-    from bapo_openrlhf.training.learn import workers
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.engine import engines
+    from bapo_openrlhf.training.trainer import trainer
+    from bapo_openrlhf.training.worker import workers
 
     if kind == "serial":
         trainer.AdaptedPPOTrainerActor = delay_classes.SerialTrainerActor

@@ -8,8 +8,8 @@ from pathlib import Path
 import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
-from bapo_openrlhf.training.learn import workers
-from bapo_openrlhf.training.run import trainer
+from bapo_openrlhf.training.trainer import trainer
+from bapo_openrlhf.training.worker import workers
 
 
 class SendingWorker(workers.PolicyWorker):

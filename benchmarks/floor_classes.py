@@ -14,8 +14,8 @@ from typing import Any
 import ray
 import torch
 
-from bapo_openrlhf.training.learn import workers
-from bapo_openrlhf.training.run import plain_trainer, trainer
+from bapo_openrlhf.training.trainer import plain_trainer, trainer
+from bapo_openrlhf.training.worker import workers
 
 FOLDER = "FLOOR_FOLDER"  # environment variable: where the recordings go
 NAMES = ("sequences", "attention_mask", "action_mask")  # tensors of a micro-batch

@@ -48,7 +48,7 @@ def of_log_probs(kind: str, shape: str) -> dict[str, float]:
     from openrlhf.models import Actor
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from bapo_openrlhf.training.faster.log_probs import SlicedActor
+    from bapo_openrlhf.training.worker.log_probs import SlicedActor
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -178,9 +178,9 @@ class Trainer:
     def __init__(self, name: str, groups: int, tokens: int, ranks: int, micro: int, folder: Path) -> None:
         from openrlhf.trainer.ray import launcher
 
-        from bapo_openrlhf.training.learn import dealing
-        from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker
-        from bapo_openrlhf.training.run.recorder import StepRecorder
+        from bapo_openrlhf.training.trainer import dealing
+        from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker
+        from bapo_openrlhf.training.trainer.recorder import StepRecorder
 
         self.name, self.groups, self.step, self.clock = name, groups, 0, Clock()
         rng = np.random.default_rng(0)
@@ -203,9 +203,9 @@ class Trainer:
 
     def take_step(self) -> dict[str, float]:
         """One step. Returns what it handled."""
-        from bapo_openrlhf.training.generate.generated import GeneratedStep, reward_numbers
-        from bapo_openrlhf.training.generate.samples import in_groups
-        from bapo_openrlhf.training.learn.experience import BatchToTrain
+        from bapo_openrlhf.training.trainer.experience import BatchToTrain
+        from bapo_openrlhf.training.trainer.generated import GeneratedStep, reward_numbers
+        from bapo_openrlhf.training.trainer.samples import in_groups
 
         clock, step = self.clock, self.step
         hard = self.method.begin_step(step)

@@ -11,8 +11,8 @@ import ray
 import torch
 from weight_digests import digests, of_vllm_worker
 
-from bapo_openrlhf.training.generate import engines
-from bapo_openrlhf.training.learn import workers
+from bapo_openrlhf.training.engine import engines
+from bapo_openrlhf.training.worker import workers
 
 # vLLM stacks these projections in one tensor, in the output dimension.
 STACKED = {

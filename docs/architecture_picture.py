@@ -1,9 +1,9 @@
-"""The two figures of docs/architecture.md, made from the code: `python docs/architecture_picture.py`.
+"""The three figures of docs/architecture.md, made from the code: `python docs/architecture_picture.py`.
 
 `subpackages.svg` shows the folders of the package in the order of their imports. Their sentences are the first
-sentences of their docstrings. `step.svg` shows what happens to a group in one training step. Each stage names a
-function, and the script stops if that function does not exist. `tests/unit/test_architecture.py` compares both files
-with the code.
+sentences of their docstrings. `rooms.svg` shows those of `training/` in the same way. `step.svg` shows what happens to
+a group in one training step. Each stage names a function, and the script stops if that function does not exist.
+`tests/unit/test_architecture.py` compares these files with the code.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ PARTS = {
             "tasks",
             "methods",
             "adapt",
+            "host.py",
             "user_file.py",
             "errors.py",
         ],
@@ -41,6 +42,14 @@ PARTS = {
 }
 MANY = {"methods": "base, registry, stored_successes, and one file for each method"}  # instead of all of its files
 SUBPACKAGES = [name for _, names in PARTS.values() for name in names]
+# The rooms of training/, one for each kind of process, and those that each imports from.
+ROOMS = {
+    "driver": ("trainer", "engine", "worker", "wire"),
+    "trainer": ("wire",),
+    "engine": ("wire",),
+    "worker": ("wire",),
+    "wire": (),
+}
 WIDTH = 524  # pixels, so that letters can be read where a page has 400
 DARK, GREY, BLUE = (f'fill="{colour}"' for colour in ("#222", "#555", "#0b5394"))
 SMALL = 'font-size="13" font-family="monospace"'
@@ -65,29 +74,29 @@ class Stage(NamedTuple):
 LANES = ("Rollout engines (vLLM)", "Trainer (one process)", "Actor and critic workers (DeepSpeed)")
 TINTS, LEFT = ("#fff4de", "#e4f0fb", "#e8f5e6"), (14, 67, 120)  # colours and places of the lanes
 STAGES = [
-    Stage(1, "Draw prompts, send them to the engines", "training/generate/rollout.py",
+    Stage(1, "Draw prompts, send them to the engines", "training/trainer/rollout.py",
             "AdaptedSamplesGenerator.generate_samples", "prompts"),
-    Stage(0, "Generate G responses for each prompt and get their rewards", "training/generate/engines.py",
+    Stage(0, "Generate G responses for each prompt and get their rewards", "training/engine/engines.py",
             "RolloutEngine.generate_groups", "responses, rewards"),
-    Stage(1, "Make a sample of each response, with the log-probs it was drawn with", "training/generate/rollout.py",
+    Stage(1, "Make a sample of each response, with the log-probs it was drawn with", "training/trainer/rollout.py",
             "AdaptedSamplesGenerator._process_response_into_experience", "samples"),
-    Stage(1, "Re-evaluate hard prompts with today's weights", "training/run/trainer.py",
+    Stage(1, "Re-evaluate hard prompts with today's weights", "training/trainer/trainer.py",
             "AdaptedPPOTrainer._reevaluate", "samples"),
-    Stage(1, "Make groups of the samples", "training/run/accounts.py", "StepAccounts.enter", "groups"),
+    Stage(1, "Make groups of the samples", "training/trainer/accounts.py", "StepAccounts.enter", "groups"),
     Stage(1, "X1, X2 and X3: filter, choose, store, replay", "methods/bapo.py", "BAPO.build_batch", "batch"),
-    Stage(1, "Get today's log-probs and values from the workers", "training/learn/experience.py",
+    Stage(1, "Get today's log-probs and values from the workers", "training/trainer/experience.py",
             "AdaptedExperienceMaker.forward", "log-probs, values"),
     Stage(1, "Take out groups that are not finite or too far", "adapt/review.py", "review", "kept groups"),
-    Stage(1, "Set importance ratios and the KL penalty", "training/learn/experience.py",
+    Stage(1, "Set importance ratios and the KL penalty", "training/trainer/experience.py",
             "AdaptedExperienceMaker.finish", "experience"),
-    Stage(1, "Compute advantages and returns", "training/learn/advantages.py",
+    Stage(1, "Compute advantages and returns", "training/trainer/advantages.py",
             "set_advantages", "experience, dealt to the ranks"),
-    Stage(2, "Train on every micro-batch of the batch", "training/learn/updates.py",
+    Stage(2, "Train on every micro-batch of the batch", "training/worker/updates.py",
             "WholeBatchActorTrainer.loss", "new weights"),
-    Stage(0, "Take the weights, every v steps", "training/generate/rollout_weights.py",
+    Stage(0, "Take the weights, every v steps", "training/trainer/rollout_weights.py",
             "RolloutWeights.sync", "done"),
     Stage(1, "Count what became of each group", "adapt/ledger.py", "Ledger.settle", "states"),
-    Stage(1, "Write metrics, groups and answers", "training/run/recorder.py", "StepRecorder.add_groups", ""),
+    Stage(1, "Write metrics, groups and answers", "training/trainer/recorder.py", "StepRecorder.add_groups", ""),
 ]  # fmt: skip
 
 
@@ -145,6 +154,14 @@ def page(title: str, description: str, height: int, parts: list[str]) -> str:
     )
 
 
+def box(x: int, top: int, width: int, bottom: int, name: str) -> list[str]:
+    """A frame with a name in its first line."""
+    return [
+        f'<rect x="{x}" y="{top}" width="{width}" height="{bottom - top}" rx="6" fill="#fff" stroke="#999"/>',
+        f'<text x="{x + 12}" y="{top + 24}" font-weight="bold" font-family="monospace" {DARK}>{name}</text>',
+    ]
+
+
 def subpackages_picture() -> str:
     """The parts and subpackages of the package."""
     parts, y = [], 14
@@ -159,12 +176,7 @@ def subpackages_picture() -> str:
             says, below = lines(sentence(name), 52, 70, y + 46, DARK)
             files, below = lines(content(name), 52, 70, below + 2, f"{GREY} {SMALL}")
             y = below - 4
-            inside += [
-                f'<rect x="58" y="{start}" width="440" height="{y - start}" rx="6" fill="#fff" stroke="#999"/>',
-                f'<text x="70" y="{start + 24}" font-weight="bold" font-family="monospace" {DARK}>{shown}</text>',
-                *says,
-                *files,
-            ]
+            inside += [*box(58, start, 440, y, shown), *says, *files]
             y += 8
         parts.append(f'<rect x="46" y="{top}" width="464" height="{y - top + 4}" rx="8" fill="{colour}"/>')
         parts += inside
@@ -180,6 +192,28 @@ def subpackages_picture() -> str:
     rows = "; ".join(f"{name}: {sentence(name)}" for name in SUBPACKAGES)
     story = f"From top to bottom, each imports only from those below. {rows}"
     return page("The subpackages of bapo_openrlhf", story, y, parts)
+
+
+def rooms_picture() -> str:
+    """The rooms of `training/` from the driver at the top to what travels. Rooms side by side do not know each other.
+
+    All rooms import from `wire/`, and only the driver imports from others.
+    """
+    parts, y = [], 14
+    for names in (["driver"], ["trainer"], ["engine", "worker"], ["wire"]):
+        width, bottoms, inside = (496 - 12 * (len(names) - 1)) // len(names), [], []
+        for place, name in enumerate(names):
+            x = 14 + place * (width + 12)
+            says, below = lines(sentence(f"training/{name}"), (width - 24) // 8, x + 12, y + 46, DARK)
+            files, below = lines(content(f"training/{name}"), (width - 24) // 8, x + 12, below + 2, f"{GREY} {SMALL}")
+            bottoms.append(below - 4)
+            inside += [*says, *files]
+        for place, name in enumerate(names):
+            parts += box(14 + place * (width + 12), y, width, max(bottoms), f"{name}/")
+        parts += inside
+        y = max(bottoms) + 12
+    story = "; ".join(f"{name} imports from {', '.join(known) or 'none'}" for name, known in ROOMS.items())
+    return page("The rooms of training/, one for each kind of process", story, y, parts)
 
 
 def step_picture() -> str:
@@ -222,8 +256,9 @@ def step_picture() -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the files."""
     (IMAGES / "subpackages.svg").write_text(subpackages_picture(), encoding="utf-8")
+    (IMAGES / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
     (IMAGES / "step.svg").write_text(step_picture(), encoding="utf-8")
 
 

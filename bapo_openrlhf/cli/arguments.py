@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf import host
 from bapo_openrlhf.cli.parser import as_switch, did_you_mean, is_switch, parse_words
 from bapo_openrlhf.errors import NUMBERS, ConfigError, refuse
 from bapo_openrlhf.flags import config
@@ -17,7 +18,6 @@ from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import LISTS, expand_home
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
 from bapo_openrlhf.flags.templates import check_template
-from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods.registry import file_hint
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 
@@ -67,7 +67,7 @@ def build_parser(prog: str, own: argparse.ArgumentParser | None = None) -> argpa
         prog: Name of the command.
         own: Parser of the flags that only this command has. Its help shows them.
     """
-    parser = openrlhf_cli.build_parser()
+    parser = host.build_parser()
     parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"
     _add_flags(parser)
     parser.set_defaults(**dict.fromkeys((*OUTPUTS, LOGGED_AS)))
@@ -141,7 +141,7 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     dataset = getattr(flat, "eval.dataset")
     if by_group["adapt"]["method"] != "none":
         setattr(flat, "eval.dataset", None)  # OpenRLHF refuses one with a reward model
-    args = openrlhf_cli.validate(flat)
+    args = host.validate(flat)
     args.eval.dataset = dataset
     for prefix, kind in config.GROUPS.items():
         ours = kind(**by_group[prefix])

@@ -1,7 +1,7 @@
 """`python -m bapo_openrlhf.cli.serve_rm`: OpenRLHF's reward server, with the same flags.
 
 The drop-in for `python -m openrlhf.cli.serve_rm`, which needs flash-attn even if no sample is packed, and with
-`--reward.normalize_enable` divides by what happens to be in memory (`training/learn/normalisation.py`).
+`--reward.normalize_enable` divides by what happens to be in memory (`training/worker/normalisation.py`).
 """
 
 import importlib
@@ -16,11 +16,11 @@ if __name__ == "__main__":
     if not cpu.active() and flash_attention.missing():
         flash_attention.set_up_worker()
 
-    from bapo_openrlhf.launch import openrlhf_cli
-    from bapo_openrlhf.training.contract import require_name
-    from bapo_openrlhf.training.learn.normalisation import restore_normalisation
+    from bapo_openrlhf import host
+    from bapo_openrlhf.host import require_name
+    from bapo_openrlhf.training.worker.normalisation import restore_normalisation
 
-    script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SERVER}")
+    script = importlib.import_module(f"openrlhf.cli.{host.SERVER}")
     NAME = "RewardModelProxy"
 
     class RestoringProxy(require_name(script, NAME)):  # type: ignore[misc]
@@ -30,4 +30,4 @@ if __name__ == "__main__":
             super().__init__(args)
             restore_normalisation(self.reward_model)
 
-    openrlhf_cli.run_block(openrlhf_cli.SERVER, vars(script) | {NAME: RestoringProxy})
+    host.run_block(host.SERVER, vars(script) | {NAME: RestoringProxy})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.training.run.signals import caught
+from bapo_openrlhf.training.driver.signals import caught
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from bapo_openrlhf import host
 from bapo_openrlhf.cli.arguments import as_words
 from bapo_openrlhf.cli.parser import parse_words
 from bapo_openrlhf.errors import refuse as refuse_words
@@ -10,7 +11,6 @@ from bapo_openrlhf.flags.files import settings_of
 from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rule import refuse
 from bapo_openrlhf.flags.rules import PACKED
-from bapo_openrlhf.launch import openrlhf_cli
 
 # The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.
 ACTOR = "actor."
@@ -19,7 +19,7 @@ VALUES = ranges.VALUES | {name.removeprefix(ACTOR): rule for name, rule in range
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     """Parse, check, train."""
-    parser = openrlhf_cli.build_parser(openrlhf_cli.SFT)
+    parser = host.build_parser(host.SFT)
     parser.prog, parser.usage, parser.description = prog, "%(prog)s --config YAML [flags]", __doc__
     parser.error = refuse_words  # type: ignore[method-assign]
     parser.add_argument("--config", metavar="YAML", nargs="+", action="extend", help="files of flags; a later file "
@@ -34,7 +34,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     expand_home(flat)
     refuse([PACKED], vars(flat))
     ranges.check_ranges(vars(flat), {flag: rule for flag, rule in VALUES.items() if flag in vars(flat)})
-    args = openrlhf_cli.validate(flat, openrlhf_cli.SFT)
+    args = host.validate(flat, host.SFT)
 
     from bapo_openrlhf.launch.warmup import check, launch
 

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from bapo_openrlhf.host import file_of
 
 IMPORTS_IT = "openrlhf.models.ring_attn_utils"
 WORKERS = "RAY_RUNTIME_ENV_HOOK"  # Ray's variable: the function that may change the environment of a job's workers
@@ -69,9 +70,7 @@ def set_up_worker() -> None:
     """Import the module with the stand-ins. The rest of its package is not imported, as vLLM's processes need none."""
     if IMPORTS_IT in sys.modules:
         return
-    package = find_spec("openrlhf")
-    assert package is not None and package.origin is not None
-    spec = spec_from_file_location(IMPORTS_IT, Path(package.origin).parent / "models" / "ring_attn_utils.py")
+    spec = spec_from_file_location(IMPORTS_IT, file_of("models/ring_attn_utils.py"))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     with stand_ins():

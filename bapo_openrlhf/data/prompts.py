@@ -10,7 +10,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data.messages import left_out
 from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, apart
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.training.contract import module_of
+from bapo_openrlhf.host import module_of
 
 # Each tokenizer on the hub has one of these files. One in a folder may also be an older one, such as spiece.model.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

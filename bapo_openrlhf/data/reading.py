@@ -11,7 +11,7 @@ from typing import Any
 from bapo_openrlhf.data import original
 from bapo_openrlhf.data.sources import ENDINGS, TEXTS, Request, Source, sources
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.training.contract import module_of
+from bapo_openrlhf.host import module_of
 
 STEP = 1000  # rows that are read together
 DATA = {*ENDINGS} - {".json"}  # endings of files that hold rows; a .json file may describe them

@@ -16,7 +16,7 @@ from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import SOLUTION, Request
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
-from bapo_openrlhf.training.reward.reward_worker import encode
+from bapo_openrlhf.training.engine.reward_worker import encode
 
 Row = Mapping[str, Any]
 OF_TEMPLATES = ("chat_template_kwargs", "tools")  # columns that other trainers give to a chat template

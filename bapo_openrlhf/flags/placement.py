@@ -1,4 +1,4 @@
-"""How the roles of a run share its GPUs (`training/run/build.py`), and what that needs.
+"""How the roles of a run share its GPUs (`training/driver/build.py`), and what that needs.
 
 OpenRLHF asserts a part of it when a run starts.
 """

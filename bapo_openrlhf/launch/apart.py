@@ -10,8 +10,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.reward.reward_pool import status
-from bapo_openrlhf.training.reward.reward_worker import die_with
+from bapo_openrlhf.training.engine.reward_pool import status
+from bapo_openrlhf.training.engine.reward_worker import die_with
 
 Begins = Callable[[str], None]
 Call = Callable[[Begins], list[str]]

@@ -11,8 +11,8 @@ from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
-from bapo_openrlhf.training.generate.user_agent import FLAG, check_response, load_agent
-from bapo_openrlhf.training.reward import printed
+from bapo_openrlhf.training.engine import printed
+from bapo_openrlhf.training.engine.user_agent import FLAG, check_response, load_agent
 
 ANSWER = "I do not know."  # what the model says in each turn
 EPISODE = f"in an episode with the first prompt in which the model always says {ANSWER!r}"

@@ -28,8 +28,8 @@ from bapo_openrlhf.launch.environment import check_temporary_folder, check_worki
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
-from bapo_openrlhf.training.reward import printed
-from bapo_openrlhf.training.reward.reward_worker import Invalid, checked, limit_memory
+from bapo_openrlhf.training.engine import printed
+from bapo_openrlhf.training.engine.reward_worker import Invalid, checked, limit_memory
 
 CALLED = "called with an empty response to the first prompt"
 

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from bapo_openrlhf.errors import ConfigError, one_line
-from bapo_openrlhf.training.reward.reward_worker import Invalid, checked
+from bapo_openrlhf.training.engine.reward_worker import Invalid, checked
 
 FLAG = "reward.remote_url"
 SECONDS = 30.0  # that a server has for its answer

@@ -29,7 +29,7 @@ from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
-from bapo_openrlhf.training.run.signals import Signals
+from bapo_openrlhf.training.driver.signals import Signals
 
 # What flags must be on a machine without a GPU.
 ON_THE_CPU = {
@@ -174,7 +174,7 @@ def _train(args: SimpleNamespace, signals: Signals) -> None:
 
     import ray
 
-    from bapo_openrlhf.training.run.build import train
+    from bapo_openrlhf.training.driver.build import train
 
     own_ray = cpu.active() and not ray.is_initialized()
     if own_ray:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf import host
 from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data.check import check_warmup
@@ -21,10 +22,9 @@ from bapo_openrlhf.data.prompts import check_tokenizer
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.sources import of_warmup
 from bapo_openrlhf.errors import ConfigError, RunError
-from bapo_openrlhf.launch import openrlhf_cli
+from bapo_openrlhf.host import rebound, require_name
 from bapo_openrlhf.launch.preflight import check_model, check_packages
 from bapo_openrlhf.record.owner import owned
-from bapo_openrlhf.training.contract import rebound, require_name
 from bapo_openrlhf.user_file import at_home
 
 
@@ -103,10 +103,10 @@ def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
 
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
-    from bapo_openrlhf.training.learn.rotary import restore_frequencies
-    from bapo_openrlhf.training.learn.savable import make_savable
+    from bapo_openrlhf.training.worker.rotary import restore_frequencies
+    from bapo_openrlhf.training.worker.savable import make_savable
 
-    script = importlib.import_module(f"openrlhf.cli.{openrlhf_cli.SFT}")
+    script = importlib.import_module(f"openrlhf.cli.{host.SFT}")
 
     class RestoringTrainer(require_name(script, "SFTTrainer")):  # type: ignore[misc]
         """OpenRLHF's trainer, which repairs its model first."""

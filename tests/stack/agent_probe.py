@@ -15,8 +15,8 @@ if __name__ == "__main__":
 
     import agent_probe_classes
 
-    from bapo_openrlhf.training.learn import workers
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.trainer import trainer
+    from bapo_openrlhf.training.worker import workers
 
     trainer.AdaptedPPOTrainerActor = agent_probe_classes.ProbeTrainerActor
     workers.AdaptedPolicyActor = agent_probe_classes.WatchedPolicyActor

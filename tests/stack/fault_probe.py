@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
     import fault_probe_classes
 
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.trainer import trainer
 
     trainer.AdaptedPPOTrainerActor = fault_probe_classes.FaultyTrainerActor
     sys.exit(run(["train", *sys.argv[1:]]))

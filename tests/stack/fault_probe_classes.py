@@ -18,8 +18,8 @@ import psutil
 import ray
 from rotary_workers import models_of, noted
 
-from bapo_openrlhf.training.run import trainer
-from bapo_openrlhf.training.run.run_state import RunState
+from bapo_openrlhf.training.trainer import trainer
+from bapo_openrlhf.training.trainer.run_state import RunState
 
 
 def node_of(actor):

@@ -35,7 +35,7 @@ def sample():
 
 def train(process):
     """What the worker says once it has trained on the sample."""
-    from bapo_openrlhf.training.learn.dealing import shares
+    from bapo_openrlhf.training.trainer.dealing import shares
 
     (share,) = shares([sample()], 1)
     process.take(share["experience"][0], share["filler"][0], share["samples"][0])

@@ -55,7 +55,7 @@ def worker(kind, args, *more):
     """
     from openrlhf.utils import get_strategy
 
-    from bapo_openrlhf.training.learn import workers
+    from bapo_openrlhf.training.worker import workers
 
     process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
     process.init_model_from_pretrained(get_strategy(args), *more)

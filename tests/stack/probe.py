@@ -15,9 +15,9 @@ if __name__ == "__main__":
     import probe_classes
     import stage_classes
 
-    from bapo_openrlhf.training.generate import engines
-    from bapo_openrlhf.training.learn import workers
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.engine import engines
+    from bapo_openrlhf.training.trainer import trainer
+    from bapo_openrlhf.training.worker import workers
 
     trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
     engines.RolloutActor = stage_classes.NotingEngineActor

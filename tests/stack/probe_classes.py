@@ -9,11 +9,11 @@ import numpy as np
 import ray
 import stages
 
-from bapo_openrlhf.training.generate.ahead import AheadSamplesGenerator
-from bapo_openrlhf.training.generate.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
-from bapo_openrlhf.training.generate.rollout import AdaptedSamplesGenerator
-from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker
-from bapo_openrlhf.training.run import trainer
+from bapo_openrlhf.training.trainer import trainer
+from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker
+from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
 
 NOTED = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",

@@ -31,7 +31,7 @@ if __name__ == "__main__":
     import ragged_probe_classes
 
     from bapo_openrlhf.launch import start as launch
-    from bapo_openrlhf.training.learn import workers
+    from bapo_openrlhf.training.worker import workers
 
     workers.AdaptedPolicyActor = ragged_probe_classes.WatchedPolicyActor
     workers.AdaptedCriticActor = ragged_probe_classes.WatchedCriticActor

@@ -11,8 +11,8 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param
 from waits import Waits
 
-from bapo_openrlhf.training.learn import workers
-from bapo_openrlhf.training.learn.updates import READ
+from bapo_openrlhf.training.worker import workers
+from bapo_openrlhf.training.worker.updates import READ
 
 LOGGED_BY_SAMPLE = ("response_length", "truncated", "total_length")  # and what is in `info`
 

@@ -1,6 +1,6 @@
 """Rotary frequencies of every role after loading, beside those of transformers without DeepSpeed.
 
-ZeRO stage 3 rounds those of the rope type `default` to bfloat16 (see `training/learn/rotary.py`). test_resume.py has
+ZeRO stage 3 rounds those of the rope type `default` to bfloat16 (see `training/worker/rotary.py`). test_resume.py has
 them in two runs.
 """
 

@@ -15,9 +15,9 @@ if __name__ == "__main__":
     import vision_probe_classes
     import weight_checksums
 
-    from bapo_openrlhf.training.generate import engines
-    from bapo_openrlhf.training.learn import workers
-    from bapo_openrlhf.training.run import trainer
+    from bapo_openrlhf.training.engine import engines
+    from bapo_openrlhf.training.trainer import trainer
+    from bapo_openrlhf.training.worker import workers
 
     trainer.AdaptedPPOTrainerActor = vision_probe_classes.VisionProbeTrainerActor
     engines.RolloutActor = weight_checksums.ChecksumEngineActor

@@ -59,6 +59,43 @@ def test_imports_go_down_only():
     assert {file: modules for file, modules in result.items() if modules} == {}
 
 
+def room_of(module):
+    """The room of `training/` that a module is in; None if it is in none."""
+    parts = module.split(".")
+    return parts[2] if parts[1:2] == ["training"] and len(parts) > 2 else None
+
+
+def other_rooms(file, source):
+    """Imports of a file of `training/` from rooms that its own must not know."""
+    room = room_of(name_of(file))
+    allowed = {None, room, *picture["ROOMS"].get(room, ())}
+    return [module for module in imports_of(source) if room and room_of(module) not in allowed]
+
+
+def test_a_room_knows_only_those_that_the_table_names():
+    result = {str(file.relative_to(PACKAGE)): other_rooms(file, file.read_text()) for file in FILES}
+    assert {file: modules for file, modules in result.items() if modules} == {}
+    rooms = {path.name for path in (PACKAGE / "training").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(picture["ROOMS"])
+
+
+def test_an_import_from_another_room_is_seen():
+    source = "def f():\n    from bapo_openrlhf.training.engine import engines\n"
+    rooms = {room: other_rooms(PACKAGE / "training" / room / "x.py", source) for room in picture["ROOMS"]}
+    assert {room for room, modules in rooms.items() if modules} == {"trainer", "worker", "wire"}
+
+
+def test_what_travels_needs_at_most_numpy_and_torch():
+    """Every process of a run reads it, also those that load neither Ray nor vLLM."""
+    packages = set()
+    for file in (PACKAGE / "training" / "wire").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            packages |= {name.split(".")[0] for name in names}
+    assert packages - sys.stdlib_module_names <= {"numpy", "torch"}
+
+
 STACK = {"torch", "ray", "vllm", "openrlhf", "deepspeed"}
 CHARTS = {"pandas", "altair", "vl_convert", "matplotlib"}
 COMMAND = "from bapo_openrlhf.cli import main; assert main.run({!r}) == 0"
@@ -73,7 +110,7 @@ LIGHT = [
      STACK | CHARTS | {"numpy", "transformers"}),
     ("from bapo_openrlhf.record import run_record", STACK | CHARTS | {"numpy", "rich"}),
     ("from bapo_openrlhf.record import metrics", STACK | CHARTS | {"rich"}),
-    ("from bapo_openrlhf.launch import resume", STACK),
+    ("from bapo_openrlhf.launch import resume, start; from bapo_openrlhf.training.driver import signals", STACK),
     (COMMAND.format(PLAN), STACK | {"transformers", "datasets"}),
     (COMMAND.format(["methods"]), STACK | {"transformers", "pandas"}),
 ]  # fmt: skip
@@ -96,8 +133,8 @@ def test_paths_of_users_are_read_by_one_function():
 
 def test_an_import_that_goes_up_is_seen():
     file = PACKAGE / "adapt" / "batch.py"
-    inside = "def f():\n    from bapo_openrlhf.training.generate import samples\n"
-    assert upwards(file, inside) == ["bapo_openrlhf.training.generate.samples"]
+    inside = "def f():\n    from bapo_openrlhf.training.trainer import samples\n"
+    assert upwards(file, inside) == ["bapo_openrlhf.training.trainer.samples"]
     assert upwards(file, "import bapo_openrlhf.cli.main\n") == ["bapo_openrlhf.cli.main"]
     assert upwards(file, "from bapo_openrlhf import __version__\nfrom bapo_openrlhf.errors import ConfigError\n") == []
 
@@ -179,7 +216,7 @@ def test_what_is_too_large_is_seen():
     assert list(too_large(451 * "x = 1\n")) == [("the file", 451)]
 
 
-@pytest.mark.parametrize("name", ["subpackages", "step"])
+@pytest.mark.parametrize("name", ["subpackages", "rooms", "step"])
 def test_figures_are_those_of_the_code(name):
     """If this fails: `python docs/architecture_picture.py` draws them again."""
     drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
@@ -188,7 +225,7 @@ def test_figures_are_those_of_the_code(name):
 
 def test_the_stages_of_a_step_are_called_in_this_order():
     """Those that `train_step` calls itself stand in the figure in the order of its lines."""
-    trainer = (PACKAGE / "training" / "run" / "trainer.py").read_text()
+    trainer = (PACKAGE / "training" / "trainer" / "trainer.py").read_text()
     step = next(n for n in ast.walk(ast.parse(trainer)) if isinstance(n, ast.FunctionDef) and n.name == "train_step")
     calls = {}
     for node in ast.walk(step):

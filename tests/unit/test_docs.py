@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf import host
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.vocabulary import STATES
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -118,7 +118,7 @@ def test_no_page_names_a_commit(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_presets_exist(page):
     text = page.read_text()
-    parsers = arguments.build_parser("docs"), openrlhf_cli.build_parser(openrlhf_cli.SFT)  # `train` and `warmup`
+    parsers = arguments.build_parser("docs"), host.build_parser(host.SFT)  # `train` and `warmup`
     flags = set(re.findall(r"(?<![\w-])--[a-z_]+\.[a-z0-9_.]*[a-z0-9_]", text))
     assert flags <= {flag for parser in parsers for flag in parser._option_string_actions}
     for name in re.findall(r"configs/[\w./]+\.yaml", text):

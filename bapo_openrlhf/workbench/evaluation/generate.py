@@ -10,7 +10,7 @@ from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import RunError, one_line
-from bapo_openrlhf.training.generate.engine_core import ENGINE
+from bapo_openrlhf.training.engine.engine_core import ENGINE
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 

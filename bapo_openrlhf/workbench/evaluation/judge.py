@@ -6,7 +6,7 @@ from typing import Any
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
-from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 
 
 class Judge:

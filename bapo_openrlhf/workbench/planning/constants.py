@@ -21,7 +21,7 @@ def _constant(default: Any, unit: str, meaning: str, source: str) -> Any:
 
 
 ASSUMED = "assumption"
-SLICED = "training/faster/log_probs.py"
+SLICED = "training/worker/log_probs.py"
 STUDY = "GRPO in the first study, docs/results.md"
 
 

@@ -66,7 +66,7 @@ def replayable_groups(workload: Workload, constants: Constants) -> float:
 
 
 def rounds(workload: Workload, constants: Constants) -> int:
-    """How often a step with batch adaptation draws prompts (`training/generate/refill.py`)."""
+    """How often a step with batch adaptation draws prompts (`training/trainer/refill.py`)."""
     args = workload.args
     if not args.algo.dynamic_filtering_enable:
         return 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks.task import vector
-from bapo_openrlhf.training.reward.reward_worker import checked
+from bapo_openrlhf.training.engine.reward_worker import checked
 from bapo_openrlhf.user_file import at_home
 
 CHANCES = (1, 3, 4, 6)  # in 8: hard prompts, and prompts with all kinds of groups

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
+from bapo_openrlhf import host
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
@@ -27,7 +28,6 @@ from bapo_openrlhf.cli.parser import is_switch, parse_words
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import AdaptConfig, RunConfig, VerifierConfig, check_numbers
-from bapo_openrlhf.launch import openrlhf_cli
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 
@@ -765,7 +765,7 @@ class TestHelp:
         assert len(flags) > 30
         for name in [*flags, "--algorithm", "--config"]:
             assert name in shown
-        theirs = {name for name in openrlhf_cli.build_parser()._option_string_actions if name.startswith("--")}
+        theirs = {name for name in host.build_parser()._option_string_actions if name.startswith("--")}
         assert len([name for name in theirs if re.search(rf"{name}\b", shown)]) < 20  # in words about ours
 
     def test_help_all_has_ours_first(self, capsys):
@@ -775,7 +775,7 @@ class TestHelp:
         lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
         known = arguments.build_parser("prog")._option_string_actions
         assert set(lines) == {name for name in known if name.startswith("--")} - {"--help"}
-        theirs = [name in openrlhf_cli.build_parser()._option_string_actions for name in lines]
+        theirs = [name in host.build_parser()._option_string_actions for name in lines]
         assert theirs == sorted(theirs)
 
 

@@ -15,7 +15,7 @@ from bapo_openrlhf.data.reading import Part
 from bapo_openrlhf.data.rows import rows_of
 from bapo_openrlhf.data.sources import ENDINGS
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.contract import file_of
+from bapo_openrlhf.host import file_of
 
 ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
 

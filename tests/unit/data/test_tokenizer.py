@@ -15,7 +15,7 @@ from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.data.tokenizer import Tokenizer, apart, has_vision
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.contract import module_of
+from bapo_openrlhf.host import module_of
 
 pytestmark = pytest.mark.usefixtures("keep_environment")
 

@@ -24,9 +24,9 @@ from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
-from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
-from bapo_openrlhf.training.learn.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 # One row a sample: whole, padded, two turns.

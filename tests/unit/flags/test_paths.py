@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bapo_openrlhf import host
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.paths import DATA, READ, WRITTEN, check_read, check_written, expand_home, make_absolute
-from bapo_openrlhf.launch import openrlhf_cli
 
 LOOP = os.strerror(errno.ELOOP)
 REQUIRED = ["--rollout.n_samples_per_prompt=8", "--actor.model_name_or_path=m", "--reward.remote_url=r.py"]
@@ -22,7 +22,7 @@ REQUIRED = ["--rollout.n_samples_per_prompt=8", "--actor.model_name_or_path=m", 
 def test_every_flag_of_a_path_is_in_the_table():
     """Its name says that it is one."""
     words = {"path", "dir", "dataset", "url"}
-    for parser in (arguments.build_parser(""), openrlhf_cli.build_parser(openrlhf_cli.SFT)):
+    for parser in (arguments.build_parser(""), host.build_parser(host.SFT)):
         flags = {action.dest for action in parser._actions if action.type in (None, str) and action.const is None}
         named = {flag for flag in flags if re.split(r"[._]", flag)[-1] in words}
         assert len(named) > 5 and named <= {*WRITTEN, *READ}, named - {*WRITTEN, *READ}

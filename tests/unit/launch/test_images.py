@@ -21,10 +21,11 @@ from PIL import Image  # noqa: E402
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of  # noqa: E402
-from bapo_openrlhf.training.learn.dealing import packed, shares, unpacked  # noqa: E402
-from bapo_openrlhf.training.learn.experience import row_of  # noqa: E402
-from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.trainer.dealing import shares  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import row_of  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of  # noqa: E402
+from bapo_openrlhf.training.wire.packing import packed, unpacked  # noqa: E402
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 SIZE = 4  # G
 

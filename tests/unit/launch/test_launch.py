@@ -21,7 +21,7 @@ from bapo_openrlhf.launch import start as launch
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
-from bapo_openrlhf.training.run.signals import Signals
+from bapo_openrlhf.training.driver.signals import Signals
 
 COMMAND = ("bapo-openrlhf", "train", "--config", "my run.yaml")
 

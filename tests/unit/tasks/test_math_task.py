@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
-from bapo_openrlhf.training.reward.reward_pool import RewardPool
+from bapo_openrlhf.training.engine.reward_pool import RewardPool
 
 pytestmark = pytest.mark.usefixtures("patient_judge")
 

@@ -35,15 +35,12 @@ from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags
 from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
-from bapo_openrlhf.training.generate.engines import request_seed  # noqa: E402
-from bapo_openrlhf.training.generate.generated import generated_groups, is_usable  # noqa: E402
-from bapo_openrlhf.training.generate.samples import (  # noqa: E402
-    STOPPED,
-    VERSIONS,
-    in_groups,
-)
-from bapo_openrlhf.training.reward.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.run.trainer import AdaptedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.engine.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import generated_groups, is_usable  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import in_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.wire.failures import Failures  # noqa: E402
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS  # noqa: E402
 
 STATES = (*vocabulary.STATES, vocabulary.FAILED)
 

@@ -13,7 +13,7 @@ cpu.install()
 
 import torch  # noqa: E402
 
-from bapo_openrlhf.training.learn import updates, whole_batch  # noqa: E402
+from bapo_openrlhf.training.worker import updates, whole_batch  # noqa: E402
 
 
 class Ranks:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
-from bapo_openrlhf.training.generate.adapters import MergingLoader
+from bapo_openrlhf.training.engine.adapters import MergingLoader
 
 
 class Net(torch.nn.Module):

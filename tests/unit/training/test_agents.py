@@ -11,13 +11,13 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurn
 from vllm import SamplingParams
 
 from bapo_openrlhf.flags.config import VerifierConfig
-from bapo_openrlhf.training.faster.single_turn import SingleTurn
-from bapo_openrlhf.training.generate import agents
-from bapo_openrlhf.training.generate.agents import LimitedAgent, NamedAgent
-from bapo_openrlhf.training.generate.engines import RolloutEngine
-from bapo_openrlhf.training.generate.user_agent import load_agent
-from bapo_openrlhf.training.reward.failures import Failures
-from bapo_openrlhf.training.reward.reward_pool import RewardPool
+from bapo_openrlhf.training.engine import agents
+from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
+from bapo_openrlhf.training.engine.engines import RolloutEngine
+from bapo_openrlhf.training.engine.reward_pool import RewardPool
+from bapo_openrlhf.training.engine.single_turn import SingleTurn
+from bapo_openrlhf.training.engine.user_agent import load_agent
+from bapo_openrlhf.training.wire.failures import Failures
 
 LIMIT = 1.0  # seconds
 RESPONSE = {

@@ -23,8 +23,8 @@ from fake_stack import SCORED, STATES, World, numbers, trained, without_times  #
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
-from bapo_openrlhf.training.generate.ahead import SharedLoader  # noqa: E402
-from bapo_openrlhf.training.generate.rollout import prompt_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.ahead import SharedLoader  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import prompt_seed  # noqa: E402
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:

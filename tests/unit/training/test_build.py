@@ -18,11 +18,12 @@ from openrlhf.cli import train_ppo_ray  # noqa: E402
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async  # noqa: E402
 from openrlhf.trainer.ray import launcher, vllm_engine  # noqa: E402
 
+from bapo_openrlhf import host  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training import contract  # noqa: E402
-from bapo_openrlhf.training.generate import engines  # noqa: E402
-from bapo_openrlhf.training.learn import dealing, workers  # noqa: E402
-from bapo_openrlhf.training.run import build, plain_trainer, trainer  # noqa: E402
+from bapo_openrlhf.training.driver import build  # noqa: E402
+from bapo_openrlhf.training.engine import engines  # noqa: E402
+from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer  # noqa: E402
+from bapo_openrlhf.training.worker import workers  # noqa: E402
 
 FLAGS = {
     "algorithm": "grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py", "data.max_len": 77,
@@ -331,7 +332,7 @@ def test_classes_of_a_plain_run(ahead):
 
 
 def test_another_version_of_openrlhf(calls, monkeypatch):
-    monkeypatch.setattr(contract.importlib.metadata, "version", lambda name: "0.11.3")
+    monkeypatch.setattr(host.importlib.metadata, "version", lambda name: "0.11.3")
     with pytest.raises(RuntimeError, match=r"openrlhf 0\.11\.3 is installed; .* extends openrlhf 0\.11\.2"):
         train(arguments_of(""))
     assert not calls.events

@@ -20,7 +20,7 @@ from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, copied, 
 from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
 from bapo_openrlhf.record.run_record import read_evaluations, read_warnings  # noqa: E402
-from bapo_openrlhf.training.run import checkpoints  # noqa: E402
+from bapo_openrlhf.training.trainer import checkpoints  # noqa: E402
 
 
 def watch_store(run: World) -> None:

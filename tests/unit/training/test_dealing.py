@@ -32,19 +32,11 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 )
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
-from bapo_openrlhf.training.learn import dealing  # noqa: E402
-from bapo_openrlhf.training.learn.dealing import (  # noqa: E402
-    DealtActorGroup,
-    DealtBatch,
-    Packed,
-    dealt_batches,
-    filler_of,
-    packed,
-    stacked,
-    unpacked,
-)
-from bapo_openrlhf.training.learn.experience import AdaptedExperienceMaker  # noqa: E402
-from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.trainer import dealing  # noqa: E402
+from bapo_openrlhf.training.trainer.dealing import DealtActorGroup, DealtBatch, dealt_batches, filler_of, stacked  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker  # noqa: E402
+from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
 PAD = 9
 SLOW = settings(derandomize=True, database=None)

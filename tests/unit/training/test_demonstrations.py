@@ -23,15 +23,10 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Demonstration  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.learn import demonstrations  # noqa: E402
-from bapo_openrlhf.training.learn.demonstrations import (  # noqa: E402
-    Solutions,
-    advantage_of,
-    demonstration_loss,
-    is_demonstration,
-    shown_tokens,
-    without_demonstrations,
-)
+from bapo_openrlhf.training.trainer import demonstrations  # noqa: E402
+from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of  # noqa: E402
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens  # noqa: E402
+from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations  # noqa: E402
 
 
 class Letters:

@@ -17,7 +17,8 @@ from fake_stack import STATES  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO  # noqa: E402
-from bapo_openrlhf.training.learn.demonstrations import Solutions, is_demonstration  # noqa: E402
+from bapo_openrlhf.training.trainer.demonstrations import Solutions  # noqa: E402
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration  # noqa: E402
 
 
 class Letters:

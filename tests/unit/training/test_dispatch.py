@@ -14,7 +14,7 @@ import ray  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.faster.dispatch import CALLS, DispatchingGenerator  # noqa: E402
+from bapo_openrlhf.training.trainer.dispatch import CALLS, DispatchingGenerator  # noqa: E402
 
 
 class Engine:

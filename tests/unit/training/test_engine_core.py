@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.training.generate.engine_core import ENGINE
+from bapo_openrlhf.training.engine.engine_core import ENGINE
 
 # A rollout engine that starts one process which has vLLM's plugin called, and one grandchild, then waits.
 PARENT = """
@@ -17,7 +17,7 @@ import os, subprocess, sys, time
 os.environ["{name}"] = {engine}
 child = subprocess.Popen([sys.executable, "-c", '''
 import time
-from bapo_openrlhf.training.generate.engine_core import vllm_plugin
+from bapo_openrlhf.training.engine.engine_core import vllm_plugin
 vllm_plugin()
 print("ready", flush=True)
 time.sleep(600)
@@ -60,12 +60,12 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
 # A rollout engine in a group with the process that it starts, which uses what vLLM's process uses.
 INTERRUPTED = """
 import os, subprocess, sys, time
-from bapo_openrlhf.training.generate.engine_core import ENGINE, block_interrupts
+from bapo_openrlhf.training.engine.engine_core import ENGINE, block_interrupts
 os.environ[ENGINE] = str(os.getpid())
 {first}
 child = subprocess.Popen([sys.executable, "-c", '''
 from multiprocessing import resource_tracker
-from bapo_openrlhf.training.generate.engine_core import vllm_plugin
+from bapo_openrlhf.training.engine.engine_core import vllm_plugin
 {plugin}
 resource_tracker.ensure_running()
 print("ready", flush=True)
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_no_process_of_an_engine(shielded):
 # A rollout engine that does a few things after the test has seen that it is there.
 ENGINE_OF = """
 import atexit, sys, threading, time
-from bapo_openrlhf.training.generate import engine_core
+from bapo_openrlhf.training.engine import engine_core
 engine_core.EVERY = 0.01
 dead = threading.Event()
 
@@ -145,4 +145,4 @@ def test_it_is_registered_for_vllms_processes():
     from importlib.metadata import entry_points
 
     result = {point.value for point in entry_points(group="vllm.general_plugins")}
-    assert "bapo_openrlhf.training.generate.engine_core:vllm_plugin" in result
+    assert "bapo_openrlhf.training.engine.engine_core:vllm_plugin" in result

@@ -12,9 +12,9 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.training.faster.single_turn import SingleTurn
-from bapo_openrlhf.training.generate import engines
-from bapo_openrlhf.training.generate.engines import RolloutEngine
+from bapo_openrlhf.training.engine import engines
+from bapo_openrlhf.training.engine.engines import RolloutEngine
+from bapo_openrlhf.training.engine.single_turn import SingleTurn
 
 
 class Stream:

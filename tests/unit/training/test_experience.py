@@ -30,10 +30,10 @@ from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS  # noqa: E402
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
-from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.learn.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages  # noqa: E402
-from bapo_openrlhf.training.learn.dealing import DealtBatch  # noqa: E402
-from bapo_openrlhf.training.learn.experience import (  # noqa: E402
+from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages  # noqa: E402
+from bapo_openrlhf.training.trainer.dealing import DealtBatch  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import (  # noqa: E402
     AdaptedExperienceMaker,
     BatchExperience,
     BatchToTrain,
@@ -42,7 +42,7 @@ from bapo_openrlhf.training.learn.experience import (  # noqa: E402
     row_of,
     token_log_ratios,
 )
-from bapo_openrlhf.training.learn.reference import ReferenceLogProbs  # noqa: E402
+from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs  # noqa: E402
 
 EPS = 1e-6
 # One row a sample: a whole turn, padding, two turns, one token.

@@ -19,8 +19,8 @@ from fake_stack import EXTRAS, SOURCES, STATES, Engine, digest, numbers, trained
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
-from bapo_openrlhf.training.learn import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.run import accounts  # noqa: E402
+from bapo_openrlhf.training.trainer import accounts  # noqa: E402
+from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
 
 
 class TestObserve:

@@ -18,7 +18,7 @@ cpu.install()
 
 import torch  # noqa: E402
 
-from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
 
 FILE = Path(__file__).parents[3] / "configs" / "methods" / "filter_only.yaml"
 FLAGS = {f"adapt.{name}": value for name, value in yaml.safe_load(FILE.read_text())["adapt"].items()}

@@ -22,8 +22,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.training.generate.generated import GeneratedStep, usable_groups  # noqa: E402
-from bapo_openrlhf.training.generate.samples import groups_of, in_groups, samples_of  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import GeneratedStep, usable_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of  # noqa: E402
 
 
 @given(

@@ -16,7 +16,7 @@ cpu.install()
 from openrlhf.models.loss import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from bapo_openrlhf.training.learn.gradients import cosine, policy_gradient, probe_gradients  # noqa: E402
+from bapo_openrlhf.training.worker.gradients import cosine, policy_gradient, probe_gradients  # noqa: E402
 
 WORDS, WIDTH = 7, 5
 

@@ -21,8 +21,8 @@ cpu.install()
 from openrlhf.models import Actor, actor  # noqa: E402
 from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
 
-from bapo_openrlhf.training.faster import log_probs  # noqa: E402
-from bapo_openrlhf.training.faster.log_probs import SlicedActor, TokenHead, token_log_probs  # noqa: E402
+from bapo_openrlhf.training.worker import log_probs  # noqa: E402
+from bapo_openrlhf.training.worker.log_probs import SlicedActor, TokenHead, token_log_probs  # noqa: E402
 
 LLAMA = LlamaConfig(
     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

@@ -13,7 +13,7 @@ import torch  # noqa: E402
 from openrlhf.models import get_llm_for_sequence_regression  # noqa: E402
 from transformers import Qwen3Config, Qwen3Model  # noqa: E402
 
-from bapo_openrlhf.training.learn.normalisation import restore_normalisation  # noqa: E402
+from bapo_openrlhf.training.worker.normalisation import restore_normalisation  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["reward", "critic"])

@@ -11,8 +11,8 @@ cpu.install()
 
 from torch.distributed import TCPStore  # noqa: E402
 
-from bapo_openrlhf.training.contract import plain_class  # noqa: E402
-from bapo_openrlhf.training.learn import workers  # noqa: E402
+from bapo_openrlhf.host import plain_class  # noqa: E402
+from bapo_openrlhf.training.worker import workers  # noqa: E402
 
 ACTORS = [
     workers.AdaptedPolicyActor,

@@ -15,8 +15,8 @@ from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
-from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.run.trainer import AdaptedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
 
 
 class TestRecord:

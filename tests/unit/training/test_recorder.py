@@ -19,7 +19,7 @@ from fake_stack import generated_sample as sample  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
 from bapo_openrlhf.record.run_record import RunRecord, read_warnings  # noqa: E402
-from bapo_openrlhf.training.run.recorder import StepRecorder, answers_of, explained_variance  # noqa: E402
+from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance  # noqa: E402
 
 
 @pytest.fixture

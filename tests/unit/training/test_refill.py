@@ -22,8 +22,8 @@ from test_rollout import SEED, Engine, arguments, hard, rows, texts  # noqa: E40
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
-from bapo_openrlhf.training.generate.refill import RefillingSamplesGenerator  # noqa: E402
-from bapo_openrlhf.training.generate.rollout import prompt_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import prompt_seed  # noqa: E402
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
 

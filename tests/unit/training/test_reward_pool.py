@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.record.metrics import all_metrics
-from bapo_openrlhf.training.generate.samples import SEGMENTS, STOPPED, VERSIONS
-from bapo_openrlhf.training.reward import reward_pool
-from bapo_openrlhf.training.reward import reward_worker as worker
-from bapo_openrlhf.training.reward.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.engine import reward_pool
+from bapo_openrlhf.training.engine import reward_worker as worker
+from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.wire.responses import SEGMENTS, STOPPED, VERSIONS
 
 # A reward file that does what its label says: the label is code, which finds the query as `query` and leaves `result`.
 OBEDIENT = """
@@ -839,7 +839,7 @@ def test_close_ends_all_calls(make_pool):
 
 PARENT = """
 import sys, threading
-from bapo_openrlhf.training.reward.reward_pool import RewardPool
+from bapo_openrlhf.training.engine.reward_pool import RewardPool
 pool = RewardPool(sys.argv[1], processes=2, timeout=600, memory_gib=1)
 pool([sys.argv[2]], [""], [sys.argv[3]])
 """

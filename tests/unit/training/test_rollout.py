@@ -27,15 +27,15 @@ from vllm import SamplingParams  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.generate.engines import RolloutEngine, request_seed  # noqa: E402
-from bapo_openrlhf.training.generate.generated import is_usable, usable_groups  # noqa: E402
-from bapo_openrlhf.training.generate.rollout import (  # noqa: E402
+from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import is_usable, usable_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import (  # noqa: E402
     AdaptedSamplesGenerator,
     chosen_prompts,
     prompt_seed,
     reward_of,
 )
-from bapo_openrlhf.training.generate.samples import groups_of, in_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import groups_of, in_groups  # noqa: E402
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -376,7 +376,7 @@ class TestAlong:
         assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
 
     def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
-        from bapo_openrlhf.training.generate import rollout
+        from bapo_openrlhf.training.trainer import rollout
 
         run = generation("a", with_fresh=hard("h", "i"))
         clock = SimpleNamespace(now=100.0)
@@ -668,7 +668,7 @@ class TestUsableGroups:
         assert usable_groups([]) == []
 
     def test_the_log_names_the_prompt(self, monkeypatch):
-        from bapo_openrlhf.training.generate import generated
+        from bapo_openrlhf.training.trainer import generated
 
         said = []
         monkeypatch.setattr(generated.logger, "warning", said.append)

@@ -20,9 +20,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.generate.rollout import chosen_prompts  # noqa: E402
-from bapo_openrlhf.training.generate.samples import (  # noqa: E402
-    SEGMENTS,
+from bapo_openrlhf.training.trainer.rollout import chosen_prompts  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import (  # noqa: E402
     by_request,
     groups_of,
     in_groups,
@@ -31,7 +30,8 @@ from bapo_openrlhf.training.generate.samples import (  # noqa: E402
     samples_of,
     spans_of,
 )
-from bapo_openrlhf.training.learn.dealing import WIDE  # noqa: E402
+from bapo_openrlhf.training.wire.packing import WIDE  # noqa: E402
+from bapo_openrlhf.training.wire.responses import SEGMENTS  # noqa: E402
 
 
 def made_by_openrlhf(

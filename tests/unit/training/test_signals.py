@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.errors import Ended
-from bapo_openrlhf.training.run import signals
-from bapo_openrlhf.training.run.signals import NUMBERS, SAME, Signals, caught
+from bapo_openrlhf.training.driver import signals
+from bapo_openrlhf.training.driver.signals import NUMBERS, SAME, Signals, caught
 
 
 class Clock:

@@ -22,10 +22,10 @@ from vllm import SamplingParams  # noqa: E402
 from vllm.logprobs import FlatLogprobs, Logprob  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
-from bapo_openrlhf.training.faster.single_turn import Prefix, SingleTurn  # noqa: E402
-from bapo_openrlhf.training.generate.engines import Engine, RolloutEngine, request_seed  # noqa: E402
-from bapo_openrlhf.training.generate.samples import STOPPED  # noqa: E402
-from bapo_openrlhf.training.reward.reward_pool import RewardPool  # noqa: E402
+from bapo_openrlhf.training.engine.engines import Engine, RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.engine.reward_pool import RewardPool  # noqa: E402
+from bapo_openrlhf.training.engine.single_turn import SingleTurn  # noqa: E402
+from bapo_openrlhf.training.wire.responses import STOPPED, Prefix  # noqa: E402
 
 SIZE = 3
 REWARD = """

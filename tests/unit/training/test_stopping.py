@@ -14,8 +14,8 @@ cpu.install()
 from fake_stack import World, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
-from bapo_openrlhf.training.run.plain_trainer import RecordedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.run.run_state import RunState  # noqa: E402
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.run_state import RunState  # noqa: E402
 
 NEVER = {"ckpt.save_steps": -1}
 EVALUATED = {"eval.steps": 3, "evaluation": 2}

@@ -19,9 +19,9 @@ from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numb
 
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
-from bapo_openrlhf.training.run import recorder, trainer  # noqa: E402
-from bapo_openrlhf.training.run.run_state import brief  # noqa: E402
-from bapo_openrlhf.training.run.trainer import timed  # noqa: E402
+from bapo_openrlhf.training.trainer import recorder, trainer  # noqa: E402
+from bapo_openrlhf.training.trainer.run_state import brief  # noqa: E402
+from bapo_openrlhf.training.trainer.trainer import timed  # noqa: E402
 
 EAGER = """
 from bapo_openrlhf.methods import BAPO

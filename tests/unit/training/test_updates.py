@@ -21,9 +21,9 @@ from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
-from bapo_openrlhf.training.learn import updates
-from bapo_openrlhf.training.learn.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
-from bapo_openrlhf.training.learn.whole_batch import WholeBatchReplayBuffer
+from bapo_openrlhf.training.worker import updates
+from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 CLIP, COEF, ENTROPY, AUX, VALUE_CLIP = 0.2, 0.3, 0.1, 0.5, 0.2
 

@@ -20,8 +20,8 @@ import ray  # noqa: E402
 
 from bapo_openrlhf.errors import Ended  # noqa: E402
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.run import waiting  # noqa: E402
-from bapo_openrlhf.training.run.signals import Signals  # noqa: E402
+from bapo_openrlhf.training.driver import waiting  # noqa: E402
+from bapo_openrlhf.training.driver.signals import Signals  # noqa: E402
 
 NUMBERS = {"trainer": 10, "actor rank 0": 20, "actor rank 1": 21, "rollout engine 0": 30}  # of the processes
 

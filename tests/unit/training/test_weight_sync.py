@@ -16,9 +16,9 @@ from openrlhf.trainer.ray import ppo_actor  # noqa: E402
 from openrlhf.trainer.ray import utils as ray_utils  # noqa: E402
 
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.faster import weight_sync  # noqa: E402
-from bapo_openrlhf.training.faster.weight_receipt import borrow, load, receive  # noqa: E402
-from bapo_openrlhf.training.faster.weight_sync import ParcelActorTrainer, parcels  # noqa: E402
+from bapo_openrlhf.training.engine.weight_receipt import borrow, load, receive  # noqa: E402
+from bapo_openrlhf.training.worker import weight_sync  # noqa: E402
+from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer, parcels  # noqa: E402
 
 
 class Remote:

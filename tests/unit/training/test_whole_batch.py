@@ -24,8 +24,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.training.learn import whole_batch  # noqa: E402
-from bapo_openrlhf.training.learn.whole_batch import MicroBatches, WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.worker import whole_batch  # noqa: E402
+from bapo_openrlhf.training.worker.whole_batch import MicroBatches, WholeBatchReplayBuffer  # noqa: E402
 
 UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow])
 

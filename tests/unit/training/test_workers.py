@@ -20,7 +20,7 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
 from openrlhf.utils.deepspeed import deepspeed as deepspeed_of_openrlhf  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training.learn import workers  # noqa: E402
+from bapo_openrlhf.training.worker import workers  # noqa: E402
 
 
 class TestWorkerGenerators:

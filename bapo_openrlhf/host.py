@@ -1,0 +1,181 @@
+"""OpenRLHF as it is installed: its version, its files, its classes, and the block of its command line.
+
+This is the only file that knows where things are in OpenRLHF. A missing name, a missing method, another layout or
+another version stops the run at its start with an error that says so.
+
+OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of a script in its folder
+`cli`, where no other module can import them. Therefore this file reads that block from the installed script and runs
+its statements in the same order. The statements before `parser.parse_args()` make the parser. The statements between it
+and `train(args)` check and complete the arguments. So this project repeats no line of the block, and all of OpenRLHF's
+flags keep their meaning.
+"""
+
+import argparse
+import ast
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+
+from bapo_openrlhf.errors import ConfigError
+
+OPENRLHF_VERSION = "0.11.2"
+PPO, SFT, SERVER = "train_ppo_ray", "train_sft", "serve_rm"  # scripts: training on rewards, supervised, reward server
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and our override
+
+
+def require_version() -> None:
+    """Raise RuntimeError unless the installed OpenRLHF is the one that this package extends."""
+    try:
+        installed = importlib.metadata.version("openrlhf")
+    except importlib.metadata.PackageNotFoundError:
+        installed = "none"
+    if installed != OPENRLHF_VERSION:
+        raise RuntimeError(f"openrlhf {installed} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
+
+
+def file_of(relative: str) -> Path:
+    """The path of an installed file of OpenRLHF, such as "utils/config.py"."""
+    require_version()
+    # The path is built from the package's folder, because finding the spec of a submodule would import its parents.
+    spec = importlib.util.find_spec("openrlhf")
+    assert spec is not None and spec.origin is not None  # its version is known
+    return Path(spec.origin).parent / relative
+
+
+@cache
+def module_of(relative: str) -> ModuleType:
+    """A module of OpenRLHF, loaded from its file, because its package would import Ray, DeepSpeed and vLLM."""
+    path = file_of(relative)
+    spec = importlib.util.spec_from_file_location(f"_openrlhf_{path.parent.name}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # a .py file has both
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def require_name(module: ModuleType | type, name: str) -> Any:
+    """The attribute `name` of an OpenRLHF module or class; RuntimeError if this version has none."""
+    if not hasattr(module, name):
+        raise RuntimeError(
+            f"openrlhf {OPENRLHF_VERSION} should have {module.__name__}.{name}; the installed one has not"
+        )
+    return getattr(module, name)
+
+
+def plain_class(ray_actor_class: Any) -> type:
+    """The class that `@ray.remote` decorated, to inherit from."""
+    return ray_actor_class.__ray_metadata__.modified_class
+
+
+def extends(base: type) -> Callable[[Method], Method]:
+    """Mark a method that overrides a method of OpenRLHF's class `base`.
+
+    tools/openrlhf_contract.py records the overridden methods, and tells what another version of OpenRLHF changes.
+
+    Raises:
+        RuntimeError: `base` has no method of this name, so OpenRLHF would never call the override. Raised at import.
+    """
+
+    def check(method: Method) -> Method:
+        require_name(base, method.__name__)
+        EXTENDED.append((base, method))
+        return method
+
+    return check
+
+
+@contextmanager
+def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
+    """Bind names of an OpenRLHF module to other objects for the time of the block."""
+    before = {name: require_name(module, name) for name in names}
+    for name, value in names.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def _is_call(node: ast.stmt, target: str) -> bool:
+    """Whether a statement is `target(...)` or `name = target(...)`."""
+    value = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == target
+
+
+def _block(script: str) -> tuple[list[ast.stmt], str]:
+    """The statements of the block, and the path of the script.
+
+    Raises:
+        RuntimeError: The script has no such block that begins with a parser.
+    """
+    path = file_of(f"cli/{script}.py")
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    blocks = [
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+    ]
+    body = blocks[0].body if len(blocks) == 1 else []
+    if not body or not _is_call(body[0], "argparse.ArgumentParser"):
+        raise _other_layout(path)
+    return body, str(path)
+
+
+@cache
+def _main_block(script: str) -> tuple[list[ast.stmt], list[ast.stmt], str]:
+    """The statements before and after `args = parser.parse_args()`, without the final `train(args)`, and the path."""
+    body, path = _block(script)
+    parse = [index for index, node in enumerate(body) if _is_call(node, "parser.parse_args")]
+    if len(parse) != 1 or not _is_call(body[-1], "train"):
+        raise _other_layout(path)
+    return body[: parse[0]], body[parse[0] + 1 : -1], path
+
+
+def _other_layout(path: object) -> RuntimeError:
+    return RuntimeError(f"{path} is not laid out as openrlhf {OPENRLHF_VERSION}'s is")
+
+
+def _run(statements: list[ast.stmt], path: str, names: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(ast.Module(body=statements, type_ignores=[]), path, "exec"), names)
+    return names
+
+
+def run_block(script: str, names: dict[str, Any]) -> None:
+    """Run all statements of a script's block, which then reads these names in the place of the script's own."""
+    _run(*_block(script), names)
+
+
+def build_parser(script: str = PPO) -> argparse.ArgumentParser:
+    """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.SCRIPT`."""
+    from datetime import datetime
+
+    before, _, path = _main_block(script)
+    return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
+
+
+def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
+    """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
+
+    Returns:
+        The nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes.
+
+    Raises:
+        ConfigError: One of OpenRLHF's assertions failed, and the message has its text; or it needs another package.
+    """
+    _, after, path = _main_block(script)
+    statements = [
+        node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
+    ]
+    names = {"args": flat, "hierarchize": module_of("utils/config.py").hierarchize}
+    try:
+        return _run(statements, path, names)["args"]
+    except AssertionError as error:
+        raise ConfigError(f"OpenRLHF refuses this configuration: {error}") from None
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"this configuration needs the package {error.name}, which is not installed") from None

@@ -1,0 +1,262 @@
+"""Build a run and train: which processes there are, on which GPUs, and in which order they load.
+
+This takes the place of OpenRLHF's `train` and `create_vllm_engines`, and reads all that these read of the arguments
+(tests/unit/training/test_build.py compares the calls). What they assert about sizes is a rule in `flags/placement.py`.
+Three things are different:
+
+- A run that pulls towards the behaviour policy (`--adapt.kl_target behaviour`) has no reference model.
+- Ray is asked for all processes at once, so that they import the stack and read tokenizers and data while the engines
+  load and compile. OpenRLHF first waits for engines that sleep.
+- Models on the GPUs of engines take no memory before the engines have their cache, because vLLM stops if free memory
+  grows while it measures. A critic with GPUs of its own loads together with the actor.
+"""
+
+import copy
+import os
+import sys
+from functools import reduce
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import ray
+from openrlhf.trainer import ppo_trainer_async
+from openrlhf.trainer.ray.launcher import RayActorGroup
+from openrlhf.trainer.ray.utils import get_bundle_indices
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from openrlhf.utils import get_strategy
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from transformers import AutoProcessor
+
+from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.flags.paths import run_folder
+from bapo_openrlhf.host import require_version
+from bapo_openrlhf.record.run_record import HIDDEN, SECRETS, WARNINGS, append_rows
+from bapo_openrlhf.training.driver import waiting
+from bapo_openrlhf.training.driver.signals import Signals
+from bapo_openrlhf.training.engine import engines
+from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer
+from bapo_openrlhf.training.worker import workers
+
+SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
+
+
+def without_secrets(args: SimpleNamespace) -> SimpleNamespace:
+    """A copy of the nested arguments that may be printed, because what is printed is kept in train.log."""
+    result = copy.deepcopy(args)
+    for flag in SECRETS:
+        *groups, name = flag.split(".")
+        group = reduce(getattr, groups, result)
+        if getattr(group, name):
+            setattr(group, name, HIDDEN)
+    return result
+
+
+class Parts(NamedTuple):
+    """Classes of a run's processes, as Ray's actors, and the class that calls all processes of a model."""
+
+    policy: Any
+    critic: Any
+    trainer: Any
+    workers: Any
+    reference: Any
+    reward: Any
+    engine: Any
+
+
+def parts_of(args: SimpleNamespace) -> Parts:
+    """The classes of a run: those that adapt batches, or those that compute what OpenRLHF always computes.
+
+    Without batch adaptation, only the record, the transport of prompts, responses and weights, and the limits of the
+    reward function are this project's. OpenRLHF's asynchronous trainer is taken as it is.
+    """
+    either = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
+    if args.adapt.enabled:
+        models, calls = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor), dealing.DealtActorGroup
+        return Parts(*models, trainer.AdaptedPPOTrainerActor, calls, *either)
+    ahead = args.train.async_enable
+    plain = ppo_trainer_async.PPOTrainerAsync if ahead else plain_trainer.RecordedPPOTrainerActor
+    return Parts(workers.PlainPolicyActor, workers.PlainCriticActor, plain, RayActorGroup, *either)
+
+
+class Run:
+    """The processes of a run. The constructor asks Ray for all of them, and waits for no model.
+
+    Args:
+        args: Nested arguments of the run, checked. All processes get them.
+        signals: The signals that the driver gets.
+
+    Attributes:
+        engines: The rollout engines.
+        actor, critic, reference, reward: The processes of each model; None if the run has no such model.
+        trainer: The trainer's process.
+    """
+
+    def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
+        self.signals, self.args, self.strategy, self._parts = signals, args, get_strategy(args), parts_of(args)
+        self.strategy.print(without_secrets(args))
+        parts, train = self._parts, args.train
+        beside_actor = reserved_for(args.actor) if train.colocate_actor_ref or train.colocate_all else None
+        self._shared = train.colocate_all and not train.async_enable  # whether engines are on the actor's GPUs
+        self.engines = engines_on(args, parts.engine, beside_actor if self._shared else None)
+        self.actor = self._workers(parts.policy, args.actor, beside_actor)
+        self.reference = self._workers(parts.reference, args.ref, beside_actor) if has_reference(args) else None
+        self._beside_critic = beside_actor if train.colocate_all else None
+        critic = args.critic.model_name_or_path
+        if critic and train.colocate_critic_reward:
+            self._beside_critic = reserved_for(args.critic)
+        self.critic = self._workers(parts.critic, args.critic, self._beside_critic) if critic else None
+        computed = args.reward.remote_url  # by a function, an agent or a server
+        self.reward = None if computed else self._workers(parts.reward, args.reward, self._beside_critic)
+        stops = args.adapt.enabled or not train.async_enable  # it is this project's
+        kind = parts.trainer.options(max_concurrency=2) if stops else parts.trainer  # it answers while it trains
+        self.trainer = kind.remote(
+            args.actor.model_name_or_path,
+            self.strategy,
+            self.actor,
+            self.critic,
+            self.reward,
+            self.reference,
+            self.engines,
+            do_sample=True,
+            max_len=args.data.max_len,
+            max_new_tokens=args.rollout.max_new_tokens,
+            temperature=args.rollout.temperature,
+            top_p=args.rollout.top_p,
+        )
+        self._waiting = waiting.Waiting(
+            args.run, signals=signals, trainer=self.trainer if stops else None, processes=self._named(), warn=self._warn
+        )
+
+    def _named(self) -> dict[str, Any]:
+        """All processes of the run, by names that a user understands."""
+        models = {"actor": self.actor, "critic": self.critic, "reference": self.reference, "reward model": self.reward}
+        ranks = {
+            f"{name} rank {rank}": process
+            for name, group in models.items()
+            if group is not None
+            for rank, process in enumerate(group._actor_handlers)
+        }
+        engines = {f"{waiting.ENGINE} {number}": engine for number, engine in enumerate(self.engines)}
+        return {"trainer": self.trainer, **ranks, **engines}
+
+    def _warn(self, step: int, text: str) -> None:
+        """Say a warning, and write it down for the progress bar and for `watch`."""
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+        append_rows(run_folder(self.args), WARNINGS, step, [{"kind": "stalled", "text": text}])
+
+    def _workers(self, kind: Any, model: SimpleNamespace, place: Any) -> Any:
+        """The processes of a model, on the GPUs of a place that it shares with others, or on GPUs of its own."""
+        gpus, copies = SHARE if place else 1, self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        sizes = (model.num_nodes, model.num_gpus_per_node)
+        return self._parts.workers(*sizes, kind, pg=place, num_gpus_per_actor=gpus, duplicate_actors=copies)
+
+    def load(self) -> None:
+        """Load all models. Engines on the same GPUs have their cache first."""
+        args, steps = self.args, ray.get(self.trainer.get_max_steps.remote())
+        if args.vllm.enable_sleep:
+            batch_vllm_engine_call(self.engines, "sleep")
+        elif self._shared:
+            batch_vllm_engine_call(self.engines, "get_num_unfinished_requests")  # answered once an engine is there
+        policy = (self.strategy, args.actor.model_name_or_path)
+        loading = self.actor.async_init_model_from_pretrained(*policy, steps, self.engines)
+        if self.reference is not None:
+            loading += self.reference.async_init_model_from_pretrained(*policy)
+        if self.reward is not None and args.reward.model_name_or_path:
+            loading += self.reward.async_init_model_from_pretrained(self.strategy, args.reward.model_name_or_path)
+        if self._beside_critic is not None:
+            self._waiting.get(loading, waiting.LOADING)  # a model needs more memory while it loads than afterwards
+        if self.critic is not None:
+            critic = args.critic.model_name_or_path
+            loading += self.critic.async_init_model_from_pretrained(self.strategy, critic, steps)
+        self._waiting.get(loading, waiting.LOADING)
+
+    def train(self) -> None:
+        """Train, and save the trained models.
+
+        Raises:
+            Ended: A signal stopped the run, or it stalled.
+        """
+        self._waiting.note_homes()
+        self.signals.waits = True
+        [stopped] = self._waiting.get([self.trainer.fit.remote()])
+        if stopped is not None:
+            raise self.signals.ended(f"after step {stopped}")
+        saving = "saving the trained models"
+        self._waiting.get(self.actor.async_save_model(), saving)
+        if self.critic is not None and self.args.critic.save_value_network:
+            self._waiting.get(self.critic.async_save_model(), saving)
+
+
+def train(args: SimpleNamespace, signals: Signals) -> None:
+    """Build a run, load its models, train and save. The arguments are those of `Run`."""
+    require_version()
+    if not ray.is_initialized():
+        defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+        env = {name: os.environ.get(name, value) for name, value in defaults.items()}
+        ray.init(runtime_env={"env_vars": env})
+    signals.listen()
+    run = Run(args, signals)
+    run.load()
+    run.train()
+
+
+def reserved(gpus: int) -> Any:
+    """Ray's placement group of so many GPUs, as near to each other as possible."""
+    place = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
+    ray.get(place.ready())
+    return place
+
+
+def reserved_for(model: SimpleNamespace) -> Any:
+    """A place with the GPUs of a model."""
+    return reserved(model.num_nodes * model.num_gpus_per_node)
+
+
+def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
+    """The rollout engines, on GPUs that they share with the actor, or on GPUs of their own. Nothing waits for them."""
+    count, size, share = args.vllm.num_engines, args.vllm.tensor_parallel_size, SHARE if place else 1
+    settings = settings_of_engines(args) | {"num_gpus": share}
+    place, gpus = place or reserved(count * size), 0 if size > 1 else share  # several workers ask for their own GPUs
+    created = []
+    for number in range(count):
+        bundles = get_bundle_indices(place, number, size) if size > 1 else None
+        where = PlacementGroupSchedulingStrategy(place, bundles[0] if bundles else number, True)  # also for its workers
+        process = kind.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=where)
+        created.append(process.remote(**settings, bundle_indices=bundles, seed=args.train.seed + number))
+    return created
+
+
+def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:
+    """What `RolloutEngine` and vLLM are given, as far as it is the same for all engines.
+
+    Log-probs are of the distribution that is sampled from: after temperature, top-p and top-k. Batch adaptation needs
+    them as those of the behaviour policy alpha in Eq. 3 and 4, and so does OpenRLHF's importance-sampling correction.
+    """
+    vllm, size, model = args.vllm, args.vllm.tensor_parallel_size, args.actor.model_name_or_path
+    settings = {
+        "model": model,
+        "dtype": "bfloat16",
+        "trust_remote_code": True,
+        "max_model_len": args.data.max_len,
+        "tensor_parallel_size": size,
+        "distributed_executor_backend": "uni" if size == 1 else "ray",
+        "worker_extension_cls": "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap",
+        "enforce_eager": vllm.enforce_eager,
+        "enable_prefix_caching": vllm.enable_prefix_caching,
+        "enable_sleep_mode": vllm.enable_sleep,
+        "gpu_memory_utilization": vllm.gpu_memory_utilization,
+        "full_determinism": args.train.full_determinism_enable,
+        "faster": args.run.does_faster("requests"),
+        "agent_func_path": args.train.agent_func_path,
+        "remote_rm_url": args.reward.remote_url,
+        "mm_pad_token_ids": set(),
+    }
+    if args.adapt.enabled or args.algo.advantage.is_correction_level != "off":
+        settings |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
+    images = args.data.max_images_per_prompt
+    if images > 0:
+        processor = AutoProcessor.from_pretrained(model, trust_remote_code=True)
+        tokens = {getattr(processor, f"{kind}_token_id", None) for kind in ("image", "video")}
+        settings |= {"limit_mm_per_prompt": {"image": images}, "mm_pad_token_ids": tokens - {None}}
+    return settings

@@ -1,0 +1,223 @@
+"""How the driver waits for a run: it passes a signal on to the trainer, and says so if the run stalls.
+
+A run stalls if it stays in one phase of a step for several times as long as its longest step took. Then each process is
+asked for an answer. The trainer waits for those that give none, because they are in a call, or are stopped.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from bapo_openrlhf.errors import Ended
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.driver.signals import BEFORE, Signals
+from bapo_openrlhf.training.trainer.run_state import RESUMING, STARTING, brief
+
+LOOK = 0.5  # seconds between two looks at the run
+ANSWER = 5.0  # seconds in which a process answers that is in no call
+LEAST, LONGEST_STEPS = 60.0, 3.0  # a run stalls after LEAST seconds, or so many times its longest step if that is more
+FIRST = 600.0  # seconds before it has made a step
+ENGINE = "rollout engine"  # how the names of engines begin
+STALLED = 75  # status of the process: EX_TEMPFAIL of sysexits.h, which asks for another try
+LOADING = "loading the models"
+
+
+class Place(NamedTuple):
+    """Where a run is: the number of its step (`RunState.number`), and what it does now."""
+
+    step: int = 0
+    phase: str = STARTING
+
+    @property
+    def begun(self) -> bool:
+        """Whether its first step has begun."""
+        return self.phase not in (STARTING, LOADING, RESUMING)
+
+    def __str__(self) -> str:
+        return f"step {self.step}, {self.phase}"
+
+
+class Pace:
+    """How long a run has been where it is, and how long that may take by its own steps.
+
+    Attributes:
+        place: Where it is.
+        longest: Seconds of its longest step; None before one is over whose beginning was seen.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._since = clock, clock()
+        self._step_since: float | None = None
+        self.place, self.longest = Place(), None
+
+    def at(self, place: Place) -> None:
+        """The run is here now."""
+        if place == self.place:
+            return
+        now = self._clock()
+        if place.step != self.place.step:
+            if self._step_since is not None:
+                self.longest = max(self.longest or 0.0, now - self._step_since)
+            self._step_since = now
+        self.place, self._since = place, now
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been there."""
+        return self._clock() - self._since
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which it stalls."""
+        return FIRST if self.longest is None else max(LEAST, LONGEST_STEPS * self.longest)
+
+
+class Home(NamedTuple):
+    """Where a process is."""
+
+    node: str
+    host: str
+    process: int
+
+
+class Waiting:
+    """Waits for a run.
+
+    Args:
+        run: The flags of the run: `grace_seconds` and `stall_timeout`.
+        signals: What the driver gets.
+        trainer: The trainer, which has `place` and `stop`; None for OpenRLHF's asynchronous trainer.
+        processes: All processes of the run by name.
+        warn: Called with a step and a sentence when the run stalls.
+    """
+
+    def __init__(
+        self, run: RunConfig, *, signals: Signals, trainer: Any, processes: Mapping[str, Any],
+        warn: Callable[[int, str], None], clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.run, self.signals, self.trainer, self.processes = run, signals, trainer, processes
+        self.pace = Pace(clock)
+        self._warn, self._clock = warn, clock
+        self._homes: dict[str, Home] = {}
+        self._asked: Any = None  # Ray's reference to the trainer's answer
+        self._told, self._warned = False, Place()
+
+    def note_homes(self) -> None:
+        """Ask all processes where they are, as long as they answer."""
+        homes = ray.get([process.__ray_call__.remote(home) for process in self.processes.values()])
+        self._homes = dict(zip(self.processes, homes, strict=True))
+
+    def get(self, refs: list[Any], phase: str | None = None) -> Any:
+        """What `ray.get` returns for a list of references.
+
+        Args:
+            refs: Ray's references.
+            phase: What the run does meanwhile; None if the trainer knows that.
+
+        Raises:
+            Ended: A signal or the time limit for a phase ends the run before its time.
+        """
+        if phase is not None:
+            self.pace.at(Place(self.pace.place.step, phase))
+        left = refs
+        while left:
+            try:
+                ready, left = ray.wait(left, num_returns=len(left), timeout=LOOK)
+                ray.get(ready)  # raises the first error at once
+            except ray.exceptions.RayError as error:
+                if self.signals.first is None:
+                    raise
+                why = " ".join(brief(error).split())
+                raise self._at_once(f"because the step could not end: {why}") from None
+            if left:
+                if phase is None:
+                    self._look()
+                self._heed()
+                self._complain()
+        return ray.get(refs)
+
+    def _look(self, wait: float = 0.0) -> None:
+        """Take the trainer's answer if it comes in so many seconds, and ask it again."""
+        if self.trainer is None:
+            return
+        if self._asked is not None:
+            if not ray.wait([self._asked], timeout=wait)[0]:
+                return
+            with suppress(ray.exceptions.RayError):  # its call says more
+                self.pace.at(Place(*ray.get(self._asked)))
+        self._asked = self.trainer.place.remote()
+
+    def _heed(self) -> None:
+        """Pass the first signal on, and end the run if it must not wait for the end of the step."""
+        signals, grace = self.signals, self.run.grace_seconds
+        if signals.first is None:
+            return
+        if self.trainer is None:
+            raise self._at_once("because OpenRLHF's asynchronous trainer cannot stop between two steps")
+        if not self.pace.place.begun:
+            self._asked = self.trainer.place.remote()  # the last answer may be older than the signal
+            self._look(ANSWER)
+            if not self.pace.place.begun:
+                raise signals.ended(BEFORE)
+        if signals.again:
+            raise self._at_once("because a second signal came")
+        if grace is not None and self._clock() - signals.since >= grace:
+            raise self._at_once(f"because the step did not end within run.grace_seconds {grace:g}")
+        if not self._told:
+            self.trainer.stop.remote()
+            self._told = True
+
+    def _at_once(self, why: str) -> Ended:
+        return self.signals.ended(f"within {self.pace.place}, {why}")
+
+    def _complain(self) -> None:
+        """Say once for each place that the run stalls there, and end it after the time limit."""
+        pace, limit = self.pace, self.run.stall_timeout
+        if self.trainer is None:
+            return
+        if limit is not None and pace.seconds >= limit:
+            raise Ended("stalled", STALLED, f"stalled for run.stall_timeout {limit:g}: {self._stall()}")
+        if pace.seconds >= pace.limit and self._warned != pace.place:
+            self._warned = pace.place
+            self._warn(pace.place.step, self._stall())
+
+    def _stall(self) -> str:
+        """What stalls: the step, the phase, the time, and the processes that give no answer."""
+        calls = {
+            name: process.answers.remote() if name.startswith(ENGINE) else process.__ray_call__.remote(home)
+            for name, process in self.processes.items()
+        }
+        answered = ray.wait(list(calls.values()), num_returns=len(calls), timeout=ANSWER)[0]
+        late = [name for name, call in calls.items() if call not in answered]
+        whom = ", ".join(name + self._described(name) for name in late) or "no process, as all answer: look at rewards"
+        return f"{self.pace.place}: nothing new for {self.pace.seconds:.0f} s. It waits for {whom}"
+
+    def _described(self, name: str) -> str:
+        """Where a process is, and whether it is stopped."""
+        if name not in self._homes:
+            return ""
+        node, host, process = self._homes[name]
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        state = ray.remote(num_cpus=0)(is_stopped).options(scheduling_strategy=there).remote(process)
+        stopped = False
+        if ray.wait([state], timeout=2 * ANSWER)[0]:
+            with suppress(ray.exceptions.RayError):
+                stopped = ray.get(state)
+        return f" (process {process} on {host}{', which is stopped' if stopped else ''})"
+
+
+def home(_actor: Any = None) -> Home:
+    """Where this process is."""
+    return Home(ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this machine is stopped, as SIGSTOP does it."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,346 @@
+"""The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards.
+
+The delayed weights of Algorithm 1 (line 3) stay in the engine. Each vLLM worker copies its own tensors to host memory
+and later back. So a restore is a local copy, which needs neither the actor nor the network. benchmarks/delay.py
+compares its time with that of a second broadcast.
+"""
+
+import asyncio
+import hashlib
+import os
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from copy import copy, deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import packaging.version
+import ray
+import torch
+import vllm
+from openrlhf.trainer.ray import vllm_engine
+from openrlhf.utils.vlm_utils import dedup_media_tokens
+from vllm.inputs import TokensPrompt
+from vllm.sampling_params import RequestOutputKind
+
+from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf.flags.config import VerifierConfig
+from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.training.engine.adapters import merge_adapters
+from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
+from bapo_openrlhf.training.engine.engine_core import ENGINE, block_interrupts, end_with
+from bapo_openrlhf.training.engine.reward_pool import RewardPool
+from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupTurn, SingleTurn
+from bapo_openrlhf.training.engine.user_agent import load_agent
+from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
+from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup
+from bapo_openrlhf.training.wire.weights import Piece
+
+# ── In each vLLM worker ──
+
+
+def _parameters(worker: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.data for name, parameter in worker.model_runner.model.named_parameters()}
+
+
+def _weights_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rollout_weights_rank{rank}.safetensors"
+
+
+def _keep(worker: Any) -> int:
+    """Copy the worker's weights to host memory, and return the number of bytes there."""
+    weights = _parameters(worker)
+    kept = getattr(worker, "kept_weights", None)
+    if kept is None:
+        # The memory is pinned, so that a GPU copies at full speed. It is allocated once and used again.
+        kept = {name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda) for name, w in weights.items()}
+        worker.kept_weights = kept
+    for name, weight in weights.items():
+        kept[name].copy_(weight)
+    return sum(weight.nbytes for weight in kept.values())
+
+
+def _restore(worker: Any) -> None:
+    for name, weight in _parameters(worker).items():
+        weight.copy_(worker.kept_weights[name])
+
+
+def _save(worker: Any, folder: str) -> None:
+    from safetensors.torch import save_file
+
+    weights = {name: weight.cpu().contiguous() for name, weight in _parameters(worker).items()}
+    save_file(weights, _weights_file(folder, worker.rank))
+
+
+def _load(worker: Any, folder: str) -> None:
+    from safetensors.torch import load_file
+
+    path = _weights_file(folder, worker.rank)
+    saved, weights = load_file(path), _parameters(worker)
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    if {name: weight.shape for name, weight in saved.items()} != shapes:
+        raise ValueError(f"{path} holds other tensors than this model under this vllm.tensor_parallel_size")
+    for name, weight in weights.items():
+        weight.copy_(saved[name])
+
+
+# ── The engine ──
+
+
+def request_seed(seed: int, sample: int) -> int:
+    """The seed of one response, from the seed of its prompt and its number in the group."""
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2  # 62 bits, because vLLM takes at most 63
+
+
+Engine = plain_class(vllm_engine.RolloutRayActor)
+
+
+class RolloutEngine(Engine):
+    """OpenRLHF's rollout engine, extended for batches that mix policies.
+
+    Attributes:
+        weights_version: Number of updates behind the weights that it holds; None in a run without batch adaptation.
+            Each response says the lowest and the highest one that generated it.
+        faster: Whether vLLM is asked only for what is read (`requests` of `--run.faster`).
+    """
+
+    faster = True
+    weights_version: int | None = None
+    tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
+    _kept_weights_version: int | None = None
+
+    async def __init__(
+        self, *, num_gpus: float, bundle_indices: list[int] | None = None, full_determinism: bool = False,
+        faster: bool = True, agent_func_path: str | None = None, remote_rm_url: str | None = None,
+        mm_pad_token_ids: set[int] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Load the model and the user's agent or reward function.
+
+        Args:
+            num_gpus: Share of a GPU that each worker of vLLM asks Ray for, if there are several workers.
+            bundle_indices: Places of these workers in the placement group.
+            full_determinism: Whether the run is to be reproducible.
+            faster: See the attribute.
+            agent_func_path: The user's agent, if there is one.
+            remote_rm_url: The reward function or the addresses of its servers.
+            mm_pad_token_ids: Tokens that stand for a part of an image or of a video.
+            kwargs: Arguments of vLLM's engine.
+        """
+        if full_determinism and cpu.in_cpu_run():
+            # With one sequence at a time, a response does not depend on the others in the batch. In bf16, another
+            # number of rows rounds differently. On a GPU, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
+            kwargs["max_num_seqs"] = 1
+        if kwargs.get("distributed_executor_backend") == "ray" and cpu.in_cpu_run():
+            kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
+        self.faster = faster
+        if faster:
+            kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them
+        os.environ[ENGINE] = str(os.getpid())
+        self._configure_device_env(kwargs.get("distributed_executor_backend"), bundle_indices, num_gpus)
+        self._configure_vllm_env(packaging.version, vllm, full_determinism)
+        self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
+        self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
+        block_interrupts()
+        self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
+        end_with(self.llm)
+        await self.llm.is_sleeping()  # waits until it has loaded
+        self.rewards: RewardPool | LimitedAgent | SingleTurn | None = None  # what counts failed calls
+
+    async def live(self) -> None:
+        """Never return, so that a caller who waits for this call learns at once that the engine died."""
+        await asyncio.Event().wait()
+
+    async def answers(self) -> None:
+        """Return as soon as vLLM's process answers."""
+        await self.llm.is_sleeping()
+
+    def set_up(self, tokenizer: Any, verifier: VerifierConfig, adapted: bool) -> None:
+        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on.
+
+        An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
+        """
+        self.tokenizer, self.weights_version = tokenizer, 0 if adapted else None
+        executor = self.executor
+        if type(executor) is not SingleTurn:
+            self.executor = NamedAgent(executor)
+            if verifier.processes and adapted:
+                self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
+            return
+        self.rewards = executor
+        if verifier.processes and executor.reward_func:
+            self.rewards = executor.reward_func = RewardPool(
+                executor.reward_endpoints[0],
+                processes=verifier.processes,
+                timeout=verifier.timeout,
+                memory_gib=verifier.memory_gib,
+            )
+
+    async def merge_adapters(self, scale: float) -> None:
+        """Merge the actor's LoRA adapters into the weights of each sync from now on, times alpha / r."""
+        await self.llm.collective_rpc(merge_adapters, args=(scale,))
+
+    @extends(Engine)
+    async def generate_responses(
+        self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
+        number: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
+
+        The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
+        """
+        generate = partial(super().generate_responses, hf_tokenizer=self.tokenizer or hf_tokenizer)
+        first = self.weights_version
+        if seed is None:
+            responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
+        else:
+            tasks = []
+            for sample in range(num_samples):
+                seeded = copy(sampling_params)
+                seeded.seed = request_seed(seed, sample)
+                tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
+            responses = [response for group in await asyncio.gather(*tasks) for response in group]
+        return [self._versioned(response, first) | {"number": number} for response in responses]
+
+    def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:
+        """A response that began with weights of version `first`, with its versions. OpenRLHF puts them in `info`."""
+        if first is None:
+            return response
+        versions = dict(zip(VERSIONS, (first, self.weights_version), strict=True))
+        return response | {"extra_logs": {**(response.get("extra_logs") or {}), **versions}}
+
+    async def generate_groups(self, requests: Sequence[dict[str, Any]], **shared: Any) -> Any:
+        """Generate the responses to several prompts, each of one turn.
+
+        Args:
+            requests: For each prompt the arguments of `_group` that are its own.
+            shared: The other arguments of `_group`.
+
+        Returns:
+            A `PackedGroup` for each prompt; it alone if there is one, because Ray then expects no list.
+        """
+        groups = await asyncio.gather(*(self._group(**request, **shared) for request in requests))
+        return groups if len(groups) > 1 else groups[0]
+
+    async def _group(
+        self, prompt: str, label: Any, images: Any, sampling_params: Any, max_length: int, num_samples: int,
+        seed: int | None = None, number: int | None = None, **part: Any,
+    ) -> PackedGroup:  # fmt: skip
+        """The responses to one prompt. The arguments are those of `generate_responses`, and of `GroupTurn` in `part`.
+
+        A response that used up its budget is not judged.
+        """
+        first, encoded = self.weights_version, Encoded.of(self.tokenizer, prompt, images, sampling_params, max_length)
+        seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
+        turn = GroupTurn(self, encoded, seeds, num_samples, **part)
+
+        async def made(place: int) -> tuple[Generated, dict[str, Any]]:
+            generated = await turn.response(place)
+            if generated.finish_reason == STOPPED:
+                judged: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
+            else:
+                tokens = [*encoded.tokens, *generated.token_ids]
+                judged = await self.executor.judged(self.tokenizer, tokens, prompt, label)
+            return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
+
+        shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
+        return PackedGroup.of(
+            shared | {"number": number}, encoded.tokens, await asyncio.gather(*map(made, range(num_samples)))
+        )
+
+    @extends(Engine)
+    async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
+        """vLLM's last output for a prompt. If that is faster, it makes no other, because an executor reads no other."""
+        if not self.faster:
+            return await super().generate(prompt_token_ids, sampling_params, multi_modal_data)
+        last = None
+        outputs = self.outputs(
+            prompt_token_ids, sampling_params, multi_modal_data, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async for output in outputs:
+            last = output
+        return last
+
+    def outputs(self, tokens: Any, sampling_params: Any, images: Any = None, **changed: Any) -> AsyncIterator[Any]:
+        """vLLM's outputs for a prompt, as it makes them.
+
+        Args:
+            tokens: Token ids of the prompt.
+            sampling_params: As in vLLM.
+            images: Images or videos by kind; None if there are none. OpenRLHF's prompt has a token for each part of an
+                image, and vLLM makes these out of one token.
+            changed: Sampling parameters that have another value.
+        """
+        if images and self._mm_pad_token_ids:
+            tokens = dedup_media_tokens(tokens, self._mm_pad_token_ids)
+        prompt = TokensPrompt(prompt_token_ids=tokens)
+        if images:
+            prompt["multi_modal_data"] = images
+        return self.llm.generate(prompt, self._asked(sampling_params, changed), request_id=uuid.uuid4().hex)
+
+    def _asked(self, sampling_params: Any, changed: Mapping[str, Any]) -> Any:
+        """A copy of the parameters with changed values, without what nobody reads.
+
+        For a response of one turn only tokens and their own log-probs are read, so vLLM need not make text, nor find
+        the likeliest token. An executor of the user may need both, and stop strings need text.
+        """
+        asked = deepcopy(sampling_params)  # vLLM adds to its sets
+        for name, value in changed.items():
+            setattr(asked, name, value)
+        if type(self.executor) is SingleTurn:
+            asked.detokenize = bool(asked.stop)
+            if asked.logprobs is not None:
+                asked.logprobs, asked.flat_logprobs = 0, True
+        return asked
+
+    def reward_failures(self) -> Failures:
+        """The failed calls of the reward function or the agent so far. An agent without limits ends the run instead."""
+        return self.rewards.failures if self.rewards else Failures()
+
+    async def update_weights(self, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
+        """Receive and load a parcel of the actor's weights."""
+        await self.llm.collective_rpc(receive, args=(pieces, dtype))
+
+    async def borrow_weights(self, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any, tuple]]) -> None:
+        """Load a parcel of the actor's weights from memory of the same GPUs."""
+        await self.llm.collective_rpc(borrow, args=(pieces, handles))
+
+    async def keep_weights(self) -> int:
+        """Keep a copy of its weights in host memory instead of those kept before, and return their bytes."""
+        self._kept_weights_version = self.weights_version
+        return sum(await self.llm.collective_rpc(_keep))
+
+    async def restore_weights(self) -> None:
+        """Sample from the kept weights again."""
+        await self.llm.collective_rpc(_restore)
+        await self.changed(self._kept_weights_version)
+
+    async def save_weights(self, folder: str) -> None:
+        """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""
+        await self.llm.collective_rpc(_save, args=(folder,))
+
+    async def load_weights(self, folder: str, version: int) -> None:
+        """Sample from saved weights of this version.
+
+        Raises:
+            ValueError: The weights are of another model or of another tensor-parallel size.
+        """
+        await self.llm.collective_rpc(_load, args=(folder,))
+        await self.changed(version)
+
+    async def changed(self, version: int | None) -> None:
+        """Note the version of the new weights, and forget what others computed: keys and values, image embeddings.
+
+        Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
+        Otherwise a response to a prompt that is generated again would use image embeddings of much older weights. A
+        request that goes on, such as one of an agent that was given up, begins again with the new weights. Otherwise
+        vLLM would keep all keys and values.
+        """
+        self.weights_version = version
+        await self.llm.reset_prefix_cache(reset_running_requests=True)
+        await self.llm.reset_encoder_cache()
+
+
+RolloutActor = ray.remote(RolloutEngine)

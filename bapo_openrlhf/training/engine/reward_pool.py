@@ -1,0 +1,407 @@
+"""Calls a reward function in separate processes.
+
+OpenRLHF calls `reward_func` in threads of its rollout engine. A thread cannot be stopped, an endless regular expression
+holds the interpreter's lock, and a segmentation fault ends the engine. A process can be killed. So a call that hangs,
+crashes or takes too much memory costs one reward and not the engine. The reward file stays as it is,
+`reward_func(queries, prompts, labels)`.
+
+This limits accidents and is not a sandbox: the function may do everything that the user may do. The memory limit holds
+for each process separately. A program that the function starts is killed with it, unless it runs in a session of its
+own or this process is itself killed from outside.
+"""
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.training.engine.printed import Printed
+from bapo_openrlhf.training.engine.reward_worker import encode
+from bapo_openrlhf.training.wire.failures import Failures
+
+MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
+SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket
+TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is known
+
+
+class RewardFailure(Exception):
+    """A reward function gave no reward for a response. The message says why, and names the file.
+
+    `kind` is
+        raised   The function raised an exception, or loading its file did.
+        timeout  The function took longer than allowed, and its process was killed.
+        crashed  The process of the function ended.
+        memory   The function asked for more memory than allowed.
+        invalid  The function did not return one finite number.
+    `place` is FILE:LINE of the cause, or where the function begins; without a line if it was not loaded.
+    """
+
+    def __init__(self, kind: str, message: str, place: str = "") -> None:
+        super().__init__(kind, message, place)  # all, because Ray pickles exceptions by their arguments
+        self.kind, self.place = kind, place
+
+    def __str__(self) -> str:
+        return self.args[1]
+
+
+class _Call(Future):
+    """What one call will give. `worker` is the process that has it, and `request` what that is asked."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__()
+        self.request, self.worker = request, None
+
+
+class RewardPool:
+    """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
+
+    A process is started when a call finds no free process. It serves one call after another. After a timeout, a crash
+    or a memory error the next call gets a new process. `failures` counts failed calls.
+
+    Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
+    time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
+    with it and not answered yet go to another one.
+
+    Args:
+        path: The reward file.
+        processes: Number of calls that run at the same time; further calls wait.
+        timeout: Seconds of wall-clock time that one call may take.
+        memory_gib: GiB that each process may take in addition to what it has once the file is loaded. So libraries that
+            the file imports do not count. What the function imports in its first call counts, also for the time.
+        startup_timeout: Seconds that loading the file may take.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        processes: int,
+        timeout: float,
+        memory_gib: float,
+        startup_timeout: float = 300.0,
+    ) -> None:
+        limits = {
+            "processes": processes,
+            "timeout": timeout,
+            "memory_gib": memory_gib,
+            "startup_timeout": startup_timeout,
+        }
+        for name, value in limits.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} {value} must be positive and finite")
+        self.path = os.path.abspath(path)
+        self.processes = processes
+        self.timeout = timeout
+        self.memory_gib = memory_gib
+        self.startup_timeout = startup_timeout
+        self.failures = Failures()
+        self._changed = threading.Condition()  # guards everything below, and failures
+        self._calls: deque[_Call] = deque()  # that no process has yet
+        # Each process has a thread, which lives as long as the pool: a process dies with the thread that started it.
+        self._threads: list[threading.Thread] = []
+        self._busy = 0  # number of threads that serve calls now
+        self._seconds = TOGETHER  # that the slowest call took lately
+        self._workers: set[_Worker] = set()
+        self._closed = False
+        atexit.register(self.close)
+
+    def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict:
+        """Compute the reward of one response, and wait for it. See `submit`."""
+        call = self.submit(queries, prompts, labels)
+        try:
+            return call.result()
+        except BaseException:
+            if not call.done() and not call.cancel() and call.worker is not None:
+                call.worker.kill()  # the caller was interrupted
+            raise
+
+    def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> _Call:
+        """Let the reward of one response be computed, in the form that OpenRLHF's executor expects.
+
+        Args:
+            queries: The prompt with the response; length 1.
+            prompts: The prompt; length 1.
+            labels: The label; length 1. It goes through JSON: a tuple arrives as a list, and a key that is a number as
+                a string.
+
+        Returns:
+            The future of {"rewards": float, "scores": float, "extra_logs": {name: float}}. It has RewardFailure if
+            there is no reward, and RuntimeError if the pool is closed.
+
+        Raises:
+            TypeError: JSON cannot hold the label.
+            RuntimeError: The pool is closed.
+        """
+        if not len(queries) == len(prompts) == len(labels) == 1:
+            lengths = len(queries), len(prompts), len(labels)
+            raise ValueError(f"{lengths} queries, prompts and labels; a reward pool takes one response a call")
+        try:
+            call = _Call(encode([list(queries), list(prompts), list(labels)]))
+        except TypeError as error:
+            raise TypeError(f"label of type {type(labels[0]).__name__} cannot be sent as JSON: {error}") from error
+        with self._changed:
+            self._check_open()
+            self._calls.append(call)
+            exchanges, others = divmod(len(self._calls) - 1, self._together())
+            if not others:  # otherwise it goes with those before it
+                self._wake(exchanges)
+        return call
+
+    def close(self) -> None:
+        """Kill all processes. A call that is running or waiting raises RuntimeError."""
+        with self._changed:
+            self._closed = True
+            workers = list(self._workers)
+            self._changed.notify_all()
+        for worker in workers:
+            worker.kill()
+        for thread in self._threads:
+            thread.join()
+        atexit.unregister(self.close)
+
+    def _serve(self) -> None:
+        """Let one process after another answer calls until the pool is closed and no call is left."""
+        worker: _Worker | None = None
+        while calls := self._next_calls():
+            left = deque(calls)
+            try:
+                if worker is None or not worker.usable():
+                    self._forget(worker)
+                    worker = self._started()
+                for call in calls:
+                    call.worker = worker
+                slowest, start = 0.0, time.monotonic()
+                for kind, answer in worker.ask([call.request for call in calls], self.timeout):
+                    failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
+                    call = left.popleft()
+                    slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
+                    last = not left or worker.ended()
+                    if last:
+                        self._is_free(left, slowest)
+                    if failure is None:
+                        call.set_result(answer)
+                    else:
+                        call.set_exception(failure)
+                    if last:
+                        break  # because another thread may have the calls that are left
+            except Exception as error:  # the file cannot be loaded, or the pool is closed
+                self._forget(worker)
+                worker, call = None, left.popleft()
+                self._is_free(left, 0.0)
+                call.set_exception(error)
+        self._forget(worker)
+
+    def _next_calls(self) -> list[_Call]:
+        """Wait for calls, and take as many as take TOGETHER seconds; none if the pool is closed and none is left."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._calls or self._closed)
+                if not self._calls:
+                    return []
+                most, taken = self._together(), list[_Call]()
+                left = SENT_AHEAD
+                while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= left)):
+                    call = self._calls.popleft()
+                    if call.running() or call.set_running_or_notify_cancel():
+                        taken.append(call)
+                        left -= len(call.request)
+                if taken:
+                    self._busy += 1
+                    if self._calls:
+                        self._wake(0)
+                    return taken
+
+    def _wake(self, woken: int) -> None:
+        """Let a process take calls, a new one if only so many are free as were woken before."""
+        if woken >= len(self._threads) - self._busy and len(self._threads) < self.processes:
+            self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
+            self._threads[-1].start()
+        self._changed.notify()
+
+    def _together(self) -> int:
+        """Number of calls that take TOGETHER seconds if each takes as long as the slowest one lately; at least 1."""
+        return max(1, int(TOGETHER / self._seconds))
+
+    def _is_free(self, left: Sequence[_Call], slowest: float) -> None:
+        """Be free before the last answer is handed out, and give back the calls that were not answered.
+
+        A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait for one another.
+        """
+        with self._changed:
+            self._busy -= 1
+            self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
+            self._calls.extendleft(reversed(left))
+
+    def _started(self) -> "_Worker":
+        with self._changed:  # because close() must see every worker
+            self._check_open()
+            worker = _Worker(self.path, int(self.memory_gib * 2**30))
+            self._workers.add(worker)
+        ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
+        if kind != "result":
+            self._forget(worker)
+            raise self._failure(kind, "loading it", *answer)
+        worker.place = str(answer) or self.path
+        return worker
+
+    def _forget(self, worker: "_Worker | None") -> None:
+        if worker is not None:
+            worker.kill()
+            worker.close()
+            with self._changed:
+                self._workers.discard(worker)
+
+    def _failure(self, kind: str, whose: str, what: str, place: str) -> Exception:
+        allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
+        what = f"{whose} {what}{allowed}"
+        with self._changed:
+            self._check_open()
+            self.failures.add(kind, what, place)
+        return RewardFailure(kind, f"{self.path}: {what}", place)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the reward pool of {self.path} is closed")
+
+
+class _Worker:
+    """The parent's side of one process that runs `reward_worker.py`."""
+
+    def __init__(self, path: str, memory: int) -> None:
+        self._killing = threading.Lock()
+        self._asked = 0  # number of requests so far
+        self._received = b""  # a part of a reply
+        self.place = path  # where a call that says no more went wrong: the file, then FILE:LINE of its function
+        self.channel, theirs = socket.socketpair()
+        self._printed = Printed(path)
+        # The script is started by its path, because with -m a file of the working directory could replace a module of
+        # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
+        script = str(Path(__file__).with_name("reward_worker.py"))
+        numbers = (memory, os.getpid(), theirs.fileno())
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", script, path, *map(str, numbers)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._printed.writer,
+                stderr=self._printed.writer,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # so that its children can be killed with it, and Ctrl-C does not reach it
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+            )
+        os.close(self._printed.writer)
+
+    def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
+        """Send requests together, and yield what becomes of each, in order.
+
+        It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). A process that cannot go on is
+        killed, and nothing is yielded after that.
+
+        Args:
+            requests: Lines of JSON.
+            seconds: Time limit of each request.
+        """
+        first, self._asked = self._asked, self._asked + len(requests)
+        self._printed.begin(len(requests))
+        lines = b"".join(b"[%d, %b]\n" % (first + place, line[:-1]) for place, line in enumerate(requests))
+        for number in range(first, self._asked):
+            outcome = self._outcome(number, lines if number == first else b"", seconds)
+            if last := self.ended() or number == self._asked - 1:
+                self._printed.end()
+            yield outcome
+            if last:
+                return
+
+    def _outcome(self, number: int, lines: bytes, seconds: float) -> tuple[str, Any]:
+        """Send the lines and read the reply to request `number`."""
+        deadline, replied = time.monotonic() + seconds, -1
+        try:
+            while replied is not None and replied < number:  # a call before it may have answered twice
+                kind, answer, replied = json.loads(self._exchange(lines, deadline))
+                lines = b""
+            if kind == "result" and replied == number:
+                return kind, answer
+            if kind != "memory" and (kind not in ("raised", "invalid") or replied != number):
+                raise ValueError(f"kind {kind!r}, for request {replied!r} and not {number}")
+            what, place = map(str, answer)
+            if kind != "memory":
+                return kind, (what, place or self.place)
+        except TimeoutError:
+            kind, what = "timeout", f"took more than {seconds:g} s and was killed"
+        except EOFError:
+            kind, what = "crashed", f"ended its process: {status(self.kill())}"
+        except (OverflowError, ValueError, TypeError, RecursionError) as error:
+            kind, what = "invalid", f"gave an answer that cannot be read: {error}"
+        self.kill()
+        return kind, (what, self.place)
+
+    def _exchange(self, lines: bytes, deadline: float) -> bytes:
+        if lines:
+            with contextlib.suppress(ConnectionError):  # the process ended, but its last reply can still be read
+                self._wait_until(deadline)
+                self.channel.sendall(lines)
+        while b"\n" not in self._received:
+            self._wait_until(deadline)
+            if not self._printed.wait_for(self.channel, deadline - time.monotonic()):
+                continue
+            try:
+                received = self.channel.recv(65536)
+            except ConnectionError:
+                received = b""
+            if not received:
+                raise EOFError
+            self._received += received
+            if len(self._received) > MAX_REPLY:
+                raise OverflowError(f"it is longer than {MAX_REPLY} bytes")
+        reply, _, self._received = self._received.partition(b"\n")
+        return reply
+
+    def _wait_until(self, deadline: float) -> None:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self.channel.settimeout(seconds)
+
+    def ended(self) -> bool:
+        """Whether the process was killed, or is known to have ended."""
+        return self.process.returncode is not None
+
+    def usable(self) -> bool:
+        """Whether the process has sent nothing since its last call. It has if it died, or if it sends unasked."""
+        if self.ended() or self._received:
+            return False
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Close what is open to the process, which has ended."""
+        self.channel.close()
+        self._printed.close()
+
+    def kill(self) -> int:
+        """Kill the process and its group, and return its exit status; a negative status is a signal."""
+        with self._killing:
+            if self.process.returncode is None:
+                # A process that was already waited for is not killed, because another group may have its number.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        return self.process.returncode
+
+
+def status(code: int) -> str:
+    """An exit status in words; a negative one is a signal."""
+    return f"exit status {code}" if code >= 0 else f"killed by signal {-code} ({signal.strsignal(-code)})"

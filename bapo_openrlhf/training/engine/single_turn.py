@@ -1,0 +1,253 @@
+"""Responses of one turn: all responses to a prompt are one request of vLLM, and go back as packed arrays.
+
+OpenRLHF's executor makes one response a call, and the responses to a prompt are calls of their own. Here they share
+what is equal for all: the prompt becomes tokens once, vLLM computes these once, and it gets one request for n
+responses. A response that is finished goes on to its reward at once, and does not wait for the others. What is made is
+what OpenRLHF's executor makes, and a test compares them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from openrlhf.utils.logging_utils import init_logger
+from openrlhf.utils.vlm_utils import process_prompt_with_images
+from vllm.sampling_params import RequestOutputKind
+
+from bapo_openrlhf import user_file
+from bapo_openrlhf.errors import one_line
+from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
+from bapo_openrlhf.training.engine.reward_worker import Invalid, checked
+from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.responses import STOPPED, Prefix
+
+WHOLE = 2**31  # tokens; vLLM gives the first token of a response, and the others together at its end
+logger = init_logger(__name__)
+
+
+class SingleTurn(SingleTurnAgentExecutor):
+    """OpenRLHF's executor. Its reward file is loaded as everywhere, and its rewards may come from a pool of processes.
+
+    Attributes:
+        failures: The calls of the reward function or of the endpoint that failed. A pool counts its own.
+    """
+
+    def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
+        endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url or []
+        file = bool(endpoints) and endpoints[0].endswith(".py")
+        super().__init__([] if file else endpoints)
+        self.failures = Failures()
+        self._judge = "the reward server", ", ".join(endpoints)  # what gives the rewards, and where that is
+        if file:
+            self.reward_endpoints = endpoints
+            self.reward_func = user_file.load("reward.remote_url", Path(endpoints[0])).reward_func
+            self._judge = "reward_func", user_file.definition(self.reward_func)
+
+    @extends(SingleTurnAgentExecutor)
+    async def _fetch_rewards_via_func(
+        self, queries_list: Sequence[str], prompts_list: Sequence[str], labels_list: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        """The reward of the one response. A pool needs no thread that waits for it."""
+        if isinstance(self.reward_func, RewardPool):
+            return [await asyncio.wrap_future(self.reward_func.submit(queries_list, prompts_list, labels_list))]
+        try:
+            answers = await super()._fetch_rewards_via_func(queries_list, prompts_list, labels_list)
+        except Exception as error:
+            place = user_file.place(error, self.reward_func)
+            self.failures.add("raised", f"reward_func raised {one_line(error)}", place)
+            raise
+        return self._checked(answers)
+
+    @extends(SingleTurnAgentExecutor)
+    async def _fetch_rewards_via_http(self, *request: Any) -> list[dict[str, Any]]:
+        """The reward of the one response from an endpoint."""
+        try:
+            answers = await super()._fetch_rewards_via_http(*request)
+        except Exception as error:
+            self.failures.add("raised", f"no reward came: {one_line(error)}", self._judge[1])
+            raise
+        return self._checked(answers)
+
+    def _checked(self, answers: Sequence[Any]) -> list[dict[str, Any]]:
+        """The answers as plain numbers. One that cannot be used is counted, and is a RewardFailure."""
+        try:
+            return [checked(answer) for answer in answers]
+        except Invalid as error:
+            whose, place = self._judge
+            self.failures.add("invalid", f"{whose} {error}", place)
+            raise RewardFailure("invalid", f"{place}: {whose} {error}", place) from None
+
+    async def judged(self, tokenizer: Any, tokens: Sequence[int], prompt: str, label: Any) -> dict[str, Any]:
+        """What the reward function or the endpoint says of a response: reward, score, and numbers for the log.
+
+        They are None, and there are no numbers, if nothing judges it here or the call failed.
+
+        Args:
+            tokenizer: Makes text of the tokens.
+            tokens: Token ids of prompt and response.
+            prompt: Text of the prompt.
+            label: Its label.
+        """
+        answer: dict[str, Any] = {}
+        if self.reward_endpoints:
+            fetch = self._fetch_rewards_via_func if self.reward_func else self._fetch_rewards_via_http
+            try:
+                query = tokenizer.decode(tokens, skip_special_tokens=False)
+                (answer,) = await fetch([query], [prompt], [label])
+            except Exception as error:
+                logger.info(f"no reward: {one_line(error)}")
+        reward, score = answer.get("rewards"), answer.get("scores")
+        logs = answer.get("extra_logs") or {}
+        return {"reward": reward, "scores": reward if score is None else score, "extra_logs": logs}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as vLLM gets it.
+
+    Attributes:
+        tokens: Its token ids.
+        params: vLLM's sampling parameters, with the largest number of tokens of a response.
+        media: Its images by kind, as vLLM takes them; None if it has none.
+        train_inputs: Their tensors for the trainer; None if it has none.
+    """
+
+    tokens: list[int]
+    params: Any
+    media: dict[str, Any] | None = None
+    train_inputs: Any = None
+
+    @classmethod
+    def of(cls, tokenizer: Any, prompt: str, images: Any, sampling_params: Any, max_length: int) -> Self:
+        """A prompt of text, or of text and images. One that is too long for a response loses its first tokens.
+
+        Args:
+            tokenizer: Its tokenizer, or its processor if the model takes images.
+            prompt: Its text.
+            images: Its images as in the data; None if it has none.
+            sampling_params: As in vLLM. Without `max_tokens`, a response may have as many as fit.
+            max_length: Largest number of tokens of prompt and response.
+
+        Raises:
+            ValueError: A prompt with images is too long.
+        """
+        params, media, inputs = deepcopy(sampling_params), None, None
+        if images and hasattr(tokenizer, "image_processor"):
+            tokens, inputs, pictures = process_prompt_with_images(tokenizer, prompt, images)
+            media = {"image": pictures} if pictures else None
+        else:
+            tokens = tokenizer(text=prompt, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
+        if params.max_tokens is None:
+            params.max_tokens = max(1, max_length - len(tokens))
+        room = max_length - params.max_tokens
+        if len(tokens) > room:
+            sizes = f"a prompt has {len(tokens)} tokens, and {params.max_tokens} of {max_length} are for the response"
+            if media:
+                raise ValueError(f"{sizes}; a prompt with images cannot be cut")
+            logger.warning(f"{sizes}; its first tokens are cut")
+            tokens = tokens[-room:]
+        return cls(tokens, params, media, inputs)
+
+
+class GroupTurn:
+    """The responses to one prompt.
+
+    Args:
+        engine: The rollout engine.
+        prompt: The prompt.
+        seeds: Seed of each response; None if they share vLLM's stream of random numbers, and so one request.
+        size: Number of responses.
+        budget: Tokens that each response may generate now; None for no limit but its own.
+        prefix: What the one response has already; None for nothing.
+    """
+
+    def __init__(
+        self, engine: Any, prompt: Encoded, seeds: Sequence[int] | None, size: int, *, budget: int | None = None,
+        prefix: Prefix | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.prompt, self.seeds, self.size = engine, prompt, seeds, size
+        before = [] if prefix is None else prefix.tokens.tolist()
+        self.prefix, self._tokens = prefix, [*prompt.tokens, *before]
+        self.left = prompt.params.max_tokens - len(before)
+        self.params = copy(prompt.params)
+        self.params.max_tokens = self.left if budget is None else min(self.left, budget)
+        self.params.min_tokens = min(max(self.params.min_tokens - len(before), 0), self.params.max_tokens)
+        self._finished: list[asyncio.Future] = []  # of each response, once they are asked for
+        self._request: asyncio.Task | None = None
+
+    async def response(self, place: int) -> "Generated":
+        """The response in this place, with what it had already."""
+        new = await self._new_tokens(place)
+        stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.left
+        if self.prefix is not None:
+            new = new.after(self.prefix)
+        return replace(new, finish_reason=STOPPED) if stopped else new
+
+    async def _new_tokens(self, place: int) -> "Generated":
+        """What vLLM generated for the response in this place. The first one that asks sends the request of all."""
+        if self.seeds is not None:
+            params = copy(self.params)
+            params.seed = self.seeds[place]
+            return Generated.of((await self.engine.generate(self._tokens, params, self.prompt.media)).outputs)
+        if self._request is None:
+            loop = asyncio.get_running_loop()
+            self._finished = [loop.create_future() for _ in range(self.size)]
+            self._request = loop.create_task(self._generate())
+        return await self._finished[place]
+
+    async def _generate(self) -> None:
+        """Send one request, and hand out each response when it is finished. An error goes to all that wait."""
+        error: BaseException = RuntimeError(f"vLLM did not finish all {self.size} responses of a request")
+        asked = {"n": self.size, "output_kind": RequestOutputKind.DELTA, "stream_interval": WHOLE}
+        parts: dict[int, list[Any]] = {}  # of each response
+        try:
+            async for output in self.engine.outputs(self._tokens, self.params, self.prompt.media, **asked):
+                for part in output.outputs:
+                    parts.setdefault(part.index, []).append(part)
+                    if part.finish_reason is not None:
+                        self._finished[part.index].set_result(Generated.of(parts.pop(part.index)))
+        except BaseException as raised:
+            error = raised
+        for future in self._finished:
+            if not future.done():
+                future.set_exception(error)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What vLLM generated for a response.
+
+    Attributes:
+        token_ids: Its token ids.
+        finish_reason: vLLM's, or `STOPPED` if the response used up its budget before its end.
+        log_probs: Log-probs of its tokens; None if they were not asked for.
+    """
+
+    token_ids: list[int]
+    finish_reason: str
+    log_probs: list[float] | None
+
+    @classmethod
+    def of(cls, parts: Sequence[Any]) -> Self:
+        """The response from its parts, in order.
+
+        Raises:
+            RuntimeError: The log-probs are not those of the generated tokens.
+        """
+        tokens = [token for part in parts for token in part.token_ids]
+        log_probs = None
+        if parts[0].logprobs is not None:
+            if [token for part in parts for token in part.logprobs.token_ids] != tokens:
+                raise RuntimeError("vLLM's log-probs are not those of the tokens that it generated")
+            log_probs = [value for part in parts for value in part.logprobs.logprobs]
+        return cls(tokens, parts[-1].finish_reason, log_probs)
+
+    def after(self, prefix: Prefix) -> Self:
+        """The response with what it had already."""
+        log_probs = None if self.log_probs is None else [*prefix.log_probs.tolist(), *self.log_probs]
+        return replace(self, token_ids=[*prefix.tokens.tolist(), *self.token_ids], log_probs=log_probs)

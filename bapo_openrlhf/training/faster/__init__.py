@@ -1,1 +1,0 @@
-"""Faster: what takes less time than OpenRLHF's way, with the same results (`--run.faster`)."""

@@ -1,1 +1,0 @@
-"""Reward: the user's reward function runs in processes that may hang or crash."""

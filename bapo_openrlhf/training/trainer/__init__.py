@@ -1,0 +1,1 @@
+"""OpenRLHF's trainer actor: the stages of a step, from prompts to the record."""

@@ -1,0 +1,152 @@
+"""What becomes of the groups of a step, and the metrics that say so."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.first_update import Clip, first_update
+from bapo_openrlhf.adapt.ledger import Ledger, states_of
+from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
+from bapo_openrlhf.adapt.vocabulary import DROPPED
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.training.trainer.experience import BatchExperience
+from bapo_openrlhf.training.trainer.generated import GeneratedStep, rewards_of
+from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import by_request
+from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
+
+
+class StepAccounts:
+    """Accounts for every group that a run generates, and gives the metrics of its steps.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        method: Makes the batches.
+        ledger: Counts groups and responses by state.
+        recorder: Gets a line of each group.
+        unusable: Warns of groups without usable responses.
+        arithmetic: Sizes of the run.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        method: Method,
+        ledger: Ledger,
+        recorder: StepRecorder,
+        unusable: UnusableGroups,
+        arithmetic: BatchArithmetic,
+    ) -> None:
+        self.args, self.state, self.method, self.ledger = args, state, method, ledger
+        self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
+
+    def enter(self, rollout: Rollout, fresh: Sequence[Experience], hard: Sequence[Experience]) -> GeneratedStep:
+        """The groups of a step. From here on each of them counts.
+
+        Args:
+            rollout: The rollout of the step, with the samples of hard prompts that it took along.
+            fresh: The samples of its fresh prompts.
+            hard: Samples of hard prompts that today's weights generated after it.
+
+        Raises:
+            RuntimeError: Too many groups cannot be used, or the rewards have no range.
+        """
+        state, size = self.state, self.args.rollout.n_samples_per_prompt
+        if state.reward_range is None:
+            state.reward_range = first_range(fresh)
+        size_of_fresh = size if self.method.first_responses is None else None
+        generated = GeneratedStep.of(
+            [
+                ("fresh", by_request(fresh, size_of_fresh), rollout.weights_version),
+                ("reevaluated", by_request(rollout.hard_samples, size), rollout.weights_version),
+                ("reevaluated", by_request(hard, size), state.step),
+            ],
+            first_uid=state.generated,
+            step=state.step,
+            reward_range=state.reward_range or UNIT,  # a group has a reward if and only if there is a range
+        )
+        state.generated += len(generated.recorded)
+        what = "gave no reward or no finite log-probs"
+        self.unusable.check(state.step + 1, "failed", len(generated.failed), len(generated.recorded), what)
+        return generated
+
+    def require_capacity(self, batch: Batch) -> None:
+        """Raise ValueError if a batch is larger than its capacity."""
+        most = self.arithmetic.most_samples
+        if batch.samples > most:
+            raise ValueError(
+                f"{type(self.method).__name__} made a batch of {batch.samples} responses; it may hold at most "
+                f"{most} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
+            )
+
+    def before_update(self, experience: BatchExperience) -> dict[str, Any]:
+        """Metrics of the experience of the reviewed batch, before the step's first update."""
+        reviewed, actor = self.state.reviewed, self.args.actor
+        status: dict[str, Any] = {"tokens/reference_kept": experience.reference_kept}
+        if experience.masked is not None:
+            status["importance/masked_share"] = experience.masked
+        status |= off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)
+        status |= shifts(reviewed.batch, experience.sums, self.state.weights_since, reviewed.gap)
+        return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
+
+    def settle(self, step: int, generated: GeneratedStep, rollout: Rollout) -> dict[str, Any]:
+        """Enter what became of each group of a step, and record it. Returns the metrics.
+
+        Args:
+            step: Trainer step, counted from 0.
+            generated: What the step generated.
+            rollout: The rollout of the step.
+
+        Raises:
+            RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.
+        """
+        reviewed = self.state.reviewed
+        batch, failed = reviewed.batch, [len(group.samples) for group in generated.failed]
+        uses = self.ledger.uses(batch.replayed)
+        counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)
+        if self.ledger.counts["generated"] != self.state.generated:
+            raise RuntimeError(
+                f"{self.state.generated} groups were generated, {self.ledger.counts['generated']} are accounted for"
+            )
+        status: dict[str, Any] = self.method.metrics() | {f"groups/{state}": count for state, count in counts.items()}
+        status["staleness/rollout_policy"] = step - rollout.weights_version
+        status |= replay_ages(batch, step, self.args.adapt.rollout_delay, uses) | reviewed.gap.metrics(step)
+        status["groups/capacity"] = self.arithmetic.capacity
+        status |= composition(batch, self.arithmetic.most_samples, len(generated.reevaluated))
+        trained = status["tokens/trained"]
+        status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
+        measured = self.args.adapt.rewards() is None
+        status |= self.recorder.rewards(step + 1, generated.fresh, measured=measured)
+        return status | {
+            "groups/replayed": len(batch.replayed),
+            "groups/unused": len(batch.unused),
+            "responses/trained": batch.responses,
+            "responses/replayed": sum(group.size for group in batch.replayed),
+            "responses/dropped": responses[DROPPED],
+        }
+
+
+def first_range(fresh: Sequence[Experience]) -> Range | None:
+    """The range of the task's rewards, measured in those of the first fresh responses; None if none has a reward.
+
+    Raises:
+        RuntimeError: The rewards do not differ.
+    """
+    rewards = rewards_of([sample for sample in fresh if sample.rewards is not None])
+    try:
+        return measured_range(rewards) if rewards else None
+    except ValueError as error:
+        raise RuntimeError(
+            f"adapt.reward_range is measured, and {error}; thresholds need a range, so give --adapt.reward_range LOW "
+            "HIGH, the least and the greatest reward"
+        ) from None

@@ -1,0 +1,227 @@
+"""Checkpoints from which a run continues exactly as if it had never stopped.
+
+OpenRLHF saves the models, their optimizers and the position in the data. This module adds everything else that the
+next steps depend on: the method's state with both buffers, the rollout weights if they are not today's, the random
+number generators, and the counters. A manifest is written last. A checkpoint without a manifest does not count.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from openrlhf.utils.logging_utils import init_logger
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.rewards import as_range
+from bapo_openrlhf.adapt.shift import Gap
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import load_state, save_state
+from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.trainer.run_state import RESUMING, RunState
+
+STATE_VERSION = 10
+logger = init_logger(__name__)
+
+
+class WholeCheckpoints:
+    """Makes the checkpoints whole that OpenRLHF saves, and continues a run from one.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state, method, ledger, recorder: What is saved and restored.
+        generator: What generates. Of one that is ahead of training, the rollouts are saved.
+        loader: The data, whose position is saved after all rollouts.
+        rollout_weights: The weights in the engines. They are saved if they are not today's.
+        workers: OpenRLHF's groups of the workers that shuffle, by name. Their random generators are saved.
+
+    Attributes:
+        store: The checkpoints of the run.
+        resumed_weights_version: Step of the weights that the engines held when the checkpoint was written. It is set
+            after a resume, until the engines hold their weights again.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        method: Method,
+        ledger: Ledger,
+        recorder: StepRecorder,
+        generator: AdaptedSamplesGenerator,
+        loader: Any,
+        rollout_weights: RolloutWeights,
+        workers: Mapping[str, Any],
+    ) -> None:
+        self.args, self.state, self.method, self.ledger, self.recorder = args, state, method, ledger, recorder
+        self.generator, self.loader, self.rollout_weights = generator, loader, rollout_weights
+        self.workers = dict(workers)
+        self.ahead = args.adapt.steps_ahead(args.train) > 0
+        self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
+        self.resumed_weights_version: int | None = None
+
+    # ── Saving ──
+
+    def of_step(self, global_step: int, client_states: dict[str, Any]) -> AbstractContextManager[None]:
+        """Make the checkpoint whole that OpenRLHF saves in the block, if it saves one after this step."""
+        saves = global_step % self.args.ckpt.save_steps == 0
+        return self.whole(f"global_step{global_step}", client_states) if saves else nullcontext()
+
+    @contextmanager
+    def whole(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
+        """Make the checkpoint whole that OpenRLHF saves in the block, with `client_states`.
+
+        Before the block the checkpoint is marked as begun. After it the layer's state is added, and the checkpoint is
+        sealed.
+        """
+        if self.args.ckpt.disable_ds:
+            yield
+            return
+        self.state.phase = f"saving checkpoint {tag}"
+        self.generator.wait()
+        client_states["data_loader_state_dict"] = self.loader.state_dict()  # after all rollouts
+        folder = self.store.begin(tag)
+        yield
+        if not self.store.has_models(tag):
+            self.store.abandon(tag)  # OpenRLHF saved nothing, because it was not the best
+        else:
+            save_state(folder, self.state_dict())
+            if self.rollout_weights.weights_version != self.state.step:
+                self.rollout_weights.save(folder)
+            self.store.complete(tag, self.state.step)
+            self.state.saved = self.state.step
+            self.store.forget_rotated()
+        self.state.phase = "finishing the step"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is not in OpenRLHF's own checkpoint, as plain data and arrays."""
+        return {
+            "version": STATE_VERSION,
+            "step": self.state.step,
+            "weights_since": self.state.weights_since,
+            "weights_version": self.rollout_weights.weights_version,
+            "generated": self.state.generated,
+            "rollouts": self.recorder.rollouts,
+            "group_size": self.args.rollout.n_samples_per_prompt,
+            "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
+            "epoch_done": self.generator.epoch_done,
+            "ahead": self.generator.state_dict() if self.ahead else None,
+            "unfinished": self.generator.unfinished(),
+            "torch_rng": torch.get_rng_state(),
+            "worker_rng": {
+                name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
+            },
+            "gap": self.state.reviewed.gap.state_dict(),
+            "ledger": self.ledger.state_dict(),
+            "method": self.method.state_dict(),
+        }
+
+    # ── Resuming ──
+
+    def resume(self, states: dict[str, Any]) -> None:
+        """Restore the state of the layer from the checkpoint that the run continues from.
+
+        Args:
+            states: OpenRLHF's state in the checkpoint; of a run at step 0 there is nothing to restore.
+
+        Raises:
+            ValueError: The checkpoint is of another step, method or group size, or was written ahead of training.
+        """
+        if not states["global_step"]:
+            return
+        self.state.phase = RESUMING
+        tag = self.args.checked.resume_tag
+        saved = load_state(self.store.folder(tag))
+        if saved["step"] != states["global_step"]:
+            raise ValueError(
+                f"checkpoint {tag} has the layer of step {saved['step']} and the actor of step {states['global_step']}"
+            )
+        self.load_state_dict(saved)
+        self.state.saved = self.state.step
+        start = {"next_step": saved["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
+        ahead = saved["ahead"] or start
+        if self.ahead:
+            self.generator.load_state_dict(ahead)
+        elif ahead["rollouts"]:
+            raise ValueError(
+                f"checkpoint {tag} has {len(ahead['rollouts'])} rollouts that were not trained on yet; resume it "
+                "with --train.async_enable, as it was written"
+            )
+        else:
+            self.state.waiting = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
+        self._resume_unfinished(tag, saved["unfinished"])
+        self.resumed_weights_version = saved["weights_version"]
+        logger.info(f"resumed from {tag}")
+
+    def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
+        """Go on with the groups of which responses are unfinished.
+
+        Raises:
+            ValueError: There are some, and partial rollouts are off.
+        """
+        if self.args.adapt.partial_rollout_tokens is not None:
+            self.generator.take_unfinished(groups)
+        elif groups:
+            raise ValueError(
+                f"checkpoint {tag} has {len(groups)} groups with unfinished responses; resume it with "
+                "--adapt.partial_rollout_tokens, as it was written"
+            )
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: The state has another format, method or group size.
+        """
+        size = self.args.rollout.n_samples_per_prompt
+        if saved["version"] != STATE_VERSION:
+            raise ValueError(f"the state is of format {saved['version']}; this version reads {STATE_VERSION}")
+        if saved["group_size"] != size:
+            raise ValueError(
+                f"rollout.n_samples_per_prompt is {size}, and was {saved['group_size']}; it must not change"
+            )
+        self.method.load_state_dict(saved["method"])
+        self.ledger.load_state_dict(saved["ledger"])
+        self.state.reviewed = Review.empty(Batch(), Gap(**saved["gap"]))
+        self.state.step, self.state.weights_since = saved["step"], saved["weights_since"]
+        self.state.generated = saved["generated"]
+        self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
+        self.recorder.rollouts = saved["rollouts"]
+        if saved["epoch_done"]:
+            torch.set_rng_state(saved["torch_rng"])
+        else:
+            self.generator.rng_after_first_draw = saved["torch_rng"]
+        for name in ("actor", "critic"):
+            ranks = self.workers[name]._actor_handlers if name in self.workers else []
+            self._load_shuffles(ranks, saved["worker_rng"].get(name, []))
+
+    def _load_shuffles(self, ranks: list[Any], saved: list[Any]) -> None:
+        """Restore the random generators of the ranks of a model. A rank that is new is seeded by its number and step.
+
+        Args:
+            ranks: The ranks that resume.
+            saved: The generators of the ranks that wrote the checkpoint, which may have been more or fewer.
+        """
+        new = range(len(saved), len(ranks))
+        seeds = [np.random.SeedSequence([self.args.train.seed, self.state.step, rank]) for rank in new]
+        loading = [rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, saved, strict=False)]
+        loading += [ranks[n].seed_rng.remote(int(s.generate_state(1)[0])) for n, s in zip(new, seeds, strict=True)]
+        ray.get(loading)
+
+    def resume_engines(self) -> None:
+        """Give the engines the weights that they held when the checkpoint was written."""
+        saved, self.resumed_weights_version = self.resumed_weights_version, None
+        folder = self.store.folder(self.args.checked.resume_tag)
+        may_be_early = self.args.adapt.max_shift_rollout is not None
+        self.rollout_weights.resume(saved, self.state.step, folder, may_be_early=may_be_early)

@@ -1,0 +1,314 @@
+"""How the samples of a batch are dealt to a model's data-parallel ranks, with fillers for ranks that would have none.
+
+The samples are dealt to the ranks of each model in shares that differ by at most one sample. Fillers exist only between
+this module and the workers. Rewards, advantages, whitening and the record never contain one.
+
+What a rank gets is put into Ray's object store once, for all models with equally many ranks. It travels as arrays,
+because Ray copies an array once and a tensor several times.
+"""
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import ray
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+from openrlhf.trainer.ray.launcher import RayActorGroup
+
+from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
+from bapo_openrlhf.flags.sizes import most_tokens
+from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
+
+INPUTS = ("sequences", "action_mask", "attention_mask")  # of a forward pass
+Places = list[int]  # positions of samples in a batch
+Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batches`
+
+
+def ranks_of(workers: RayActorGroup) -> int:
+    """Number of data-parallel ranks of a model. All processes of a ring or of a tensor-parallel group are one rank."""
+    return len(workers._actor_handlers) // workers.duplicate_actors
+
+
+def lengths_of(samples: Sequence[Experience]) -> list[int]:
+    """Number of tokens of each sample, without padding."""
+    return [int(sample.attention_mask.sum()) for sample in samples]
+
+
+def filler_of(sample: Experience) -> Experience:
+    """A filler: a sample like this one, but without a generated token.
+
+    A filler has the same fields and info keys, tokens to pass through a model, and 0 for every real number. Its loss
+    and its gradient are therefore 0. Because of it, its rank takes part in the same collective calls as the others.
+
+    Args:
+        sample: One sample, with or without a batch dimension. It is not changed.
+    """
+    numbers = {
+        field.name: torch.zeros_like(value)
+        for field in fields(sample)
+        if isinstance(value := getattr(sample, field.name), torch.Tensor) and value.is_floating_point()
+    }
+    info = {key: torch.zeros_like(value) for key, value in sample.info.items()}
+    return replace(sample, **numbers, action_mask=torch.zeros_like(sample.action_mask), info=info, index=[])
+
+
+def order_info(samples: Sequence[Experience]) -> None:
+    """Give all samples the same keys of `info` in one order, because the ranks reduce metrics one after the other.
+
+    A number that a sample does not have is nan. The metrics are means over the samples that have one.
+    """
+    known: dict[str, torch.Tensor] = {}
+    for sample in samples:
+        known |= sample.info
+    nothing = {key: torch.full_like(value, math.nan, dtype=torch.float) for key, value in known.items()}
+    for sample in samples:
+        sample.info = nothing | sample.info
+
+
+def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int) -> list[list[Experience]]:
+    """Batches of the samples for each rank. All ranks have equally many batches, and some end with a filler.
+
+    Args:
+        samples: One sample each, with a batch dimension of 1.
+        ranks: Number of data-parallel ranks.
+        cut: Makes the parts of each rank's share. It is called with the lengths of all samples and with the shares.
+        pad: Token id of the padding.
+    """
+    lengths = lengths_of(samples)
+    dealt = deal(lengths, ranks)
+    filler = filler_of(samples[dealt[0][0]])  # the first rank's first sample is the shortest: its filler costs least
+
+    def batch(part: Places) -> Experience:
+        if len(part) == 1:  # it has the tensors of its sample
+            return replace(samples[part[0]], info=dict(samples[part[0]].info))
+        return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
+
+    return [[batch(part) for part in share] for share in in_step(cut(lengths, dealt))]
+
+
+class DealtActorGroup(RayActorGroup):
+    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample."""
+
+    _sent: ClassVar[dict[tuple, Any]] = {}  # what is in Ray's object store now; all models have the same dict
+
+    @extends(RayActorGroup)
+    def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
+        """Call a method on all ranks, and return Ray's references to the answers, one for each process.
+
+        Each rank gets an equal part of the lists, in order. A batch to train on (`append`) is dealt to the ranks, which
+        `take` it. What another model with equally many ranks has got is not put into Ray's object store again.
+
+        Args:
+            method_name: The method, which is called once for each item of the lists.
+            kwargs: Its arguments, as lists of one length.
+
+        Raises:
+            ValueError: The lists differ in length, or have fewer items than there are ranks.
+        """
+        ranks = ranks_of(self)
+        if method_name == "append":
+            experiences = kwargs["experience"]
+            method_name, key = "take", (ranks, *map(id, experiences))
+            calls = [(ref, 1) for ref in self._once(key, experiences[0], lambda: shares(experiences, ranks))]
+        else:
+            calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
+        copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
+        return [
+            process.execute_batch.remote(method_name, inputs, 0, count)
+            for rank, (inputs, count) in enumerate(calls)
+            for process in self._actor_handlers[rank * copies : (rank + 1) * copies]
+        ]
+
+    def _call(self, part: dict[str, list[Any]]) -> tuple[Any, int]:
+        """Ray's reference to a rank's inputs, and their number."""
+        first = next(iter(part.values()))
+        owner = first[0] if len(first) else None
+        key = (*part, *(id(item) for items in part.values() for item in items))
+        (ref,) = self._once(key, owner, lambda: [part])
+        return ref, len(first)
+
+    def _once(self, key: tuple, owner: Any, make: Callable[[], Iterable[dict]]) -> list[Any]:
+        """Ray's references to what `make` makes. They are kept for the other models, as long as the owner exists."""
+        if key not in self._sent:
+            refs = [ray.put(Packed(packed(part))) for part in make()]
+            if not isinstance(owner, (torch.Tensor, Experience)):
+                return refs
+            self._sent[key] = refs
+            weakref.finalize(owner, self._sent.pop, key, None)
+        return self._sent[key]
+
+
+def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str, Any]]:
+    """An equal part of each list for each rank, in order; the last ones may have less.
+
+    Raises:
+        ValueError: See `DealtActorGroup.async_run_method_batch`.
+    """
+    lengths = {name: len(values) for name, values in lists.items()}
+    count = max(lengths.values())
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the lists must have the same length, and theirs are {lengths}")
+    if count < ranks:
+        raise ValueError(f"{count} batches are not enough for {ranks} ranks; each must have at least one")
+    size = -(-count // ranks)
+    return [{name: values[rank * size : (rank + 1) * size] for name, values in lists.items()} for rank in range(ranks)]
+
+
+def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, list[Any]]]:
+    """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
+
+    Args:
+        experiences: The batch. Each of them has in `index` the positions of its samples, or all have None.
+        ranks: Number of data-parallel ranks.
+    """
+    places = [place for experience in experiences for place in experience.index or []]
+    # OpenRLHF's function removes the index of what it gets, so it gets copies.
+    samples = [sample for experience in experiences for sample in split_experience_batch(replace(experience))]
+    order_info(samples)
+    if places:
+        samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
+    dealt = deal(lengths_of(samples), ranks)
+    filler = make_experience_batch([filler_of(samples[dealt[0][0]])])  # of the shortest sample, as in `dealt_batches`
+    for share in dealt:
+        rank_batch = make_experience_batch([samples[place] for place in share]) if share else None
+        for name, values in rank_batch.info.items() if rank_batch else ():
+            rank_batch.info[name] = torch.stack(values) if isinstance(values, list) else values
+        yield {"experience": [rank_batch], "filler": [filler], "samples": [len(samples)]}
+
+
+class DealtBatch:
+    """The samples of one batch, as the forward-pass batches that the ranks of each model pass.
+
+    A model may have another number of ranks than the actor, or it may be asked for only some of the samples. It then
+    gets batches of its own, and `in_batches` brings its answers back to the batches of this process.
+
+    Args:
+        samples: One sample each. The constructor sets their `index`.
+        actor: The actor's processes.
+        cut: See `dealt_batches`.
+        pad: Token id of the padding.
+
+    Attributes:
+        samples: The samples.
+        batches: The batches of this process: those of the actor's ranks, one rank after the other, without fillers.
+    """
+
+    def __init__(self, samples: Sequence[Experience], actor: RayActorGroup, cut: Cut, pad: int) -> None:
+        order_info(samples)
+        for place, sample in enumerate(samples):
+            sample.index = [place]
+        self.samples, self._cut, self._pad = samples, cut, pad
+        self._forward_batches: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and samples' positions
+        self.batches = [batch for batch in self.forward_batches(self.places, actor) if batch.index]
+
+    @property
+    def places(self) -> Places:
+        """Positions of all samples."""
+        return list(range(len(self.samples)))
+
+    def forward_batches(self, places: Places, workers: RayActorGroup) -> list[Experience]:
+        """Forward-pass batches of these samples for all ranks of a model, one rank after the other, with fillers."""
+        key = (ranks_of(workers), *places)
+        if key not in self._forward_batches:
+            samples = [self.samples[place] for place in places]
+            dealt = dealt_batches(samples, key[0], self._cut, self._pad)
+            self._forward_batches[key] = [batch for rank_batches in dealt for batch in rank_batches]
+        return self._forward_batches[key]
+
+    def ask(
+        self,
+        model: RayActorGroup | None,
+        places: Places | None = None,
+        *,
+        inputs: Sequence[str] = INPUTS,
+        images: bool = False,
+        alone: bool = False,
+    ) -> Callable[[], dict[int, torch.Tensor]]:
+        """Send samples through a model, and return a function that waits for its answers.
+
+        Args:
+            model: The model's processes. None, or no samples, has no answers.
+            places: Positions of the samples; None for all.
+            inputs: Names of what its forward pass takes.
+            images: Whether the model takes images.
+            alone: Whether the model shares its GPUs: then it is waited for, and empties its cache.
+
+        Returns:
+            A function of no arguments. It returns the answer for each sample, shape (A',) or (), by its position.
+        """
+        places = self.places if places is None else places
+        if model is None or not places:
+            return dict
+        batches = self.forward_batches(places, model)
+        given = {name: [getattr(batch, name) for batch in batches] for name in inputs}
+        if images and any(any(batch.mm_train_inputs or ()) for batch in batches):
+            given["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
+        refs = model.async_run_method_batch("forward", **given)
+        if alone:
+            ray.get(refs)
+            ray.get(model.async_run_method("empty_cache"))
+
+        def answers() -> dict[int, torch.Tensor]:
+            of_ranks = ray.get(refs)[:: model.duplicate_actors]  # the processes of a ring have the same
+            return rows_of([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
+
+        return answers
+
+    def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[Any]:
+        """A model's answers for each batch of this process, shape (B, A); None each if there is no such model.
+
+        Args:
+            rows: The answer for each sample, shape (A',), by the sample's position.
+        """
+        if not rows:
+            return [None] * len(self.batches)
+        return [stacked([rows[place] for place in batch.index], batch) for batch in self.batches]
+
+
+def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
+    """The parts of each rank's share that pass a model together: a number of samples, or a number of tokens.
+
+    Args:
+        args: Arguments of the run.
+        lengths: Tokens of each sample.
+        dealt: Share of each rank.
+    """
+    limit = most_tokens(args, "rollout")
+    if limit is None:
+        return [in_parts(share, args.rollout.micro_batch_size) for share in dealt]
+    padded = not args.ds.packing_samples
+    parts = [parts_by_tokens([lengths[place] for place in share], limit, padded=padded) for share in dealt]
+    return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
+
+
+def rows_of(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """A model's answer for each sample, by the sample's position. The answers for fillers are left out.
+
+    Args:
+        batches: Positions of the samples of each batch that the model passed.
+        answers: The model's answer for each batch.
+    """
+    return {
+        place: row
+        for places, answer in zip(batches, answers, strict=True)
+        for place, row in zip(places, answer, strict=False)  # the answer for a filler has a row and no place
+    }
+
+
+def stacked(rows: Sequence[torch.Tensor], batch: Experience) -> torch.Tensor:
+    """The rows padded to the length of a batch, shape (B, A). There is 0 behind the end of each sample.
+
+    Args:
+        rows: Numbers of each sample, shape (A',). Each row has padding of its own.
+        batch: The batch of these samples.
+    """
+    result = rows[0].new_zeros(batch.action_mask.shape)
+    for target, row, length in zip(result, rows, batch.attention_mask.sum(-1).tolist(), strict=True):
+        target[: length - 1] = row[: length - 1]
+    return result

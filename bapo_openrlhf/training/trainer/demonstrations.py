@@ -1,0 +1,171 @@
+"""Demonstrations on their way to the actor: the tokens of worked solutions, as samples, and the loss of these tokens.
+
+A demonstration joins the batch after everything was computed that knows a behaviour policy: log-probs, the review,
+advantages and metrics. Its sample has nan in the place of behaviour log-probs. This marks its tokens, and any number
+that were computed from them by mistake would be nan.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import ray
+import torch
+from openrlhf.datasets.utils import blending_datasets
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.advantage import relative_rewards
+from bapo_openrlhf.adapt.batch import Demonstration
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.flags.sizes import fits_solution
+from bapo_openrlhf.training.trainer.experience import BatchExperience
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+
+class Solutions:
+    """The worked solutions of the data, as token ids by the id of the prompt.
+
+    A solution ends with the tokenizer's end token. One that a response could not hold is left out. Of several solutions
+    of one prompt, the first that fits counts.
+
+    Args:
+        pairs: Each prompt, with its text as the engines get it, and its worked solution; None or "" if it has none.
+        tokenizer: That of the actor.
+        args: OpenRLHF's (nested) arguments, which say how long a response may be.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, args: SimpleNamespace) -> None:
+        self._tokens: dict[str, tuple[np.ndarray, int]] = {}  # prompt and solution, and where the solution begins
+        for prompt, solution in pairs:
+            if not solution or prompt.id in self._tokens:
+                continue
+            asked, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
+            answer = [*answer, *([] if answer[-1:] == [tokenizer.eos_token_id] else [tokenizer.eos_token_id])]
+            if fits_solution(args, len(asked), len(answer)):
+                self._tokens[prompt.id] = np.array([*asked, *answer], dtype=np.int32), len(asked)
+
+    @classmethod
+    def of(cls, args: SimpleNamespace, strategy: Any, dataset: Any, tokenizer: Any) -> Self:
+        """The worked solutions of a run's data (`--data.solution_key`); none without the flag.
+
+        Args:
+            args: OpenRLHF's (nested) arguments.
+            strategy: OpenRLHF's strategy.
+            dataset: OpenRLHF's data set of prompts. It has dropped the column, and row n of the data is its prompt n.
+            tokenizer: That of the actor.
+        """
+        data = args.data
+        if not data.solution_key:
+            return cls([], tokenizer, args)
+        rows = blending_datasets(
+            data.prompt_dataset, data.prompt_probs, strategy, args.train.seed, max_count=data.max_samples,
+            dataset_split=data.prompt_split,
+        )  # fmt: skip
+        prompts = [Prompt(text, label) for text, label in zip(dataset.prompts, dataset.labels, strict=True)]
+        column = rows.select(range(len(prompts)))[data.solution_key]
+        return cls(zip(prompts, column, strict=True), tokenizer, args)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tokens
+
+    def length(self, prompt: Prompt) -> int:
+        """Number of tokens of the prompt's solution."""
+        ids, start = self._tokens[prompt.id]
+        return len(ids) - start
+
+    def sample(
+        self, prompt: Prompt, advantage: float = 0.0, *, place: int = 0, like: Experience | None = None
+    ) -> Experience:
+        """The demonstration of a prompt as a sample with a batch dimension of 1.
+
+        Args:
+            prompt: The prompt.
+            advantage: Of each token of its solution. Cross-entropy does not read it.
+            place: Its position in the batch.
+            like: Samples of the batch that it joins. It has the same fields and the same entries of `info`, and 0 where
+                a demonstration has no number. None: it has all fields.
+        """
+        ids, start = self._tokens[prompt.id]
+        mask = torch.arange(1, len(ids)).unsqueeze(0) >= start
+        zeros = {
+            field.name: torch.zeros(mask.shape if Experience.is_step_tensor_field(field.name) else 1)
+            for field in fields(Experience)
+            if "tensor_role" in field.metadata and (like is None or getattr(like, field.name) is not None)
+        }
+        known = {
+            "sequences": torch.from_numpy(ids.copy()).unsqueeze(0),
+            "attention_mask": torch.ones(1, len(ids), dtype=torch.bool),
+            "action_mask": mask,
+            "rollout_log_probs": torch.zeros(mask.shape).masked_fill(mask, torch.nan),
+            "advantages": advantage * mask.float(),
+            "response_length": torch.tensor([len(ids) - start]),
+            "truncated": torch.tensor([False]),
+            "total_length": torch.tensor([float(len(ids))]),
+        }
+        texts = {"prompts": [prompt.text], "labels": [prompt.label], "images": [None], "mm_train_inputs": [None]}
+        info = {} if like is None else {key: torch.zeros_like(value[:1]) for key, value in like.info.items()}
+        return Experience(**zeros | known | texts, index=[place], info=info)
+
+
+class Demonstrations:
+    """What the trainer does with the worked solutions of a batch, once the batch was reviewed.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is. Its review has the batch.
+        actor: OpenRLHF's group of the actor's processes.
+        solutions: The worked solutions of the data.
+    """
+
+    def __init__(self, args: SimpleNamespace, *, state: RunState, actor: Any, solutions: Solutions) -> None:
+        self.args, self.state, self.actor, self.solutions = args, state, actor, solutions
+
+    def beside(self, experience: BatchExperience | None) -> list[Experience]:
+        """X4 as samples that go to the actor after those of the experience. None: the batch has no groups.
+
+        They have no KL penalty.
+        """
+        first, like = (len(experience.origins), experience.experiences[0]) if experience else (0, None)
+        return [
+            self.solutions.sample(shown.prompt, advantage_of(shown, self.args), place=first + number, like=like)
+            for number, shown in enumerate(self.state.reviewed.batch.demonstrations)
+        ]
+
+    def send(self, samples: Sequence[Experience]) -> None:
+        """Send samples to the actor, which trains on them next."""
+        ray.get(self.actor.async_run_method_batch(method_name="append", experience=samples))
+
+    def fine_tune(self) -> dict[str, float]:
+        """Fine-tune the actor on the solutions of the prompts for which the batch asks. Returns the metrics."""
+        prompts = self.state.reviewed.batch.fine_tuned
+        if not prompts:
+            return {}
+        self.state.phase = "training"
+        self.send([self.solutions.sample(prompt, place=place) for place, prompt in enumerate(prompts)])
+        status = ray.get(self.actor.async_run_method(method_name="fine_tune"))[0]
+        return {
+            "demonstrations/cross_entropy": status["policy_loss"],
+            "demonstrations/grad_norm": status["actor_grad_norm"],
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """How many worked solutions the step trains on, and their tokens; nothing in a run without solutions."""
+        batch = self.state.reviewed.batch
+        prompts = [shown.prompt for shown in batch.demonstrations] + batch.fine_tuned
+        counts = {
+            "demonstrations/trained": len(prompts),
+            "demonstrations/tokens": sum(map(self.solutions.length, prompts)),
+        }
+        return counts if len(self.solutions) else {}
+
+
+def advantage_of(shown: Demonstration, args: SimpleNamespace) -> float:
+    """The advantage of a demonstration: what the estimator makes of its reward (Eq. 2), clipped as for a response."""
+    rewards = np.array(shown.rewards)
+    advantage = relative_rewards(args.algo.advantage.estimator, rewards[-1:], rewards, args.adapt.eps)[0]
+    return float(np.clip(advantage, *args.reward.clip_range))

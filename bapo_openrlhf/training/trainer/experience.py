@@ -1,0 +1,352 @@
+"""From samples to experience: importance ratios, the KL target and group-relative advantages.
+
+OpenRLHF's experience maker computes log-probs with today's actor and values with today's critic, for replayed samples
+as for fresh ones. This module decides three more things: the policy in the denominator of the PPO ratio, the policy
+that the KL penalty pulls to, and how group-relative advantages are normalised (Eq. 2).
+
+A batch passes the experience maker in two halves, because the review of the batch comes between them:
+`BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+import torch
+from openrlhf.models.utils import compute_approx_kl
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.corrections import second_moment_mask
+from bapo_openrlhf.adapt.first_update import SourceTokens
+from bapo_openrlhf.adapt.group import Group, Response
+from bapo_openrlhf.adapt.shift import TokenSums
+from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.trainer.advantages import set_advantages
+from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
+from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs
+from bapo_openrlhf.training.trainer.samples import samples_of
+
+
+@dataclass(frozen=True)
+class SampleOrigin:
+    """Where a sample of the batch comes from.
+
+    Attributes:
+        source: One of fresh, reevaluated and replayed.
+        on_policy: Whether today's weights generated the sample.
+        group: The group that it belongs to.
+    """
+
+    source: str
+    on_policy: bool
+    group: Group
+
+
+@dataclass(frozen=True)
+class BatchToTrain:
+    """What goes into the experience maker: the same N responses in three forms, in the order of `Batch.with_sources`.
+
+    Attributes:
+        samples: The responses as OpenRLHF's samples.
+        responses: The responses as the layer stores them.
+        origins: Where each of them comes from.
+    """
+
+    samples: list[Experience]
+    responses: Sequence[Response]
+    origins: Sequence[SampleOrigin]
+
+    @classmethod
+    def of(cls, batch: Batch, since: int) -> Self:
+        """A batch that is trained on with the weights that the actor has had since trainer step `since`."""
+        grouped = batch.with_sources()
+        return cls(
+            samples_of([group for _, group in grouped]),
+            [response for _, group in grouped for response in group.responses],
+            [
+                SampleOrigin(source, group.weights_version_of(response) >= since, group)
+                for source, group in grouped
+                for response in group.responses
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """What today's models say of a batch.
+
+    Attributes:
+        experiences: OpenRLHF's forward-pass batches with log-probs, values and KL. Their `index` has the positions of
+            their samples.
+        origins: Where each sample comes from.
+        log_ratios: log pi_today(y|x) - log alpha(y|x) of each sample, summed over its tokens, shape (N,).
+        sums: Other sums over the tokens of each sample.
+        reference_kept: Number of generated tokens that were not sent to the reference model.
+    """
+
+    experiences: list[Experience]
+    origins: Sequence[SampleOrigin]
+    log_ratios: np.ndarray
+    sums: TokenSums
+    reference_kept: int
+
+
+@dataclass(frozen=True)
+class BatchExperience(ForwardPass):
+    """What comes out of the experience maker: the experience of the samples that stayed, and numbers about it.
+
+    Attributes:
+        tokens: What the loss takes of each source's tokens.
+        masked: Share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
+    """
+
+    tokens: Mapping[str, SourceTokens]
+    masked: float | None
+
+
+class AdaptedExperienceMaker(RemoteExperienceMaker):
+    """OpenRLHF's experience maker for a batch of three sources, on any number of ranks.
+
+    The ranks of every model pass shares that differ by at most one sample (`dealing`), and each response passes the
+    reference model only once (`reference`).
+
+    Args:
+        reference: Name of the reference model, see `ReferenceLogProbs`.
+    """
+
+    def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.reference = reference
+
+    @torch.no_grad()
+    def forward(self, batch: BatchToTrain) -> ForwardPass:
+        """Pass a batch through today's models. An empty one passes none."""
+        if not batch.origins:
+            return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
+        known = ReferenceLogProbs(self.reference, batch.responses)
+        experiences = self._pass(self._deal(batch.samples), known)
+        log_ratios = np.zeros(len(batch.origins))
+        sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
+        for experience in experiences:
+            ratios = token_log_ratios(experience).numpy()
+            log_ratios[experience.index] = ratios.sum(-1)
+            for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
+                whole[experience.index] = part
+        kept = 0 if self.initial_model_group is None else known.kept_tokens
+        return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
+
+    @torch.no_grad()
+    def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
+        """Make the experience of the samples that stay: old log-probs, KL target and advantages.
+
+        Args:
+            passed: What today's models say of the batch.
+            kept: Positions of the samples that stay, in order; at least one.
+            monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
+        """
+        origins, experiences = [passed.origins[place] for place in kept], passed.experiences
+        if len(kept) < len(passed.origins):
+            rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
+            experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
+        corrections, loss_log_ratios = [], []
+        for experience in experiences:
+            log_probs, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
+            if self.args.adapt.returns == "vtrace":
+                corrections.append(off_policy_log_ratios(experience, on_policy))
+            self._set_policies(experience, on_policy)
+            loss_log_ratios.append(self._loss_log_ratio(log_probs, experience))
+        set_advantages(
+            experiences,
+            [origin.group for origin in origins],
+            self.args,
+            kl_coefficient=self.kl_ctl.value,
+            critic_lambd=1.0 if monte_carlo else self.args.adapt.critic_lambd,
+            log_ratios=corrections,
+        )
+        log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
+        masked = self._mask_moved(experiences, loss_log_ratios)
+        tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
+        return BatchExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
+
+    @extends(RemoteExperienceMaker)
+    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+        """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
+        return rollout_samples
+
+    def _deal(self, samples: list[Experience]) -> DealtBatch:
+        cut = partial(forward_parts, self.args)
+        return DealtBatch(samples, self.actor_model_group, cut, self.tokenizer.pad_token_id)
+
+    def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs) -> list[Experience]:
+        """Pass a batch through today's models. Returns its forward-pass batches with log-probs, values and KL.
+
+        All models are asked before the first answer is awaited. But models that share GPUs (`--train.colocate_*`) are
+        asked one after the other, and each empties its cache.
+
+        Args:
+            dealt: The samples. Only those that `known` lacks go to the reference model.
+            known: The log-probs under the reference model. It gets those that were unknown.
+        """
+        train = self.args.train
+        beside_actor = train.colocate_all or train.colocate_actor_ref
+        actor = dealt.ask(self.actor_model_group, images=True, alone=beside_actor)
+        critic = dealt.ask(self.critic_model_group, alone=train.colocate_all or train.colocate_critic_reward)
+        reference = dealt.ask(self.initial_model_group, known.missing, images=True, alone=beside_actor)
+        log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
+        known.keep(reference(), dealt.samples)
+        for batch, action_log_probs, value in zip(dealt.batches, log_probs, values, strict=True):
+            batch.action_log_probs, batch.values = action_log_probs, value
+            self._set_kl(batch, None if self.initial_model_group is None else known.of(batch))
+        return dealt.batches
+
+    def _set_kl(self, batch: Experience, reference: torch.Tensor | None) -> None:
+        """Set the KL of each token to the reference model, shape (B, A), or give its log-probs to the loss.
+
+        Without a reference model, and if the KL is a term of the loss (`--algo.kl.use_loss`), it is 0 here.
+
+        Args:
+            batch: Forward-pass batch. Its `action_log_probs` are today's.
+            reference: Log-probs under the reference model, shape (B, A); None if there is none.
+        """
+        kl, log_probs, mask = self.args.algo.kl, batch.action_log_probs, batch.action_mask
+        batch.base_action_log_probs = reference if kl.use_loss else None
+        batch.kl = moved = torch.zeros_like(log_probs)
+        if reference is not None and not kl.use_loss:
+            batch.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
+            moved = log_probs.float() - reference.float()
+        batch.info["kl"] = token_mean(batch.kl, mask)
+        batch.info["logprobs_diff"] = token_mean(moved, mask)
+
+    def _set_policies(self, experience: Experience, on_policy: Sequence[bool]) -> None:
+        """Set the old log-probs and the KL target of an experience as configured.
+
+        Args:
+            experience: Forward-pass batch. Its `action_log_probs` are today's.
+            on_policy: Whether today's weights generated each of its samples.
+        """
+        if self.args.adapt.kl_target == "behaviour":
+            self._pull_towards_behaviour(experience)
+        if self.args.adapt.ratio == "behaviour":
+            recomputed, behaviour = experience.action_log_probs, experience.rollout_log_probs
+            experience.action_log_probs = old_log_probs(recomputed, behaviour, torch.tensor(on_policy))
+
+    def _pull_towards_behaviour(self, experience: Experience) -> None:
+        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a forward-pass batch."""
+        log_probs, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
+        if self.args.algo.kl.use_loss:
+            experience.base_action_log_probs = behaviour
+            return
+        experience.kl = compute_approx_kl(log_probs, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
+        experience.info["kl"] = token_mean(experience.kl, mask)
+
+    def _loss_log_ratio(self, recomputed: torch.Tensor, experience: Experience) -> torch.Tensor:
+        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (B, A).
+
+        Args:
+            recomputed: Log-probs under today's policy, shape (B, A).
+            experience: Forward-pass batch with its old log-probs.
+        """
+        gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
+        corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
+        old = experience.rollout_log_probs if corrected else experience.action_log_probs
+        mask = experience.action_mask.bool()
+        log_ratio = torch.where(mask, recomputed.float() - old.float(), 0.0)
+        if gspo:
+            log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
+        return log_ratio
+
+    def _mask_moved(self, experiences: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
+        """Set advantages to 0 as `second_moment_mask` says. Returns the share of these tokens; None without a limit."""
+        limit = self.args.adapt.max_second_moment
+        if limit is None:
+            return None
+        masks = [experience.action_mask.bool() for experience in experiences]
+        moved = torch.cat([ratio[mask] for ratio, mask in zip(log_ratios, masks, strict=True)])
+        advantages = torch.cat([e.advantages[mask] for e, mask in zip(experiences, masks, strict=True)])
+        stays = torch.from_numpy(second_moment_mask(moved.double().numpy(), advantages.double().numpy(), limit))
+        parts = (advantages * stays).split([int(mask.sum()) for mask in masks])
+        for experience, mask, part in zip(experiences, masks, parts, strict=True):
+            experience.advantages = experience.advantages.masked_scatter(mask, part)
+        return 1 - float(stays.double().mean())
+
+
+def token_mean(numbers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean over the generated tokens of each response, shape (B,); 0 for a response without any."""
+    return (numbers * mask).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def token_log_ratios(experience: Experience) -> torch.Tensor:
+    """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (B, A)."""
+    difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
+    return torch.where(experience.action_mask.bool(), difference, 0.0)
+
+
+def off_policy_log_ratios(experience: Experience, on_policy: Sequence[bool]) -> np.ndarray:
+    """The same for V-trace, shape (B, A): 0 for a sample that today's weights generated.
+
+    The log ratio of such a sample is only the rounding of the engine. V-trace must not correct for it.
+
+    Args:
+        experience: Forward-pass batch. Its `action_log_probs` are today's.
+        on_policy: Whether today's weights generated each of its samples.
+    """
+    ratios: np.ndarray = token_log_ratios(experience).masked_fill(torch.tensor(on_policy).unsqueeze(-1), 0.0).numpy()
+    return ratios
+
+
+def source_tokens(
+    source: str,
+    experiences: Sequence[Experience],
+    log_ratios: Sequence[torch.Tensor],
+    origins: Sequence[SampleOrigin],
+) -> SourceTokens:
+    """What the loss takes of the tokens of one source.
+
+    Args:
+        source: One of fresh, reevaluated and replayed.
+        experiences: The experience of the batch.
+        log_ratios: Log of the ratio that the loss clips, shape (B, A), of each experience.
+        origins: Where each sample comes from.
+    """
+    parts: list[tuple[torch.Tensor, ...]] = []
+    for experience, log_ratio in zip(experiences, log_ratios, strict=True):
+        rows = torch.tensor([origins[place].source == source for place in experience.index])
+        if parts and not rows.any():
+            continue
+        chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
+        numbers = [log_ratio, experience.advantages]
+        if experience.values is not None:
+            numbers.append(experience.values - experience.returns)
+        parts.append(tuple(number[chosen].float() for number in numbers))
+    return SourceTokens(*(torch.cat(number).numpy() for number in zip(*parts, strict=True)))
+
+
+def row_of(experience: Experience, row: int) -> Experience:
+    """One sample of an experience, as an experience of its own."""
+    size = len(experience.index)
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: pick(item) for key, item in value.items()}
+        return value[row : row + 1] if isinstance(value, (list, torch.Tensor)) and len(value) == size else value
+
+    return Experience(**{field.name: pick(getattr(experience, field.name)) for field in fields(Experience)})
+
+
+def old_log_probs(recomputed: torch.Tensor, behaviour: torch.Tensor, on_policy: torch.Tensor) -> torch.Tensor:
+    """Log-probs in the denominator of the PPO ratio, shape (B, A) (Eq. 3: rho = pi_theta / alpha).
+
+    If today's policy generated a sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
+    stored log-probs are used.
+
+    Args:
+        recomputed: Log-probs under today's policy, shape (B, A).
+        behaviour: Stored log-probs, shape (B, A).
+        on_policy: Whether today's policy generated each sample, bool, shape (B,).
+    """
+    return torch.where(on_policy.unsqueeze(-1), recomputed, behaviour.to(recomputed.dtype))

@@ -1,0 +1,142 @@
+"""OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
+from bapo_openrlhf.flags.sizes import left_over
+from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
+from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.rollout import RecordedSamplesGenerator
+from bapo_openrlhf.training.trainer.samples import in_groups
+from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
+
+Base = plain_class(PPOTrainer)
+
+
+class RecordedPPOTrainer(StoppableTrainer):
+    """OpenRLHF's trainer, which also records what each step generated."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder = StepRecorder.of(self.args, self.tokenizer)
+        self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
+        self.samples_generator = RecordedSamplesGenerator.of(self, filtered=self.filtered)
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.state.step = states["global_step"]
+        self.state.saved = self.state.step or None
+        self.recorder.resume(self.state.step)
+        self.warn_of_the_end(states)
+        return states
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train, and return what `StoppableTrainer.fit` does.
+
+        OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
+        """
+        self.samples_generator.set_up_engines()
+        stopped = super().fit(global_step)
+        if self.filtered and stopped is None:
+            step = self.recorder.step + 1
+            self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
+        return stopped
+
+    @extends(Base)
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
+        """Update the models on the samples, and count them as a run with batch adaptation does.
+
+        Raises:
+            RuntimeError: The reward function or its endpoint gave no reward for a response. OpenRLHF needs each.
+        """
+        self.state.phase = "making experience"
+        missing = sum(sample.rewards is None for sample in rollout_samples)
+        if missing and self.experience_maker.reward_model_group is None:
+            raise RuntimeError(
+                f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
+                f"one. The log of the rollout engine has each error{self.samples_generator.failed_calls()}"
+            )
+        status, next_step = super().train_step(rollout_samples, global_step)
+        self.state.step, self.state.phase = next_step, "finishing the step"
+        status |= self._counts(rollout_samples, next_step)
+        if status["reward/fresh_mean"] is None:  # only OpenRLHF knows the rewards of a reward model
+            status["reward/fresh_mean"] = status["rollout/reward_mean"]
+        return status, next_step
+
+    @extends(Base)
+    def broadcast_to_vllm(self) -> None:
+        """Send the weights to the engines, as OpenRLHF does."""
+        self.state.phase = "syncing weights"
+        super().broadcast_to_vllm()
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate as OpenRLHF does, and record the result."""
+        self.state.phase = "evaluating"
+        numbers = super().evaluate(global_step, **generate_kwargs)
+        self.recorder.add_evaluation(global_step, numbers)
+        return numbers
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record the step's metrics, then log and save as OpenRLHF does."""
+        self.save_if_stopping()
+        self.recorder.add_metrics(global_step, logs_dict)
+        saves = global_step % self.args.ckpt.save_steps == 0
+        self.state.phase = "saving a checkpoint" if saves else "finishing the step"
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        self.state.saved = global_step if saves else self.state.saved
+
+    def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
+        """Record what was generated since the last step. Returns its metrics.
+
+        Args:
+            trained: Samples of the batch. The samples that dynamic filtering dropped are in `self.filtered`.
+            step: The step, counted from 1.
+        """
+        size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
+        dropped, self.filtered[:] = list(self.filtered), []
+        first = self.recorder.rollouts // size
+        kind = {"source": "fresh", "usable": has_reward, "reward_range": self.args.adapt.rewards() or UNIT}
+        groups = generated_groups(in_groups(trained, size), first_uid=first, **kind)
+        filtered = generated_groups(in_groups(dropped, size), first_uid=first + len(groups), **kind)
+        states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
+        tokens = sum(group.tokens for group in groups)
+        status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)
+        rewards = [float(sample.rewards[0]) for sample in (*trained, *dropped) if sample.rewards is not None]
+        status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
+        status["groups/generated"] = len(groups) + len(filtered)
+        status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
+        status |= filter_reasons(filtered)
+        status["groups/reevaluated"] = status["groups/replayed"] = 0
+        status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
+        status["rollouts/left_over"] = left_over(self.args, len(trained))
+        if trained:
+            status["length/fresh"] = tokens / len(trained)
+        return status
+
+
+def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
+    """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
+    known = [group for group in groups if group.mean is not None]
+    equal = [group for group in known if len({*without_rounding(rewards_of(group.samples))}) == 1]
+    right = sum(group.mean >= 1 for group in equal if group.mean is not None)
+    return {
+        "filtered/none_right": len(equal) - right,
+        "filtered/all_right": right,
+        "filtered/by_draw": len(groups) - len(equal),
+    }
+
+
+RecordedPPOTrainerActor = ray.remote(RecordedPPOTrainer)

@@ -1,0 +1,73 @@
+"""VC-PPO's value pretraining (arXiv 2503.01491): the critic learns before the actor listens to it."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain
+from bapo_openrlhf.training.trainer.recorder import explained_variance
+from bapo_openrlhf.training.trainer.reviewer import Reviewer
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+
+class CriticPretraining:
+    """Trains the critic on fresh responses before the first update of the actor.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        maker: Makes the experience.
+        reviewer: Takes out groups whose log-probs are not finite or that are too far from today's policy.
+        critic: OpenRLHF's group of the critic's processes; None without a critic.
+        train: Trains the critic, and only the critic, on what was sent to it. Returns OpenRLHF's metrics.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        maker: AdaptedExperienceMaker,
+        reviewer: Reviewer,
+        critic: Any,
+        train: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.epochs = args.adapt.value_pretraining
+        self.steps = max(args.critic.freezing_steps, 0) + 1  # the first one, and all in which the actor is frozen
+        self.state, self.maker, self.reviewer = state, maker, reviewer
+        self.critic, self.train_critic = critic, train
+
+    def train(self, fresh: list[Group]) -> dict[str, Any]:
+        """Train the critic on all fresh responses, also on those that the filter drops afterwards.
+
+        Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
+        afterwards as in every step, and its values are those of the pretrained critic.
+
+        Args:
+            fresh: The fresh groups of this step.
+
+        Returns:
+            Its metrics; none in a step without it.
+        """
+        step = self.state.step
+        if not self.epochs or step >= self.steps:
+            return {}
+        self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
+        passed = self.maker.forward(BatchToTrain.of(batch, self.state.weights_since))
+        kept = self.reviewer.review(batch, passed).kept
+        if not kept:
+            return {}
+        experiences = self.maker.finish(passed, kept, monte_carlo=True).experiences
+        before = explained_variance(experiences)
+        for experience in experiences:
+            experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
+        for _ in range(self.epochs):
+            ray.get(self.critic.async_run_method_batch(method_name="append", experience=experiences))
+            loss = self.train_critic()["critic_loss"]
+        status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
+        return status | {f"{name}_before": value for name, value in before.items()}

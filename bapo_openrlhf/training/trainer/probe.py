@@ -1,0 +1,127 @@
+"""Whether the groups of a batch point the right way: their policy gradients beside that of many fresh responses.
+
+The reference is the gradient over REFERENCE groups that today's policy generates for random prompts of the data. Half
+of its groups give one gradient and half another. The cosine r of these two says how much of the reference is noise: no
+cosine with the reference can be expected to be higher than sqrt(2 r / (1 + r)), its own with the true gradient.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import ray
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.schedule import due
+from bapo_openrlhf.record.run_record import PROBES
+from bapo_openrlhf.training.trainer.experience import (
+    AdaptedExperienceMaker,
+    BatchExperience,
+    BatchToTrain,
+    SampleOrigin,
+    row_of,
+)
+from bapo_openrlhf.training.trainer.generated import GeneratedStep
+from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import by_request
+
+# Groups. In a model of 2M parameters, the cosine of the halves was 0.00 with 64 groups, and 0.09 with 512.
+REFERENCE = 512
+
+
+class GradientProbe:
+    """Probes gradients in some steps (`--run.gradient_probe`). It changes nothing of the run.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        recorder: Keeps the record, to which the probe adds.
+        generator: Generates the responses of the reference.
+        generate_kwargs: OpenRLHF's arguments of the generation.
+        rollout_weights: The weights in the engines.
+        maker: Makes the experience of the reference.
+        data: The data set with the prompts.
+        actor: OpenRLHF's group of the actor's processes.
+    """
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        recorder: StepRecorder,
+        generator: AdaptedSamplesGenerator,
+        generate_kwargs: Mapping[str, Any],
+        rollout_weights: RolloutWeights,
+        maker: AdaptedExperienceMaker,
+        data: Any,
+        actor: Any,
+    ) -> None:
+        self.args, self.state, self.recorder, self.maker, self.actor = args, state, recorder, maker, actor
+        self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
+        self.rollout_weights = rollout_weights
+
+    def measure(self, experience: BatchExperience) -> dict[str, float]:
+        """Write a line of probes.jsonl for each group of the reviewed batch. Returns metrics of the step.
+
+        Args:
+            experience: The experience of the batch, before the update.
+        """
+        step, reviewed = self.state.step, self.state.reviewed
+        if not due(step, self.args.run.gradient_probe):
+            return {}
+        self.state.phase, start = "probing gradients", time.perf_counter()
+        groups = {group.uid: (source, group) for source, group in reviewed.batch.with_sources()}
+        [alignments] = ray.get(self.actor.async_run_method(
+            method_name="probe_gradients",
+            reference=self._reference_rows(step),
+            groups=rows_by(experience, lambda origin: origin.group.uid),
+            sources={uid: source for uid, (source, _) in groups.items()},
+        ))  # fmt: skip
+        rows = [
+            {
+                "uid": uid,
+                "source": source,
+                "age": step - group.weights_version,
+                "tv": reviewed.distances[group],
+                "shift": reviewed.shifts[group],
+                "mean": float(group.mean),
+                "cosine": alignments[uid][0],
+                "norm": alignments[uid][1],
+            }
+            for uid, (source, group) in groups.items()
+        ]
+        self.recorder.record.append_rows(PROBES, step + 1, rows)
+        cosines = {f"probe/{name}": value[0] for name, value in alignments.items() if isinstance(name, str)}
+        return cosines | {"timing/probe": time.perf_counter() - start}
+
+    def _reference_rows(self, step: int) -> Mapping[Hashable, Sequence[Experience]]:
+        """The experience of the reference, in halves 0 and 1."""
+        rng = np.random.default_rng([self.args.train.seed, step])
+        places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
+        prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
+        with self.rollout_weights.synced_to(step, next_rollout=step + 1):
+            samples = self.generator.reevaluate(prompts, kind="probe", **self.generate_kwargs)
+        generated = GeneratedStep.of(
+            [("fresh", by_request(samples, self.args.rollout.n_samples_per_prompt), step)], first_uid=0, step=step
+        )
+        to_train = BatchToTrain.of(Batch(fresh=generated.fresh), step)
+        reference = self.maker.finish(self.maker.forward(to_train), range(len(to_train.origins)))
+        return rows_by(reference, lambda origin: origin.group.uid % 2)
+
+
+def rows_by(batch: BatchExperience, key: Callable[[SampleOrigin], Hashable]) -> Mapping[Hashable, Sequence[Experience]]:
+    """The samples of an experience by a key of their origins, in order, each as an experience of its own."""
+    rows = defaultdict(list)
+    for experience in batch.experiences:
+        for row, place in enumerate(experience.index):
+            rows[key(batch.origins[place])].append(row_of(experience, row))
+    return dict(rows)

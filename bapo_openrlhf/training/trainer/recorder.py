@@ -1,0 +1,191 @@
+"""The record of a run's steps: what each step generated, and how much the run has generated and trained on so far.
+
+The rows come from OpenRLHF's samples, so every group has one, also a group that cannot be used.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.utils.logging_utils import init_logger
+
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.rewards import without_rounding
+from bapo_openrlhf.adapt.vocabulary import FAILED
+from bapo_openrlhf.flags.paths import run_folder
+from bapo_openrlhf.record.answers import PromptStates, shortened
+from bapo_openrlhf.record.run_record import (
+    ANSWERS,
+    EVALUATIONS,
+    GROUPS,
+    WARNINGS,
+    RunRecord,
+    read_answers,
+    read_metrics,
+    read_warnings,
+)
+from bapo_openrlhf.training.trainer.generated import GeneratedGroup, reward_numbers, rewards_of
+
+logger = init_logger(__name__)
+
+
+class StepRecorder:
+    """Writes down every step and every evaluation of a run, and counts over the whole run.
+
+    Args:
+        folder: Folder of the record.
+        tokenizer: Tokenizer of the model.
+        answer_chars: Largest number of characters of a response in answers.jsonl; 0 for no such file.
+
+    Attributes:
+        record: The files of the record.
+        step: Last step whose groups are in the record. Steps count from 1, as OpenRLHF counts them.
+        rollouts: Number of responses generated so far.
+        tokens: Number of tokens so far, by kind: "generated" or "trained".
+    """
+
+    def __init__(self, *, folder: Path, tokenizer: Any, answer_chars: int) -> None:
+        self.folder = folder
+        self.record = RunRecord(self.folder)
+        self.step = self.rollouts = 0
+        self.tokens = {"generated": 0, "trained": 0}
+        self._answer_chars, self._tokenizer = answer_chars, tokenizer
+        self._prompt_states = PromptStates()
+        self._warned: set[str] = set()  # kinds of warnings
+
+    @classmethod
+    def of(cls, args: SimpleNamespace, tokenizer: Any) -> Self:
+        """The recorder of a run with these (nested) arguments."""
+        return cls(folder=run_folder(args), tokenizer=tokenizer, answer_chars=args.run.answer_chars)
+
+    def resume(self, step: int) -> None:
+        """Continue the record after this step; a run at step 0 has none to continue.
+
+        Lines of later steps are dropped, because the run repeats them. It warns if lines of earlier steps are missing.
+        """
+        if not step:
+            return
+        self.step = step
+        self.record = RunRecord(self.folder, resume_from=step + 1)
+        self._prompt_states = PromptStates(read_answers(self.folder))
+        self._warned = {row["kind"] for row in read_warnings(self.folder)}
+        rows = read_metrics(self.folder)
+        last = rows[-1] if rows else {}
+        self.rollouts = last.get("rollouts/total", 0)
+        self.tokens = {kind: last.get(f"tokens/{kind}_total", 0) for kind in self.tokens}
+        if missing := step - len({row["step"] for row in rows}):
+            text = (
+                f"the record has no metrics of {missing} of the {step} steps before it, which may be those of a run "
+                "with another name, or lost in a power cut; its totals of tokens lack them"
+            )
+            self.warn(step + 1, "missing steps", text)
+
+    def add_groups(
+        self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
+    ) -> dict[str, int]:
+        """Write down what a step generated. Returns the metrics that say how much it was.
+
+        Args:
+            step: The step, counted from 1.
+            groups: All groups that the step generated.
+            states: State of each group by uid. A group without a state has failed.
+            trained: Number of tokens that the step trained on.
+        """
+        self.step = step
+        self.record.append_rows(GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
+        if self._answer_chars:
+            answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
+            self.record.append_rows(ANSWERS, step, answers)
+        rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
+        self.rollouts += rollouts
+        self.tokens["generated"] += generated
+        self.tokens["trained"] += trained
+        return {
+            "rollouts/step": rollouts,
+            "rollouts/total": self.rollouts,
+            **signals(groups),
+            "tokens/generated": generated,
+            "tokens/trained": trained,
+            "tokens/generated_total": self.tokens["generated"],
+            "tokens/trained_total": self.tokens["trained"],
+        }
+
+    def warn(self, step: int, kind: str, text: str) -> None:
+        """Log a warning, and write it down for the terminal and for `watch`. Only the first one of a kind counts."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            text = f"step {step}: {text}"
+            logger.warning(text)
+            self.record.append_rows(WARNINGS, step, [{"kind": kind, "text": text}])
+
+    def rewards(self, step: int, fresh: Sequence[Group], *, measured: bool) -> dict[str, float]:
+        """Metrics of the rewards of a step's fresh groups. It warns if too many are outside the task's range."""
+        numbers, warning = reward_numbers(fresh, measured=measured)
+        if warning:
+            self.warn(step, "reward range", warning)
+        return numbers
+
+    def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+        """Write down the numbers among the metrics of a step. Then the record has all of it, also after a power cut."""
+        numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        self.record.append(step, numbers)
+        self.record.sync()
+
+    def add_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Write down the result of an evaluation after a step."""
+        self.record.append_rows(EVALUATIONS, step, [numbers])
+        self.record.sync()
+
+
+def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
+    """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
+    known = [rewards_of(group.samples) for group in groups if group.mean is not None]
+    return {"groups/with_signal": sum(len({*without_rounding(rewards)}) > 1 for rewards in known)} if known else {}
+
+
+def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
+    """Lines of answers.jsonl: one response of each prompt that failed first, the best one of each newly solved prompt.
+
+    Only these responses are decoded.
+
+    Args:
+        groups: The groups of a step.
+        prompts: What earlier groups have told of their prompts. It is updated.
+        tokenizer: Tokenizer of the model.
+        chars: Largest number of characters of a response.
+    """
+    rows = []
+    for group in groups:
+        kind = prompts.news(group.prompt.id, group.mean)
+        if kind is None:
+            continue
+        sample = max(group.samples, key=lambda sample: float(sample.rewards[0]))  # the first one if several are equal
+        row = {"prompt": group.prompt.id, "kind": kind, "text": group.prompt.text, "label": str(group.prompt.label)}
+        response = shortened(_response_text(sample, tokenizer), chars)
+        rows.append(row | {"response": response, "reward": float(sample.rewards[0])})
+    return rows
+
+
+def _response_text(sample: Experience, tokenizer: Any) -> str:
+    """The text from the first generated token to the last one. It includes what was said between the turns."""
+    places = sample.action_mask[0].nonzero().flatten().tolist()  # place i of the mask belongs to token i + 1
+    tokens = sample.sequences[0][places[0] + 1 : places[-1] + 2] if places else sample.sequences[0][:0]
+    return tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:
+    """1 - var(return - value) / var(return) over generated tokens. Missing without a critic, or if all are equal."""
+    tokens = [
+        torch.stack([e.returns, e.values]).double()[:, e.action_mask.bool()]
+        for e in experiences
+        if e.values is not None
+    ]
+    if not tokens:
+        return {}
+    returns, values = torch.cat(tokens, dim=1)
+    spread = float(returns.var(correction=0))
+    left = float((returns - values).var(correction=0))
+    return {"value/explained_variance": 1 - left / spread} if spread else {}

@@ -1,0 +1,57 @@
+"""Log-probs under the reference model, which are kept with the responses.
+
+OpenRLHF sends every sample of every batch to the reference model. The reference model is the same at every step, so
+here a response is sent only once: a replayed response already has its log-probs.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.group import REFERENCE, Response
+from bapo_openrlhf.training.trainer.dealing import Places
+
+
+class ReferenceLogProbs:
+    """Log-probs of a batch's responses under the reference model, in the `extras` of each response.
+
+    A batch and the buffers share a response's extras. So the log-probs of a response that is in no buffer are gone
+    when its batch is gone.
+
+    Args:
+        name: Name of the reference model. Log-probs that were kept under another name are not used.
+        responses: Responses of the batch, in the order of its samples.
+
+    Attributes:
+        kept_tokens: Number of generated tokens whose log-probs were known before this batch.
+    """
+
+    def __init__(self, name: str, responses: Sequence[Response]) -> None:
+        self.name, self.responses = name, responses
+        kept = [self._kept(response) for response in responses]
+        self.missing: Places = [place for place, log_probs in enumerate(kept) if log_probs is None]
+        self.kept_tokens = sum(len(log_probs) for log_probs in kept if log_probs is not None)
+
+    def keep(self, rows: Mapping[int, torch.Tensor], samples: Sequence[Experience]) -> None:
+        """Keep the reference model's answers with their responses.
+
+        Args:
+            rows: Log-probs of a sample, shape (A',), by its position.
+            samples: Samples of the batch, without padding.
+        """
+        for place, row in rows.items():
+            mask = samples[place].action_mask[0].bool()
+            self.responses[place].extras[REFERENCE] = (self.name, row[: len(mask)][mask].float().numpy())
+
+    def of(self, batch: Experience) -> torch.Tensor:
+        """Log-probs of a batch's samples, shape (B, A). As in OpenRLHF, tokens that were not generated have 0."""
+        mask = batch.action_mask.bool()
+        kept = [torch.from_numpy(self._kept(self.responses[place])) for place in batch.index]
+        return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(kept))
+
+    def _kept(self, response: Response) -> Any:
+        """The log-probs of a response, float32, shape (A,); None if they are not known."""
+        name, log_probs = response.extras.get(REFERENCE, (None, None))
+        return log_probs if name == self.name else None

@@ -1,0 +1,71 @@
+"""OpenRLHF's reward model, which scores responses as soon as they are generated.
+
+OpenRLHF asks its reward model together with the other models, when a batch becomes experience. Filters, thresholds and
+buffers need the rewards earlier. So here the generator hands over what it generated, while the engines sleep if they
+share GPUs. The responses are dealt to the ranks as for a forward pass of another model.
+"""
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
+from bapo_openrlhf.training.trainer.rollout import reward_of
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+INPUTS = ("sequences", "attention_mask")  # of its forward pass
+
+
+class RewardModel:
+    """Gives samples their rewards, if the run has a reward model. Otherwise they have them already.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        workers: OpenRLHF's group of the reward model's processes; None if the run has no reward model.
+        state: Where the run is.
+        pad: Token id of the padding.
+    """
+
+    def __init__(self, args: SimpleNamespace, workers: Any, *, state: RunState, pad: int) -> None:
+        self.workers, self.state, self._pad = workers, state, pad
+        self._cut = partial(forward_parts, args)
+        self._alone = args.train.colocate_all or args.train.colocate_critic_reward
+        self._seconds = 0.0
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Experience]) -> None:
+        """Set the reward of each sample, as OpenRLHF does. One that is not a finite number is left out.
+
+        Equal responses to a prompt are scored once. In bfloat16, the padding of a batch changes a score a little. So
+        without this, a group of equal responses would seem to have a signal.
+
+        Args:
+            samples: One response each, without padding.
+        """
+        if self.workers is None or not samples:
+            return
+        self.state.phase, start = "scoring responses", time.perf_counter()
+        keys = [sample.sequences.numpy().tobytes() for sample in samples]
+        different = dict(zip(keys, samples, strict=True))
+        places = {key: place for place, key in enumerate(different)}
+        asked = [
+            Experience(sequences=one.sequences, attention_mask=one.attention_mask, action_mask=one.action_mask)
+            for one in different.values()
+        ]
+        dealt = DealtBatch(asked, self.workers, self._cut, self._pad)
+        scores = dealt.ask(self.workers, inputs=INPUTS, alone=self._alone)()
+        for sample, key in zip(samples, keys, strict=True):
+            reward = reward_of(scores[places[key]])
+            if reward is not None:
+                sample.rewards = sample.info["reward"] = torch.tensor([reward])
+        self._seconds += time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """Its time since it was last asked for it; nothing without a reward model."""
+        seconds, self._seconds = self._seconds, 0.0
+        return {} if self.workers is None else {"reward/model_seconds": seconds}

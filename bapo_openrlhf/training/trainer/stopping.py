@@ -1,0 +1,142 @@
+"""What both trainers of this project add to OpenRLHF's: a seed, a stop between steps, and state that it leaves out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.record.run_record import read_evaluations
+from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+Base = plain_class(PPOTrainer)
+KL, EVALUATION = "kl_coefficient", "evaluation"  # in OpenRLHF's state of a checkpoint
+
+
+class StopTraining(Exception):
+    """Leaves OpenRLHF's loop between two steps."""
+
+
+class StoppableTrainer(Base):
+    """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
+
+    A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
+
+    A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` (as
+    `before_samples`) before the samples of each step.
+
+    Attributes:
+        state: Where the run is.
+        recorder: Keeps the record. The subclass makes it.
+    """
+
+    recorder: StepRecorder
+
+    def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        self.state = RunState()
+        # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
+        torch.manual_seed(strategy.args.train.seed)
+        super().__init__(pretrain, strategy, *args, **kwargs)
+
+    def place(self) -> tuple[int, str]:
+        """The number of the step and the phase."""
+        return self.state.number, self.state.phase
+
+    def stop(self) -> None:
+        """Stop as soon as a step has ended and is saved. If the data ends with it, the run goes to its end."""
+        self.state.stopping = True
+
+    def begin(self) -> None:
+        """Begin a step, unless the run was told to stop and the last step is saved, or no step ever is."""
+        state = self.state
+        if state.stopping and (state.saved == state.step or self.args.ckpt.disable_ds):
+            raise StopTraining
+        state.begun, state.phase = state.step + 1, "generating"
+
+    def save_if_stopping(self) -> None:
+        """Once the run was told to stop, every step is saved: only the next one is left."""
+        if self.state.stopping:
+            self.args.ckpt.save_steps = 1
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """What the numbers of an evaluation depend on besides the weights."""
+        flags = ("dataset", "split", "temperature", "n_samples_per_prompt")
+        return {name: getattr(self.args.eval, name) for name in flags}
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state, and the coefficient of the KL penalty."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
+        return states
+
+    @extends(Base)
+    def ppo_train(self, global_steps: int) -> dict:
+        """OpenRLHF's optimizer steps."""
+        self.state.phase = "training"
+        status: dict[str, Any] = super().ppo_train(global_steps)
+        return status
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
+        """OpenRLHF's numbers of a batch, and how much its critic knew of the returns."""
+        return super()._compute_rollout_stats(experiences) | explained_variance(experiences)
+
+    @extends(Base)
+    def restore_best_checkpoint_state(self, checkpoint_states: Mapping[str, Any]) -> None:
+        """Restore OpenRLHF's best evaluation, or the one after this checkpoint if its own is there and better.
+
+        OpenRLHF evaluates a step after it has saved it. So the checkpoint that a run goes on from does not know it.
+        If another number is asked for, or another evaluation, none was the best so far.
+        """
+        key = self.best_eval_metric_key
+        before = checkpoint_states.get(EVALUATION, self.evaluation)
+        if before != self.evaluation or key not in ("", checkpoint_states.get("best_eval_metric_key")):
+            return
+        super().restore_best_checkpoint_state(checkpoint_states)
+        step = self.state.step
+        saved = Path(self.args.ckpt.path, "_actor", f"best_global_step{step}").is_dir()
+        for row in read_evaluations(self.recorder.folder) if step and saved else ():
+            if row["step"] == step and (key := self._detect_eval_metric_key(row)) and row[key] is not None:
+                self._latest_eval_metric_value = row[key]
+                self.best_eval_metric_value = max(self.best_eval_metric_value, row[key])
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Log and save as OpenRLHF does. `client_states` are also those of `save_best_checkpoint` after this step.
+
+        A checkpoint of the end of an epoch goes on with the next one. OpenRLHF's would train that epoch again.
+        """
+        client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
+        client_states["episode"] += self.samples_generator.exhausted
+        super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
+        """Warn if a run is resumed from its last step.
+
+        Args:
+            states: OpenRLHF's state in the checkpoint.
+        """
+        step, episodes = states["global_step"], self.args.train.num_episodes
+        if step and states["episode"] >= episodes:
+            what = f"the checkpoint is the end of all {episodes} episodes (train.num_episodes)"
+            self.recorder.warn(step, "nothing left", f"{what}: nothing is left to train")
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train. Returns the step after which the run stopped because it was told to; None at its end."""
+        self.samples_generator.before_samples = self.begin
+        try:
+            super().fit(global_step)
+        except StopTraining:
+            for log in filter(None, (self.wandb_logger, self.tensorboard_logger)):
+                log.close()  # as OpenRLHF does at the end
+            return self.state.step
+        self.state.begun, self.state.phase = self.state.step, "ending"  # the loop asked for a step that the data lack
+        return None

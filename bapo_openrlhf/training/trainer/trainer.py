@@ -1,0 +1,337 @@
+"""OpenRLHF's PPO trainer with batch adaptation.
+
+OpenRLHF's `fit` generates (Algorithm 1, line 6), calls `train_step`, and saves. `train_step` reads from top to bottom:
+hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> account. The hooks of
+OpenRLHF stand below it. They call the parts of a run, which have files of their own: record, checkpoints, the critic's
+pretraining, the probe of gradients and demonstrations.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import ray
+from openrlhf.trainer.ppo_trainer import PPOTrainer
+
+from bapo_openrlhf.adapt.corrections import learning_rate_factor
+from bapo_openrlhf.adapt.filters import informative
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.flags.openrlhf_flags import signal_between
+from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
+from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.training.trainer.accounts import StepAccounts
+from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator, SharedLoader
+from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
+from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
+from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
+from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
+from bapo_openrlhf.training.trainer.probe import GradientProbe
+from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator
+from bapo_openrlhf.training.trainer.reviewer import Reviewer
+from bapo_openrlhf.training.trainer.reward_model import RewardModel
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
+from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration
+
+Base = plain_class(PPOTrainer)
+MOVES = {"policy_loss", "demonstrations/cross_entropy"}  # metrics of a step whose update moved the actor
+
+
+class AdaptedPPOTrainer(StoppableTrainer):
+    """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
+
+    Attributes:
+        ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        adapt, self.ledger = self.args.adapt, Ledger()
+        self.state.reward_range = adapt.rewards()
+        self.arithmetic = batch_arithmetic(self.args)
+        self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
+        self.ahead = adapt.steps_ahead(self.args.train)
+        self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
+        schedule = RolloutSchedule(adapt.rollout_delay)
+        options = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
+        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
+        self.reward_model = RewardModel(
+            self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
+        )
+        self.samples_generator = generator_of(self)
+        models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
+        name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
+        self.experience_maker = AdaptedExperienceMaker(
+            *models, self.kl_ctl, self.strategy, self.tokenizer, reference=name
+        )
+        self._make_parts()
+
+    def _make_parts(self) -> None:
+        """Make what the hooks and `train_step` call. Each part gets what it needs, and knows no trainer."""
+        args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
+        generator, maker = self.samples_generator, self.experience_maker
+        data, kwargs = self.prompts_dataloader, self.generate_kwargs
+        self.recorder = StepRecorder.of(args, self.tokenizer)
+        unusable = UnusableGroups(
+            max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
+        )
+        run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
+        engines = {"generator": generator, "rollout_weights": self.rollout_weights}
+        workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
+        self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
+        self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, arithmetic=self.arithmetic)
+        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
+        self.probe = GradientProbe(
+            args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
+        )
+        self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
+        self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
+        self.pretraining = CriticPretraining(
+            args, state=self.state, maker=maker, reviewer=self.reviewer, critic=critic, train=lambda: self.ppo_train(-1)
+        )
+
+    # ── One step of Algorithm 1 ──
+
+    @extends(Base)
+    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
+        """Lines 7 to 19 of Algorithm 1, on the samples that line 6 generated.
+
+        Lines 3 to 5 are `broadcast_to_vllm`, which OpenRLHF calls after the update.
+
+        Raises:
+            ValueError: The method made a batch that is larger than its capacity.
+        """
+        state, step, rollout, timing = self.state, self.state.step, self.samples_generator.rollout, dict[str, float]()
+        # Lines 12-15: generate hard prompts again with today's weights, unless the rollout took them along.
+        hard_prompts = self._begin_step() if self.ahead else []
+        hard = self._reevaluate(timing)
+        if self.ahead:
+            # Line 6 of a later step.
+            self.samples_generator.ask(step + self.ahead, hard_prompts, **self.generate_kwargs)
+        # Line 7: groups of responses with rewards and log-probs.
+        generated = self.accounts.enter(rollout, rollout_samples, hard)
+        pretrained = self.pretraining.train(generated.fresh)
+        # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
+        state.phase = "making the batch"
+        with timed(timing, "timing/adapt"):
+            self.method.unanswered([group.prompt for group in generated.failed if group.source == "reevaluated"])
+            batch = self.method.build_batch(step, generated.fresh, generated.reevaluated)
+        self.accounts.require_capacity(batch)
+        # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
+        state.phase, start = "making experience", time.perf_counter()
+        passed = self.experience_maker.forward(BatchToTrain.of(batch, state.weights_since))
+        reviewed = self.reviewer.review(batch, passed)
+        # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
+        experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
+        seconds = time.perf_counter() - start
+        self.method.observe_distances(step, reviewed.distances)
+        # Line 18: the update.
+        status, next_step = self._update(experience, global_step)
+        state.weights_since = state.step if MOVES & status.keys() else state.weights_since
+        if experience:
+            timing["timing/make_experience"] = seconds
+        # Every group that was generated ends in exactly one counted state.
+        status |= pretrained | timing | self.demonstrations.metrics() | self.accounts.settle(step, generated, rollout)
+        status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
+        return status | self.samples_generator.metrics() | self.reward_model.metrics(), next_step
+
+    def _begin_step(self) -> list[Prompt]:
+        """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
+
+        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
+        """
+        prompts = self.method.begin_step(self.state.step)
+        if self.rollout_weights.weights_version == self.state.step:
+            return prompts
+        self.state.waiting += prompts
+        return []
+
+    def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
+        """Samples from today's weights of the hard prompts that no rollout takes along."""
+        state, weights = self.state, self.rollout_weights
+        prompts, state.waiting = state.waiting, []
+        if not prompts:
+            return []
+        state.phase = "generating hard prompts again"
+        next_rollout = state.step if self.ahead else state.step + 1
+        with timed(timing, "timing/reevaluation"), weights.synced_to(state.step, next_rollout=next_rollout):
+            return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
+
+    def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
+        """OpenRLHF's update on the experience of the batch and X4; no update if nothing is left to train on."""
+        shown = self.demonstrations.beside(experience)
+        if experience is None:
+            return self._update_without_groups(shown, global_step), global_step + 1
+        metrics = self.accounts.before_update(experience) | self.probe.measure(experience)
+        metrics |= self._scale_learning_rate(experience)
+        status, next_step = super().train_step([*experience.experiences, *shown], global_step)
+        return status | metrics, next_step
+
+    def _update_without_groups(self, shown: list[Any], global_step: int) -> dict[str, Any]:
+        """The update on demonstrations, if there are any. The step counts in any case, so that v and m stay."""
+        if shown:
+            self.demonstrations.send(shown)
+        status = self.ppo_train(global_step) if shown else self.demonstrations.fine_tune()
+        if not status:
+            self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
+            status = {"skipped_update": 1}
+        self.broadcast_to_vllm()
+        return status
+
+    def _scale_learning_rate(self, experience: BatchExperience) -> dict[str, float]:
+        """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
+        if not self.args.adapt.scale_learning_rate:
+            return {}
+        on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
+        full = self.arithmetic.full_samples(len(on_policy))
+        factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
+        ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
+        return {"importance/learning_rate_factor": factor}
+
+    # ── OpenRLHF's hooks ──
+
+    @extends(Base)
+    def get_max_steps(self) -> int:
+        """Number of optimizer steps that the learning-rate schedule spans.
+
+        It is the largest possible number, because a cosine would rise again after too small a number: every batch
+        counts as a full one.
+        """
+        updates = self.arithmetic.optimizer_steps * self.args.train.max_epochs
+        return run_steps(self.args, len(self.prompts_dataloader), self.method.candidates) * updates
+
+    @extends(Base)
+    def fit(self, global_step: int = 0) -> int | None:
+        """Train, and return what `StoppableTrainer.fit` does.
+
+        At the start the engines hold the actor's initial weights, which are those of step 0.
+
+        Raises:
+            RuntimeError: The run failed. The message names the step and the phase.
+        """
+        with self.state.named_in_errors():
+            self.rollout_weights.set_up(self.args.ds.lora)
+            self.samples_generator.set_up_engines()
+            return super().fit(global_step)
+
+    @extends(Base)
+    def ppo_train(self, global_steps: int) -> dict:
+        """OpenRLHF's optimizer steps, and the fine-tuning that the batch asks for."""
+        return super().ppo_train(global_steps) | self.demonstrations.fine_tune()
+
+    @extends(Base)
+    def broadcast_to_vllm(self) -> None:
+        """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
+
+        They are also synced if the actor's shift from the rollout policy was above --adapt.max_shift_rollout.
+        OpenRLHF calls this after each update, and once when a run is resumed.
+        """
+        self.state.phase = "syncing weights"
+        if self.checkpoints.resumed_weights_version is not None:
+            self.checkpoints.resume_engines()
+        else:
+            self.state.step += 1
+            limit = self.args.adapt.max_shift_rollout
+            early = limit is not None and self.state.reviewed.rollout_shift > limit
+            self.rollout_weights.follow(self.state.step, early=early)
+        self.state.phase = "finishing the step"
+
+    @extends(Base)
+    def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
+        """Evaluate today's policy as OpenRLHF does, and record the result.
+
+        Raises:
+            RuntimeError: More of its groups gave no reward than --adapt.max_failed_share allows.
+        """
+        self.state.phase, generator = "evaluating", self.samples_generator
+        with self.rollout_weights.synced_to(self.state.step, next_rollout=self.state.step):
+            numbers: dict[str, Any] = super().evaluate(global_step, **generate_kwargs)
+            if failed := generator.evaluation_failed:
+                numbers["eval_failed"] = failed
+                what = "of the evaluation gave no reward, so its numbers are of the others"
+                self.accounts.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
+            self.recorder.add_evaluation(global_step, numbers)
+        return numbers
+
+    @extends(Base)
+    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
+        """The numbers of a batch without its worked solutions."""
+        generated = [experience for experience in experiences if not is_demonstration(experience)]
+        return super()._compute_rollout_stats(generated)
+
+    @extends(Base)
+    def init_checkpoint_states(self) -> dict[str, Any]:
+        """Restore OpenRLHF's state and the state of the layer, and continue the record at the checkpoint."""
+        states: dict[str, Any] = super().init_checkpoint_states()
+        self.recorder.resume(states["global_step"])
+        self.checkpoints.resume(states)
+        self.warn_of_the_end(states)
+        return states
+
+    @extends(Base)
+    def save_logs_and_checkpoints(
+        self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
+    ) -> None:
+        """Record, log and save the step. A saved checkpoint is made whole."""
+        self.save_if_stopping()
+        with self.checkpoints.of_step(global_step, client_states):
+            self.recorder.add_metrics(global_step, logs_dict)
+            super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+
+    @extends(Base)
+    def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:
+        """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
+        key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
+        best = key is not None and eval_metrics[key] > self.best_eval_metric_value
+        with self.checkpoints.whole(f"best_global_step{global_step}", client_states) if best else nullcontext():
+            super().save_best_checkpoint(eval_metrics, global_step, client_states)
+
+
+@contextmanager
+def timed(timing: dict[str, float], name: str) -> Iterator[None]:
+    """Add the seconds that the block takes to `timing[name]`."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
+
+
+def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
+    """What generates for a trainer: in one round a step, in several, in parts of responses, or ahead of training."""
+    reward_range = trainer.args.adapt.rewards() or UNIT
+    options = {
+        "begin_step": trainer._begin_step,
+        "step": lambda: trainer.state.step,
+        "weights_version": lambda: trainer.rollout_weights.weights_version,
+        "candidates": trainer.method.candidates,
+        "choose": lambda prompts, count: trainer.method.choose_prompts(trainer.state.step, prompts, count),
+        "first": trainer.method.first_responses,
+        "more": lambda given: trainer.method.more_responses([exact_rewards(group, reward_range) for group in given]),
+        "score": trainer.reward_model.score,
+    }
+    if (budget := trainer.args.adapt.partial_rollout_tokens) is not None:
+        kind = PartialAheadSamplesGenerator if trainer.ahead else PartialSamplesGenerator
+        return kind.of(trainer, **options, budget=budget)
+    if trainer.ahead:
+        return AheadSamplesGenerator.of(trainer, **options)
+    if (between := signal_between(trainer.args)) is None:
+        return AdaptedSamplesGenerator.of(trainer, **options)
+    return RefillingSamplesGenerator.of(
+        trainer,
+        **options,
+        wanted=lambda: trainer.method.wanted(trainer.state.step, trainer.arithmetic.rollout_groups),
+        informative=lambda given: informative(exact_rewards(given, reward_range), between),
+    )
+
+
+AdaptedPPOTrainerActor = ray.remote(AdaptedPPOTrainer)

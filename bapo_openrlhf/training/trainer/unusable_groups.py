@@ -1,0 +1,41 @@
+"""Groups that cannot be used: the run warns of them, and stops if there are too many."""
+
+from collections.abc import Callable
+
+
+class UnusableGroups:
+    """Warns of groups that cannot be used, and stops a run that has so many that something must be broken.
+
+    Args:
+        max_share: Largest share of such groups (`--adapt.max_failed_share`).
+        warn: Writes down a warning: step, kind and text.
+        failed_calls: What the rollout engines say of failed calls, to go on a sentence.
+    """
+
+    def __init__(
+        self, *, max_share: float, warn: Callable[[int, str, str], None], failed_calls: Callable[[], str]
+    ) -> None:
+        self.max_share, self.warn, self.failed_calls = max_share, warn, failed_calls
+
+    def check(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
+        """Warn of the unusable groups of a step.
+
+        Args:
+            step: The step, counted from 1.
+            kind: The state of such groups.
+            unusable: Number of groups that cannot be used.
+            total: Number of all groups.
+            what: What is wrong with them.
+
+        Raises:
+            RuntimeError: Their share is larger than --adapt.max_failed_share.
+        """
+        if not unusable:
+            return
+        counted = f"{unusable} of {total} groups {what}"
+        if unusable > self.max_share * total:
+            raise RuntimeError(
+                f"{counted}; adapt.max_failed_share is {self.max_share}. The log of the rollout engine has each error"
+                f"{self.failed_calls()}"
+            )
+        self.warn(step, kind, f"{counted}, and are left out{self.failed_calls()}")

@@ -1,0 +1,86 @@
+"""Responses on their way from the engines to the trainer, and the names of what the engines say of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+# Entries of a sample's `info`: the lowest and the highest version of the weights that generated the response. A version
+# is a number of updates.
+VERSIONS = ("version_min", "version_max")
+# The same if partial rollouts are on: the version and the number of tokens of each part of the response.
+SEGMENTS = "segments"
+STOPPED = "stopped"  # entry of the `info` of a response that is not finished
+
+
+@dataclass(frozen=True)
+class PackedGroup:
+    """The G responses to a prompt as they travel between processes. Iterating over it gives OpenRLHF's responses.
+
+    Attributes:
+        shared: What is equal for all responses: prompt, label, images, their tensors, and the number of the request.
+        responses: For each response, all its other entries.
+        prompt_tokens: Token ids of the prompt, int32, shape (P,).
+        tokens: Generated token ids of all responses one after the other, int32, shape (T,).
+        log_probs: Their log-probs, float32, shape (T,); None if they were not asked for.
+        lengths: Number of generated tokens of each response, shape (G,).
+    """
+
+    shared: dict[str, Any]
+    responses: list[dict[str, Any]]
+    prompt_tokens: np.ndarray
+    tokens: np.ndarray
+    log_probs: np.ndarray | None
+    lengths: list[int]
+
+    @classmethod
+    def of(
+        cls, shared: dict[str, Any], prompt_tokens: Sequence[int], made: Sequence[tuple[Any, dict[str, Any]]]
+    ) -> Self:
+        """Pack the responses to a prompt.
+
+        Args:
+            shared: See the attribute.
+            prompt_tokens: Token ids of the prompt.
+            made: What vLLM generated for each response (`Generated`), and its other entries.
+        """
+        parts = [generated for generated, _ in made]
+        known = [np.array(part.log_probs, dtype=np.float32) for part in parts if part.log_probs is not None]
+        return cls(
+            shared,
+            [response for _, response in made],
+            np.array(prompt_tokens, dtype=np.int32),
+            np.concatenate([np.array(part.token_ids, dtype=np.int32) for part in parts]),
+            np.concatenate(known) if known else None,
+            [len(part.token_ids) for part in parts],
+        )
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The responses in their order, with arrays in place of OpenRLHF's lists of tokens and log-probs."""
+        start, end = len(self.prompt_tokens), 0
+        for response, length in zip(self.responses, self.lengths, strict=True):
+            begin, end = end, end + length
+            log_probs = None
+            if self.log_probs is not None:
+                log_probs = np.concatenate([np.zeros(start, dtype=np.float32), self.log_probs[begin:end]])
+            yield {
+                **self.shared,
+                **response,
+                "observation_tokens": np.concatenate([self.prompt_tokens, self.tokens[begin:end]]),
+                "action_ranges": [(start, start + length)],
+                "rollout_log_probs": log_probs,
+            }
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What a response has already, if it goes on in a later step (partial rollouts).
+
+    Attributes:
+        tokens: Its generated token ids, int32, shape (P,).
+        log_probs: Their log-probs under the weights that sampled them, float32, shape (P,).
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray

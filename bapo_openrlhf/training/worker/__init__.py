@@ -1,0 +1,1 @@
+"""The processes of the models: actor, critic, reference and reward model."""

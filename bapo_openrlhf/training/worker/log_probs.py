@@ -1,0 +1,299 @@
+"""Log-probs and entropies of response tokens, without the logits of all positions in float32.
+
+OpenRLHF's actor turns the logits of all positions, (B, S, V), into float32, and keeps several copies of this size until
+the backward pass. The loss needs only the log-prob and the entropy of the response tokens. Here the output head takes
+only the positions of these tokens, and its logits become float32 in tiles. docs/performance.md has what this saves.
+
+For a token with logits x (after the temperature), log-sum-exp l and p = exp(x - l):
+
+    log-prob    x[label] - l                  its gradient   onehot(label) - p
+    entropy     h = l - sum(p x)              its gradient   -p (x - l + h)
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from openrlhf.models import Actor
+from openrlhf.models.ring_attn_utils import gather_and_pad_tensor, unpad_and_slice_tensor
+from openrlhf.utils.logging_utils import init_logger
+
+from bapo_openrlhf.host import extends
+
+logger = init_logger(__name__)
+
+BLOCK = 2**27  # logits (N, V') that are held at a time: 256 MiB in bfloat16
+TILE = {"cpu": 2**19}  # logits that are in float32 at a time: on a CPU they should fit into its cache
+TILE_ON_GPU = 2**26
+
+# Arguments of OpenRLHF's `Actor.forward` that say what it returns if no action mask is given, or that it does not read.
+NOT_FOR_THE_MODEL = ("allgather_logits", "return_logprobs", "packed_seq_lens")
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """See `token_log_probs`.
+
+    The vocabulary is cut into blocks of so many columns that a block's logits have at most BLOCK elements. So each row
+    of the head's gradient is one product, which is rounded once. If there is only one block, its logits are kept for
+    the backward pass. Otherwise they are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        labels: torch.Tensor,
+        temperature: float,
+        entropy: bool,
+    ) -> torch.Tensor:
+        tokens, vocabulary = len(hidden), len(weight)
+        columns = min(vocabulary, max(1, BLOCK // max(tokens, 1)))
+        blocks = [slice(start, start + columns) for start in range(0, vocabulary, columns)]
+        total = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)  # l over the blocks so far
+        mean = torch.zeros_like(total)  # sum(p x) over the blocks so far, with the p of these blocks
+        chosen = torch.empty_like(total)
+        logits = None
+        for block in blocks:
+            logits = torch.nn.functional.linear(hidden, weight[block], None if bias is None else bias[block])
+            for rows in _tiles(logits):
+                x = _scaled(logits[rows], temperature)
+                before, block_total = total[rows], torch.logsumexp(x, -1)
+                after = block_total if len(blocks) == 1 else torch.logaddexp(before, block_total)
+                inside, places = _in_block(labels[rows], block)
+                chosen[rows] = torch.where(inside, x.gather(-1, places).squeeze(-1), chosen[rows])
+                if entropy:
+                    shares = (x - block_total.unsqueeze(-1)).exp_()
+                    here = shares.mul_(x).sum(-1) * (block_total - after).exp()
+                    mean[rows] = here if len(blocks) == 1 else mean[rows] * (before - after).exp() + here
+                total[rows] = after
+        answer = torch.stack([chosen - total, total - mean] if entropy else [chosen - total], -1)
+        ctx.save_for_backward(hidden, weight, bias, labels, total, mean)
+        ctx.temperature, ctx.entropy, ctx.blocks = temperature, entropy, blocks
+        ctx.logits = logits if len(blocks) == 1 and any(ctx.needs_input_grad) else None
+        return answer
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, labels, total, mean = ctx.saved_tensors
+        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if for_hidden else None
+        of_weight = torch.empty_like(weight) if for_weight else None
+        of_bias = torch.empty_like(bias) if for_bias else None
+        for block in ctx.blocks:
+            logits, ctx.logits = ctx.logits, None
+            if logits is None:
+                logits = torch.nn.functional.linear(hidden, weight[block], None if bias is None else bias[block])
+            for rows in _tiles(logits):
+                x = _scaled(logits[rows], ctx.temperature)
+                shares = (x - total[rows, None]).exp_()
+                towards = gradient[rows, :1]
+                if ctx.entropy:
+                    of_x = x.sub_(mean[rows, None]).mul_(gradient[rows, 1:]).add_(towards).mul_(shares).neg_()
+                else:
+                    of_x = shares.mul_(-towards)
+                inside, places = _in_block(labels[rows], block)
+                of_x.scatter_add_(-1, places, torch.where(inside[:, None], towards, 0))
+                logits[rows] = of_x.div_(ctx.temperature)  # the gradient takes the place of the logits
+            if of_hidden is not None:
+                of_hidden = logits @ weight[block] if len(ctx.blocks) == 1 else of_hidden + logits @ weight[block]
+            if of_weight is not None:
+                torch.mm(logits.T, hidden, out=of_weight[block])
+            if of_bias is not None:
+                of_bias[block] = logits.sum(0)
+        return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None, None
+
+
+def _tiles(logits: torch.Tensor) -> Iterator[slice]:
+    """The rows of each tile."""
+    rows = max(1, TILE.get(logits.device.type, TILE_ON_GPU) // logits.shape[-1])
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """A copy of the logits in float32, divided by the temperature."""
+    x = logits.to(torch.float32, copy=True)
+    return x if temperature == 1 else x.div_(temperature)
+
+
+def _in_block(labels: torch.Tensor, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether each label is in the block, bool of shape (n,), and its column there (otherwise 0), of shape (n, 1)."""
+    inside = (labels >= block.start) & (labels < block.stop)
+    return inside, torch.where(inside, labels - block.start, 0).unsqueeze(-1)
+
+
+def token_log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    labels: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+) -> torch.Tensor:
+    """Log-probs of tokens, and the entropies of their distributions.
+
+    As in OpenRLHF, logits have the dtype of the head, and everything after them is computed in float32.
+
+    Args:
+        hidden: Inputs of the output head, (N, H).
+        weight: The head's weight, (V, H).
+        bias: The head's bias, (V,); None if it has none.
+        labels: The tokens, (N,).
+        temperature: The logits are divided by it.
+        entropy: Whether entropies are wanted.
+
+    Returns:
+        float32 of shape (N, 2), log-probs and entropies in nats; (N, 1) without entropies.
+    """
+    return _TokenLogProbs.apply(hidden, weight, bias, labels, temperature, entropy)
+
+
+@dataclass
+class TokensAsked:
+    """Tokens whose log-probs an output head is asked for, and what it answered.
+
+    Attributes:
+        places: Positions in the flattened input of the head, (N,).
+        labels: The tokens that these positions predict, (N,).
+        temperature: The logits are divided by it.
+        entropy: Whether entropies are wanted.
+        answer: Of the last call, see `TokenHead.forward`.
+    """
+
+    places: torch.Tensor
+    labels: torch.Tensor
+    temperature: float
+    entropy: bool
+    answer: torch.Tensor | None = None
+
+
+class TokenHead(torch.nn.Linear):
+    """An output head with the weight of another one. It can be asked for log-probs in the place of its logits.
+
+    Attributes:
+        asked: The tokens that it is asked for; None while it gives logits.
+    """
+
+    asked: TokensAsked | None = None
+
+    @classmethod
+    def of(cls, head: torch.nn.Linear) -> Self:
+        """A head with the parameters of `head`: the same objects, so that embeddings stay tied."""
+        token_head = cls(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
+        token_head.weight, token_head.bias = head.weight, head.bias
+        return token_head.train(head.training)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits; or log-probs and entropies at the places that it is asked for, and 0 at the others.
+
+        The answer has the leading dimensions of `hidden`, and 2 columns, or 1 without entropies.
+        """
+        asked = self.asked
+        if asked is None:
+            return super().forward(hidden)
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, asked.places)
+        log_probs = token_log_probs(
+            rows, self.weight, self.bias, asked.labels, temperature=asked.temperature, entropy=asked.entropy
+        )
+        nothing = log_probs.new_zeros(hidden.shape[:-1].numel(), log_probs.shape[-1])
+        asked.answer = nothing.index_copy(0, asked.places, log_probs).view(*hidden.shape[:-1], -1)
+        return asked.answer
+
+
+class SlicedActor(Actor):
+    """OpenRLHF's actor, which computes log-probs and entropies only of response tokens, in tiles.
+
+    Other positions have 0. OpenRLHF multiplies them by 0, or masks them.
+
+    A model is run as OpenRLHF runs it if its output head is not one matrix, because tensor parallelism cuts one that is
+    not that of the embeddings, or if the model changes the logits after the head (as Gemma 2 does).
+    """
+
+    sliced = True
+
+    @extends(Actor)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model, and put a `TokenHead` into it, before DeepSpeed wraps it."""
+        super().__init__(*args, **kwargs)
+        head = self.model.get_output_embeddings()
+        if type(head) is torch.nn.Linear:
+            self.model.set_output_embeddings(TokenHead.of(head))
+
+    @extends(Actor)
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        return_output: bool = False,
+        ring_attn_group: Any = None,
+        return_entropy: bool = False,
+        **others: Any,
+    ) -> Any:
+        """Log-probs of the response tokens, float32 of shape (B, A), and the model's output if it is wanted.
+
+        The output has `entropy`, float32 of shape (B, S - 1), if it is wanted.
+        """
+        plain = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
+        head = self.model.get_output_embeddings()
+        if action_mask is None or not self.sliced or type(head) is not TokenHead:
+            return super().forward(
+                sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
+            )
+        batch, length = sequences.shape
+        wanted = torch.zeros_like(sequences)  # position t predicts token t + 1
+        wanted[:, length - 1 - action_mask.shape[1] : -1] = action_mask
+        if self.packing_samples:
+            wanted, *_ = unpad_and_slice_tensor(wanted, attention_mask, ring_attn_group)
+            tokens, positions, labels, *unpacked = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)
+            inputs = {"attention_mask": None, "position_ids": positions, **images_of(others)}
+        else:
+            tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
+            inputs = self._inputs(sequences, attention_mask, images_of(others))
+        places = wanted.flatten().nonzero().squeeze(-1)
+        head.asked = asked = TokensAsked(places, labels.flatten()[places], self.temperature, return_entropy)
+        try:
+            output = self.model(tokens, **inputs)
+        finally:
+            head.asked = None
+        answer = output["logits"]  # under ZeRO-3, a hook of DeepSpeed's makes another object of the same memory
+        if answer.shape != asked.answer.shape or answer.data_ptr() != asked.answer.data_ptr():
+            self.sliced = False
+            logger.info("the model changes its logits after the output head, so they are computed for all positions")
+            return self.forward(
+                sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
+            )
+        parts = answer.unbind(-1)
+        if self.packing_samples:
+            padding, indices = unpacked
+            parts = [gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length) for part in parts]
+        if return_entropy:
+            output.entropy = parts[1][:, :-1]
+        log_probs = parts[0][:, length - 1 - action_mask.shape[1] : -1] * action_mask.float()
+        return (log_probs, output) if return_output else log_probs
+
+    def _inputs(self, sequences: torch.Tensor, mask: torch.Tensor, images: dict[str, Any]) -> dict[str, Any]:
+        """What the model takes beside tokens that are not packed: mask, positions, and images with their places.
+
+        A model of text counts positions without the padding. A vision-language model finds them itself, and is told
+        which tokens stand for an image (1) or a video (2), under the name that its family has for this.
+        """
+        if not getattr(self, "is_vlm", False):
+            positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 1)
+            return {"attention_mask": mask, "position_ids": positions, **images}
+        if images:
+            kinds = (sequences == self._vlm_config.image_token_id).to(torch.int32)
+            video = getattr(self._vlm_config, "video_token_id", None)
+            if video is not None:
+                kinds[sequences == video] = 2
+            name = "mm_token_type_ids" if "image_grid_thw" in images else "token_type_ids"
+            images = images | {name: kinds}
+        return {"attention_mask": mask, "position_ids": None, **images}
+
+
+def images_of(others: dict[str, Any]) -> dict[str, Any]:
+    """What is left for the model of the arguments of OpenRLHF's `Actor.forward`."""
+    return {name: value for name, value in others.items() if name not in NOT_FOR_THE_MODEL}

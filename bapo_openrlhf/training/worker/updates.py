@@ -1,0 +1,444 @@
+"""The updates of actor and critic: the loop over the micro-batches of a batch.
+
+It takes the place of OpenRLHF's loop, for three reasons. OpenRLHF steps the optimizer when DeepSpeed has counted
+`train.batch_size` samples. The size of an adapted batch is seldom a multiple of this, so the rest would stay in the
+gradient buffers and leak into the next step; here the last optimizer step of a batch takes the samples that are left. A
+rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`), which
+adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts. And OpenRLHF's loop waits for
+the GPU several times in each micro-batch, because it reads each metric there. Here metrics stay on the GPU, and all of
+them are reduced over the ranks in one call, after the last micro-batch.
+
+Models, losses, optimizers and schedules are OpenRLHF's. All that its loop reads of the arguments is read here as well.
+The tests are in tests/unit/training (unit) and tests/stack (stack):
+
+| OpenRLHF's argument | here | tested by |
+| --- | --- | --- |
+| `train.max_epochs` | `_WholeBatch.ppo_train` | stack: test_ragged |
+| `train.batch_size`, `train.micro_batch_size` | `WholeBatchReplayBuffer.set_up` | unit: test_whole_batch |
+| `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same | the same; stack: test_ragged |
+| `ds.ring_attn_size`, `ds.tensor_parallel_size` | `_WholeBatch._shuffles`, and the buffer's plan | unit: test_dealing |
+| `ds.packing_samples` | `WholeBatchReplayBuffer.loader`, and the models | unit: test_whole_batch |
+| `actor.entropy_coef` | `WholeBatchActorTrainer.loss` | unit: test_updates |
+| `algo.kl`: `use_loss`, `init_coef`, `estimator`, `unbiased_gradient` | `WholeBatchActorTrainer._kl` | the same |
+| `actor.aux_loss_coef`, also the critic's | `_WholeBatch._balance` | unit: test_updates |
+| `train.enable_ema`, `train.ema_beta` | `WholeBatchActorTrainer._average_weights` | stack: test_training |
+| those of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors | stack: test_ragged |
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from openrlhf.models import aggregate_loss
+from openrlhf.models.utils import compute_approx_kl, masked_mean
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray import ppo_actor, ppo_critic
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs
+from tqdm import tqdm
+
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.flags.sizes import most_tokens
+from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
+from bapo_openrlhf.training.wire.names import OWN
+from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
+
+# What a loss reads of an experience. Everything else stays in the memory of the CPU.
+READ = (
+    "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",
+    "advantages", "values", "returns",
+)  # fmt: skip
+
+
+class Means:
+    """Weighted means of numbers over micro-batches and ranks.
+
+    Numbers may be on the GPU. Nothing waits for them before `reduced`.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: torch.Tensor | float, weight: float) -> None:
+        """Count a number, without dimensions, with a weight. A number with the weight 0 may be nan."""
+        number = value.detach().double() if isinstance(value, torch.Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + (number * weight if weight else 0.0)
+        self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers, in order."""
+        return sorted(self._sums)
+
+    def reduced(self, device: Any) -> dict[str, float]:
+        """The means over all ranks, by name, of what has any weight. All ranks must call this, with the same names."""
+        names = self.names
+        numbers = [self._sums[name] for name in names] + [self._weights[name] for name in names]
+        vector = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
+        dist.all_reduce(vector)
+        sums, weights = vector.view(2, -1).tolist()
+        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True) if weight}
+
+
+class Part(NamedTuple):
+    """A micro-batch, and what its loss needs to know of the batch.
+
+    Attributes:
+        plan: Its place in the plan.
+        tokens: Generated tokens in it, and those of demonstrations; 0 if it is a filler.
+        whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
+        normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
+            gradient accumulation, and the number of ranks.
+        shown: Tokens of demonstrations in it.
+    """
+
+    plan: MicroBatch
+    tokens: float
+    whole: int
+    normalisers: Mapping[str, Any]
+    shown: float = 0.0
+
+
+def optimizer_steps(
+    plan: Sequence[MicroBatch], experiences: Iterable[Experience]
+) -> Iterator[list[tuple[MicroBatch, Experience]]]:
+    """The micro-batches of each optimizer step."""
+    step = []
+    for part, experience in zip(plan, experiences, strict=True):
+        step.append((part, experience))
+        if part.closes:
+            yield step
+            step = []
+
+
+class _WholeBatch:
+    """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
+
+    The last micro-batch of a batch closes its optimizer step. A loss that is not finite stops the run before its
+    gradient reaches the weights.
+
+    Attributes:
+        name: Of the model, as metrics name it.
+        engine: DeepSpeed's.
+        optimizer: DeepSpeed's.
+        scheduler: Of the learning rate.
+    """
+
+    name: str
+    engine: Any
+    optimizer: Any
+    scheduler: Any
+
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(strategy, *args, **kwargs)
+        size, packing = strategy.args.train.micro_batch_size, strategy.args.ds.packing_samples
+        self.replay_buffer = WholeBatchReplayBuffer(size, packing_samples=packing)
+
+    @extends(ppo_actor.ActorPPOTrainer)
+    @extends(ppo_critic.CriticPPOTrainer)
+    def ppo_train(self, *loss_arguments: Any) -> dict[str, float]:
+        """Make the epochs of a batch. Returns the metrics, means over micro-batches and ranks.
+
+        Raises:
+            FloatingPointError: A loss or a gradient is not finite.
+        """
+        self.replay_buffer.set_up(self.strategy)
+        skipped = self.engine.skipped_steps
+        self.means, self._losses, self._norms, self._rates = Means(), 0.0, [], []
+        for epoch in range(self.max_epochs):
+            loader = tqdm(
+                self.replay_buffer.loader(self._shuffles, self.dataloader_pin_memory),
+                desc=f"Train epoch [{epoch + 1}/{self.max_epochs}]",
+                disable=not self.strategy.is_rank_0(),
+            )
+            for step in optimizer_steps(self.replay_buffer.plan, loader):
+                for experience, part in self._with_normalisers(step):
+                    self.train_micro_batch(experience, part, *loss_arguments)
+        metrics = self._metrics()
+        self._require_applied(skipped)
+        return metrics
+
+    def _require_applied(self, skipped: int) -> None:
+        """Raise FloatingPointError unless the gradients of all optimizer steps were finite.
+
+        DeepSpeed says nothing of such a gradient, and its norm is finite. In the stages 0 to 2 of ZeRO it skips the
+        optimizer step, and in stage 3 the weights are not finite after it.
+
+        Args:
+            skipped: Number of optimizer steps that were skipped before.
+        """
+        what = f"a gradient of {type(self).__name__} is not finite"
+        if self.engine.skipped_steps > skipped:
+            raise FloatingPointError(f"{what}; it was not applied")
+        trained = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
+        norms = torch.stack([part_of(parameter).norm(dtype=torch.float) for parameter in trained])
+        if not norms.isfinite().all():
+            raise FloatingPointError(f"{what}, so the weights are not; those of the last checkpoint are")
+
+    @property
+    def _shuffles(self) -> bool:
+        """Whether the samples are shuffled.
+
+        A plan by tokens depends on their places, and the processes of a ring or of a tensor-parallel group must see the
+        same samples.
+        """
+        copies = max(self.args.ds.ring_attn_size, self.args.ds.tensor_parallel_size)
+        return most_tokens(self.args, "train") is None and copies <= 1
+
+    def _with_normalisers(self, step: Sequence[tuple[MicroBatch, Experience]]) -> list[tuple[Experience, Part]]:
+        """The micro-batches of an optimizer step, with what their losses need to know of all ranks' micro-batches."""
+        ranks = data_parallel_ranks(self.strategy)
+        accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
+        tokens = [float(experience.action_mask.sum()) for _, experience in step]
+        samples = [float(experience.action_mask.any(-1).sum()) for _, experience in step]
+        counts = torch.tensor([sum(tokens), sum(samples)]).to(torch.cuda.current_device(), non_blocking=True)
+        dist.all_reduce(counts, group=self.strategy.ds_device_mesh["dp"].get_group())
+        of_tokens, of_samples = (counts / accumulated).unbind()
+        normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
+        return [
+            (experience, Part(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
+            for count, (plan, experience) in zip(tokens, step, strict=True)
+        ]
+
+    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+        """Add a micro-batch to the gradient, and step the optimizer if this one closes a step.
+
+        Between two optimizer steps, this waits for the GPU only where the model does.
+        """
+        device = torch.cuda.current_device()
+        for name in READ:
+            value = getattr(experience, name)
+            setattr(experience, name, None if value is None else value.to(device, non_blocking=True))
+        self.engine.set_gradient_accumulation_boundary(part.plan.closes)
+        loss = self.loss(experience, part, *loss_arguments)
+        self.strategy.backward(loss, self.engine, self.optimizer)
+        self._losses = self._losses + loss.detach()
+        if part.plan.closes:
+            self._require_finite()
+        self.strategy.optimizer_step(self.optimizer, self.engine, self.scheduler, name=self.name)
+        self._rates.append(self.scheduler.get_last_lr()[0])
+        if part.plan.closes:
+            self._norms.append(self.engine.get_global_grad_norm())
+
+    def _require_finite(self) -> None:
+        """Raise FloatingPointError unless the losses of an optimizer step are finite."""
+        losses, self._losses = self._losses, 0.0
+        if not torch.isfinite(losses):
+            raise FloatingPointError(
+                f"the loss of {type(self).__name__} is {losses.item()}; its gradient was not applied"
+            )
+
+    def _balance(self, output: Any, part: Part) -> torch.Tensor | float:
+        """The auxiliary loss of experts, weighted so that DeepSpeed's sum is a mean over the samples of the step."""
+        if not self.aux_loss:
+            return 0.0
+        plan: MicroBatch = part.plan
+        weight = plan.samples * part.whole / plan.step_samples
+        return output.aux_loss * (self.args.actor.aux_loss_coef * weight)
+
+    def _metrics(self) -> dict[str, float]:
+        raise NotImplementedError
+
+
+class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
+    """OpenRLHF's actor trainer on a batch of any number of micro-batches.
+
+    Attributes:
+        rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
+        cross_entropy: Whether the loss is only that of fine-tuning on demonstrations.
+    """
+
+    name = "actor"
+    rate_factor = 1.0
+    cross_entropy = False
+
+    engine = property(lambda self: self.actor.model)
+    optimizer = property(lambda self: self.actor_optim)
+    scheduler = property(lambda self: self.actor_scheduler)
+
+    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+        """Train on a micro-batch. A factor on the learning rate holds only while the optimizer steps."""
+        scaled = part.plan.closes and self.rate_factor != 1
+        if scaled:
+            self._set_rates(self.rate_factor)
+        super().train_micro_batch(experience, part, *loss_arguments)
+        if scaled:
+            self._set_rates(1.0)
+        if part.plan.closes and self.ema_model:
+            self._average_weights()
+
+    def _set_rates(self, factor: float) -> None:
+        """Set the optimizer's learning rates to those of the schedule, times the factor."""
+        groups = self.engine.optimizer.param_groups
+        for group, rate in zip(groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = factor * rate
+
+    @torch.no_grad()
+    def _average_weights(self) -> None:
+        """Make one step of the exponential moving average of the weights. Under ZeRO-3, each rank averages its part."""
+        for weight, mean in zip(self.actor.parameters(), self.ema_model.parameters(), strict=True):
+            if weight.requires_grad:
+                current, average = part_of(weight), part_of(mean)  # the average may be in the host's memory
+                average.copy_(torch.lerp(current, average.to(current.device), self.ema_beta))
+
+    def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
+        """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
+
+        Args:
+            experience: The micro-batch, with what the loss reads on the device of the model.
+            part: See `Part`.
+            kl_coef: Coefficient of the KL loss.
+        """
+        mask, images = experience.action_mask, {}
+        if experience.mm_train_inputs and self.actor.is_vlm:
+            images = merge_mm_train_inputs(experience.mm_train_inputs, mask.device)
+        entropy_coef = self.args.actor.entropy_coef
+        log_probs, output = self.actor(
+            experience.sequences,
+            mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+            return_entropy=entropy_coef is not None,
+            **images,
+        )
+        shown: torch.Tensor | float = 0.0
+        if part.shown:
+            kind = {"token_level": self.actor_loss_fn.token_level_loss, "cross_entropy": self.cross_entropy}
+            shown = demonstration_loss(log_probs, experience, part.normalisers, **kind)
+            experience = without_demonstrations(experience)
+        policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
+            log_probs,
+            experience.action_log_probs,
+            experience.advantages,
+            action_mask=experience.action_mask,
+            rollout_log_probs=experience.rollout_log_probs,
+            **part.normalisers,
+        )
+        policy_loss = policy_loss + shown
+        losses = {"policy_loss": policy_loss}
+        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl}
+        if engine_kl is not None:
+            numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filtered}
+        loss = policy_loss
+        if self.args.algo.kl.use_loss:
+            losses["kl"], numbers["logprobs_diff"] = self._kl(log_probs, experience, part)
+            loss = loss + losses["kl"] * kl_coef
+        loss = loss + self._balance(output, part)
+        if entropy_coef is not None:
+            entropy = output.entropy[:, -mask.shape[1] :]
+            losses["entropy_loss"] = aggregate_loss(entropy, mask, **part.normalisers)
+            if entropy_coef != 0 and not self.cross_entropy:
+                loss = loss - losses["entropy_loss"] * entropy_coef
+        self._count(losses, numbers, part)
+        return loss
+
+    def _kl(self, log_probs: torch.Tensor, experience: Experience, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """The KL loss, and the mean difference of log-probs to the reference, both in nats."""
+        kl = self.args.algo.kl
+        if kl.init_coef <= 0:
+            return log_probs.new_zeros(()), log_probs.new_zeros(())
+        reference = experience.base_action_log_probs
+        terms = compute_approx_kl(
+            log_probs,
+            reference,
+            log_probs_old=experience.action_log_probs,
+            kl_estimator=kl.estimator,
+            unbiased_gradient=kl.unbiased_gradient,
+        )
+        difference = masked_mean(log_probs.float() - reference.float(), experience.action_mask)
+        return aggregate_loss(terms, experience.action_mask, **part.normalisers), difference
+
+    def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: Part) -> None:
+        """Count the numbers of a micro-batch, weighted by its tokens.
+
+        A loss is divided by the tokens (or samples) of an average micro-batch of a whole optimizer step. It is
+        corrected if the step has fewer micro-batches. OpenRLHF weights it by its tokens once more, which makes it no
+        mean over the tokens of the batch. The loss of fine-tuning, which is not OpenRLHF's, is such a mean.
+        """
+        weight = float(part.tokens > 0) if self.cross_entropy else part.tokens
+        for name, value in losses.items():
+            self.means.add(name, value * (part.plan.step_parts / part.whole), weight)
+        for name, value in numbers.items():
+            self.means.add(name, value, part.tokens - part.shown)
+
+    def _metrics(self) -> dict[str, float]:
+        """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates.
+
+        In `extra_logs`, nan means that a sample has no such number. A number of the run itself that is nan is shown.
+        """
+        counted, filler = set(self.means.names), self.replay_buffer.filler
+        for sample in (*self.replay_buffer.items, filler):
+            own = sample is not filler and not is_demonstration(sample)
+            for name, value in sample_numbers(sample).items():
+                if name not in counted:
+                    self.means.add(name, value, float(own and (name in OWN or not math.isnan(value))))
+        metrics = self.means.reduced(torch.cuda.current_device())
+        return metrics | {"actor_lr": self._rates[-1], "actor_grad_norm": float(self._norms[-1])}
+
+
+class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
+    """OpenRLHF's critic trainer on a batch of any number of micro-batches."""
+
+    name = "critic"
+    engine = property(lambda self: self.critic)
+    optimizer = property(lambda self: self.critic_optim)
+    scheduler = property(lambda self: self.critic_scheduler)
+
+    def loss(self, experience: Experience, part: Part) -> torch.Tensor:
+        """The critic's loss of a micro-batch (Appendix A.9), with the term for experts.
+
+        Args:
+            experience: The micro-batch, with what the loss reads on the device of the model.
+            part: See `Part`.
+        """
+        mask, plan = experience.action_mask, part.plan
+        values, output = self.critic(
+            experience.sequences,
+            action_mask=mask,
+            attention_mask=experience.attention_mask,
+            return_output=True,
+            ring_attn_group=self.strategy.ring_attn_group,
+        )
+        loss = self.critic_loss_fn(values, experience.values, experience.returns, action_mask=mask, **part.normalisers)
+        # So weighted, the mean over samples counts the mean loss of each optimizer step once for each of its samples.
+        self.means.add("critic_loss", loss * (plan.step_samples / (part.whole * max(plan.samples, 1))), plan.samples)
+        self.means.add("values", masked_mean(values, mask), plan.samples if part.tokens else 0)
+        return loss + self._balance(output, part)
+
+    def _metrics(self) -> dict[str, float]:
+        """OpenRLHF's metrics of the critic. The norm is the mean over optimizer steps."""
+        norms, rates = list(map(float, self._norms)), self._rates
+        metrics = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
+        return self.means.reduced(torch.cuda.current_device()) | metrics
+
+
+def part_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it.
+
+    The last parts may be filled up. DeepSpeed never writes to that memory, so it may hold anything, and is left out.
+    """
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.data
+    part: torch.Tensor = parameter.ds_tensor.data
+    return part[: max(0, parameter.ds_numel - part.numel() * dist.get_rank(parameter.ds_process_group))]
+
+
+def sample_numbers(sample: Experience) -> dict[str, float]:
+    """What is logged of a sample, by name: what it knows of its episode, and its `info`."""
+    values = {
+        field.name: value
+        for field in fields(Experience)
+        if Experience.is_episode_tensor_field(field.name)
+        and field.name not in ("rewards", "scores")
+        and (value := getattr(sample, field.name)) is not None
+    }
+    return {
+        name: float(torch.as_tensor(value, dtype=torch.float).mean()) for name, value in (values | sample.info).items()
+    }

@@ -1,0 +1,129 @@
+"""Send the actor's weights to the engines in parcels, few large messages with many tensors each.
+
+OpenRLHF sends each tensor by itself, with a call to each engine, and for each tensor vLLM looks through all parameters
+of its model. On a GPU that actor and engine share, a sync of a tiny model took 0.7 s so
+(docs/performance.md#on-a-gpu). Parcels travel in one of two ways. If actor and engine share GPUs, the engine opens the
+memory of the parcel (CUDA IPC). Otherwise rank 0 of the actor broadcasts it.
+
+What OpenRLHF's sync reads of the arguments is read here as well: `ds.zero_stage` and `ds.tensor_parallel_size` say how
+a tensor is gathered, `vllm.enable_prefix_caching` whether the engines forget keys and values, and the vision tower of a
+model with images stays out, because it is frozen. With `vllm.sync_with_ray`, or without `weights` among `run.faster`,
+the sync is OpenRLHF's own.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import deepspeed
+import ray
+import torch
+import torch.distributed as dist
+from deepspeed.module_inject.layers import GatherReplacedLayerParams
+from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
+from openrlhf.trainer.ray.utils import get_physical_gpu_id
+from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
+from torch.multiprocessing.reductions import reduce_tensor
+
+from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.wire.weights import Piece
+
+PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and a rank of the actor two
+
+
+class Parcel(NamedTuple):
+    """Tensors of one dtype, one after the other.
+
+    Attributes:
+        pieces: Their names and shapes, in order.
+        flat: Their numbers, of shape (N,).
+    """
+
+    pieces: list[Piece]
+    flat: torch.Tensor
+
+
+def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[Parcel]:
+    """Collect tensors into parcels.
+
+    A tensor is copied before the next one is asked for, because a gathered tensor is then gone. A parcel holds until
+    the next one is asked for.
+
+    Args:
+        tensors: Names and tensors.
+        limit: Largest number of bytes in a parcel. A tensor that is larger has a parcel of its own, without a copy.
+    """
+    pieces: list[Piece] = []
+    copies: list[torch.Tensor] = []
+    held = 0  # bytes of the copies
+    for name, tensor in tensors:
+        flat, piece = tensor.reshape(-1), (name, tuple(tensor.shape))
+        if copies and (held + flat.nbytes > limit or copies[0].dtype != flat.dtype):
+            yield Parcel(pieces, torch.cat(copies))
+            pieces, copies, held = [], [], 0
+        if flat.nbytes > limit:
+            yield Parcel([piece], flat)
+        else:
+            pieces.append(piece)
+            copies.append(flat.clone())
+            held += flat.nbytes
+    if copies:
+        yield Parcel(pieces, torch.cat(copies))
+
+
+class ParcelActorTrainer(ActorPPOTrainer):
+    """OpenRLHF's actor trainer, which sends its weights in parcels."""
+
+    @extends(ActorPPOTrainer)
+    def broadcast_to_vllm(self) -> None:
+        """Send all weights to all engines, and wait until they are loaded. All ranks must call this."""
+        args, first = self.strategy.args, dist.get_rank() == 0
+        if args.vllm.sync_with_ray or not args.run.does_faster("weights"):
+            super().broadcast_to_vllm()
+            return
+        resets = []
+        if first and args.vllm.enable_prefix_caching:
+            resets = [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
+        torch.cuda.empty_cache()
+        if self.use_cuda_ipc:
+            for parcel in parcels(self._gathered(), PARCEL_BYTES):
+                self._lend(parcel)
+        elif first:
+            for parcel in parcels(self._gathered(), PARCEL_BYTES):
+                self._broadcast(parcel)
+        else:
+            for _ in self._gathered():  # the other ranks only take part in the gathering
+                pass
+        ray.get(resets)
+        torch.cuda.empty_cache()
+        torch_dist_barrier_and_cuda_sync()
+
+    def _gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and weight of each tensor that the engines get. A weight is whole until the next one is asked for."""
+        for name, parameter in self.actor.model.module.named_parameters():
+            if parameter.requires_grad or not self.actor.is_vlm:
+                with self._gathering(parameter):
+                    yield name, parameter.data
+
+    def _gathering(self, parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:
+        """Within the block, a parameter that ZeRO-3 or tensor parallelism has cut is whole."""
+        ds = self.strategy.args.ds
+        if ds.tensor_parallel_size > 1:
+            return GatherReplacedLayerParams([parameter], self.actor.model.module, enabled=True)
+        return deepspeed.zero.GatheredParameters([parameter], enabled=ds.zero_stage == 3)
+
+    def _broadcast(self, parcel: Parcel) -> None:
+        """Send a parcel from rank 0 to all engines."""
+        loaded = [engine.update_weights.remote(parcel.pieces, parcel.flat.dtype) for engine in self.vllm_engines]
+        self._model_update_group.broadcast(parcel.flat, src=0, stream=torch.cuda.current_stream())
+        ray.get(loaded)
+
+    def _lend(self, parcel: Parcel) -> None:
+        """Let each engine's worker load a parcel from the memory of the rank that is on its GPU. All ranks have it."""
+        handles: list[Any] = [None] * dist.get_world_size()
+        torch_dist_barrier_and_cuda_sync()  # the copies are complete
+        dist.all_gather_object(handles, (get_physical_gpu_id(), reduce_tensor(parcel.flat)))
+        if dist.get_rank() == 0:
+            loaded = [engine.borrow_weights.remote(parcel.pieces, dict(handles)) for engine in self.vllm_engines]
+            ray.get(loaded)
+        torch_dist_barrier_and_cuda_sync()  # no rank uses the memory again before all engines have read it

@@ -1,0 +1,353 @@
+"""The contract with OpenRLHF: what is overridden, rebound, replaced and called of it, in the version that is pinned."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+import ray  # noqa: E402
+
+from bapo_openrlhf import host  # noqa: E402
+from bapo_openrlhf.errors import ConfigError  # noqa: E402
+from bapo_openrlhf.host import EXTENDED, extends, rebound, require_version  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "tools" / "openrlhf_contract.py"))
+RECORD = json.loads(TOOL["RECORD"].read_text(encoding="utf-8"))
+SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "bapo_openrlhf").rglob("*.py"))]
+
+
+# ── The record ──
+
+
+@pytest.fixture(scope="module")
+def overrides() -> dict[tuple[type, type], set[str]]:
+    return TOOL["overrides"]()
+
+
+@pytest.fixture(scope="module")
+def installed() -> dict[str, Path]:
+    """The packages of the record. vLLM and DeepSpeed are among them only on the CPU, because it pins them."""
+    folders = TOOL["folders"]()
+    return folders if cpu.active() else {"openrlhf": folders["openrlhf"]}
+
+
+def test_the_pinned_version_is_as_it_was_recorded(installed):
+    messages = TOOL["changes"](RECORD, installed)
+    assert not messages, "\n".join(["Look at these; then run: python tools/openrlhf_contract.py --write", *messages])
+
+
+def test_the_record_has_all_that_this_project_depends_on(installed):
+    if not cpu.active():
+        pytest.skip("reads DeepSpeed and vLLM in the versions that are pinned for the CPU")
+    assert TOOL["record"](installed) == RECORD, "run: python tools/openrlhf_contract.py --write"
+
+
+def test_each_override_carries_the_mark(overrides):
+    """Without `@extends`, an override whose base method is renamed would become dead code that nobody notices."""
+    missing = []
+    for (subclass, base), names in overrides.items():
+        for name in names - {"__init__"}:  # a constructor is called under this name in every version
+            method = inspect.unwrap(vars(subclass)[name])  # Ray wraps the methods of its actors
+            if not any(other is method and issubclass(extended, base) for extended, other in EXTENDED):
+                missing.append(f"@extends({base.__name__}) on {subclass.__module__}.{subclass.__name__}.{name}")
+    assert not missing
+
+
+def test_each_mark_is_on_an_override(overrides):
+    overriding = {inspect.unwrap(vars(subclass)[name]) for (subclass, _), names in overrides.items() for name in names}
+    package = [method for _, method in EXTENDED if method.__module__.startswith("bapo_openrlhf.")]
+    assert package and not [method.__qualname__ for method in package if method not in overriding]
+
+
+def test_a_mark_on_no_override_fails_at_import():
+    class Base:
+        def fit(self): ...
+
+    class Ours(Base):
+        @extends(Base)
+        def fit(self): ...
+
+    assert EXTENDED.pop() == (Base, Ours.fit)
+    with pytest.raises(RuntimeError, match=r"openrlhf 0\.11\.2 should have Base\.train; the installed one has not"):
+
+        class Dead(Base):
+            @extends(Base)
+            def train(self): ...
+
+
+def test_each_rebound_name_is_in_the_tables():
+    calls = [
+        node
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "rebound"
+    ]
+    assert all(keyword.arg for call in calls for keyword in call.keywords), "a name that cannot be read off the code"
+    names = {keyword.arg for call in calls for keyword in call.keywords}
+    assert names == {name for table in TOOL["REBOUND"].values() for name in table}
+
+
+def test_each_private_name_of_openrlhf_is_in_recorded_source(installed):
+    """Private names that this project uses and does not define, as far as OpenRLHF has them. Or they are recorded."""
+    used, defined = set(), set()
+    for source in SOURCES:
+        used |= {*re.findall(r"\.(_[a-z]\w*)", source), *re.findall(r"attr\(\w+, \"(_[a-z]\w*)\"", source)}
+        defined |= {
+            *re.findall(r"def (_\w+)", source),
+            *re.findall(r"^ *(?:self\.)?(_[a-z]\w*)(?:: .*)? = ", source, re.M),
+        }
+    openrlhf = "".join(path.read_text(encoding="utf-8") for path in installed["openrlhf"].rglob("*.py"))
+    theirs = {name for name in used - defined if re.search(rf"self\.{name}\b", openrlhf)}
+    recorded = " ".join(RECORD)
+    for name in RECORD:
+        module, function = name.split(":")
+        if name.startswith("openrlhf.") and "digest" in RECORD[name]:
+            recorded += TOOL["functions"](TOOL["file_of"](module, installed))[function][1]
+    assert {"_actor_handlers", "_model_update_group"} <= theirs
+    assert not {name for name in theirs if name not in recorded}
+
+
+def test_what_is_recorded_as_compared_has_its_test():
+    for name, place in TOOL["COMPARED"].items():
+        file, _, test = place.partition(":")
+        (path,) = (ROOT / "tests" / "unit").rglob(file)
+        assert re.search(rf"def {test}\(", path.read_text(encoding="utf-8")), name
+
+
+def test_what_is_recorded_by_its_parameters_still_runs(overrides):
+    """So an override that leaves `super()` out cannot stay in this table."""
+    for (own, base), names in overrides.items():
+        for name in names:
+            if f"{base.__module__}:{base.__qualname__}.{name}" in TOOL["ADDED_TO"]:
+                source = inspect.getsource(inspect.unwrap(vars(own)[name]))
+                assert re.search(rf"(super\(\)|self\.executor)\.{name}\b", source), f"{own.__name__}.{name}"
+
+
+# ── Another version ──
+
+STEPS = "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps"
+BROADCAST = "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm"
+
+
+@pytest.fixture
+def another_version(tmp_path, installed):
+    """edit(file, old, new): OpenRLHF with one change in a file; the messages about it."""
+
+    def edit(file: str, old: str, new: str) -> list[str]:
+        package = tmp_path / "openrlhf"
+        shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
+        text = (package / file).read_text(encoding="utf-8")
+        assert text.count(old) >= 1
+        (package / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+        return TOOL["changes"](RECORD, {"openrlhf": package})
+
+    return edit
+
+
+def test_a_renamed_method(another_version):
+    (message,) = another_version("trainer/ppo_trainer.py", "    def get_max_steps(self", "    def max_steps(self")
+    assert message.startswith(f"{STEPS} was renamed to PPOTrainer.max_steps. Look again, because: ")
+    assert message.endswith("AdaptedPPOTrainer in training/trainer/trainer.py overrides it.")
+
+
+def test_a_removed_method(another_version):
+    (message,) = another_version(
+        "trainer/ray/ppo_actor.py",
+        "    def broadcast_to_vllm(self):\n",
+        "    def sync(self):\n        return None\n",
+    )
+    assert message.startswith(f"{BROADCAST} was removed. Look again, because: ParcelActorTrainer in ")
+
+
+def test_a_changed_method(another_version):
+    messages = another_version("trainer/ray/ppo_critic.py", "drop_last=True", "drop_last=False")
+    (message,) = messages
+    assert re.match(
+        r"openrlhf\.trainer\.ray\.ppo_critic:CriticPPOTrainer\.ppo_train was changed "
+        r"\(openrlhf/trainer/ray/ppo_critic\.py, lines \d+ to \d+\)\. Look again, because: _WholeBatch in ",
+        message,
+    )
+
+
+def test_a_signature_that_changed(another_version):
+    messages = another_version("trainer/ppo_trainer.py", "def get_max_steps(self", "def get_max_steps(self, epoch")
+    assert [message.split(" was ")[0] for message in messages] == [STEPS]
+
+
+def test_the_body_of_a_method_that_is_only_added_to(another_version):
+    change = ("all_rewards.float().mean()", "all_rewards.double().mean()")
+    assert another_version("trainer/ppo_trainer.py", *change) == []
+
+
+def test_the_parameters_of_such_a_method(another_version):
+    old, new = "def _compute_rollout_stats(self, experiences)", "def _compute_rollout_stats(self, experiences, step=0)"
+    (message,) = another_version("trainer/ppo_trainer.py", old, new)
+    assert "_compute_rollout_stats was given other parameters (openrlhf/trainer/ppo_trainer.py, lines " in message
+
+
+def test_a_name_that_is_no_longer_read(another_version):
+    (message,) = another_version("cli/train_sft.py", "trainer = SFTTrainer(", "trainer = make_trainer(")
+    assert "train_sft:train was changed (" in message
+    assert ", and no longer reads SFTTrainer. Look" in message
+
+
+def test_a_module_that_moved(tmp_path, installed):
+    package = tmp_path / "openrlhf"
+    shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
+    (package / "trainer" / "ray" / "vllm_engine.py").rename(package / "trainer" / "engine.py")
+    messages = TOOL["changes"](RECORD, {"openrlhf": package})
+    assert len(messages) == sum(name.startswith("openrlhf.trainer.ray.vllm_engine:") for name in RECORD) > 2
+    assert all(" was removed with its module. Look again, because: " in message for message in messages)
+
+
+def test_what_else_changes_is_no_matter(another_version):
+    assert another_version("trainer/ppo_trainer.py", "import ", "import os\nimport ") == []
+
+
+def test_a_name_that_is_read_nowhere(installed):
+    with pytest.raises(KeyError, match=r"no function of openrlhf\.trainer\.ray\.ppo_actor reads Loader"):
+        TOOL["readers"]("openrlhf.trainer.ray.ppo_actor", "Loader", installed)
+
+
+def test_the_command(tmp_path, installed):
+    """As docs/upgrade_openrlhf.md has it: on a folder with another version's source."""
+
+    def run(*words: str) -> tuple[int, str]:
+        tool = str(TOOL["RECORD"].with_suffix(".py"))
+        done = subprocess.run([sys.executable, tool, *words], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    shutil.copytree(installed["openrlhf"], tmp_path / "openrlhf", ignore=shutil.ignore_patterns("*.pyc"))
+    assert run("--source", str(tmp_path)) == (0, "nothing changed in openrlhf\n")
+    shutil.rmtree(tmp_path / "openrlhf" / "cli")
+    status, text = run("--source", str(tmp_path))
+    lines = text.splitlines()
+    assert (status, len(lines)) == (1, 6) and all("openrlhf.cli." in line for line in lines)
+    status, text = run("--source", str(tmp_path / "openrlhf"))
+    assert status == 2 and f"--source is {tmp_path / 'openrlhf'}; it must hold a folder named openrlhf" in text
+
+
+# ── Names that are bound to this project's classes ──
+
+
+class TestRebound:
+    @pytest.mark.parametrize("installed", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
+    def test_another_version(self, monkeypatch, installed):
+        require_version()
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
+        with pytest.raises(RuntimeError, match=f"openrlhf {installed} is installed; .* extends openrlhf 0.11.2"):
+            require_version()
+
+    def test_no_openrlhf(self, monkeypatch):
+        def version(name):
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        with pytest.raises(RuntimeError, match="openrlhf none is installed"):
+            require_version()
+
+    def test_rebound_is_undone_also_after_an_error(self):
+        module = ModuleType("module")
+        module.a = module.b = "theirs"
+        with pytest.raises(KeyError), rebound(module, a="ours"):
+            assert (module.a, module.b) == ("ours", "theirs")
+            raise KeyError
+        assert (module.a, module.b) == ("theirs", "theirs")
+
+    def test_a_name_that_is_gone(self):
+        module = ModuleType("module")
+        with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), rebound(module, Trainer="ours"):
+            pass
+        assert not hasattr(module, "Trainer")
+
+    def test_nothing_here_started_ray(self):
+        assert not ray.is_initialized()
+
+
+# ── OpenRLHF's command line ──
+
+GOOD = """
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--a.b", type=int, default=1)
+    args = parser.parse_args()
+    from openrlhf.utils.config import hierarchize
+
+    args = hierarchize(args)
+    assert args.a.b < 9, "b is too large"
+    args.a.c = args.a.b + 1
+    train(args)
+"""
+
+
+class TestCommandLineOfOpenRLHF:
+    @pytest.fixture
+    def script(self, monkeypatch, tmp_path):
+        """Puts another text in the place of OpenRLHF's script."""
+        original = host.file_of
+
+        def write(text: str) -> None:
+            path = tmp_path / "train_ppo_ray.py"
+            path.write_text(text, encoding="utf-8")
+            host._main_block.cache_clear()
+            monkeypatch.setattr(
+                host,
+                "file_of",
+                lambda relative: path if relative == "cli/train_ppo_ray.py" else original(relative),
+            )
+
+        yield write
+        host._main_block.cache_clear()
+
+    def test_runs_what_the_file_says(self, script):
+        script(GOOD)
+        args = host.validate(host.build_parser().parse_args(["--a.b", "4"]))
+        assert (args.a.b, args.a.c) == (4, 5)
+        with pytest.raises(ConfigError, match="OpenRLHF refuses this configuration: b is too large"):
+            host.validate(host.build_parser().parse_args(["--a.b", "9"]))
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            (GOOD, ""),
+            (GOOD, "def main():\n    pass\n"),
+            ("\nif __name__", "\nif True:\n    pass\nif 1 and __name__"),
+            (GOOD, GOOD + GOOD),
+            ("    args = parser.parse_args()", "    args = read_arguments(parser)"),
+            ("    args = parser.parse_args()", "    args = parser.parse_args()\n    args = parser.parse_args()"),
+            ("argparse.ArgumentParser()", "make_parser()"),
+            ("    parser = argparse", "    seed = 1\n    parser = argparse"),
+            ("    train(args)\n", "    train(args)\n    print('done')\n"),
+            ("    train(args)\n", "    run(args)\n"),
+        ],
+        ids=range(10),
+    )
+    def test_another_layout_fails_loudly(self, script, old, new):
+        assert old in GOOD
+        script(GOOD.replace(old, new))
+        for use in (host.build_parser, lambda: host.validate(SimpleNamespace())):
+            with pytest.raises(RuntimeError, match=r"train_ppo_ray\.py is not laid out as openrlhf 0\.11\.2's is"):
+                use()
+
+    def test_another_version_fails_loudly(self, monkeypatch):
+        host._main_block.cache_clear()
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
+        with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
+            host.build_parser()
