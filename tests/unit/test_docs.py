@@ -217,7 +217,7 @@ class TestExample:
         return runpy.run_path(str(self.FILE))["FIFOReplay"]
 
     def test_it_has_what_the_trainer_calls(self, kind):
-        trainer = (ROOT / "bapo_openrlhf" / "training" / "run" / "trainer.py").read_text()
+        trainer = (ROOT / "bapo_openrlhf" / "training" / "trainer" / "trainer.py").read_text()
         called = set(re.findall(r"self\.method\.(\w+)", trainer))
         assert {"begin_step", "build_batch"} <= called
         assert all(hasattr(kind, name) for name in called), called

@@ -606,7 +606,7 @@ def test_a_higher_stage_never_takes_more(parameters, ranks, stage):
 
 
 def test_logits_are_those_of_the_code():
-    log_probs = (ROOT / "bapo_openrlhf" / "training" / "faster" / "log_probs.py").read_text(encoding="utf-8")
+    log_probs = (ROOT / "bapo_openrlhf" / "training" / "worker" / "log_probs.py").read_text(encoding="utf-8")
     for name, constant in (("BLOCK", CONSTANTS.logit_block), ("TILE_ON_GPU", CONSTANTS.logit_tile)):
         assert f"\n{name} = 2**{math.log2(constant):.0f}" in log_probs
 
