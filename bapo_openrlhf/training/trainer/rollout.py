@@ -40,7 +40,7 @@ def reward_of(value: Any) -> float | None:
 
 def chosen_prompts(
     items: Iterator[Any], count: int, candidates: int, choose: Callable[[Sequence[Prompt], int], Sequence[int]]
-) -> tuple[Iterator[Any], int]:
+) -> tuple[Iterator[Any], int, bool]:
     """Draw more prompts from the data than a step generates for, and choose some of them.
 
     Args:
@@ -52,19 +52,20 @@ def chosen_prompts(
 
     Returns:
         The chosen prompts in the form of `items`: (data source, prompt, label, images), in lists of one. Then the
-        number of prompts that were drawn and not chosen.
+        number of prompts that were drawn and not chosen, and whether the data has ended.
 
     Raises:
         ValueError: `choose` returned a wrong number of positions, one position twice, or one that does not exist.
     """
-    drawn = list(zip(*_collect_prompt_batch(items, count * candidates)[:3], strict=True))
+    *columns, ended = _collect_prompt_batch(items, count * candidates)
+    drawn = list(zip(*columns, strict=True))
     count = min(count, len(drawn))
     chosen = list(range(count))
     if len(drawn) > count:  # otherwise the data ends here, and all drawn prompts are taken
         chosen = list(choose([Prompt(text, label, images or None) for text, label, images in drawn], count))
     if not are_positions(chosen, count, len(drawn)):
         raise ValueError(f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}")
-    return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count
+    return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count, ended
 
 
 class RecordedSamplesGenerator(DispatchingGenerator):
@@ -259,9 +260,10 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             The samples in the order of their requests; OpenRLHF has them in the order in which they were finished. Then
             the number of prompts that were drawn, and whether the data has ended.
         """
-        passed_over = 0
+        passed_over, ended = 0, False
         if self._kind == "fresh" and self.candidates > 1:
-            dataloader_iter, passed_over = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
+            chosen = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
+            dataloader_iter, passed_over, ended = chosen
             self._passed_over += passed_over
         staged = self._kind == "fresh" and self.first is not None
         samples, consumed, exhausted = super()._generate_vllm(
@@ -272,7 +274,7 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         samples.sort(key=lambda sample: sample.index)
         if staged:
             samples = self._generate_more(samples, **kwargs)
-        return samples, consumed + passed_over, exhausted
+        return samples, consumed + passed_over, exhausted or ended
 
     def _generate_more(self, samples: list[Experience], **kwargs: Any) -> list[Experience]:
         """The samples, and more to the prompts for which the method asks, in stages. They are in the order of prompts.

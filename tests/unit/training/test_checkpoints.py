@@ -192,10 +192,20 @@ class TestSaving:
         store = CheckpointStore(run.checkpoints, critic=False)
         assert (store.newest_whole(lambda _: None) == "global_step3") is (name == "forget_rotated")
 
-    @pytest.mark.parametrize(("prompts", "ends"), [(8, [0, 0, 1, 1]), (7, [0, 1, 1, 2]), (3, [1, 2])])
-    def test_the_episode_to_go_on_in(self, world, prompts, ends):
+    @pytest.mark.parametrize(
+        ("prompts", "method", "ends"),
+        [
+            (8, "bapo", [0, 0, 1, 1]),
+            (7, "bapo", [0, 1, 1, 2]),
+            (3, "bapo", [1, 2]),
+            (16, CHOOSING, [0, 0, 1, 1]),
+            (13, CHOOSING, [0, 1, 1, 2]),  # the last step chooses 4 of 5 prompts
+            (3, CHOOSING, [1, 2]),
+        ],
+    )
+    def test_the_episode_to_go_on_in(self, world, prompts, method, ends):
         # OpenRLHF sees the end of the data when it asks for more than is left: with 8 prompts, in the next step
-        run = world(prompts=prompts, **{"ckpt.save_steps": 1})
+        run = world(prompts=prompts, **{"ckpt.save_steps": 1, "adapt.method": method})
         run.trainer.fit()
         result = []
         for step in range(1, len(ends) + 1):
@@ -237,7 +247,7 @@ class TestResume:
         {"prompts": 13, "eval.steps": 2, "evaluation": 2, "adapt.rollout_delay": 4, "adapt.returns": "gae"},
         {"prompts": 12, "algorithm": "ba_ppo", "adapt.returns": "vtrace", "adapt.max_shift_replayed": 1e-3},
         {"prompts": 16, "adapt.rollout_delay": 1, "adapt.filter": "gaussian", "eval.steps": 3, "evaluation": 1},
-        {"prompts": 27, "adapt.method": CHOOSING},
+        {"prompts": 30, "adapt.method": CHOOSING},
         {"prompts": 16, "adapt.rollout_delay": 7, "adapt.max_shift_rollout": 0.0},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "arpo"},
         {"prompts": 8, "train.num_episodes": 4, "adapt.method": "exgrpo", "adapt.options": "start_above=0"},

@@ -723,7 +723,7 @@ class TestChosenPrompts:
     @pytest.mark.parametrize("positions", [[5, 0, 3], [0, 1, 2]])
     def test_are_those_at_the_positions_in_that_order(self, positions):
         seen, source = [], self.items(10)
-        chosen, passed_over = chosen_prompts(
+        chosen, passed_over, ended = chosen_prompts(
             source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions
         )
         prompts, labels, images = self.all_of(chosen)
@@ -732,12 +732,12 @@ class TestChosenPrompts:
         ((drawn, count),) = seen
         assert count == 3 and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
         assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
-        assert passed_over == 3 and next(source)[1] == ["p6", "p7"]
+        assert passed_over == 3 and not ended and next(source)[1] == ["p6", "p7"]
 
     @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2), (0, 0)])
     def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
-        chosen, passed_over = chosen_prompts(self.items(there), 3, 2, lambda prompts, count: range(count))
-        assert passed_over == there - taken
+        chosen, passed_over, ended = chosen_prompts(self.items(there), 3, 2, lambda prompts, count: range(count))
+        assert passed_over == there - taken and ended
         assert self.all_of(chosen)[0] == [f"p{n}" for n in range(taken)]
 
     @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
