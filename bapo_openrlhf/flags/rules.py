@@ -311,6 +311,8 @@ PARTIAL = [
                 "vLLM would take an image token among those that a response has already for an image"),
     _no_partial(FILTERING, lambda f: f[FILTERING],
                 "a step draws prompts until enough groups have a signal, and an unfinished group has no reward"),
+    _no_partial("adapt.reward_range", lambda f: f["adapt.reward_range"] == [MEASURED],
+                "the first complete groups, of which it would be measured, have the shortest responses"),
     _no_partial("run.faster", lambda f: not {"requests", "all"} & set(f["run.faster"] or ()),
                 "OpenRLHF's requests have no place for the tokens that a response has already"),
     _no_partial("adapt.method", lambda f: f.method and (

@@ -121,7 +121,7 @@ def test_the_end_of_the_data_finishes_all_responses_in_a_step_of_its_own(world):
 
 
 def test_a_reward_model_scores_the_responses_of_complete_groups(world):
-    run = world(prompts=14, **WORDS | SCORED)
+    run = world(prompts=14, **WORDS | SCORED | {"adapt.reward_range": ["-3", "5"]})
     seen = watched(run)
     run.trainer.fit()
     for step in range(len(run.metrics())):
