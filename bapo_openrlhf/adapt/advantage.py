@@ -1,6 +1,6 @@
 """From the rewards of a group to advantages: Eq. 2, and OpenRLHF's other estimators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ class Estimator:
 
     Attributes:
         formula: What a reward r becomes, in words. b are the rewards that it is compared with (`Group.relative_to`).
-        relative: Takes r, b and eps, as `group_relative_advantages` does, and returns what r becomes.
+        relative: Takes r and b, without rounding, and eps, and returns what r becomes.
         whitened: Whether advantages are whitened over the batch.
         critic: Whether a critic's values make the advantages, by GAE or V-trace.
     """
@@ -25,7 +25,9 @@ class Estimator:
     critic: bool = False
 
 
-def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+def group_relative_advantages(
+    rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6, ends: Sequence[float] = (0.0, 1.0)
+) -> np.ndarray:
     """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group.
 
     var is the population variance (divided by G), because sigma in the theorem (Eq. 37) is the population standard
@@ -37,12 +39,16 @@ def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: fl
         baseline: Rewards b that they are compared with, shape (G,): those of the responses that the group was generated
             with, or r itself (`Group.relative_to`).
         eps: Smoothing of the variance.
+        ends: The least and the greatest reward of the task.
 
     Returns:
         Advantages, float64 of shape (n,). In a group of equal rewards they are 0. Rewards that differ only by rounding
         are equal (`rewards.without_rounding`).
     """
-    rewards, baseline = _without_rounding(rewards, baseline)
+    return _standardised(*_without_rounding(rewards, baseline, ends), eps)
+
+
+def _standardised(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
     # Rounding of the mean would otherwise give equal rewards a tiny advantage, divided by a tiny deviation.
     mean = baseline[0] if (baseline == baseline[0]).all() else baseline.mean()
     advantages: np.ndarray = (rewards - mean) / np.sqrt(((baseline - mean) ** 2).mean() + eps)
@@ -60,7 +66,7 @@ def _less_the_others(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> n
 
 ESTIMATORS = {
     "gae": Estimator("r", lambda rewards, baseline, eps: rewards, whitened=True, critic=True),
-    "group_norm": Estimator("(r - mean b) / sqrt(var b + eps), Eq. 2", group_relative_advantages),
+    "group_norm": Estimator("(r - mean b) / sqrt(var b + eps), Eq. 2", _standardised),
     "dr_grpo": Estimator("r - mean b", _less_the_mean),
     "rloo": Estimator("r - mean of the others of b", _less_the_others),
     "reinforce_baseline": Estimator("r - mean b", _less_the_mean, whitened=True),
@@ -68,12 +74,18 @@ ESTIMATORS = {
 GROUP_ESTIMATORS = tuple(name for name, estimator in ESTIMATORS.items() if not estimator.critic)  # the default first
 
 
-def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
+def relative_rewards(
+    estimator: str,
+    rewards: np.ndarray,
+    baseline: np.ndarray,
+    eps: float = 1e-6,
+    ends: Sequence[float] = (0.0, 1.0),
+) -> np.ndarray:
     """What an estimator makes of the rewards of one group: its advantages, before the KL penalty and any whitening.
 
     Args:
         estimator: One of ESTIMATORS.
-        rewards, baseline, eps: See `group_relative_advantages`. For rloo, the baseline contains the rewards.
+        rewards, baseline, eps, ends: See `group_relative_advantages`. For rloo, the baseline contains the rewards.
 
     Returns:
         float64 of shape (n,).
@@ -83,11 +95,13 @@ def relative_rewards(estimator: str, rewards: np.ndarray, baseline: np.ndarray, 
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")
-    return ESTIMATORS[estimator].relative(*_without_rounding(rewards, baseline), eps)
+    return ESTIMATORS[estimator].relative(*_without_rounding(rewards, baseline, ends), eps)
 
 
-def _without_rounding(rewards: np.ndarray, baseline: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _without_rounding(
+    rewards: np.ndarray, baseline: np.ndarray, ends: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray]:
     """Both, so that rewards which differ only by rounding are equal."""
     count = len(rewards)
-    both = np.array(without_rounding([*rewards, *baseline]), dtype=np.float64)
+    both = np.array(without_rounding([*rewards, *baseline], ends), dtype=np.float64)
     return both[:count], both[count:]

@@ -1,7 +1,9 @@
 """Rewards as numbers that can be compared exactly: thresholds as they are written, and rewards without their rounding.
 
 A reward often is the sum of some parts, in float32. Two orders of summing give 1 and 0.99999994, and these are one
-reward. If they were two, their group would seem to have a signal, and its advantages would be noise of full size.
+reward. So are 0 and 0.3 - 0.1 - 0.2, which is -2.8e-17: rounding has the size of the parts, and not that of their sum.
+The parts are not known, so their size is taken as that of the least or greatest reward of the task. If they were two
+rewards, their group would seem to have a signal, and its advantages would be noise of full size.
 """
 
 import math
@@ -85,14 +87,19 @@ def measured_range(rewards: Iterable[float]) -> Range:
     return exact_reward(low), exact_reward(high)
 
 
-def same_reward(first: float, second: float) -> bool:
-    """Whether two rewards differ by at most `STEPS` rounding steps of float32, at the size of the larger one."""
+def same_reward(first: float, second: float, size: float = 1.0) -> bool:
+    """Whether two rewards differ by at most `STEPS` rounding steps of float32.
+
+    Args:
+        first, second: The rewards.
+        size: Size of the parts that they are sums of. The steps are those at this size, or at that of a larger reward.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        step = np.spacing(np.float32(max(abs(first), abs(second))))
+        step = np.spacing(np.float32(max(abs(first), abs(second), size)))
     return first == second or bool(abs(first - second) <= STEPS * float(step))
 
 
-def without_rounding(rewards: Iterable[float], ends: Sequence[float] = ()) -> tuple[float, ...]:
+def without_rounding(rewards: Iterable[float], ends: Sequence[float] = (0.0, 1.0)) -> tuple[float, ...]:
     """The rewards, in which those that differ only by rounding are equal.
 
     From the least to the greatest, a reward is the same as the least one that differs from it only by rounding
@@ -101,22 +108,23 @@ def without_rounding(rewards: Iterable[float], ends: Sequence[float] = ()) -> tu
 
     Args:
         rewards: The rewards of one group.
-        ends: Numbers that a reward has preferably, such as the least and the greatest reward of the task.
+        ends: The least and the greatest reward of the task. A reward is one of them preferably, and their size is that
+            of its parts.
     """
-    rewards = tuple(map(float, rewards))
+    rewards, size = tuple(map(float, rewards)), max(map(abs, ends))
     distinct = sorted(set(rewards))
     if all(reward in ends for reward in distinct):
         return rewards
     sets: list[list[float]] = []
     for reward in distinct:
-        if sets and same_reward(sets[-1][0], reward):
+        if sets and same_reward(sets[-1][0], reward, size):
             sets[-1].append(reward)
         else:
             sets.append([reward])
     shortest = [same[0] if len(same) == 1 else min(same, key=_length) for same in sets]
     for end in ends:
         nearest = min(distinct, key=lambda reward: abs(reward - end))
-        if same_reward(nearest, end):
+        if same_reward(nearest, end, size):
             shortest[next(place for place, same in enumerate(sets) if nearest in same)] = end
     become = {reward: value for same, value in zip(sets, shortest, strict=True) for reward in same}
     return tuple(become[reward] for reward in rewards)

@@ -116,7 +116,8 @@ def related_rewards(
         else:
             baseline = np.array(group.generated)
         spread[start:end] = baseline.std()
-        rewards[start:end] = relative_rewards(estimator, members, baseline, args.adapt.eps)
+        ends = tuple(map(float, group.reward_range))
+        rewards[start:end] = relative_rewards(estimator, members, baseline, args.adapt.eps, ends)
     for experience in experiences:
         experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
     return [torch.from_numpy(rewards[experience.index]).float() for experience in experiences]

@@ -167,5 +167,6 @@ class Demonstrations:
 def advantage_of(shown: Demonstration, args: SimpleNamespace) -> float:
     """The advantage of a demonstration: what the estimator makes of its reward (Eq. 2), clipped as for a response."""
     rewards = np.array(shown.rewards)
-    advantage = relative_rewards(args.algo.advantage.estimator, rewards[-1:], rewards, args.adapt.eps)[0]
+    own = rewards[-1:]  # the greatest reward of the task
+    advantage = relative_rewards(args.algo.advantage.estimator, own, rewards, args.adapt.eps, ends=own)[0]
     return float(np.clip(advantage, *args.reward.clip_range))

@@ -109,15 +109,28 @@ def step_at(reward: float) -> F:
 REWARDS = st.floats(2**-40, 2**40, width=32).flatmap(lambda value: st.sampled_from([value, -value]))
 
 
-@given(reward=REWARDS, steps=st.integers(-12, 12))
-@example(reward=1.0, steps=-8)  # below a power of two the steps are half as long
-@example(reward=1.0, steps=-9)
-@example(reward=1.9, steps=5)
-def test_rewards_are_the_same_if_they_are_four_steps_apart_at_most(reward, steps):
+@given(reward=REWARDS, steps=st.integers(-40, 40), size=st.sampled_from([2**-40, 0.7, 1.0, 100.0]))
+@example(reward=1.0, steps=-8, size=1.0)  # below a power of two the steps are half as long
+@example(reward=1.0, steps=-9, size=1.0)
+@example(reward=1.9, steps=5, size=1.0)
+def test_rewards_are_the_same_if_they_are_four_steps_apart_at_most(reward, steps, size):
+    """The steps are those at the size of the larger reward, or of the parts that they are sums of."""
     other = moved(reward, steps)
-    step = step_at(max(abs(reward), abs(other)))
-    assert same_reward(reward, other) is (abs(F(reward) - F(other)) <= 4 * step)
-    assert same_reward(other, reward) is same_reward(reward, other)
+    step = step_at(max(abs(reward), abs(other), size))
+    assert same_reward(reward, other, size) is (abs(F(reward) - F(other)) <= 4 * step)
+    assert same_reward(other, reward, size) is same_reward(reward, other, size)
+
+
+@pytest.mark.parametrize("high", [1.0, 64.0])
+@pytest.mark.parametrize("kind", [float, np.float32])
+def test_parts_that_cancel_are_no_signal(high, kind):
+    """In floating-point numbers, 0.3 - 0.1 - 0.2 is not 0."""
+    parts = [kind(high * part) for part in (0.3, -0.1, -0.2)]
+    sums = {float(sum(order, kind(0))) for order in itertools.permutations(parts)}
+    assert len(sums | {0.0}) > 1, "otherwise this tests nothing"
+    assert {*without_rounding([*sums, 0.0], (0.0, high))} == {0.0}
+    assert exact_rewards([*sums, high], (F(0), F(high)))[-1] == 1 and {*exact_rewards(sums, (F(0), F(high)))} == {0}
+    assert len({*without_rounding([0.0, 1e-4 * high], (0.0, high))}) == 2
 
 
 @given(start=REWARDS, steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), data=st.data())
@@ -125,7 +138,7 @@ def test_all_are_equal_if_and_only_if_the_greatest_is_the_same_as_the_least(star
     rewards = [moved(start, step) for step in steps]
     result = without_rounding(rewards)
     assert (len(set(result)) == 1) is same_reward(min(rewards), max(rewards))
-    assert set(result) <= set(rewards)
+    assert set(result) <= {*rewards, 0.0, 1.0}
     assert all(same_reward(old, new) for old, new in zip(rewards, result, strict=True))
     order = data.draw(st.permutations(range(len(rewards))))  # the order of the responses does not matter
     assert without_rounding([rewards[place] for place in order]) == tuple(result[place] for place in order)
@@ -145,7 +158,7 @@ def test_rewards_that_are_the_same_become_the_shortest(rewards, equal):
     assert without_rounding(rewards) == (equal,) * len(rewards)
 
 
-@pytest.mark.parametrize("rewards", [(0.0, 1e-9), (1.0, 0.999999), (0.5, 0.50001), (1e300, 2e300), (0.0, 1.0), ()])
+@pytest.mark.parametrize("rewards", [(0.0, 1e-6), (1.0, 0.999999), (0.5, 0.50001), (1e300, 2e300), (0.0, 1.0), ()])
 def test_rewards_that_differ_stay_as_they_are(rewards):
     assert without_rounding(rewards, (0.0, 1.0)) == rewards
 

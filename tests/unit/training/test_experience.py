@@ -7,6 +7,7 @@ import math
 import statistics
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
+from fractions import Fraction as F
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,7 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS  # noqa: E402
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.adapt.first_update import Clip, first_update  # noqa: E402
+from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.adapt.vocabulary import SOURCES  # noqa: E402
 from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
 from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages  # noqa: E402
@@ -73,7 +75,7 @@ def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
 
 def whole_group(number: int) -> SimpleNamespace:
     """A group with all responses that it was generated with, as far as the experience maker looks at it."""
-    return SimpleNamespace(uid=number, relative_to="kept")
+    return SimpleNamespace(uid=number, relative_to="kept", reward_range=UNIT)
 
 
 class WholeGroups(AdaptedExperienceMaker):
@@ -229,6 +231,22 @@ class TestGroupAdvantages:
             assert sums[sample] == pytest.approx(total, rel=1e-5, abs=1e-6)
         assert all(experience.kl is None for experience in experiences)
 
+    def test_the_gamma_of_a_critic_is_not_read(self):
+        """It would discount the reward, which stands at the last token."""
+        experiences = maker(case=Case(2), algo__advantage__gamma=0.5).with_advantages(split([1.0, 0.0], [[0, 1]]))
+        for numbers in by_sample(experiences, "advantages").values():
+            assert len(numbers) > 1 and len({*numbers}) == 1
+
+    def test_rewards_that_cancel_have_no_advantage_at_the_size_of_their_range(self):
+        for high, signal in ((1, False), (F(1, 10**9), True)):
+            experience_maker = maker(case=Case(2), adapt__eps=1e-30)
+            group = whole_group(0)
+            group.reward_range = (F(0), F(high))
+            experience_maker.groups = [group, group]
+            experiences = experience_maker.with_advantages(split([0.0, 1e-9], [[0, 1]]))
+            advantages = by_sample(experiences, "advantages")
+            assert advantages[1] == pytest.approx([float(signal)] * len(advantages[1]))
+
     def test_groups_without_signal_have_no_advantage(self):
         experiences = maker().with_advantages(split([0.1] * 4 + [1.0] * 4, [[0, 5, 2, 7], [4, 1, 6, 3]]))
         assert all(value == 0 for values in by_sample(experiences, "advantages").values() for value in values)
@@ -272,7 +290,8 @@ def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float], list[l
         generated = draw(st.lists(reward, min_size=2, max_size=6))
         kept = sorted(draw(st.sets(st.sampled_from(range(len(generated))), min_size=1)))
         relative_to = draw(st.sampled_from(["generated", "kept"]))
-        group = SimpleNamespace(uid=10 - uid, size=len(kept), generated=generated, relative_to=relative_to)
+        known = {"generated": generated, "relative_to": relative_to, "reward_range": UNIT}
+        group = SimpleNamespace(uid=10 - uid, size=len(kept), **known)
         groups += [group] * len(kept)
         rewards += [generated[position] for position in kept]
     order = draw(st.permutations(range(len(rewards))))
@@ -331,7 +350,8 @@ class TestGroupsOfAnySize:
     def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
         (experience,) = split([1.0], [[0]])
         experience.truncated = torch.tensor([True])
-        group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to="generated")
+        known = {"generated": [1.0, 0.0], "relative_to": "generated", "reward_range": UNIT}
+        group = SimpleNamespace(uid=7, size=1, **known)
         for estimator, fails in (("group_norm", True), ("gae", False)):
             experience_maker = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
             experience_maker.groups = [group]
