@@ -362,9 +362,11 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         corrected if the step has fewer micro-batches. OpenRLHF weights it by its tokens once more, which makes it no
         mean over the tokens of the batch. The loss of fine-tuning, which is not OpenRLHF's, is such a mean.
         """
-        weight = float(part.tokens > 0) if self.cross_entropy else part.tokens
+        scale = part.plan.step_parts / part.whole
+        if self.cross_entropy:
+            scale = part.normalisers["batch_num_tokens"] / (part.normalisers["dp_size"] * max(part.tokens, 1))
         for name, value in losses.items():
-            self.means.add(name, value * (part.plan.step_parts / part.whole), weight)
+            self.means.add(name, value * scale, part.tokens)
         for name, value in numbers.items():
             self.means.add(name, value, part.tokens - part.shown)
 

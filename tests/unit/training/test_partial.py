@@ -105,9 +105,22 @@ def test_the_end_of_the_data_finishes_all_responses_in_a_step_of_its_own(world):
     """The last rollout of an epoch is a full one, so one step more has no new prompts. It may have hard ones."""
     run, begun = world(prompts=16, **WORDS | {"adapt.partial_rollout_tokens": 3, "adapt.reevaluate_every": 1}), []
     run.reward = lambda *_: 0.0  # all prompts are hard
-    begin = run.trainer.method.begin_step
+    begin, generate = run.trainer.method.begin_step, run.engines[0].generate_responses
     run.trainer.method.begin_step = lambda step: begun.append((step, begin(step))) or begun[-1][1]
+    limits = set()  # step, whether the response goes on, and the tokens that it may get; of a hard prompt there is none
+
+    def generate_responses(**request):
+        if "budget" in request:
+            limits.add((run.step, "prefix" in request, request["budget"]))
+        return generate(**request)
+
+    run.engines[0].generate_responses = generate_responses
     run.trainer.fit()
+    assert limits - {(step, True, 3) for step in (0, 5)} == {
+        *((step, False, 3) for step in (0, 1, 2, 3, 5, 6, 7, 8)),
+        *((step, True, 3) for step in (1, 2, 3, 6, 7, 8)),
+        *((step, True, None) for step in (4, 9)),
+    }
     rows = run.metrics()
     assert [step for step, _ in begun] == list(range(len(rows)))  # each step asks for its hard prompts once
     prompts = [[request.prompt for request in run.requests if request.step == step] for step in range(len(rows))]

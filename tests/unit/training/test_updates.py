@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks, arguments
 
@@ -249,6 +249,7 @@ def gradients(update):
 
 @UNHURRIED
 @given(**SHAPES, by_sample=st.booleans())
+@example(total=1, ranks=2, size=1, accumulated=1, seed=0, tokens=None, by_sample=True)  # one rank has only a filler
 def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sample, **shape):
     update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample)
     windows = update.windows()
@@ -265,17 +266,18 @@ def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sam
 @pytest.mark.parametrize("fine_tuning", [True, False])
 def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
     """In fine-tuning, the mean over all tokens. Otherwise as in OpenRLHF: by the tokens of a micro-batch once more."""
-    lengths, values = [10, 10, 200, 20], [1.0, 2.0, 0.5, 4.0]
+    steps = [([10, 10, 200, 20], [1.0, 2.0, 0.5, 4.0]), ([1, 0], [9.0, 0.0])]  # the last part is a filler
     trainer = WholeBatchActorTrainer.__new__(WholeBatchActorTrainer)
-    trainer.means, trainer.cross_entropy, of_step = Means(), fine_tuning, len(lengths)
-    normalisers = {"dp_size": 1, "batch_num_tokens": sum(lengths) / of_step, "global_batch_size": 1.0}
-    for place, (count, value) in enumerate(zip(lengths, values, strict=True)):
-        tokens = torch.full((1, count), value, dtype=torch.double)
-        plan = MicroBatch(samples=1, step_samples=of_step, step_parts=of_step, closes=place == of_step - 1)
-        loss = aggregate_loss(tokens, torch.ones_like(tokens), **normalisers)
-        trainer._count({"policy_loss": loss}, {}, Part(plan, float(count), of_step, normalisers))
-    weights = lengths if fine_tuning else [count * count * of_step / sum(lengths) for count in lengths]
-    expected = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(lengths)
+    trainer.means, trainer.cross_entropy, expected = Means(), fine_tuning, 0.0
+    for lengths, values in steps:
+        parts, whole = sum(count > 0 for count in lengths), 4
+        normalisers = {"dp_size": 2, "batch_num_tokens": torch.tensor(sum(lengths) / 2), "global_batch_size": 1.0}
+        for count, value in zip(lengths, values, strict=True):
+            tokens = torch.full((1, max(count, 1)), value, dtype=torch.double)
+            plan = MicroBatch(samples=count > 0, step_samples=parts, step_parts=parts, closes=False)
+            loss = aggregate_loss(tokens, torch.full_like(tokens, count > 0), **normalisers)
+            trainer._count({"policy_loss": loss}, {}, Part(plan, float(count), whole, normalisers))
+            expected += count * value * (1 if fine_tuning else count * parts / sum(lengths)) / 241
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
     assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
 
