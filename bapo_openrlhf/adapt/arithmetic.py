@@ -22,6 +22,7 @@ class BatchArithmetic:
         train_batch: Samples of an optimizer step.
         ranks: Number of data-parallel ranks of actor, critic and reference, by name.
         micro_train: Samples of a micro-batch in training, on one rank.
+        most_skipped: Samples that optimizer steps count in addition to a full batch, at most, and that no model passes.
     """
 
     group_size: int
@@ -30,6 +31,7 @@ class BatchArithmetic:
     train_batch: int
     ranks: dict[str, int]
     micro_train: int
+    most_skipped: int = 0
 
     @property
     def most_samples(self) -> int:
@@ -43,7 +45,7 @@ class BatchArithmetic:
     @property
     def optimizer_steps(self) -> int:
         """Optimizer steps for a full batch and one epoch. The last one may be smaller."""
-        return math.ceil(self.most_samples / self.train_batch)
+        return math.ceil((self.most_samples + self.most_skipped) / self.train_batch)
 
     def full_samples(self, samples: int) -> int:
         """Samples that the optimizer steps for a batch of `samples` would hold if they were full."""

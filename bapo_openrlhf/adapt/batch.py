@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.vocabulary import SOURCES, Source
 
@@ -74,6 +75,11 @@ class Batch:
         """Number of responses and worked solutions that the update trains on."""
         return self.responses + len(self.demonstrations)
 
+    @property
+    def silent(self) -> list[Group]:
+        """The filtered groups without a signal: their group-relative advantages are 0."""
+        return [group for group in self.filtered if not has_signal(group)]
+
     def with_sources(self) -> list[tuple[Source, Group]]:
         """All groups with their source: X1 first, then X2, then X3."""
         return [(source, group) for source in SOURCES for group in getattr(self, source)]
@@ -139,6 +145,43 @@ def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
     ranked = sorted(groups, key=lambda group: (group.variance, group.weights_version, group.uid), reverse=True)
     kept = {group.uid for group in fitting(ranked, free)}
     return [group for group in groups if group.uid in kept]
+
+
+def without_silent(batch: Batch) -> Batch:
+    """The batch with all fresh groups without a signal among the filtered ones, also those that the filter kept."""
+    signal = [has_signal(group) for group in batch.fresh]
+    return replace(
+        batch,
+        fresh=[group for group, has in zip(batch.fresh, signal, strict=True) if has],
+        filtered=batch.filtered + [group for group, has in zip(batch.fresh, signal, strict=True) if not has],
+    )
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A sample of a silent group. It counts where a batch is divided, and no model passes it.
+
+    Attributes:
+        place: Its position among all samples of the batch.
+        total_length: Its tokens, with those of the prompt.
+        tokens: Its generated tokens.
+    """
+
+    place: int
+    total_length: int
+    tokens: int
+
+
+def skipped(batch: Batch) -> list[Skipped]:
+    """The samples of the silent groups, which stand among those of X1, in the order of generation."""
+    silent = {group.uid for group in batch.silent}
+    members = sorted([*batch.fresh, *batch.silent], key=lambda group: group.uid)
+    samples = [(group.uid in silent, response) for group in members for response in group.responses]
+    return [
+        Skipped(place, len(response.token_ids), len(response.log_probs))
+        for place, (is_silent, response) in enumerate(samples)
+        if is_silent
+    ]
 
 
 def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset()) -> Batch:

@@ -6,7 +6,6 @@ import numpy as np
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, on_policy, shift
 from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
@@ -25,7 +24,7 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
         capacity: Responses that it holds at most.
         attempts: Number of hard prompts that were generated again and gave a group.
     """
-    without = [group for group in batch.filtered if not has_signal(group)]
+    without = batch.silent
     right = sum(group.mean >= 1 for group in without)
     lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
     metrics: dict[str, float] = {

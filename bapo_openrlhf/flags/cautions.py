@@ -4,6 +4,7 @@ import math
 
 from bapo_openrlhf.adapt.findings import MOST_X2
 from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
+from bapo_openrlhf.flags.skipping import WEAKENED
 from bapo_openrlhf.methods import registry
 
 FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
@@ -13,7 +14,8 @@ FAR = 2  # times the replay window that generation may be ahead without a warnin
 OF_ALL_METHODS = (
     "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
     "partial_rollout_tokens", "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd",
-    "value_pretraining", "ratio", "max_second_moment", "scale_learning_rate", "kl_target", "max_failed_share", "eps",
+    "value_pretraining", "ratio", "max_second_moment", "scale_learning_rate", "skip_zero_advantage", "kl_target",
+    "max_failed_share", "eps",
 )  # fmt: skip
 # Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
 SOURCES = (
@@ -208,4 +210,4 @@ def _long(f: Flags) -> bool:
     return f.steps is not None and f.steps >= FEW_STEPS
 
 
-CAUTIONS = [*_learning("actor"), *_learning("critic"), *SAMPLING, *X2, *NO_EFFECT, *OFTEN]
+CAUTIONS = [*_learning("actor"), *_learning("critic"), *SAMPLING, *X2, *NO_EFFECT, *OFTEN, *WEAKENED]

@@ -172,6 +172,9 @@ class AdaptConfig:
     scale_learning_rate: bool = _flag(False,
         "multiply the actor's learning rate by the root of the effective sample size of the batch's weights pi/alpha, "
         "as a share of a full batch", symbol="ESS", source="arXiv 2602.17616", action="store_true")
+    skip_zero_advantage: bool = _flag(False,
+        "no model passes the responses of fresh groups without a signal, and each optimizer step divides as if it "
+        "trained on them: by all of its tokens or responses", source="beyond the paper", action="store_true")
     kl_target: str = _flag("reference",
         "policy to which --algo.kl.init_coef pulls: reference, or behaviour (Eq. 3; no reference model is loaded)",
         symbol="beta D_KL", source="Eq. 1, 3", choices=["reference", "behaviour"])

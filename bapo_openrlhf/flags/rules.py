@@ -14,6 +14,7 @@ from bapo_openrlhf.flags.config import ALGORITHMS, MEASURED
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
+from bapo_openrlhf.flags.skipping import SKIPPING
 from bapo_openrlhf.methods import Method
 
 FILTERING = "algo.dynamic_filtering_enable"
@@ -444,5 +445,6 @@ def _cut(f: Flags) -> bool:
 
 
 COMBINATIONS = [
-    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS, *OF_DATA,
+    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS,
+    *SKIPPING, *OF_DATA,
 ]  # fmt: skip

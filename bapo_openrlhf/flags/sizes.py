@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
+from bapo_openrlhf.methods import registry
 
 
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
@@ -24,7 +25,27 @@ def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
         train_batch=args.train.batch_size,
         ranks={name: max(m.num_nodes * m.num_gpus_per_node // copies, 1) for name, m in models.items()},
         micro_train=args.train.micro_batch_size,
+        most_skipped=most_skipped(args, capacity) if args.adapt.enabled and args.adapt.skip_zero_advantage else 0,
     )
+
+
+def most_skipped(args: SimpleNamespace, capacity: int) -> int:
+    """Samples that optimizer steps count in addition to a full batch, at most (--adapt.skip_zero_advantage).
+
+    They are filtered fresh responses. So they have room in the batch if it is all that a step generates.
+
+    Args:
+        args: OpenRLHF's (nested) arguments, with this flag.
+        capacity: B.
+    """
+    adapt, kind = args.adapt, registry.method_class(args.adapt.method)
+    if adapt.filter == "none" and registry.takes(kind, "filter"):
+        return 0
+    fresh = most_rounds(args) * args.rollout.batch_size
+    only_fresh = registry.takes(kind, "replay_steps") and not (adapt.replay_steps or adapt.reevaluate_every)
+    groups = max(fresh - capacity, 0) if only_fresh else fresh
+    samples: int = groups * args.rollout.n_samples_per_prompt
+    return samples
 
 
 def left_over(args: SimpleNamespace, samples: int) -> int:

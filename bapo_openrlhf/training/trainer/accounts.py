@@ -125,6 +125,8 @@ class StepAccounts:
         status |= composition(batch, self.arithmetic.most_samples, len(generated.reevaluated))
         trained = status["tokens/trained"]
         status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
+        if self.args.adapt.skip_zero_advantage:
+            status["responses/skipped"] = sum(group.size for group in batch.silent)
         measured = self.args.adapt.rewards() is None
         status |= self.recorder.rewards(step + 1, generated.fresh, measured=measured)
         return status | {

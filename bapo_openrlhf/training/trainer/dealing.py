@@ -21,6 +21,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
+from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
@@ -35,9 +36,9 @@ def ranks_of(workers: RayActorGroup) -> int:
     return len(workers._actor_handlers) // workers.duplicate_actors
 
 
-def lengths_of(samples: Sequence[Experience]) -> list[int]:
-    """Number of tokens of each sample, without padding."""
-    return [int(sample.attention_mask.sum()) for sample in samples]
+def length_of(sample: Experience | Skipped) -> int:
+    """Number of tokens of a sample, without padding."""
+    return sample.total_length if isinstance(sample, Skipped) else int(sample.attention_mask.sum())
 
 
 def filler_of(sample: Experience) -> Experience:
@@ -56,6 +57,17 @@ def filler_of(sample: Experience) -> Experience:
     }
     info = {key: torch.zeros_like(value) for key, value in sample.info.items()}
     return replace(sample, **numbers, action_mask=torch.zeros_like(sample.action_mask), info=info, index=[])
+
+
+def bare_filler(samples: Sequence[Experience]) -> Experience:
+    """A filler for a batch of which no sample passes a model. It has the tokens of the shortest of some other samples.
+
+    Args:
+        samples: At least one sample with a batch dimension, as it was generated.
+    """
+    filler = filler_of(min(samples, key=length_of))
+    numbers = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")
+    return replace(filler, **{name: torch.zeros(filler.action_mask.shape) for name in numbers})
 
 
 def order_info(samples: Sequence[Experience]) -> None:
@@ -80,7 +92,7 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
         cut: Makes the parts of each rank's share. It is called with the lengths of all samples and with the shares.
         pad: Token id of the padding.
     """
-    lengths = lengths_of(samples)
+    lengths = list(map(length_of, samples))
     dealt = deal(lengths, ranks)
     filler = filler_of(samples[dealt[0][0]])  # the first rank's first sample is the shortest: its filler costs least
 
@@ -93,9 +105,14 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
 
 
 class DealtActorGroup(RayActorGroup):
-    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample."""
+    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample.
+
+    Attributes:
+        skipped: Samples that are dealt together with the next batch to train on, though no model passes them.
+    """
 
     _sent: ClassVar[dict[tuple, Any]] = {}  # what is in Ray's object store now; all models have the same dict
+    skipped: Sequence[Skipped] = ()
 
     @extends(RayActorGroup)
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
@@ -115,7 +132,8 @@ class DealtActorGroup(RayActorGroup):
         if method_name == "append":
             experiences = kwargs["experience"]
             method_name, key = "take", (ranks, *map(id, experiences))
-            calls = [(ref, 1) for ref in self._once(key, experiences[0], lambda: shares(experiences, ranks))]
+            skipped, self.skipped = self.skipped, ()
+            calls = [(ref, 1) for ref in self._once(key, experiences[0], lambda: shares(experiences, ranks, skipped))]
         else:
             calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
         copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
@@ -160,12 +178,18 @@ def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str
     return [{name: values[rank * size : (rank + 1) * size] for name, values in lists.items()} for rank in range(ranks)]
 
 
-def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, list[Any]]]:
+def shares(
+    experiences: Sequence[Experience], ranks: int, skipped: Sequence[Skipped] = ()
+) -> Iterator[dict[str, list[Any]]]:
     """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
 
+    Its share are samples, and samples that are skipped, with their places in it.
+
     Args:
-        experiences: The batch. Each of them has in `index` the positions of its samples, or all have None.
+        experiences: The batch. Each of them has in `index` the positions of its samples, or all have None. A filler,
+            which is there if all samples are skipped, has no positions.
         ranks: Number of data-parallel ranks.
+        skipped: Further samples of the batch, in order, which no model passes.
     """
     places = [place for experience in experiences for place in experience.index or []]
     # OpenRLHF's function removes the index of what it gets, so it gets copies.
@@ -173,13 +197,18 @@ def shares(experiences: Sequence[Experience], ranks: int) -> Iterator[dict[str, 
     order_info(samples)
     if places:
         samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
-    dealt = deal(lengths_of(samples), ranks)
-    filler = make_experience_batch([filler_of(samples[dealt[0][0]])])  # of the shortest sample, as in `dealt_batches`
-    for share in dealt:
-        rank_batch = make_experience_batch([samples[place] for place in share]) if share else None
+    filler = make_experience_batch([filler_of(min(samples, key=length_of))])  # it costs least
+    members: list[Experience | Skipped] = [] if experiences[0].index == [] else [*samples]
+    for sample in skipped:
+        members.insert(sample.place, sample)
+    for share in deal(list(map(length_of, members)), ranks):
+        of_rank = [members[place] for place in share]
+        passed = [member for member in of_rank if not isinstance(member, Skipped)]
+        rank_batch = make_experience_batch(passed) if passed else None
         for name, values in rank_batch.info.items() if rank_batch else ():
             rank_batch.info[name] = torch.stack(values) if isinstance(values, list) else values
-        yield {"experience": [rank_batch], "filler": [filler], "samples": [len(samples)]}
+        left_out = [replace(m, place=place) for place, m in enumerate(of_rank) if isinstance(m, Skipped)]
+        yield {"experience": [rank_batch], "filler": [filler], "samples": [len(members)], "skipped": [left_out]}
 
 
 class DealtBatch:

@@ -26,7 +26,7 @@ The tests are in tests/unit/training (unit) and tests/stack (stack):
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_t
 from bapo_openrlhf.training.wire.names import OWN
 from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
-from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer, data_parallel_ranks
+from bapo_openrlhf.training.worker.whole_batch import Step, WholeBatchReplayBuffer, data_parallel_ranks
 
 # What a loss reads of an experience. Everything else stays in the memory of the CPU.
 READ = (
@@ -105,18 +105,6 @@ class Part(NamedTuple):
     shown: float = 0.0
 
 
-def optimizer_steps(
-    plan: Sequence[MicroBatch], experiences: Iterable[Experience]
-) -> Iterator[list[tuple[MicroBatch, Experience]]]:
-    """The micro-batches of each optimizer step."""
-    step = []
-    for part, experience in zip(plan, experiences, strict=True):
-        step.append((part, experience))
-        if part.closes:
-            yield step
-            step = []
-
-
 class _WholeBatch:
     """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
 
@@ -157,7 +145,7 @@ class _WholeBatch:
                 desc=f"Train epoch [{epoch + 1}/{self.max_epochs}]",
                 disable=not self.strategy.is_rank_0(),
             )
-            for step in optimizer_steps(self.replay_buffer.plan, loader):
+            for step in self.replay_buffer.steps(loader, self.strategy):
                 for experience, part in self._with_normalisers(step):
                     self.train_micro_batch(experience, part, *loss_arguments)
         metrics = self._metrics()
@@ -191,19 +179,24 @@ class _WholeBatch:
         copies = max(self.args.ds.ring_attn_size, self.args.ds.tensor_parallel_size)
         return most_tokens(self.args, "train") is None and copies <= 1
 
-    def _with_normalisers(self, step: Sequence[tuple[MicroBatch, Experience]]) -> list[tuple[Experience, Part]]:
-        """The micro-batches of an optimizer step, with what their losses need to know of all ranks' micro-batches."""
+    def _with_normalisers(self, step: Step) -> list[tuple[Experience, Part]]:
+        """The micro-batches of an optimizer step, with what their losses need to know of all ranks' samples.
+
+        Losses are divided by the tokens and samples of all of them, also of those that are skipped.
+        """
         ranks = data_parallel_ranks(self.strategy)
         accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
-        tokens = [float(experience.action_mask.sum()) for _, experience in step]
-        samples = [float(experience.action_mask.any(-1).sum()) for _, experience in step]
-        counts = torch.tensor([sum(tokens), sum(samples)]).to(torch.cuda.current_device(), non_blocking=True)
+        tokens = [float(experience.action_mask.sum()) for _, experience in step.parts]
+        samples = [float(experience.action_mask.any(-1).sum()) for _, experience in step.parts]
+        skipped = float(sum(step.skipped)), float(sum(map(bool, step.skipped)))
+        counts = torch.tensor([sum(tokens, skipped[0]), sum(samples, skipped[1])])
+        counts = counts.to(torch.cuda.current_device(), non_blocking=True)
         dist.all_reduce(counts, group=self.strategy.ds_device_mesh["dp"].get_group())
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
             (experience, Part(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
-            for count, (plan, experience) in zip(tokens, step, strict=True)
+            for count, (plan, experience) in zip(tokens, step.parts, strict=True)
         ]
 
     def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
@@ -376,7 +369,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         In `extra_logs`, nan means that a sample has no such number. A number of the run itself that is nan is shown.
         """
         counted, filler = set(self.means.names), self.replay_buffer.filler
-        for sample in (*self.replay_buffer.items, filler):
+        for sample in (*self.replay_buffer.passed, filler):
             own = sample is not filler and not is_demonstration(sample)
             for name, value in sample_numbers(sample).items():
                 if name not in counted:

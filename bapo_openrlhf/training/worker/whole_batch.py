@@ -4,12 +4,15 @@ OpenRLHF trains only on whole micro-batches, and with dynamic batching only on w
 Here every sample is trained on. The last micro-batch of a rank may be smaller, and so may the last optimizer step. A
 filler is a fully masked sample. It takes the place of a micro-batch that a rank would have less than another, so all
 ranks have equally many micro-batches.
+
+A skipped sample (`--adapt.skip_zero_advantage`) is planned as every other one, and then left out of its micro-batch.
+Its optimizer step still divides by it. A micro-batch that has no other sample is not passed.
 """
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,7 +25,34 @@ from openrlhf.trainer.ppo_utils.experience import (
 from torch.utils.data import DataLoader, RandomSampler, Sampler, SequentialSampler
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch, micro_batch_plan, parts_by_tokens, step_totals, token_plan
+from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import most_tokens
+
+
+class Drawn(NamedTuple):
+    """The samples of one micro-batch of the plan.
+
+    Attributes:
+        experience: Those that pass the model; a filler if there are none.
+        count: Their number.
+        skipped: Generated tokens of each of the others.
+    """
+
+    experience: Experience
+    count: int
+    skipped: list[int]
+
+
+class Step(NamedTuple):
+    """What this rank does in one optimizer step.
+
+    Attributes:
+        parts: Its micro-batches.
+        skipped: Generated tokens of each of its skipped samples.
+    """
+
+    parts: list[tuple[MicroBatch, Experience]]
+    skipped: list[int]
 
 
 class WholeBatchReplayBuffer:
@@ -37,33 +67,45 @@ class WholeBatchReplayBuffer:
         total: Number of samples of the batch on all ranks.
         items: This rank's samples, without the filler.
         filler: A fully masked sample.
+        skips: Whether there may be skipped samples on some rank.
     """
+
+    skips = False
 
     def __init__(self, sample_batch_size: int, packing_samples: bool = False) -> None:
         self.sample_batch_size, self.packing_samples = sample_batch_size, packing_samples
         self.plan: list[MicroBatch] = []
         self.total = 0
-        self.items: list[Experience] = []
+        self.items: list[Experience | Skipped] = []
+
+    @property
+    def passed(self) -> list[Experience]:
+        """This rank's samples without those that are skipped."""
+        return [item for item in self.items if not isinstance(item, Skipped)]
 
     def clear(self) -> None:
         """Forget the samples."""
         self.items = []
 
-    def take(self, share: Experience | None, filler: Experience, total: int) -> None:
+    def take(self, share: Experience | None, filler: Experience, total: int, skipped: Sequence[Skipped] = ()) -> None:
         """Take this rank's share of a batch. It replaces a share that was not trained on (`--critic.freezing_steps`).
 
         Args:
-            share: The samples; None if the rank has none.
+            share: The samples that pass the model; None if the rank has none.
             filler: A fully masked sample, in case one is needed.
-            total: Number of samples of the batch on all ranks.
+            total: Number of samples of the batch on all ranks, also of those that are skipped.
+            skipped: The rank's skipped samples, in order, with their places in its share.
         """
         (self.filler,) = without_padding(filler)
-        self.items = [] if share is None else without_padding(share)
+        self.items = [] if share is None else [*without_padding(share)]
+        for sample in skipped:
+            self.items.insert(sample.place, sample)
         self.total = total
 
     def set_up(self, strategy: Any) -> None:
         """Plan the micro-batches of the samples that are in the buffer now, by their number or by their tokens."""
         args, ranks = strategy.args, data_parallel_ranks(strategy)
+        self.skips = args.adapt.skip_zero_advantage
         limit = most_tokens(args, "train")
         if limit is None:
             size, window = self.sample_batch_size, args.train.batch_size
@@ -94,9 +136,38 @@ class WholeBatchReplayBuffer:
         return DataLoader(
             [*self.items, self.filler],  # type: ignore[arg-type]
             batch_sampler=MicroBatches(self.plan, shuffle),
-            collate_fn=partial(make_experience_batch, packing_samples=self.packing_samples),
+            collate_fn=self.draw,
             pin_memory=pin_memory,
         )
+
+    def draw(self, items: Sequence[Experience | Skipped]) -> Drawn:
+        """A micro-batch of the plan, from its samples, or from the filler."""
+        passed = [item for item in items if not isinstance(item, Skipped)]
+        skipped = [item.tokens for item in items if isinstance(item, Skipped)]
+        count = sum(item is not self.filler for item in passed)
+        return Drawn(make_experience_batch(passed or [self.filler], self.packing_samples), count, skipped)
+
+    def steps(self, drawn: Iterable[Drawn], strategy: Any) -> Iterator[Step]:
+        """The optimizer steps of an epoch, from the micro-batches of the plan."""
+        parts: list[tuple[MicroBatch, Drawn]] = []
+        for pair in zip(self.plan, drawn, strict=True):
+            parts.append(pair)
+            if pair[0].closes:
+                passed = [(replace(part, samples=each.count), each.experience) for part, each in parts]
+                skipped = [tokens for _, each in parts for tokens in each.skipped]
+                yield Step(self._in_step(passed, strategy) if self.skips else passed, skipped)
+                parts = []
+
+    def _in_step(
+        self, parts: list[tuple[MicroBatch, Experience]], strategy: Any
+    ) -> list[tuple[MicroBatch, Experience]]:
+        """The micro-batches that have samples, and fillers so that all ranks have equally many, and at least one."""
+        passed = [pair for pair in parts if pair[0].samples]
+        most = torch.tensor(max(len(passed), 1), device=torch.cuda.current_device())
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=strategy.ds_device_mesh["dp"].get_group())
+        filler = make_experience_batch([self.filler], self.packing_samples)
+        passed += [(replace(parts[-1][0], samples=0), filler)] * (int(most) - len(passed))
+        return [(replace(part, closes=n == len(passed)), each) for n, (part, each) in enumerate(passed, start=1)]
 
 
 class MicroBatches(Sampler[list[int]]):

@@ -7,7 +7,7 @@ a name of OpenRLHF being rebound. All that OpenRLHF's words read of the argument
 
 import os
 import socket
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from openrlhf.models import Actor, get_llm_for_sequence_regression
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils import get_tokenizer
 
+from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import pretraining_steps
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
@@ -78,9 +79,9 @@ class _TrainingWorker(_Worker):
         """Seed what `rng_state` returns."""
         torch.manual_seed(seed)
 
-    def take(self, experience: Any, filler: Any, samples: int) -> None:
+    def take(self, experience: Any, filler: Any, samples: int, skipped: Sequence[Skipped]) -> None:
         """Take this rank's share of a batch, see `WholeBatchReplayBuffer.take`."""
-        self.trainer.replay_buffer.take(experience, filler, samples)
+        self.trainer.replay_buffer.take(experience, filler, samples, skipped)
 
 
 class PlainPolicyWorker(_Worker, POLICY):

@@ -93,6 +93,8 @@ def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constant
     chosen = min(1.0, capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
     x1, x2 = x1 * chosen, x2 * chosen
     x3 = min(replayable_groups(workload, constants), max(capacity - x1 - x2, 0.0))
+    if workload.args.adapt.skip_zero_advantage and workload.args.adapt.filter in ("uniform", "none"):
+        x1 = min(x1, fresh * kept_share(workload, constants) * constants.signal_share)
     return Groups(fresh, again, x1, x2, x3)
 
 

@@ -668,6 +668,7 @@ def test_defaults_are_table_3():
     # nothing is dropped and nothing is corrected unless asked for
     assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
+    assert adapt.skip_zero_advantage is False
     assert adapt.max_failed_share == 0.5
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
@@ -703,6 +704,7 @@ MARKS = {
     "ratio": "rho, Eq. 3",
     "max_second_moment": "M2, arXiv 2510.01161",
     "scale_learning_rate": "ESS, arXiv 2602.17616",
+    "skip_zero_advantage": "beyond the paper",
     "kl_target": "beta D_KL, Eq. 1, 3",
     "eps": "epsilon, Eq. 2",
 }
@@ -1008,7 +1010,7 @@ def files_over_presets():
 # What the sources of the methods say. The quickstart has v = 2 and an entropy bonus.
 OF_TODAYS_POLICY = ("ar3po", "arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy",
                     "mopps", "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
-                    "rollout_replay")  # fmt: skip
+                    "rollout_replay", "skip_two_updates")  # fmt: skip
 DAPO = {
     "actor.eps_clip_low_high": [0.2, 0.28],
     "actor.entropy_coef": None,
@@ -1037,10 +1039,10 @@ class TestMethodFiles:
 
     @pytest.mark.parametrize(("path", "preset"), files_over_presets())
     def test_change_what_they_name_and_nothing_else(self, path, preset):
-        size = "--train.batch_size=256"  # The files' sizes are for the quickstart.
-        base = config.flags_of(arguments.parse(["--config", str(preset), size]))
-        laid_over = config.flags_of(arguments.parse(["--config", str(preset), str(path), size]))
         named = dict(flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        size = [] if "train.batch_size" in named else ["--train.batch_size=256"]  # Their sizes are for the quickstart.
+        base = config.flags_of(arguments.parse(["--config", str(preset), *size]))
+        laid_over = config.flags_of(arguments.parse(["--config", str(preset), str(path), *size]))
         changed = {name for name in base if base[name] != laid_over[name]}
         assert changed <= named.keys() | FOLLOWS
         for name, value in named.items():
@@ -1049,6 +1051,12 @@ class TestMethodFiles:
 
     def test_there_are_as_many_as_methods_and_more(self):
         assert {*METHODS_BY_NAME} - {"bapo"} <= {path.stem for path in METHODS} and len(METHODS) >= 11
+
+    def test_two_updates_a_rollout(self):
+        files = [str(ROOT / "configs" / file) for file in ("quickstart.yaml", "methods/skip_two_updates.yaml")]
+        args = arguments.parse(["--config", *files])
+        assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == 2 * args.train.batch_size
+        assert args.adapt.skip_zero_advantage and args.actor.entropy_coef is None and args.algo.kl.init_coef == 0
 
     def test_shares_of_the_batch_are_those_of_the_methods(self):
         def sizes(name):

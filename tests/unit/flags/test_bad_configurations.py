@@ -383,6 +383,11 @@ BAD = [
     ("adapt.method=ar3po reward.overlong_buffer_len=4", "reward.overlong_buffer_len is 4.0; with adapt.method ar3po i"),
     ("adapt.method=ar3po reward.stop_properly_penalty_coef=0.5",
      "reward.stop_properly_penalty_coef is 0.5; with adapt.method ar3po it must not be set, because "),
+    *((f"adapt.skip_zero_advantage {more}algo.advantage.estimator={name}",
+       f"algo.advantage.estimator is {name}; with adapt.skip_zero_advantage it must be one of group_norm, dr_grpo, rlo")
+      for name, more in (("gae", "algorithm=ba_ppo "), ("reinforce_baseline", ""))),
+    ("adapt.skip_zero_advantage adapt.scale_learning_rate", "adapt.scale_learning_rate is True; it must be False with "
+     "adapt.skip_zero_advantage"),
     # worked solutions
     ("adapt.method=luffy", "adapt.method is luffy; it needs data.solution_key, the column of the data with worked sol"),
     ("adapt.method=relift data.solution_key=input algo.advantage.estimator=reinforce_baseline",
@@ -534,6 +539,11 @@ MEANT = [
     ("actor.max_norm=0", "actor.max_norm is 0: gradients are not clipped"),
     (r"data.input_template={}\n", r"data.input_template is {}\n: it has a backslash and an n where a new line may be "
      r"meant; write $'...\n...' in bash, and double quotes in YAML"),
+    ("adapt.skip_zero_advantage algo.kl.init_coef=0.01", "algo.kl.init_coef is 0.01, and adapt.skip_zero_advantage is"),
+    *((f"adapt.skip_zero_advantage algo.kl.init_coef=0 {flag}={value}", f"{flag} is {value}, and adapt.skip_zero_adv")
+      for flag, value in (("actor.entropy_coef", "0.001"), ("actor.aux_loss_coef", "0.001"),
+                          ("reward.overlong_buffer_len", "4.0"), ("reward.stop_properly_penalty_coef", "0.0"))),
+    ("algorithm=grpo adapt.skip_zero_advantage", "adapt.skip_zero_advantage is True: no effect, because batches are "),
     ("ckpt.best_metric_key=x", "ckpt.best_metric_key is x: no effect, because eval.dataset is not set"),
     ("data.solution_key=input", "data.solution_key is input: no effect, because adapt.method bapo does not train"),
     ("algorithm=grpo data.solution_key=input", "data.solution_key is input: no effect, because adapt.method none d"),
@@ -685,6 +695,10 @@ def test_the_steps_of_data_on_another_machine_count_too(capsys):
         "rollout.batch_size=256 train.batch_size=1024",
         f"{ONE_UPDATE} train.max_epochs=2",
         f"algorithm=ba_ppo adapt.value_pretraining=1 {ONE_UPDATE} actor.lr_warmup_ratio=0",
+        *(
+            f"adapt.skip_zero_advantage algo.kl.init_coef=0 actor.entropy_coef=0 algo.advantage.estimator={name}"
+            for name in ("group_norm", "dr_grpo", "rloo")
+        ),
         # a mixed response is not of today's policy
         "adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 adapt.partial_rollout_tokens=8",
     ],

@@ -32,15 +32,15 @@ def test_a_signal_lies_between_the_ends_of_dynamic_filtering(ends, reward_range,
 
 
 class TestArithmetic:
-    def args(self, *, critic="critic", kl=0.01, ring=1, tensor=1, batch=7):
+    def args(self, *, critic="critic", kl=0.01, ring=1, tensor=1, batch=7, **adapt):
         model = SimpleNamespace(num_nodes=2, num_gpus_per_node=4)
         return SimpleNamespace(
             actor=model,
             critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4, model_name_or_path=critic),
             ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
-            algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl)),
+            algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl), dynamic_filtering_enable=False),
             ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
-            adapt=SimpleNamespace(enabled=True, kl_target="reference", batch_size=batch),
+            adapt=AdaptConfig(**{"method": "bapo", "batch_size": batch} | adapt),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
             train=SimpleNamespace(batch_size=48, micro_batch_size=2, dynamic_batch_enable=False),
         )
@@ -55,6 +55,20 @@ class TestArithmetic:
             micro_train=2,
         )
 
+    @pytest.mark.parametrize(
+        ("adapt", "samples"),  # B = 7 groups of 6, and 10 fresh groups
+        [
+            ({}, 60 + 42),  # X2 and X3 may fill the batch beside 10 silent groups
+            ({"replay_steps": 0, "reevaluate_every": 0}, 60),
+            ({"replay_steps": 0, "reevaluate_every": 0, "batch": 20}, 120),  # as the control, whose batch is not full
+            ({"filter": "none"}, 42),  # they have places in the batch
+            ({"method": "mopps"}, 60 + 42),
+        ],
+    )
+    def test_optimizer_steps_have_room_for_what_is_skipped(self, adapt, samples):
+        found = batch_arithmetic(self.args(skip_zero_advantage=True, **adapt))
+        assert found.optimizer_steps == -(-samples // 48) and found.most_samples == 6 * adapt.get("batch", 7)
+
     def test_only_models_that_are_built_count(self):
         assert batch_arithmetic(self.args(critic=None)).ranks == {"actor": 8, "reference": 2}
         assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
@@ -65,7 +79,7 @@ class TestArithmetic:
     def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):
         assert batch_arithmetic(self.args(batch=None)).capacity == 10
         plain = self.args()
-        plain.adapt.enabled = False
+        plain.adapt.method = "none"
         assert batch_arithmetic(plain).capacity == 10
 
 

@@ -226,7 +226,8 @@ class Worker:
         self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
-        loss = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else {"policy_loss": 0.5}
+        critic = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else None
+        loss = critic or {"policy_loss": 0.5, "actor_lr": 1e-6}
         kl = {"kl": self.world.updates["actor"] % 3} if self.model == "actor" and self.world.reference else {}
         return loss | kl | self.world.norms
 
@@ -289,6 +290,7 @@ class Group:
 
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Ref]:
         if method_name == "append":
+            self.world.skipped.append((self.world.step, getattr(self, "skipped", ())))
             return [self._actor_handlers[0].append.remote(**kwargs)]
         assert method_name == "forward"
         self.world.fail_at("forward")
@@ -345,6 +347,7 @@ class World:
         requests: what was generated: prompt, weights, step and seed.
         trained: the step and the experiences of each update.
         taught: the same for the critic, also if the actor is not updated.
+        skipped: the step and the samples that are dealt with what is sent to be trained on, and that no model passes.
         referred: the step and the tokens of each sample that the reference model was asked for.
         scored: the same for the reward model, with fillers.
         events: what else happened, in order: (name, argument).
@@ -354,6 +357,7 @@ class World:
         self.requests: list[SimpleNamespace] = []
         self.trained: list[tuple[int, list]] = []
         self.taught: list[tuple[int, list]] = []
+        self.skipped: list[tuple[int, list]] = []
         self.referred: list[tuple[int, list[int]]] = []
         self.scored: list[tuple[int, list[int]]] = []
         self.events: list[tuple[str, Any]] = []

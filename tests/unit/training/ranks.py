@@ -67,12 +67,12 @@ class Ranks:
             updates.dist, whole_batch.dist = before
 
 
-def arguments(window: int, tokens: int | None = None) -> SimpleNamespace:
+def arguments(window: int, tokens: int | None = None, *, skips: bool = False) -> SimpleNamespace:
     """Arguments of a run with optimizer steps of `window` samples, and with micro-batches of so many tokens."""
     return SimpleNamespace(
         train=SimpleNamespace(
             batch_size=window, max_tokens_per_gpu=tokens, dynamic_batch_enable=tokens is not None, max_epochs=1
         ),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
-        adapt=SimpleNamespace(micro_batch_tokens=None),
+        adapt=SimpleNamespace(micro_batch_tokens=None, skip_zero_advantage=skips),
     )

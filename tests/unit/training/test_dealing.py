@@ -6,7 +6,9 @@ import copy
 import gc
 import math
 import pickle
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,8 +34,16 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
 )
 from openrlhf.trainer.ray import launcher  # noqa: E402
 
+from bapo_openrlhf.adapt.batch import Skipped  # noqa: E402
 from bapo_openrlhf.training.trainer import dealing  # noqa: E402
-from bapo_openrlhf.training.trainer.dealing import DealtActorGroup, DealtBatch, dealt_batches, filler_of, stacked  # noqa: E402
+from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
+    DealtActorGroup,
+    DealtBatch,
+    bare_filler,
+    dealt_batches,
+    filler_of,
+    stacked,
+)
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker  # noqa: E402
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
@@ -216,19 +226,32 @@ def group_of(kind: type, ranks: int, copies: int = 1) -> tuple[Any, Calls]:
     return group, calls
 
 
-def appended(experiences: list[Experience], ranks: int, copies: int = 1) -> list[dict[str, Any]]:
+def appended(
+    experiences: list[Experience], ranks: int, copies: int = 1, skipped: Sequence[Skipped] = ()
+) -> list[dict[str, Any]]:
     """What `take` gets in each process."""
     group, calls = group_of(DealtActorGroup, ranks, copies)
+    group.skipped = skipped
     refs = group.async_run_method_batch(method_name="append", experience=experiences)
     assert refs == list(range(ranks * copies)) and {method for method, _ in calls} == {"take"}
     assert all(len(values) == 1 for _, inputs in calls for values in inputs.values())
     return [{name: value for name, (value,) in inputs.items()} for _, inputs in calls]
 
 
+def skips(item: Any) -> bool:
+    return isinstance(item, Skipped)
+
+
+def generated(number: int, length: int) -> Experience:
+    """The sample as it is before it passes a model."""
+    names = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")
+    return replace(sample(number, length), **dict.fromkeys(names))
+
+
 def taken(call: dict[str, Any]) -> WholeBatchReplayBuffer:
     """The buffer of a process after its `take`."""
     buffer = WholeBatchReplayBuffer(1)
-    buffer.take(call["experience"], call["filler"], call["samples"])
+    buffer.take(call["experience"], call["filler"], call["samples"], call["skipped"])
     return buffer
 
 
@@ -276,7 +299,7 @@ class TestAppend:
         calls = appended(experiences, ranks, copies)
         shares = []
         for process, call in enumerate(calls):
-            assert list(call) == ["experience", "filler", "samples"] and call["samples"] == len(lengths)
+            assert list(call) == ["experience", "filler", "samples", "skipped"] and call["samples"] == len(lengths)
             assert (call["experience"] is None) is (not wanted[process // copies])
             buffer = taken(call)
             shares.append([number_of(item) for item in buffer.items])
@@ -304,6 +327,34 @@ class TestAppend:
             for each in (parts, [order[at : at + size] for at in range(0, len(order), size)])
         ]
         assert result[0] == result[1]
+
+    @given(case=cases(), draw=st.randoms(use_true_random=False), share=st.sampled_from([0.1, 0.5, 0.9, 1.0]))
+    @SLOW
+    def test_skipped_samples_are_dealt_as_all_others(self, case, draw, share):
+        """They have places in the shares, and only numbers of them are sent, or a filler if all are skipped."""
+        lengths, parts, ranks, copies = case
+        skipped = [Skipped(number, lengths[number], 100 + number) for number in lengths if draw.random() < share]
+        kept = [[number for number in part if all(s.place != number for s in skipped)] for part in parts]
+        none = [bare_filler([generated(number, length) for number, length in lengths.items()])]
+        experiences = batched([part for part in kept if part], lengths) or none
+        calls = appended(experiences, ranks, copies, skipped)
+        shares = []
+        for call in calls:
+            buffer = taken(call)
+            assert buffer.total == len(lengths) and not buffer.filler.action_mask.any()
+            assert len(buffer.filler.sequences) == min(lengths[n] for n in [*chain(*kept)] or lengths)
+            assert all(item.total_length == lengths[item.tokens - 100] for item in buffer.items if skips(item))
+            shares.append([item.tokens - 100 if skips(item) else number_of(item) for item in buffer.items])
+            assert list(map(number_of, buffer.passed)) == [number_of(item) for item in buffer.items if not skips(item)]
+        assert shares == [share for share in dealt(lengths, ranks) for _ in range(copies)]
+
+    def test_skipped_samples_are_of_one_batch(self):
+        group, calls = group_of(DealtActorGroup, 1)
+        group.skipped = [Skipped(1, 5, 2)]
+        batches = [batched([[0, 1]], {0: 3, 1: 5}) for _ in range(2)]
+        for experiences in batches:
+            group.async_run_method_batch(method_name="append", experience=experiences)
+        assert [len(call["skipped"][0]) for _, call in calls] == [1, 0]
 
     @pytest.mark.parametrize("ranks", [1, 2, 3])
     def test_broken_numbers_of_a_sample_are_not_in_the_filler(self, ranks):

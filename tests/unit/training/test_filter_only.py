@@ -17,6 +17,7 @@ cpu.prepare_environment()
 cpu.install()
 
 import torch  # noqa: E402
+from fake_stack import World  # noqa: E402
 
 from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
 
@@ -108,3 +109,57 @@ def test_filter_only_trains_on_the_groups_of_its_control_that_have_a_signal(runs
         assert row["groups/fresh"] == row["groups/with_signal"] and row["groups/generated"] == 4
         assert row["groups/reevaluated"] == row["groups/replayed"] == row["staleness/rollout_policy"] == 0
     assert torch.tensor([row["groups/filtered"] for row in filtered.metrics()]).any()
+
+
+SKIP = {"adapt.skip_zero_advantage": True}
+
+
+def of_batch(run, step: int) -> list[tuple[int, int]]:
+    """Tokens, and generated ones, of each sample of an update in the order in which they are dealt."""
+    places = {}
+    for experience in run.trained[step][1]:
+        for row, place in enumerate(experience.index):
+            places[place] = int(experience.attention_mask[row].sum()), int(experience.action_mask[row].sum())
+    members = [places[place] for place in sorted(places)]
+    for sample in run.skipped[step][1]:
+        members.insert(sample.place, (sample.total_length, sample.tokens))
+    return members
+
+
+@pytest.fixture
+def one_silent_step(monkeypatch):
+    """All responses of the weights of step 2 are right."""
+    reward = World.reward
+    monkeypatch.setattr(World, "reward", lambda run, prompt, weights, sample: (
+        1.0 if weights == 2 else reward(run, prompt, weights, sample)))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["range", "none"])
+def test_with_skipping_an_update_has_the_samples_of_the_control(world, one_silent_step, name):
+    """Those with a signal are the same. Of the others it has tokens and places, and no model gets them."""
+    common = {"prompts": 12, "train.num_episodes": 2, "algo.kl.use_loss": True, "algo.kl.init_coef": 0.01, **FLAGS}
+    control = world(**common, **{"adapt.filter": "none"})
+    skipping = world(**common, **SKIP, **{"adapt.filter": name})
+    for run in (control, skipping):
+        run.trainer.fit()
+    assert len(control.trained) == len(skipping.trained) == 6 == skipping.updates["actor"]
+    assert [request.prompt for request in skipping.requests] == [request.prompt for request in control.requests]
+    referred = [len([1 for step, _ in skipping.referred if step == number]) for number in range(6)]
+    for number, ((_, theirs), (_, ours), row) in enumerate(
+        zip(control.trained, skipping.trained, skipping.metrics(), strict=True)
+    ):
+        assert of_batch(control, number) == of_batch(skipping, number)
+        wanted = [one for one in samples(theirs) if any(one[2])]
+        found = [one for one in samples(ours) if one[2]]  # no filler
+        assert found == wanted and bool(wanted) == (number != 2)
+        assert row["responses/trained"] == SIZE * row["groups/fresh"] == len(wanted) >= referred[number]
+        assert row["responses/skipped"] == SIZE * row["groups/filtered"] == 4 * SIZE - len(wanted)
+        assert "skipped_update" not in row
+    assert sum(referred) > 0
+
+
+def test_a_step_whose_samples_are_all_skipped_moves_the_weights(world, one_silent_step):
+    """By the momentum of Adam. The responses of the weights before are no longer of today's policy."""
+    run = world(prompts=12, **FLAGS, **SKIP, **{"train.num_episodes": 1})
+    run.trainer.fit()
+    assert run.trainer.state.weights_since == run.trainer.state.step == 3

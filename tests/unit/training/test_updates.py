@@ -21,6 +21,7 @@ from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.worker import updates
 from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
@@ -140,15 +141,26 @@ class CriticModel:
         return self.model(sequences, action_mask, **others)
 
 
+def by_step(plan, values):
+    """What belongs to each micro-batch of a plan, by optimizer step."""
+    result = [[]]
+    for part, value in zip(plan, values, strict=True):
+        result[-1].append(value)
+        result += [[]] if part.closes else []
+    return result[:-1]
+
+
 class Update:
     """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps.
 
-    Every `shown`-th sample is a demonstration. The trainer of each rank gets the `attributes`.
+    Every `shown`-th sample is a demonstration. A share of the samples is `silent`: they have no advantage, and they are
+    skipped. The trainer of each rank gets the `attributes`.
     """
 
     def __init__(
-        self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, **attributes
-    ):
+        self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, silent=None,
+        **attributes,
+    ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
         lengths = torch.randint(3, 9, (total,), generator=generator).tolist()
@@ -160,12 +172,21 @@ class Update:
             one.rollout_log_probs = one.action_log_probs.masked_fill(mark, math.nan)
         self.weight = torch.randn(3, dtype=torch.double, requires_grad=True)
         self.window = ranks * size * accumulated
-        group = Ranks(ranks)
+        items = list(self.samples)
+        for place in torch.nonzero(torch.rand(total, generator=generator) < (silent or 0.0)).flatten().tolist():
+            one = self.samples[place]
+            one.advantages.zero_()
+            items[place] = Skipped(place, len(one.sequences), int(one.action_mask.sum()))
+        self.passed = [one for one in items if not isinstance(one, Skipped)]
+        group, flags = Ranks(ranks), arguments(self.window, tokens, skips=silent is not None)
         self.trainers = [
-            trainer(kind, self.samples[rank::ranks], total, filler, group.strategy(arguments(self.window, tokens)),
+            trainer(kind, items[rank::ranks], total, filler, group.strategy(flags),
                     size=size, accumulated=accumulated, by_sample=by_sample, weight=self.weight)
             for rank in range(ranks)
         ]  # fmt: skip
+        self.drawn = [[] for _ in range(ranks)]  # the samples of each micro-batch of the plan
+        for rank_drawn, subject in zip(self.drawn, self.trainers, strict=True):
+            self.watch_buffer(subject.replay_buffer, rank_drawn)
         self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
         for subject in self.trainers:
             vars(subject).update(attributes)
@@ -183,6 +204,23 @@ class Update:
             train(experience, part, *rest)
 
         created.train_micro_batch = watched
+
+    def watch_buffer(self, buffer, drawn):
+        draw = buffer.draw
+
+        def watched(items):
+            real = [item for item in items if item is not buffer.filler]
+            drawn.append([self.samples[item.place] if isinstance(item, Skipped) else item for item in real])
+            return draw(items)
+
+        buffer.draw = watched
+
+    def planned(self):
+        """For each optimizer step, all of its samples, also those that are skipped."""
+        of_ranks = [
+            by_step(subject.replay_buffer.plan, drawn) for subject, drawn in zip(self.trainers, self.drawn, strict=True)
+        ]
+        return [[*itertools.chain(*itertools.chain(*parts))] for parts in zip(*of_ranks, strict=True)]
 
     def windows(self):
         """For each optimizer step, the samples of each micro-batch of all ranks that is no filler."""
@@ -280,6 +318,45 @@ def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
             expected += count * value * (1 if fine_tuning else count * parts / sum(lengths)) / 241
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
     assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
+
+
+@UNHURRIED
+@given(**SHAPES, by_sample=st.booleans(), silent=st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0]))
+def test_skipped_samples_only_count_where_a_step_is_divided(by_sample, silent, **shape):
+    """The policy loss is that of all samples. Of KL, entropy and the balance of experts their share is missing."""
+    update = Update(WholeBatchActorTrainer, **shape, by_sample=by_sample, silent=silent)
+    steps, passed, weight = update.planned(), set(map(id, update.passed)), update.weight
+    assert sorted(map(id, itertools.chain(*steps))) == sorted(map(id, update.samples))
+    assert list(map(len, steps))[:-1] == [update.window] * (len(steps) - 1)
+
+    def of(samples, value):
+        return [numbers * (id(one) in passed) for one, numbers in zip(samples, of_tokens(samples, value), strict=True)]
+
+    for actual, samples in zip(gradients(update), steps, strict=True):
+        loss = mean(of_tokens(samples, lambda one: surrogate(one, weight)), by_sample)
+        loss = loss + COEF * mean(of(samples, lambda one: k3(one, weight)))
+        loss = loss - ENTROPY * mean(of(samples, lambda one: Model(weight).outputs(one.sequences).square()))
+        experts = [Model(weight).balance(one.sequences) * (id(one) in passed) for one in samples]
+        loss = loss + AUX * torch.stack(experts).mean()
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+    for metrics in update.metrics:
+        assert all(map(math.isfinite, metrics.values())) and metrics["actor_lr"] == 0.1
+        assert ("ppo_kl" in metrics) == ("response_length" in metrics) == bool(update.passed)
+
+
+@UNHURRIED
+@given(**SHAPES, silent=st.sampled_from([0.3, 0.7, 0.95, 1.0]))
+def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(silent, **shape):
+    """A rank with fewer of them has fillers, and so has a step without any: one filler on each rank."""
+    update = Update(WholeBatchActorTrainer, **shape, silent=silent)
+    kept, of_ranks = set(map(id, update.passed)), []
+    for subject, seen, drawn in zip(update.trainers, update.seen, update.drawn, strict=True):
+        real = by_step(subject.replay_buffer.plan, [any(id(one) in kept for one in members) for members in drawn])
+        made = by_step([plan for *_, plan in seen], [bool(mask.any()) for _, mask, _ in seen])
+        assert list(map(sum, made)) == list(map(sum, real))
+        of_ranks.append((list(map(sum, real)), list(map(len, made))))
+    most = [max(1, *counts) for counts in zip([1] * len(of_ranks[0][0]), *(real for real, _ in of_ranks), strict=True)]
+    assert all(made == most for _, made in of_ranks)
 
 
 def shown_loss(one, weight, cross_entropy):

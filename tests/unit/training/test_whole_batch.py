@@ -151,7 +151,8 @@ class TestPlanByNumber:
         openrlhf.items = samples
         theirs = DataLoader(openrlhf, batch_size=4, shuffle=True, drop_last=True, collate_fn=openrlhf.collate_fn)
         result = []
-        for loader in (lambda: buffer.loader(shuffle=True, pin_memory=False), lambda: theirs):
+        ours = lambda: [drawn.experience for drawn in buffer.loader(shuffle=True, pin_memory=False)]  # noqa: E731
+        for loader in (ours, lambda: theirs):
             torch.manual_seed(3)
             epochs = [[batch.sequences.flatten().tolist() for batch in loader()] for _ in range(2)]
             result.append((epochs, torch.rand(2).tolist()))

@@ -1,0 +1,58 @@
+"""Groups without a signal that no model passes (`--adapt.skip_zero_advantage`), beside a run that trains on them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.stack
+
+PROMPTS, RESPONSES, STEPS, MAX_NORM = 6, 4, 3, 0.05
+FLAGS = {
+    "algorithm": "bapo_grpo",
+    "algo__kl__init_coef": 0.0,
+    "adapt__reevaluate_every": 0,
+    "adapt__replay_steps": 0,
+    "adapt__rollout_delay": 1,
+    "actor__max_norm": MAX_NORM,
+    "reward__remote_url": Path(__file__).parent / "silent_step_reward.py",
+    "verifier__processes": 1,
+    "rollout__batch_size": PROMPTS,
+    "rollout__n_samples_per_prompt": RESPONSES,
+    "rollout__micro_batch_size": 1,
+    "train__batch_size": 10,  # a rollout has two whole optimizer steps and one of four samples
+    "train__micro_batch_size": 1,
+    "data__max_samples": PROMPTS * STEPS,
+}
+
+
+def test_skipping_changes_no_weight(train, workspace):
+    """Bit by bit, after shuffling, with clipped gradients, and after a step of which all samples are skipped."""
+    runs = {}
+    for name, flags, skip in (("control", {"adapt__filter": "none"}, []), ("skip", {}, ["adapt.skip_zero_advantage"])):
+        model = workspace / f"{name}_of_skipping"
+        result = train(
+            name,
+            "-m",
+            "bapo_openrlhf.cli",
+            "train",
+            switches=("train.full_determinism_enable", *skip),
+            environment={"PROMPTS": str(PROMPTS)},
+            run__name=name,
+            ckpt__output_dir=model,
+            **FLAGS,
+            **flags,
+        )
+        assert result.status == 0, result.output[-6000:]
+        runs[name] = result.metrics, load_file(model / "model.safetensors")
+    (control, wanted), (metrics, weights) = runs.values()
+    skipped = [row["responses/skipped"] for row in metrics]
+    assert len(control) == STEPS and skipped[1] == PROMPTS * RESPONSES and 0 < skipped[0] + skipped[2] < 2 * skipped[1]
+    assert control[0]["actor_grad_norm"] > MAX_NORM  # it is that before the clip
+    for row, other in zip(metrics, control, strict=True):
+        assert row["actor_lr"] == other["actor_lr"] > 0 and row["actor_grad_norm"] == other["actor_grad_norm"]
+        assert row["responses/trained"] == PROMPTS * RESPONSES - row["responses/skipped"]
+    before = load_file(workspace / "model" / "model.safetensors")
+    assert all(torch.equal(weight, wanted[name]) for name, weight in weights.items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in weights.items())
