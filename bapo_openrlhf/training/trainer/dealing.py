@@ -21,9 +21,10 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 from openrlhf.trainer.ray.launcher import RayActorGroup
 
 from bapo_openrlhf.adapt.arithmetic import deal, in_parts, in_step, parts_by_tokens
-from bapo_openrlhf.adapt.batch import Skipped
+from bapo_openrlhf.adapt.batch import Batch, Skipped, skipped
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.trainer.samples import samples_of
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 
 INPUTS = ("sequences", "action_mask", "attention_mask")  # of a forward pass
@@ -59,15 +60,17 @@ def filler_of(sample: Experience) -> Experience:
     return replace(sample, **numbers, action_mask=torch.zeros_like(sample.action_mask), info=info, index=[])
 
 
-def bare_filler(samples: Sequence[Experience]) -> Experience:
-    """A filler for a batch of which no sample passes a model. It has the tokens of the shortest of some other samples.
+def skipped_samples(batch: Batch) -> tuple[list[Skipped], list[Experience]]:
+    """The samples of a batch that no model passes, and a filler in case it has no others; nothing without them.
 
-    Args:
-        samples: At least one sample with a batch dimension, as it was generated.
+    The filler has the tokens of the shortest one, and 0 for all that models say of a sample.
     """
-    filler = filler_of(min(samples, key=length_of))
+    if not batch.silent:
+        return [], []
+    filler = filler_of(min(samples_of(batch.silent), key=length_of))
     numbers = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")
-    return replace(filler, **{name: torch.zeros(filler.action_mask.shape) for name in numbers})
+    zeros = {name: torch.zeros(filler.action_mask.shape) for name in numbers}
+    return skipped(batch), [replace(filler, **zeros)]
 
 
 def order_info(samples: Sequence[Experience]) -> None:

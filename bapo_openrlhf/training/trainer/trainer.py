@@ -15,7 +15,7 @@ import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.adapt.batch import Skipped, skipped, without_silent
+from bapo_openrlhf.adapt.batch import without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
@@ -28,7 +28,7 @@ from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
-from bapo_openrlhf.training.trainer.dealing import bare_filler
+from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
 from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
@@ -40,7 +40,6 @@ from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.trainer.samples import samples_of
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration
@@ -173,7 +172,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
     def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
         """OpenRLHF's update on the experience of the batch and X4; no update if nothing is left to train on."""
         shown = self.demonstrations.beside(experience)
-        self.actor_model_group.skipped, filler = self._skipped()
+        skips, batch = self.args.adapt.skip_zero_advantage, self.state.reviewed.batch
+        self.actor_model_group.skipped, filler = skipped_samples(batch) if skips else ([], [])
         if experience is None:
             return self._update_without_groups(shown or filler, global_step), global_step + 1
         metrics = self.accounts.before_update(experience) | self.probe.measure(experience)
@@ -181,18 +181,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
         status, next_step = super().train_step([*experience.experiences, *shown], global_step)
         return status | metrics, next_step
 
-    def _skipped(self) -> tuple[list[Skipped], list[Any]]:
-        """Samples of the batch that no model passes, and a filler in case it has no others, if there are any."""
-        batch = self.state.reviewed.batch
-        if not (self.args.adapt.skip_zero_advantage and batch.silent):
-            return [], []
-        return skipped(batch), [bare_filler(samples_of(batch.silent))]
-
     def _update_without_groups(self, samples: list[Any], global_step: int) -> dict[str, Any]:
-        """The update on demonstrations, or on a filler if all samples are skipped, or none.
-
-        The step counts in any case, so that v and m stay.
-        """
+        """The update on demonstrations or a filler, if there are any. The step counts in any case, so v and m stay."""
         if samples:
             self.demonstrations.send(samples)
         status = self.ppo_train(global_step) if samples else self.demonstrations.fine_tune()

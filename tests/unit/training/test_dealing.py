@@ -7,7 +7,7 @@ import gc
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +39,9 @@ from bapo_openrlhf.training.trainer import dealing  # noqa: E402
 from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
     DealtActorGroup,
     DealtBatch,
-    bare_filler,
     dealt_batches,
     filler_of,
+    length_of,
     stacked,
 )
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker  # noqa: E402
@@ -242,12 +242,6 @@ def skips(item: Any) -> bool:
     return isinstance(item, Skipped)
 
 
-def generated(number: int, length: int) -> Experience:
-    """The sample as it is before it passes a model."""
-    names = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")
-    return replace(sample(number, length), **dict.fromkeys(names))
-
-
 def taken(call: dict[str, Any]) -> WholeBatchReplayBuffer:
     """The buffer of a process after its `take`."""
     buffer = WholeBatchReplayBuffer(1)
@@ -335,8 +329,9 @@ class TestAppend:
         lengths, parts, ranks, copies = case
         skipped = [Skipped(number, lengths[number], 100 + number) for number in lengths if draw.random() < share]
         kept = [[number for number in part if all(s.place != number for s in skipped)] for part in parts]
-        none = [bare_filler([generated(number, length) for number, length in lengths.items()])]
-        experiences = batched([part for part in kept if part], lengths) or none
+        experiences = batched([part for part in kept if part], lengths)
+        if not experiences:
+            experiences = [filler_of(min((sample(*pair) for pair in lengths.items()), key=length_of))]
         calls = appended(experiences, ranks, copies, skipped)
         shares = []
         for call in calls:
