@@ -60,12 +60,12 @@ def filler_of(sample: Experience) -> Experience:
     return replace(sample, **numbers, action_mask=torch.zeros_like(sample.action_mask), info=info, index=[])
 
 
-def skipped_samples(batch: Batch) -> tuple[list[Skipped], list[Experience]]:
+def skipped_samples(batch: Batch, args: SimpleNamespace) -> tuple[list[Skipped], list[Experience]]:
     """The samples of a batch that no model passes, and a filler in case it has no others; nothing without them.
 
     The filler has the tokens of the shortest one, and 0 for all that models say of a sample.
     """
-    if not batch.silent:
+    if not (args.adapt.skip_zero_advantage and batch.silent):
         return [], []
     filler = filler_of(min(samples_of(batch.silent), key=length_of))
     numbers = ("action_log_probs", "base_action_log_probs", "advantages", "values", "returns")

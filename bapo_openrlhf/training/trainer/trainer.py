@@ -172,8 +172,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
     def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
         """OpenRLHF's update on the experience of the batch and X4; no update if nothing is left to train on."""
         shown = self.demonstrations.beside(experience)
-        skips, batch = self.args.adapt.skip_zero_advantage, self.state.reviewed.batch
-        self.actor_model_group.skipped, filler = skipped_samples(batch) if skips else ([], [])
+        self.actor_model_group.skipped, filler = skipped_samples(self.state.reviewed.batch, self.args)
         if experience is None:
             return self._update_without_groups(shown or filler, global_step), global_step + 1
         metrics = self.accounts.before_update(experience) | self.probe.measure(experience)

@@ -226,8 +226,11 @@ class Worker:
         self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
-        critic = {"critic_loss": 1 / self.world.updates["critic"]} if self.model == "critic" else None
-        loss = critic or {"policy_loss": 0.5, "actor_lr": 1e-6}
+        if self.model == "critic":
+            loss = {"critic_loss": 1 / self.world.updates["critic"]}
+        else:
+            real = any(experience.action_mask.any() for experience in self.world.trained[-1][1])
+            loss = {"actor_lr": 1e-6} | ({"policy_loss": 0.5} if real else {})
         kl = {"kl": self.world.updates["actor"] % 3} if self.model == "actor" and self.world.reference else {}
         return loss | kl | self.world.norms
 

@@ -321,6 +321,15 @@ def test_filters(name, kept):
     assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
 
 
+@pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.24), ("none", 0.4)])
+def test_skipped_groups_have_no_price(name, kept):
+    """And with the filter none they have places in the batch, so that nothing is replayed."""
+    flags = {"adapt.filter": name, "adapt.batch_size": 256, "adapt.skip_zero_advantage": True}
+    constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
+    groups = groups_of_step(BAPO_GRPO, with_flags(WORKLOAD, flags), constants, reevaluates=False)
+    assert groups.x1 == pytest.approx(256 * kept) and (groups.x3 == 0) == (name == "none")
+
+
 def test_lengths_of_a_plan():
     assert WORKLOAD.lengths(replace(CONSTANTS, response_share=0.25, prompt_share=0.75)) == (1536, 1024)
 
