@@ -29,8 +29,9 @@ from decision_stages import (
     STAGES,
     NotYet,
     Stage,
-    choose,
+    chosen_of,
     ended,
+    exists,
     explained,
     method_of,
     planned,
@@ -41,8 +42,8 @@ from decision_stages import (
 )  # fmt: skip
 from folders import DOCS_IMAGES
 from hard_prompts import AGAIN, SOLVED
-from kept_records import FOLDER, keep_all, unpack
-from replay_map import add_costs, by_share, discount, heights, optimizer_steps, units_of, without_signal
+from kept_records import folder_of, keep_all, unpack
+from replay_map import add_costs, by_share, discount, heights, optimizer_steps, skipped, units_of, without_signal
 from scipy import stats
 
 from bapo_openrlhf.errors import RunError
@@ -54,6 +55,7 @@ from bapo_openrlhf.workbench.study.runner import Planned
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm, mean_interval, sign_flip_p
 
 ALPHA = 0.05
+FOLDER = folder_of("decision")
 COLUMNS = {"responses": ROLLOUTS, "tokens": "cost/tokens"}
 DRAWN = {  # the arms of the figure and their colours
     "GRPO, half of the prompts": PALETTE[6], "GRPO, two epochs": PALETTE[0], "filter only": PALETTE[2],
@@ -124,7 +126,7 @@ class Records:
     def planned(self, name: str) -> list[Planned] | None:
         """All runs of a stage; none if a search has found no learning rate. None if its rates are not known yet."""
         try:
-            return planned(stage_of(name), self.root) if name in {stage.name for stage in STAGES} else []
+            return planned(stage_of(name), self.root) if exists(name) else []
         except NotYet:
             return None
         except RunError:
@@ -154,7 +156,7 @@ class Records:
             ValueError: The runs of the stage are mixed.
         """
         if name not in self._read:
-            self._read[name] = self._results(stage_of(name)) if name in {stage.name for stage in STAGES} else None
+            self._read[name] = self._results(stage_of(name)) if exists(name) else None
         return self._read[name]
 
     def _results(self, stage: Stage) -> Results | None:
@@ -164,7 +166,7 @@ class Records:
         for more in (other for other in STAGES if other.beside == stage.name):
             runs += self.runs(more)
             study = replace(study, arms=(*study.arms, *study_of(more, self.root).arms))
-        if sentences := mixtures(origins_of(runs)):
+        if sentences := mixtures(origins_of(runs), paired=stage.paired):
             raise ValueError(f"stage {stage.name}: {'; '.join(sentences)}")
         results = results_of(study, runs)
         set_costs(results)
@@ -173,7 +175,7 @@ class Records:
     def solved(self, name: str) -> pd.Series:
         """Share of the never solved problems that each run of a stage solves; the index is (arm, seed)."""
         shares = {}
-        for run in self.runs(stage_of(name)) if name in {stage.name for stage in STAGES} else ():
+        for run in self.runs(stage_of(name)) if exists(name) else ():
             if (run.folder / SOLVED).is_file():
                 counts = pd.read_json(run.folder / SOLVED, typ="series")
                 shares[run.arm.name, run.seed] = counts["solved"] / counts["of"]
@@ -183,7 +185,7 @@ class Records:
     def probes(self) -> pd.DataFrame:
         """The groups of all probes of part 4: `setting`, `seed`, and the fields of probes.jsonl."""
         tables = [pd.DataFrame(columns=["setting", "seed", "step", "uid"])]
-        for run in self.runs(stage_of("age")) if "age" in {stage.name for stage in STAGES} else ():
+        for run in self.runs(stage_of("age")) if exists("age") else ():
             if (run.folder / record.PROBES).is_file():
                 rows = pd.read_json(run.folder / record.PROBES, lines=True)
                 tables.append(rows.assign(setting=run.arm.label, seed=run.seed))
@@ -409,14 +411,14 @@ def forms_of_x2(records: Records) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def searches(root: Path) -> pd.DataFrame:
-    """What the searches that have ended have found: for each method and rate, the lower height of its runs."""
+def searches(root: Path, stages: Sequence[Stage]) -> pd.DataFrame:
+    """What the searches that have ended have found: for each method and rate, the height by which it is judged."""
     rows = []
-    for stage in STAGES:
+    for stage in stages:
         for method in stage.seconds if stage.grid else ():
             by_rate = search_of(stage, method, root).heights
             for rate, height in by_rate.items() if by_rate else ():
-                taken = "taken" if rate == choose(by_rate) else ""
+                taken = "taken" if rate == chosen_of(stage, by_rate) else ""
                 rows.append({"stage": stage.name, "method": method, "rate": rate, "height": 100 * height, "": taken})
     return pd.DataFrame(rows)
 
@@ -435,13 +437,17 @@ def updates(results: Results) -> pd.DataFrame:
         1,000 responses.
     """
     steps = results.steps.set_index([*RUN, "step"])
-    useless = without_signal(results).groupby([*RUN, "step"])["tokens"].sum().reindex(steps.index, fill_value=0.0)
+    useless, left_out = (
+        groups.groupby([*RUN, "step"])["tokens"].sum().reindex(steps.index, fill_value=0.0)
+        for groups in (without_signal(results), skipped(results))
+    )
     optimizer = optimizer_steps(results).set_index("label")["optimizer_steps"]
     rows = []
     for arm in results.arms:
         label, config = results.labels[arm.name], results.by_arm[arm.name][0].run.config
         of_arm = steps.loc[arm.name]
-        of_signal = 1 - useless.loc[arm.name] / of_arm["tokens/trained"]
+        signal = of_arm["tokens/trained"] - useless.loc[arm.name]
+        of_signal = signal / (of_arm["tokens/trained"] + left_out.loc[arm.name])
         scale = of_signal[of_arm["tokens/trained"] > 0].mean()
         norms = of_arm["actor_grad_norm"].dropna()
         rows.append({
@@ -481,25 +487,29 @@ def picture(shares: pd.DataFrame) -> alt.LayerChart:
     return alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=350, height=260)
 
 
-def page(tables: Mapping[str, pd.DataFrame]) -> str:
-    """The tables as one page of Markdown."""
+def page(tables: Mapping[str, pd.DataFrame], title: str, name: str) -> str:
+    """The tables as one page of Markdown.
+
+    Args:
+        name: That of the script; its design is NAME_design.md.
+    """
     source = (
-        "Made by `python research/decision.py`. [The design](../../decision_design.md) has the questions and the words."
+        f"Made by `python research/{name}.py`. [The design](../../{name}_design.md) has the questions and the words."
     )
-    parts = ["# Replay, the filter or larger steps: the numbers", f"{source} Gains are in points, with 95 % intervals."]
-    for title, table in tables.items():
+    parts = [f"# {title}", f"{source} Gains are in points, with 95 % intervals."]
+    for heading, table in tables.items():
         if not table.empty:
             if "rate" in table:  # too small for three digits behind the point
                 table = table.assign(rate=table["rate"].map("{:g}".format))
             texts = [number for number, name in enumerate(table) if name == "rate"]
-            parts += [f"## {title}", table.round(3).to_markdown(index=False, disable_numparse=texts)]
+            parts += [f"## {heading}", table.round(3).to_markdown(index=False, disable_numparse=texts)]
     return "\n\n".join(parts) + "\n"
 
 
 def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     """The tables of the page by their titles, of the stages that have runs."""
     units = records.units()
-    tables = {"Primary comparisons": primary(records), "Learning rates": searches(records.root)}
+    tables = {"Primary comparisons": primary(records), "Learning rates": searches(records.root, STAGES)}
     for stage in ("runs", "hard", "critic"):
         results = records.results(stage)
         if results is None or not records.over(stage):
@@ -539,7 +549,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.keep:
             keep_all(root)
         tables = tables_of(Records(root))
-    (FOLDER / "decision.md").write_text(page(tables), encoding="utf-8")
+    text = page(tables, "Replay, the filter or larger steps: the numbers", "decision")
+    (FOLDER / "decision.md").write_text(text, encoding="utf-8")
     shares = tables.get("Gain by the share of generation", pd.DataFrame())
     if not shares.empty:
         save_svg(picture(shares), DOCS_IMAGES / "decision_shares.svg")
@@ -548,10 +559,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def kept() -> Iterator[Path]:
-    """A folder with the kept records, in the form of a project's folder."""
+def kept(trial: str = "decision") -> Iterator[Path]:
+    """A folder with the kept records of a study, in the form of a project's folder."""
     with tempfile.TemporaryDirectory() as name:
-        unpack(Path(name))
+        unpack(Path(name), trial)
         yield Path(name)
 
 

@@ -1,13 +1,14 @@
-"""Runs the study of decision_design.md, one run at a time, in a git worktree at one commit with its own environment.
+"""Runs the study of decision_design.md, or that of fair_trial_design.md, in a git worktree at one commit with its own
+environment.
 
     python research/decision_runs.py prepare ../decision   # once: the worktree, its environment, and the model
     cd ../decision
     nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &   # the same command continues
     .venv/bin/python research/decision_runs.py left        # what is left, with hours
 
-Other work may land meanwhile, because nothing of it reaches the worktree. No arm mixes two commits or two
-environments: `run` refuses that. All runs of a seed come from one kind of CPU. If a seed has been begun on another one,
-its other runs wait for that.
+With `--trial fair` before these words it is the second one. Other work may land meanwhile, because nothing of it
+reaches the worktree. No arm mixes two commits or two environments: `run` refuses that. If runs with the same seed are
+compared, they come from one kind of CPU. If such a seed has been begun on another one, its other runs wait for that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from decision_stages import AVX2, FAILED, STAGES, NotYet, Stage, ended, planned, seconds_left, stage_of, study_of
+from decision_stages import (
+    AVX2,
+    FAILED,
+    NotYet,
+    Stage,
+    ended,
+    planned,
+    seconds_left,
+    stage_of,
+    stages_of,
+    study_of,
+)  # fmt: skip
 from folders import RESULTS, ROOT
 from hard_prompts import BASE_COUNTS, SOLVED, solved_by, write_never
 from kept_records import newest_commit, unpack
@@ -38,7 +50,7 @@ from bapo_openrlhf.tasks import countdown, reasoning_gym
 from bapo_openrlhf.workbench.prepare.build import Request
 from bapo_openrlhf.workbench.prepare.build import prepare as prepare_data
 from bapo_openrlhf.workbench.study.progress import on_terminal
-from bapo_openrlhf.workbench.study.runner import Planned, require_same, run_all
+from bapo_openrlhf.workbench.study.runner import Planned, Running, require_same, run_all
 
 MODEL = RESULTS / "map" / "steps_model.tar.xz"  # all runs begin with it
 ONCE = "failed_once"  # file in the folder of a run that has ended with an error; it is tried once more
@@ -73,10 +85,13 @@ def origin(metadata: Mapping[str, object], arm: str, seed: int) -> Origin:
     return Origin(arm, seed, str(metadata.get("commit")), str(metadata.get("cpu")), text)
 
 
-def mixtures(origins: Iterable[Origin]) -> list[str]:
-    """A sentence for each arm that mixes commits or environments, and for each seed that mixes kinds of CPU."""
+def mixtures(origins: Iterable[Origin], *, paired: bool = True) -> list[str]:
+    """A sentence for each arm that mixes commits or environments.
+
+    If runs with the same seed are compared, there is also one for each seed that mixes kinds of CPU.
+    """
     origins, sentences = list(origins), []
-    for group, names in (("arm", ("commit", "versions")), ("seed", ("cpu",))):
+    for group, names in (("arm", ("commit", "versions")), *([("seed", ("cpu",))] if paired else [])):
         by_group: dict[object, list[Origin]] = defaultdict(list)
         for one in origins:
             by_group[getattr(one, group)].append(one)
@@ -116,7 +131,7 @@ def require_unmixed(stage: Stage, runs: Sequence[Planned], now: Mapping[str, obj
     done = origins_of(runs)
     arms = {run.arm.name for run in runs if not ended(run)}
     coming = [origin({**now, "cpu": None}, arm, -1) for arm in arms if arm in {one.arm for one in done}]
-    if sentences := mixtures([*done, *coming]):
+    if sentences := mixtures([*done, *coming], paired=stage.paired):
         raise ConfigError(
             f"stage {stage.name}: {sentences[0]}; go back to the commit and environment of its first runs, or delete "
             f"the folders of these runs in {stage.folder(ROOT)}"
@@ -166,8 +181,9 @@ def prepare_sums(root: Path) -> None:
 
 def run_command(command: Sequence[str], root: Path) -> None:
     """Run a command in the project's folder, or raise RunError."""
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # for scripts
     try:
-        subprocess.run(words_of(command), cwd=root, check=True)
+        subprocess.run(words_of(command), cwd=root, check=True, env={**os.environ, "PATH": folders})
     except (OSError, subprocess.CalledProcessError) as error:
         raise RunError(f"{' '.join(command)} failed: {error}") from error
 
@@ -197,27 +213,34 @@ def note_failure(run: Planned) -> None:
 
 
 def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], root: Path, until: float | None) -> bool:
-    """Run some of the runs of a stage, one after the other. Returns whether there was time for all of them."""
+    """Run some of the runs of a stage, `Stage.parallel` at a time. Returns whether there was time for all of them."""
     from bapo_openrlhf.launch.cluster import shared_ray
 
     require_same(runs)
     steps, devices = checked(runs)
     failures = 0
-    with shared_ray(devices, 1) as environment, on_terminal(stage.name, steps, runs) as seen:
-        for run in here:
-            outcome = run_all([run], parallel=1, environment=environment, until=until, seen=seen)
-            if outcome.left:
-                return False
-            failures = failures + 1 if outcome.failed else 0
-            if outcome.failed:
-                note_failure(run)
-            elif stage.solved:
-                count_solved([run], root)
-            if failures == MOST_FAILURES:
-                raise RunError(
-                    f"{failures} runs in a row have failed, the last one is {run.folder}; see its output.log"
-                )
-    return True
+
+    with (
+        shared_ray(stage.parallel * devices, stage.parallel) as environment,
+        on_terminal(stage.name, steps, runs) as seen,
+    ):
+
+        def after(running: Sequence[Running], over: Sequence[Planned]) -> None:
+            """Show how far the runs are; note those that have failed, and count what the models of the others solve."""
+            nonlocal failures
+            seen(running, over)
+            for run in over:
+                failures = 0 if run.done else failures + 1
+                if not run.done:
+                    note_failure(run)
+                elif stage.solved:
+                    count_solved([run], root)
+                if failures == MOST_FAILURES:
+                    raise RunError(
+                        f"{failures} runs in a row have failed, the last one is {run.folder}; see its output.log"
+                    )
+
+        return not run_all(here, parallel=stage.parallel, environment=environment, until=until, seen=after).left
 
 
 def count_solved(runs: Iterable[Planned], root: Path) -> None:
@@ -229,14 +252,14 @@ def count_solved(runs: Iterable[Planned], root: Path) -> None:
             print(f"{run.name} is not counted: {error}", file=sys.stderr)
 
 
-def run(root: Path, hours: float | None) -> int:
-    """Run the stages one after the other. Returns 0 if nothing is left."""
+def run(root: Path, hours: float | None, trial: str = "decision") -> int:
+    """Run the stages of a study one after the other. Returns 0 if nothing is left."""
     now = record.provenance()
     require_clean(now)
     require_base()
     unpack_model(root)
     until = None if hours is None else time.monotonic() + 3600 * hours
-    for stage in STAGES:
+    for stage in stages_of(trial):
         prepared, waiting = False, []
         while True:
             try:
@@ -249,7 +272,9 @@ def run(root: Path, hours: float | None) -> int:
                 break
             require_unmixed(stage, runs, now)
             beside = planned(stage_of(stage.beside), root) if stage.beside else ()
-            here, waiting = of_this_cpu(runs, now["cpu"], beside)
+            here, waiting = [run for run in runs if not ended(run)], []
+            if stage.paired:
+                here, waiting = of_this_cpu(runs, now["cpu"], beside)
             uncounted = [run for run in runs if stage.solved and run.done and not (run.folder / SOLVED).is_file()]
             if (here or uncounted) and not prepared:
                 prepare_stage(stage, root)
@@ -257,12 +282,12 @@ def run(root: Path, hours: float | None) -> int:
                 count_solved(uncounted, root)
             if not here:
                 break
-            print(left(root), flush=True)
+            print(left(root, trial), flush=True)
             if not run_stage(stage, runs, here, root, until):
                 return 1
         if waiting:
             print(f"stage {stage.name}: {', '.join(one.name for one in waiting)} wait for the CPU of their seeds")
-    print(left(root))
+    print(left(root, trial))
     return 0
 
 
@@ -277,26 +302,27 @@ def prepare_stage(stage: Stage, root: Path) -> None:
 # ── what is left ──
 
 
-def left(root: Path) -> str:
-    """A table of the stages: runs that are left, and their hours.
+def left(root: Path, trial: str = "decision") -> str:
+    """A table of the stages of a study: runs that are left, and their hours.
 
-    The hours of runs whose kind has been measured are those of the machine that made them. Otherwise they are those of
-    a machine with AMX, and the last column those of one with AVX2.
+    The hours of runs whose kind has been measured are those of the machine that made them. The others of the first
+    study are those of a machine with AMX, and its last column has those of one with AVX2.
     """
     rows = []
-    for stage in STAGES:
+    for stage in stages_of(trial):
         runs, seconds = seconds_left(stage, root)
         rows.append({"stage": stage.name, "part": stage.part, "runs left": runs, "hours": seconds / 3600})
     table = pd.DataFrame(rows).astype({"part": object, "runs left": float})
     table.loc[len(table)] = {"stage": "all", "part": "", **table[["runs left", "hours"]].sum()}
-    table["hours with AVX2"] = table["hours"] * AVX2
+    if trial == "decision":
+        table["hours with AVX2"] = table["hours"] * AVX2
     return table.astype({"runs left": int}).round(1).to_markdown(index=False)
 
 
 # ── a worktree ──
 
 
-def prepare(place: Path, commit: str) -> None:
+def prepare(place: Path, commit: str, trial: str = "decision") -> None:
     """Make a worktree at a commit, with an environment of its own, the model and the kept records.
 
     What is there already stays. So runs go on in another worktree, also on another machine.
@@ -306,8 +332,9 @@ def prepare(place: Path, commit: str) -> None:
         subprocess.run(["git", "worktree", "add", "--detach", str(place), commit], cwd=ROOT, check=True)
     subprocess.run(["make", f"PYTHON={sys.executable}", ".venv/.installed"], cwd=place, check=True)
     unpack_model(place)
-    unpack(place)
-    print(f"now: cd {place} && nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &")
+    unpack(place, trial)
+    command = f".venv/bin/python research/decision_runs.py --trial {trial} run"
+    print(f"now: cd {place} && nohup {command} > runs/{trial}.log 2>&1 &")
 
 
 @contextmanager
@@ -327,6 +354,7 @@ def ending_in_order() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare, run, or say what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trial", choices=("decision", "fair"), default="decision", help="the study")
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare", help="make a worktree with an environment of its own")
     making.add_argument("place", type=Path, help="its folder")
@@ -337,19 +365,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("left", help="say what is left, with hours")
     given = parser.parse_args(argv)
     if given.command == "prepare":
-        prepare(given.place, given.commit or newest_commit() or "HEAD")
+        prepare(given.place, given.commit or newest_commit(given.trial) or "HEAD", given.trial)
         return 0
     if given.command == "data":
         prepare_sums(ROOT)
         return 0
     if given.command == "left":
-        print(left(ROOT))
+        print(left(ROOT, given.trial))
         return 0
     os.chdir(ROOT)  # flags name files from here
-    folder = ROOT / "runs" / "studies" / "decision"
+    folder = ROOT / "runs" / "studies" / given.trial
     try:
         with ending_in_order(), owned(folder, field="the study's folder is taken", what="study", instead="stop it"):
-            return run(ROOT, given.max_hours)
+            return run(ROOT, given.max_hours, given.trial)
     except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

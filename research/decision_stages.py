@@ -9,14 +9,17 @@ them. Stages are run in the order of STAGES.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from fair_stages import FAIR
 from folders import RESULTS, STUDIES
+from replay_map import priced
+from stage import REST, Stage, resized
 
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record import run_record as record
@@ -32,6 +35,7 @@ MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
 NEAR = 0.03  # of two rates whose heights differ by less, the smaller one is taken
 EXPLAINED = "value/explained_variance"
 ENOUGH = 0.2  # share of the variance of the returns: nothing is claimed about a critic that explains less
+SIZES = range(16, 65, 4)  # of `train.batch_size` for a method that makes as many optimizer steps as another one
 FAILED = "failed"  # file in the folder of a run that has ended twice with an error
 HEIGHTS = RESULTS / "decision" / "heights.csv"  # what searches have found whose runs are gone
 AVX2 = 1.8  # times as long as with AMX: a step of the quickstart takes 1.4 to 1.8 times as long (docs/performance.md)
@@ -56,53 +60,9 @@ NEAREST = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of the runs.
-
-    Attributes:
-        name: Its folder in runs/studies is `decision_NAME`.
-        part: Part of the design that it belongs to.
-        study: Its file in research/studies, without the ending.
-        seeds: Its seeds. Those of a stage of unit times are its rounds.
-        seconds: Estimated seconds of a run with AMX, by method. Only these methods are run.
-        grid: Learning rates of a search, in rising order; empty if it is none.
-        rates_from: Name of the search that the learning rates come from. Without it, they are those of the study.
-        flags: Flags of all runs, which win over those of the study and its arms. A learning rate in them becomes a part
-            of the names of the methods, so that such an arm and one of the stage that it is beside differ.
-        solved: Whether the problems that each trained model solves are counted.
-        beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
-        climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
-        settings_from: Name of the climb whose settings all arms take. Without enough of them there are no arms.
-    """
-
-    name: str
-    part: int
-    study: str
-    seeds: tuple[int, ...]
-    seconds: Mapping[str, float]
-    grid: tuple[float, ...] = ()
-    rates_from: str = ""
-    flags: Mapping[str, object] = field(default_factory=dict)
-    solved: bool = False
-    beside: str = ""
-    climb: tuple[tuple[str, ...], ...] = ()
-    settings_from: str = ""
-
-    def folder(self, root: Path) -> Path:
-        """Where its runs are, in the project's folder `root`."""
-        return root / "runs" / "studies" / f"decision_{self.name}"
-
-
-def resized(seconds: Mapping[str, float], step_part: float, rest: float) -> dict[str, float]:
-    """Seconds of shorter or longer runs: their steps take `step_part` of the time, and start and evaluations `rest`."""
-    return {method: step_part * (of_run - REST) + rest for method, of_run in seconds.items()}
-
-
 # Seconds of a run of 4,096 responses that has the machine for itself. The steps take 0.86 of the time that they took
 # beside another run (research/results/map: GRPO's unit times, 146 s of 169 s). Everything else took REST at the least.
 # Those of GRPO, also with half of the prompts, are of the first runs of this study.
-REST = 40.0
 SECONDS = {
     "plain": 164.0, "half": 225.0, "two_epochs": 264.0, "filter_only": 190.0, "bapo": 199.0, "replay_all": 289.0,
     "replay_all_two_steps": 284.0, "without_x2": 197.0, "in_denominator": 164.0, "filter_only_delayed": 190.0,
@@ -147,9 +107,19 @@ def definition(name: str) -> Study:
     return read_study(STUDIES / f"{name}.yaml")
 
 
+def stages_of(trial: str) -> tuple[Stage, ...]:
+    """The stages of a study, in order."""
+    return tuple(stage for stage in (*STAGES, *FAIR) if stage.trial == trial)
+
+
+def exists(name: str) -> bool:
+    """Whether there is a stage of this name."""
+    return any(stage.name == name for stage in (*STAGES, *FAIR))
+
+
 def stage_of(name: str) -> Stage:
     """The stage of this name."""
-    return next(stage for stage in STAGES if stage.name == name)
+    return next(stage for stage in (*STAGES, *FAIR) if stage.name == name)
 
 
 def with_rate(arm: Arm, rate: float) -> Arm:
@@ -188,6 +158,11 @@ def study_of(stage: Stage, root: Path) -> Study:
         chosen_arms = [
             replace(arm, flags={**arm.flags, RATE: chosen[nearest.get(method, method)]}) for method, arm in arms.items()
         ]
+    if stage.best_of:
+        best = best_method(stage, root)
+        chosen_arms = [arm for arm in chosen_arms if arm.method == best or arm.method not in stage.best_of]
+    if stage.matched:
+        chosen_arms = [arm for arm in (sized(stage, one, root) for one in chosen_arms) if arm]
     if stage.climb:
         chosen_arms = climbed(stage, chosen_arms, root).arms
     elif stage.settings_from:
@@ -234,7 +209,8 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
     """Height of the learning curve of a method with each rate, up to an equal number of responses.
 
     Returns:
-        The lower one of the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.
+        The lowest one of the seeds by rate, or their mean (`Stage.by_mean`). A rate one of whose runs failed is left
+        out. None if a run has not ended.
     """
     study = definition(stage.study)
     arm = next(arm for arm in study.arms if arm.method == method)
@@ -245,8 +221,13 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
         return None
     whole = {rate: name for rate, name in ((rate, arm.name) for rate, arm in arms.items())
              if all(run.done for run in runs if run.arm.name == name)}  # fmt: skip
-    curves = results_of(study, runs).curve(list(whole.values()), ROLLOUTS)
-    return {rate: float(curves[name].min()) for rate, name in whole.items()}
+    curves = curves_of(stage, results_of(study, runs), list(whole.values()))
+    return {rate: float(curves[name].mean() if stage.by_mean else curves[name].min()) for rate, name in whole.items()}
+
+
+def curves_of(stage: Stage, results: Results, arms: Sequence[str]) -> pd.Series:
+    """Heights of the learning curves of these arms at the equal cost of a search; the index is (arm, seed)."""
+    return results.curve(arms, ROLLOUTS if stage.share is None else priced(results, stage.share))
 
 
 def known_heights(stage: str) -> dict[str, dict[float, float]]:
@@ -264,6 +245,8 @@ def search_of(stage: Stage, method: str, root: Path) -> Search:
     rates, more = list(stage.grid), {"low": 0, "high": 0}
     while by_rate := heights(stage, method, rates, root):
         best = max(by_rate, key=by_rate.__getitem__)
+        if stage.by_mean:
+            break
         if best == rates[0] and more["low"] < MOST_MORE:
             rates, more["low"] = [best / FACTOR, *rates], more["low"] + 1
         elif best == rates[-1] and more["high"] < MOST_MORE:
@@ -273,13 +256,18 @@ def search_of(stage: Stage, method: str, root: Path) -> Search:
     return Search(rates, by_rate)
 
 
-def choose(by_rate: Mapping[float, float]) -> float:
-    """The smallest of the rates whose height is at most NEAR below the best one.
+def choose(by_rate: Mapping[float, float], near: float = NEAR) -> float:
+    """The smallest of the rates whose height is at most `near` below the best one.
 
     Two seeds do not tell such rates apart, and the runs at a larger rate differ more from seed to seed.
     """
     best = max(by_rate.values())
-    return min(rate for rate, height in by_rate.items() if height >= best - NEAR)
+    return min(rate for rate, height in by_rate.items() if height >= best - near)
+
+
+def chosen_of(stage: Stage, by_rate: Mapping[float, float]) -> float:
+    """The rate that a search takes: see `Stage.by_mean`."""
+    return choose(by_rate, 0.0 if stage.by_mean else NEAR)
 
 
 def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
@@ -297,9 +285,80 @@ def chosen_rates(stage: Stage, root: Path) -> dict[str, float]:
                 raise RunError(f"the search {stage.name}: a run of each rate of {method} has failed")
             if by_rate is None:
                 raise NotYet(f"the search {stage.name} has not ended for {method}")
-            chosen[method] = choose(by_rate)
+            chosen[method] = chosen_of(stage, by_rate)
         _chosen[stage.name, root] = chosen
     return _chosen[stage.name, root]
+
+
+def best_method(stage: Stage, root: Path) -> str:
+    """The method of `Stage.best_of` whose runs with the rate that was found for it are the highest, by their mean."""
+    search = stage_of(stage.rates_from)
+    chosen = chosen_rates(search, root)
+    arms = {arm.method: arm for arm in definition(search.study).arms}
+    rated = {method: with_rate(arms[method], chosen[method]) for method in stage.best_of}
+    study = replace(definition(search.study), arms=tuple(rated.values()), seeds=search.seeds)
+    results = results_of(study, plan(study, search.folder(root)))
+    means = curves_of(search, results, [arm.name for arm in rated.values()]).groupby("arm").mean()
+    return max(rated, key=lambda method: means[rated[method].name])
+
+
+# ── as many optimizer steps as another method ──
+
+
+def optimizer_steps(trained: Sequence[int], size: int) -> int:
+    """Optimizer steps of a run of one epoch.
+
+    Args:
+        trained: Responses that each trainer step trains on.
+        size: `train.batch_size`.
+    """
+    return sum(-(-responses // size) for responses in trained)
+
+
+def matched_size(search: Stage, method: str, rate: float, root: Path) -> int | None:
+    """The `train.batch_size` with which a method makes as many optimizer steps in a run as another one.
+
+    Both are known from runs of a search: the steps of the other method, the mean of its runs with the rate that was
+    found for it, and the batches of `method`, those of the method that has them, with the rate that `method` gets. Of
+    SIZES, the one is taken whose steps are nearest.
+
+    Returns:
+        None if these searches have not ended.
+    """
+    other, batches = search.matched[method]
+    if not (by_rate := search_of(search, other, root).heights) or not search_of(search, batches, root).heights:
+        return None
+    made = [
+        optimizer_steps(trained, size) for trained, size in of_search(search, other, chosen_of(search, by_rate), root)
+    ]
+    runs = of_search(search, batches, rate, root) or of_search(search, batches, None, root)
+    steps = {size: np.mean([optimizer_steps(trained, size) for trained, _ in runs]) for size in SIZES}
+    return min(SIZES, key=lambda size: abs(steps[size] - np.mean(made)))
+
+
+def of_search(search: Stage, method: str, rate: float | None, root: Path) -> list[tuple[list[int], int]]:
+    """Of the runs of a method in a search that are done: responses trained on in each step, and `train.batch_size`.
+
+    Args:
+        rate: Their learning rate; None: any.
+    """
+    arms = [arm for arm in definition(search.study).arms if arm.method == method]
+    rated = tuple(with_rate(arm, one) for arm in arms for one in (search.grid if rate is None else (rate,)))
+    runs = plan(replace(definition(search.study), arms=rated, seeds=search.seeds), search.folder(root))
+    return [
+        ([row["responses/trained"] for row in record.read_metrics(run.folder)],
+         record.read_run(run.folder)["config"]["train.batch_size"])
+        for run in runs if run.done
+    ]  # fmt: skip
+
+
+def sized(stage: Stage, arm: Arm, root: Path) -> Arm | None:
+    """The arm with its `train.batch_size`, if it is in `Stage.matched`; None as long as that is not known."""
+    if (method := method_of(arm)) not in stage.matched:
+        return arm
+    search = stage if stage.grid else stage_of(stage.rates_from)
+    size = matched_size(search, method, arm.flags[RATE], root)
+    return size and replace(arm, flags={**arm.flags, "train.batch_size": size})
 
 
 # ── climbs ──
@@ -370,7 +429,7 @@ def settings_of(stage: Stage, root: Path) -> Arm | None:
 
 
 def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
-    """How many runs of a stage have not ended, and the seconds that they take with AMX.
+    """How many runs of a stage have not ended, and the seconds that they take, several at a time.
 
     Runs of a method that were done already say how long it takes. Without any, the estimate of the stage counts. If
     the rates are not known yet, all runs of the stage are left. If a search has found none, no run is left.
@@ -378,7 +437,8 @@ def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
     try:
         runs = planned(stage, root)
     except NotYet:
-        return len(stage.seconds) * len(stage.seeds), len(stage.seeds) * sum(stage.seconds.values())
+        seconds = [seconds for method, seconds in stage.seconds.items() if method not in stage.best_of[1:]]
+        return len(seconds) * len(stage.seeds), len(stage.seeds) * sum(seconds) / stage.parallel
     except RunError:
         return 0, 0.0
     left, measured = [run for run in runs if not ended(run)], {}
@@ -387,7 +447,9 @@ def seconds_left(stage: Stage, root: Path) -> tuple[int, float]:
             seconds = record.read_summary(run.folder)["seconds"]["whole_run"]
             measured.setdefault(method_of(run.arm), []).append(seconds + (COUNTED if stage.solved else 0))
     of_method = {**stage.seconds, **{name: sum(times) / len(times) for name, times in measured.items()}}
-    return len(left), sum(of_method[method_of(run.arm)] for run in left)
+    later = stage.matched.keys() - {method_of(run.arm) for run in runs}  # in a search, their size is not known yet
+    more = [of_method[method] for method in later for _ in stage.grid for _ in stage.seeds]
+    return len(left) + len(more), (sum(of_method[method_of(run.arm)] for run in left) + sum(more)) / stage.parallel
 
 
 def method_of(arm: Arm) -> str:

@@ -189,6 +189,12 @@ def pairs(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def priced(results: Results, share: float) -> str:
+    """Add the running total of a cost to the steps: see `by_share`. Returns the name of its column."""
+    results.steps[SHARE] = share * results.steps[GENERATED] + (1 - share) * results.steps[UPDATED]
+    return SHARE
+
+
 def by_share(results: Results, against: str = PLAIN) -> pd.DataFrame:
     """The difference of each arm to another one on its path, by how much of a step the generation takes.
 
@@ -203,8 +209,7 @@ def by_share(results: Results, against: str = PLAIN) -> pd.DataFrame:
     """
     rows = []
     for share in SHARES:
-        of_step = results.steps
-        of_step[SHARE] = share * of_step[GENERATED] + (1 - share) * of_step[UPDATED]
+        priced(results, share)
         for path, arm, other in compared(results, against):
             if row := difference(results, arm.name, other.name, SHARE):
                 points = {name: row[name] for name in ("gain", "low", "high")}
@@ -223,6 +228,19 @@ def without_signal(results: Results) -> pd.DataFrame:
         if not groups.empty:
             useless = groups[(groups["state"] == "fresh") & groups["mean"].isin([0, 1])]
             tables.append(useless[["step", "tokens"]].assign(arm=study_run.arm.name, seed=study_run.seed))
+    return pd.concat([table for table in tables if not table.empty] or tables)
+
+
+def skipped(results: Results) -> pd.DataFrame:
+    """The groups without a signal that no model passes and that count where an update divides: arm, seed, step, tokens
+    and responses. These are those of runs with `adapt.skip_zero_advantage`.
+    """
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens", "responses"])]
+    for study_run in results.runs:
+        groups = study_run.run.groups
+        if study_run.run.config.get("adapt.skip_zero_advantage") and not groups.empty:
+            silent = groups[(groups["state"] == "filtered") & groups["mean"].isin([0, 1])]
+            tables.append(silent[["step", "tokens", "responses"]].assign(arm=study_run.arm.name, seed=study_run.seed))
     return pd.concat([table for table in tables if not table.empty] or tables)
 
 
@@ -335,12 +353,13 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         A row for each arm: label, path and optimizer_steps, which are not known (NaN) of an arm that also trains on
         worked solutions.
     """
-    rows = []
+    rows, silent = [], skipped(results).groupby([*RUN, "step"])["responses"].sum()
     for arm in results.arms:
         steps = results.steps[results.steps["arm"] == arm.name]
         args = arguments.parse(results.study.words(arm, 1))
         trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
-        of_batch = np.ceil(trained.fillna(batch_arithmetic(args).most_samples) / args.train.batch_size)
+        planned = silent.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0).to_numpy()
+        of_batch = np.ceil((trained.fillna(batch_arithmetic(args).most_samples) + planned) / args.train.batch_size)
         steps_made = of_batch * args.train.max_epochs
         shown = steps.reindex(columns=[SHOWN])[SHOWN]
         if shown.sum() > 0:

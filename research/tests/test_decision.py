@@ -44,12 +44,12 @@ def top(method: str, seed: int) -> float:
 
 @pytest.fixture
 def records(tmp_path, monkeypatch):
-    for module in (stages, decision, kept_records):
+    for module in (stages, decision):
         monkeypatch.setattr(module, "STAGES", (SEARCH, UNITS, RUNS, HARD))
     monkeypatch.setattr(stages, "MOST_MORE", 0)
-    for module in (decision, kept_records):
-        monkeypatch.setattr(module, "FOLDER", tmp_path / "results")
-    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(kept_records, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(decision, "FOLDER", kept_records.folder_of("decision"))
+    kept_records.folder_of("decision").mkdir(parents=True)
     for run in stages.planned(SEARCH, tmp_path):
         write_run(run, 0.5)
     for run in stages.planned(RUNS, tmp_path):
@@ -396,7 +396,7 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
         path.unlink()
     (lost / stages.FAILED).touch()
     assert decision.main(["--runs", str(tmp_path), "--keep"]) == 0
-    first = (tmp_path / "results" / "decision.md").read_text()
+    first = (decision.FOLDER / "decision.md").read_text()
     for part in (
         "Primary comparisons",
         "Updates (runs)",
@@ -410,5 +410,5 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
         assert part in first
     assert (tmp_path / "decision_shares.svg").stat().st_size > 5_000
     assert decision.main([]) == 0
-    assert (tmp_path / "results" / "decision.md").read_text() == first
+    assert (decision.FOLDER / "decision.md").read_text() == first
     assert "Does the filter pay?" in capsys.readouterr().out

@@ -22,8 +22,7 @@ XEON, EPYC = MADE["cpu"], "EPYC, avx2"
 def small(monkeypatch, tmp_path):
     """A study of two small stages on a clean commit. Returns the names of the runs, in order."""
     names = []
-    for module in (runner, stages):
-        monkeypatch.setattr(module, "STAGES", (SEARCH, AFTER))
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, AFTER))
     monkeypatch.setattr(runner, "unpack_model", lambda root: None)
     monkeypatch.setattr(runner, "require_base", lambda: None)
     monkeypatch.setattr(runner, "run_command", lambda command, root: None)
@@ -160,20 +159,25 @@ def one_by_one(monkeypatch, tmp_path):
     def nothing(*_):
         yield {}
 
+    @contextmanager
+    def unseen(*_):
+        yield lambda running, ended: None
+
     def run_all(planned, *, parallel, environment, until, seen):
-        assert parallel == 1 and len(planned) == 1
         if until is not None:
-            return Outcome(left=1)
-        [run] = planned
-        begun.append(run.name)
-        run.folder.mkdir(parents=True, exist_ok=True)
-        if run.name in fails:
-            return Outcome(failed=[run.name])
-        write_run(run, 0.5)
-        return Outcome(done=1)
+            return Outcome(left=len(planned))
+        for first in range(0, len(planned), parallel):
+            runs = planned[first : first + parallel]
+            for run in runs:
+                begun.append(run.name)
+                run.folder.mkdir(parents=True, exist_ok=True)
+                if run.name not in fails:
+                    write_run(run, 0.5)
+            seen([], runs)
+        return Outcome(done=len(planned))
 
     monkeypatch.setattr(cluster, "shared_ray", nothing)
-    monkeypatch.setattr(runner, "on_terminal", nothing)
+    monkeypatch.setattr(runner, "on_terminal", unseen)
     monkeypatch.setattr(runner, "run_all", run_all)
     monkeypatch.setattr(runner, "checked", lambda runs: ({}, 2))
     stage = replace(SEARCH, seeds=(201, 202), grid=(1e-4, 2e-4))
@@ -227,8 +231,7 @@ def test_runs_that_are_not_counted_are_counted_first(small, tmp_path, monkeypatc
     """Also if no run is left, and after the problems have been written."""
     monkeypatch.setattr(stages, "MOST_MORE", 0)
     search = replace(SEARCH, solved=True)
-    for module in (runner, stages):
-        monkeypatch.setattr(module, "STAGES", (search,))
+    monkeypatch.setattr(stages, "STAGES", (search,))
     order = []
     monkeypatch.setattr(runner, "write_never", lambda root: order.append("problems"))
     monkeypatch.setattr(runner, "solved_by", lambda folder, root: order.append(folder.name))
@@ -300,7 +303,7 @@ def test_a_worktree_is_made_once(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "ROOT", origin)
     unpacked = []
     for name in ("unpack_model", "unpack"):
-        monkeypatch.setattr(runner, name, unpacked.append)
+        monkeypatch.setattr(runner, name, lambda place, *_: unpacked.append(place))
     for _ in range(2):
         runner.prepare(place, "HEAD")
     assert (place / ".venv" / ".installed").read_text() == "made\n" and unpacked == [place] * 4

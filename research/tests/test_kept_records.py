@@ -18,11 +18,10 @@ OTHER = stages.Stage("other", 1, "best_rates", (61,), {"plain": 1.0, "bapo": 1.0
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     """Three runs that are done and kept, and one that has failed."""
-    for module in (stages, kept_records):
-        monkeypatch.setattr(module, "STAGES", (SEARCH, OTHER, CRITIC))
+    monkeypatch.setattr(stages, "STAGES", (SEARCH, OTHER, CRITIC))
     monkeypatch.setattr(stages, "MOST_MORE", 0)
-    monkeypatch.setattr(kept_records, "FOLDER", tmp_path / "kept")
-    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(kept_records, "RESULTS", tmp_path / "kept")
+    kept_records.folder_of("decision").mkdir(parents=True)
     root = tmp_path / "first"
     done = [*stages.planned(SEARCH, root), *stages.planned(OTHER, root)[:1]]
     for run in done:
@@ -35,7 +34,7 @@ def kept(monkeypatch, tmp_path):
     (failed / stages.FAILED).touch()
     stages.planned(CRITIC, root)[0].folder.mkdir(parents=True)  # it has been begun, so there is no record of it
     kept_records.keep_all(root)
-    assert not (tmp_path / "kept" / "critic.tar.xz").exists()
+    assert not (kept_records.folder_of("decision") / "critic.tar.xz").exists()
     return root
 
 
@@ -66,9 +65,9 @@ def test_a_run_that_is_there_stays(kept, tmp_path):
 def test_a_run_whose_model_has_to_be_counted_is_kept_after_that(kept, monkeypatch):
     """Its model is not kept, so another machine could not count it."""
     counted, uncounted = stages.planned(SEARCH, kept)
-    monkeypatch.setattr(kept_records, "STAGES", (replace(SEARCH, solved=True),))
+    monkeypatch.setattr(stages, "STAGES", (replace(SEARCH, solved=True),))
     kept_records.keep_all(kept)
-    with tarfile.open(kept_records.FOLDER / "search.tar.xz") as file:
+    with tarfile.open(kept_records.folder_of("decision") / "search.tar.xz") as file:
         assert {name.split("/")[0] for name in file.getnames()} == {counted.name} != {uncounted.name}
 
 
@@ -84,5 +83,5 @@ def test_the_commit_that_goes_on(kept, monkeypatch, tmp_path):
     kept_records.keep_all(kept)
     with pytest.raises(ValueError, match=r"has runs of 2 commits: a+, b+$"):
         kept_records.newest_commit()
-    monkeypatch.setattr(kept_records, "FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr(kept_records, "RESULTS", tmp_path / "nothing")
     assert kept_records.newest_commit() is None

@@ -1,0 +1,31 @@
+"""The stages of fair_trial_design.md, in the order in which they are run. decision_stages.py says how.
+
+Seconds are those of a run beside another one, if the stage runs two at a time, on an AMD EPYC with AVX-512 and bf16,
+without AMX.
+"""
+
+from __future__ import annotations
+
+from stage import Stage
+
+TIMED_STEPS = 20  # of a run that measures unit times
+RECIPE = {"plain": 300.0, "recipe": 300.0, "filter_only": 300.0, "bapo": 300.0}
+UNITS = {"plain": 90.0, "recipe": 90.0, "filter_only": 90.0, "bapo": 90.0}
+SHAPE = {"plain": 900.0, "filter_only": 800.0, "bapo": 900.0, "wide": 900.0, "matched": 900.0}
+PRICE = {"four_epochs": 400.0, "two_epochs": 300.0, "replay_8": 400.0, "replay_16": 400.0}
+SMOLLM2 = {"plain": 2400.0, "recipe": 2100.0}
+
+FAIR = (
+    Stage("recipe", "1", "fair_recipe", tuple(range(401, 417)), RECIPE, trial="fair", paired=False, parallel=2),
+    Stage("recipe_units", "1", "fair_recipe", (471, 472, 473), UNITS, trial="fair", paired=False,
+          flags={"data.max_samples": 8 * TIMED_STEPS, "eval.steps": -1}),
+    Stage("shape_rates", "2", "fair_shape", (417, 418, 419), SHAPE, grid=(2e-5, 5e-5, 1e-4), trial="fair", paired=False,
+          parallel=2, by_mean=True, matched={"matched": ("wide", "filter_only")}),
+    Stage("shape", "2", "fair_shape", tuple(range(421, 435)), SHAPE, rates_from="shape_rates", trial="fair",
+          paired=False, parallel=2, matched={"matched": ("wide", "filter_only")}),
+    Stage("price_rates", "3", "fair_price", (435, 436, 437), PRICE, grid=(2e-5, 1e-4), trial="fair", paired=False,
+          parallel=2, by_mean=True, share=0.95),
+    Stage("price", "3", "fair_price", tuple(range(441, 455)), PRICE, rates_from="price_rates", trial="fair",
+          paired=False, parallel=2, best_of=("replay_8", "replay_16")),
+    Stage("smollm2", "4", "fair_smollm2", (461, 462, 463, 464), SMOLLM2, trial="fair", paired=False),
+)  # fmt: skip

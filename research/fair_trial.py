@@ -1,0 +1,411 @@
+"""What the runs of fair_trial_design.md say: the primary comparisons, gains at each cost, and what the batches held.
+
+    python research/fair_trial.py                # the kept records; writes results/fair/
+    python research/fair_trial.py --runs ../fair --keep  # keeps the records of the runs in another worktree first
+    python research/fair_trial.py --power        # what the comparisons can see, from the kept runs of the first study
+
+No number of a stage is shown before all of its runs have ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from decision import ALPHA, COLUMNS, Records, answer, kept, page, searches, set_costs, updates
+from decision_stages import best_method, stage_of, stages_of
+from kept_records import folder_of, keep_all
+from replay_map import SHARES, optimizer_steps, priced
+from scipy import stats
+
+from bapo_openrlhf.workbench.study.data import Results, StudyRun
+from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
+
+TRIAL = "fair"
+DRAWS = 99_999  # permutations, if there are more
+COUNTS = 3.0  # points: the smallest difference that counts, as in decision_design.md
+EXPENSIVE = 0.95  # share of generation in a step of GRPO, where generation is expensive
+COSTS = (*COLUMNS, "seconds", f"share {EXPENSIVE}")
+TIMED = {"recipe": "recipe_units"}  # stages with unit times, and the stage that measures them
+BEST = "best replay"  # stands for the replay method that the search found to be the best
+BASELINES = {"recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain"}
+
+
+class Comparison(NamedTuple):
+    """A primary comparison. Those of one stage are a family for Holm's correction.
+
+    Attributes:
+        question: What it answers.
+        stage: The stage whose runs are compared.
+        better, than: Methods. The height of the second is subtracted from that of the first.
+        cost: What is equal, one of COSTS.
+    """
+
+    question: str
+    stage: str
+    better: str
+    than: str
+    cost: str
+
+
+PRIMARY = (
+    Comparison("Is the recipe ahead of GRPO?", "recipe", "recipe", "plain", "tokens"),
+    Comparison("Is the recipe ahead of BAPO?", "recipe", "recipe", "bapo", "tokens"),
+    Comparison("Is the recipe ahead of GRPO on the clock?", "recipe", "recipe", "plain", "seconds"),
+    Comparison("Does replay add to the filter?", "shape", "wide", "filter_only", "responses"),
+    Comparison("Does it add more than its updates do?", "shape", "wide", "matched", "responses"),
+    Comparison("Is replay worth more than two more epochs?", "price", BEST, "four_epochs", f"share {EXPENSIVE}"),
+    Comparison("Is replay worth more than none?", "price", BEST, "two_epochs", f"share {EXPENSIVE}"),
+)  # fmt: skip
+
+
+# ── two samples ──
+
+
+class Difference(NamedTuple):
+    """The difference of two means, with its 95 % interval and p."""
+
+    gain: float
+    low: float
+    high: float
+    p: float
+
+
+def welch(first: np.ndarray, second: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Welch's t: the difference of the means in units of its standard error."""
+    square = sum(sample.var(axis=axis, ddof=1) / sample.shape[axis] for sample in (first, second))
+    return (first.mean(axis=axis) - second.mean(axis=axis)) / np.sqrt(square)
+
+
+def permutation_p(first: np.ndarray, second: np.ndarray) -> float:
+    """Two-sided p of the permutation test of two samples, with Welch's t, so that their spreads may differ.
+
+    All permutations are counted if there are at most DRAWS; otherwise DRAWS are drawn.
+    """
+    test = stats.permutation_test(
+        (first, second), welch, vectorized=True, n_resamples=DRAWS, batch=10_000, random_state=np.random.default_rng(0)
+    )
+    return float(test.pvalue)
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """The difference of two arms over rounds of unit times.
+
+    The interval has the half widths of two intervals in quadrature: Welch's, of the runs' means over the rounds, and
+    Student's, of the rounds. With one round it is Welch's. p is that of the runs' means over the rounds.
+
+    Args:
+        first, second: Shape (rounds, runs), with at least two runs.
+    """
+    runs = first.mean(axis=0), second.mean(axis=0)
+    interval = stats.ttest_ind(*runs, equal_var=False).confidence_interval(LEVEL)
+    gain, square = runs[0].mean() - runs[1].mean(), ((interval.high - interval.low) / 2) ** 2
+    of_rounds = first.mean(axis=1) - second.mean(axis=1)
+    if len(of_rounds) > 1:
+        quantile = stats.t.ppf((1 + LEVEL) / 2, len(of_rounds) - 1)
+        square += quantile**2 * of_rounds.var(ddof=1) / len(of_rounds)
+    half = float(np.sqrt(square))
+    return Difference(float(gain), float(gain) - half, float(gain) + half, permutation_p(*runs))
+
+
+def compare(results: Results, better: str, than: str, cost: str, units: pd.DataFrame) -> Difference | None:
+    """The heights of two arms up to an equal cost, in points.
+
+    Args:
+        better, than: Names of arms.
+        units: As `Records.units` returns them, for equal seconds. Only rounds that have both arms count.
+
+    Returns:
+        None with fewer than two runs of an arm, or without a round of unit times.
+    """
+    sides = [sides_of(results, better, than, column) for column in columns(results, better, than, cost, units)]
+    if not sides or min(len(side) for both in sides for side in both) < 2:
+        return None
+    first, second = (100 * np.array([both[place] for both in sides]) for place in (0, 1))
+    return difference(first, second)
+
+
+def columns(results: Results, better: str, than: str, cost: str, units: pd.DataFrame) -> Iterator[str]:
+    """Prepare the running total of a cost, and yield its column: once for each round of unit times, else once."""
+    if cost in COLUMNS:
+        yield COLUMNS[cost]
+    elif cost == "seconds":
+        for _, of_round in units.groupby("round"):
+            if {better, than} <= set(of_round["arm"]):
+                set_costs(results, of_round.set_index("arm")[["response", "update"]])
+                yield "cost/seconds"
+    else:
+        yield priced(results, float(cost.removeprefix("share ")))
+
+
+def sides_of(results: Results, better: str, than: str, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Heights of the learning curves of two arms up to the same cost, a value for each run."""
+    curves = results.curve([better, than], column)
+    first, second = (curves[curves.index.get_level_values("arm") == arm].to_numpy() for arm in (better, than))
+    return first, second
+
+
+# ── records ──
+
+
+def fresh(results: Results) -> Results:
+    """The same runs, with the mean reward of the fresh responses of each step in the place of the evaluations.
+
+    These rewards are those of the policy before the step, so they stand at the step before.
+    """
+    runs = [
+        StudyRun(run.arm, run.seed, run.run, [
+            {"step": row["step"] - 1, "eval_fresh_pass1": row["reward/fresh_mean"]}
+            for row in run.run.rows if row.get("reward/fresh_mean") is not None])
+        for run in results.runs
+    ]  # fmt: skip
+    other = Results(replace(results.study, evaluations=("fresh",), start=None), runs)
+    set_costs(other)
+    return other
+
+
+def named(records: Records, comparison: Comparison) -> list[str]:
+    """The names of both arms."""
+    methods = [comparison.better, comparison.than]
+    if BEST in methods:
+        stage = stage_of(comparison.stage)
+        methods = [best_method(stage, records.root) if method == BEST else method for method in methods]
+    return [f"{method}-group" for method in methods]
+
+
+def over(records: Records, stage: str) -> bool:
+    """Whether all runs of a stage have ended, and those that measure its unit times."""
+    return records.over(stage) and (stage not in TIMED or records.over(TIMED[stage]))
+
+
+def units_of(records: Records, stage: str) -> pd.DataFrame:
+    """The unit times of a stage; without a row if none are measured."""
+    name = TIMED.get(stage)
+    return records.units(name) if name else pd.DataFrame(columns=["arm", "round", "response", "update"])
+
+
+# ── tables ──
+
+
+def primary(records: Records) -> pd.DataFrame:
+    """The primary comparisons.
+
+    Returns:
+        A row for each: question, stage, better, than, cost, gain, low and high (points), p, p_holm, and answer.
+    """
+    rows = []
+    for comparison in PRIMARY:
+        row: dict[str, object] = {**comparison._asdict()}
+        if over(records, comparison.stage) and (results := records.results(comparison.stage)):
+            arms = named(records, comparison)
+            found = compare(results, *arms, comparison.cost, units_of(records, comparison.stage))
+            row |= {"better": results.labels[arms[0]], "than": results.labels[arms[1]]}
+            row |= found._asdict() if found else {}
+        rows.append(row)
+    table = pd.DataFrame(rows, columns=[*Comparison._fields, *Difference._fields])
+    table["p_holm"] = table.groupby("stage")["p"].transform(lambda p: holm(p.fillna(1.0))).where(table["p"].notna())
+    table["answer"] = [
+        verdict(row) if row["p"] == row["p"] else "not tested" if over(records, row["stage"]) else "not yet"
+        for row in table.to_dict("records")
+    ]
+    return table
+
+
+def verdict(row: dict[str, object]) -> str:
+    """What a comparison says: `decision.answer`, with two words for "undecided".
+
+    "suggested": the interval, which is not corrected, excludes 0. "no information": it does not, and it is not within
+    the smallest difference that counts.
+    """
+    said = answer({**row, "counts": COUNTS})
+    if said != "undecided":
+        return said
+    return "suggested" if float(row["low"]) > 0 or float(row["high"]) < 0 else "no information"
+
+
+def gains(results: Results, baseline: str, units: pd.DataFrame) -> pd.DataFrame:
+    """Each arm minus a baseline at each cost, by evaluations and by fresh rewards. Nothing is claimed from it."""
+    rows = []
+    for outcome, read in (("evaluation", results), ("fresh rewards", fresh(results))):
+        for arm in results.arms:
+            for cost in COSTS if arm.name != baseline else ():
+                if found := compare(read, arm.name, baseline, cost, units):
+                    rows.append(
+                        {"label": results.labels[arm.name], "outcome": outcome, "cost": cost, **found._asdict()}
+                    )
+    return pd.DataFrame(rows).drop(columns="p", errors="ignore")
+
+
+def gains_by_share(results: Results, baseline: str) -> pd.DataFrame:
+    """Each arm minus a baseline, by the share of generation in a step of GRPO. Nothing is claimed from it."""
+    rows = []
+    for share in SHARES[::5]:
+        for arm in results.arms:
+            if arm.name != baseline and (
+                found := compare(results, arm.name, baseline, f"share {share}", pd.DataFrame())
+            ):
+                rows.append({"label": results.labels[arm.name], "share": share, **found._asdict()})
+    return pd.DataFrame(rows).drop(columns="p", errors="ignore")
+
+
+def batches(results: Results) -> pd.DataFrame:
+    """What the batches of each arm held, means over its runs.
+
+    Returns:
+        A row for each arm: label; responses and updates (optimizer steps) of a run; groups of a trainer step;
+        the shares of X2 and X3 in these, in per cent; steps from a prompt's last failure to its X2; the age of X3, in
+        steps; and the TV distances of fresh groups, X2 and X3 from today's policy, each group counted once.
+    """
+    rate = optimizer_steps(results).set_index("label")["optimizer_steps"]
+    rows = []
+    for arm in results.arms:
+        steps, label = results.steps[results.steps["arm"] == arm.name], results.labels[arm.name]
+        x1, x2, x3 = (steps[f"groups/{source}"].fillna(0) for source in ("fresh", "reevaluated", "replayed"))
+        runs, trained = len(results.by_arm[arm.name]), (x1 + x2 + x3).sum()
+        responses = steps["rollouts/step"].sum() / runs
+        rows.append({
+            "label": label, "responses": responses, "updates": rate[label] * responses / 1000,
+            "groups": trained / len(steps), "X2, %": 100 * x2.sum() / trained, "X3, %": 100 * x3.sum() / trained,
+            "wait of X2": waits(results, arm.name), "age of X3": weighted(steps, "staleness/replayed_steps_mean", x3),
+            "TV X1": weighted(steps, "tv/fresh", x1), "TV X2": weighted(steps, "tv/reevaluated", x2),
+            "TV X3": weighted(steps, "tv/replayed", x3),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def weighted(steps: pd.DataFrame, metric: str, groups: pd.Series) -> float:
+    """Mean of a metric over groups: each step counts by its number. nan if no step has it."""
+    values = steps.reindex(columns=[metric])[metric]
+    weights = groups.where(values.notna(), 0)
+    return float((values * weights).sum() / weights.sum()) if weights.sum() else np.nan
+
+
+def waits(results: Results, arm: str) -> float:
+    """Steps from the last group of a prompt to the one that is trained on as X2, the mean; nan without any."""
+    tables = [run.run.groups.assign(seed=run.seed) for run in results.by_arm[arm] if not run.run.groups.empty]
+    if not tables:
+        return np.nan
+    groups = pd.concat(tables)
+    generated = groups[groups["source"].isin(["fresh", "reevaluated"])].sort_values(["seed", "step"], kind="stable")
+    wait = generated["step"] - generated.groupby(["seed", "prompt"])["step"].shift()
+    return float(wait[generated["state"] == "reevaluated"].mean())
+
+
+def machines(records: Records, stage: str) -> pd.DataFrame:
+    """Runs of each arm by the kind of CPU."""
+    rows = [{"label": run.arm.label, "cpu": run_cpu(run.run.metadata)} for run in records.results(stage).runs]
+    return pd.DataFrame(rows).value_counts().rename("runs").reset_index()
+
+
+def run_cpu(metadata: dict[str, object]) -> str:
+    """The kind of CPU of a run."""
+    return str(metadata.get("cpu"))
+
+
+def tables_of(records: Records) -> dict[str, pd.DataFrame]:
+    """The tables of the page by their titles, of the stages that have ended."""
+    tables = {"Primary comparisons": primary(records)}
+    tables["Learning rates"] = searches(records.root, [stage for stage in stages_of(TRIAL) if records.over(stage.name)])
+    for stage, baseline in BASELINES.items():
+        if not over(records, stage) or (results := records.results(stage)) is None:
+            continue
+        than = f"{baseline}-group"
+        tables[f"Gain over {results.labels[than]} ({stage})"] = gains(results, than, units_of(records, stage))
+        tables[f"The same by the share of generation ({stage})"] = gains_by_share(results, than)
+        tables[f"Batches ({stage})"] = batches(results)
+        tables[f"Updates ({stage})"] = updates(results)
+        tables[f"Machines ({stage})"] = machines(records, stage)
+        if stage in TIMED:
+            tables[f"Unit times ({stage})"] = units_of(records, stage)
+    return tables
+
+
+# ── what the comparisons can see ──
+
+
+def detectable(spread: tuple[float, float], runs: int, comparisons: int, chance: float = 0.8) -> float:
+    """The true difference, in points, that is found with a chance of `chance` as the first one of its family.
+
+    For normal heights and Welch's test, whose p is nearly that of the permutation test.
+
+    Args:
+        spread: Standard deviations of the heights of both arms.
+        runs: Runs of each arm.
+        comparisons: Those of the family.
+    """
+    squares = np.square(spread) / runs
+    error, degrees = np.sqrt(squares.sum()), squares.sum() ** 2 / (squares**2 / (runs - 1)).sum()
+    limit = stats.t.ppf(1 - ALPHA / comparisons / 2, degrees)
+    low, high = 0.0, 20.0 * error
+    while high - low > 0.001:
+        middle = (low + high) / 2
+        low, high = (low, middle) if stats.nct.sf(limit, degrees, middle / error) >= chance else (middle, high)
+    return float(high)
+
+
+def spreads(results: Results, methods: Sequence[str], cost: str) -> dict[str, float]:
+    """Standard deviations over seeds of the heights of arms up to an equal cost of all, in points."""
+    arms = [f"{method}-group" for method in methods]
+    curves = results.curve(arms, next(columns(results, *arms[:2], cost, pd.DataFrame())))
+    return {method: 100 * float(curves[arm].std(ddof=1)) for method, arm in zip(methods, arms, strict=True)}
+
+
+def power(records: Records) -> pd.DataFrame:
+    """What the primary comparisons can see, if heights vary as those of the nearest arms of decision_design.md.
+
+    Args:
+        records: The kept runs of decision_design.md.
+    """
+    results = records.results("runs")
+    near = {  # a comparison's arms, and the nearest arms of that study
+        ("recipe", "plain"): ("half", "plain"), ("recipe", "bapo"): ("half", "without_x2"),
+        ("wide", "filter_only"): ("without_x2", "filter_only"), ("wide", "matched"): ("without_x2", "filter_only"),
+        (BEST, "four_epochs"): ("replay_all", "two_epochs"), (BEST, "two_epochs"): ("replay_all", "two_epochs"),
+    }  # fmt: skip
+    rows = []
+    for comparison in PRIMARY:
+        runs = len(stage_of(comparison.stage).seeds)
+        family = sum(other.stage == comparison.stage for other in PRIMARY)
+        alike = near[comparison.better, comparison.than]
+        cost = "tokens" if comparison.cost == "seconds" else comparison.cost
+        for outcome, read in (("evaluation", results), ("fresh rewards", fresh(results))):
+            spread = spreads(read, alike, cost)
+            seen = detectable(tuple(spread.values()), runs, family)
+            rows.append({"question": comparison.question, "outcome": outcome, "runs": runs, "arms": ", ".join(alike),
+                         "sd": ", ".join(f"{one:.1f}" for one in spread.values()), "seen": seen})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Read the runs, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="worktree of the runs; else the kept records")
+    parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
+    parser.add_argument("--power", action="store_true", help="say what the comparisons can see, and nothing else")
+    given = parser.parse_args(argv)
+    if given.power:
+        with kept() as root:
+            print(power(Records(root)).round(1).to_markdown(index=False))
+        return 0
+    if given.keep and given.runs is None:
+        parser.error("--keep needs --runs, because the kept records are kept already")
+    folder = folder_of(TRIAL)
+    folder.mkdir(parents=True, exist_ok=True)
+    with kept(TRIAL) if given.runs is None else nullcontext(given.runs.resolve()) as root:
+        if given.keep:
+            keep_all(root, TRIAL)
+        tables = tables_of(Records(root))
+    text = page(tables, "A fair trial for replay: the numbers", "fair_trial")
+    (folder / "fair_trial.md").write_text(text, encoding="utf-8")
+    print(tables["Primary comparisons"].round(3).to_markdown(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
