@@ -9,7 +9,7 @@ from __future__ import annotations
 from stage import Stage
 
 TIMED_STEPS = 20  # of a run that measures unit times
-RECIPE = {"plain": 300.0, "recipe": 300.0, "filter_only": 300.0, "bapo": 300.0}
+RECIPE = {"plain": 300.0, "recipe": 265.0, "filter_only": 250.0, "bapo": 270.0}
 UNITS = {"plain": 90.0, "recipe": 90.0, "filter_only": 90.0, "bapo": 90.0}
 SHAPE = {"plain": 900.0, "filter_only": 800.0, "bapo": 900.0, "wide": 900.0, "matched": 900.0}
 PRICE = {"four_epochs": 400.0, "two_epochs": 300.0, "replay_8": 400.0, "replay_16": 400.0}

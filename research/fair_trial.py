@@ -13,12 +13,13 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from decision import ALPHA, COLUMNS, Records, answer, kept, page, searches, set_costs, updates
+from decision import ALPHA, COLUMNS, Interval, Records, answer, kept, page, searches, set_costs, updates
 from decision_stages import best_method, stage_of, stages_of
 from kept_records import folder_of, keep_all
 from replay_map import SHARES, optimizer_steps, priced
@@ -60,21 +61,12 @@ PRIMARY = (
     Comparison("Is the recipe ahead of GRPO on the clock?", "recipe", "recipe", "plain", "seconds"),
     Comparison("Does replay add to the filter?", "shape", "wide", "filter_only", "responses"),
     Comparison("Does it add more than its updates do?", "shape", "wide", "matched", "responses"),
-    Comparison("Is replay worth more than two more epochs?", "price", BEST, "four_epochs", f"share {EXPENSIVE}"),
-    Comparison("Is replay worth more than none?", "price", BEST, "two_epochs", f"share {EXPENSIVE}"),
+    Comparison("Is replay worth more than four epochs?", "price", BEST, "four_epochs", f"share {EXPENSIVE}"),
+    Comparison("Is replay worth more than two epochs?", "price", BEST, "two_epochs", f"share {EXPENSIVE}"),
 )  # fmt: skip
 
 
 # ── two samples ──
-
-
-class Difference(NamedTuple):
-    """The difference of two means, with its 95 % interval and p."""
-
-    gain: float
-    low: float
-    high: float
-    p: float
 
 
 def welch(first: np.ndarray, second: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -94,11 +86,11 @@ def permutation_p(first: np.ndarray, second: np.ndarray) -> float:
     return float(test.pvalue)
 
 
-def difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """The difference of two arms over rounds of unit times.
+def difference(first: np.ndarray, second: np.ndarray) -> Interval:
+    """The difference of the means of two arms, with its 95 % interval, over rounds of unit times.
 
     The interval has the half widths of two intervals in quadrature: Welch's, of the runs' means over the rounds, and
-    Student's, of the rounds. With one round it is Welch's. p is that of the runs' means over the rounds.
+    Student's, of the rounds. With one round it is Welch's.
 
     Args:
         first, second: Shape (rounds, runs), with at least two runs.
@@ -111,11 +103,13 @@ def difference(first: np.ndarray, second: np.ndarray) -> Difference:
         quantile = stats.t.ppf((1 + LEVEL) / 2, len(of_rounds) - 1)
         square += quantile**2 * of_rounds.var(ddof=1) / len(of_rounds)
     half = float(np.sqrt(square))
-    return Difference(float(gain), float(gain) - half, float(gain) + half, permutation_p(*runs))
+    return Interval(float(gain), float(gain) - half, float(gain) + half)
 
 
-def compare(results: Results, better: str, than: str, cost: str, units: pd.DataFrame) -> Difference | None:
-    """The heights of two arms up to an equal cost, in points.
+def samples(
+    results: Results, better: str, than: str, cost: str, units: pd.DataFrame
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The heights of two arms up to an equal cost, in points, each of shape (rounds of unit times, runs).
 
     Args:
         better, than: Names of arms.
@@ -128,7 +122,7 @@ def compare(results: Results, better: str, than: str, cost: str, units: pd.DataF
     if not sides or min(len(side) for both in sides for side in both) < 2:
         return None
     first, second = (100 * np.array([both[place] for both in sides]) for place in (0, 1))
-    return difference(first, second)
+    return first, second
 
 
 def columns(results: Results, better: str, than: str, cost: str, units: pd.DataFrame) -> Iterator[str]:
@@ -204,17 +198,22 @@ def primary(records: Records) -> pd.DataFrame:
         row: dict[str, object] = {**comparison._asdict()}
         if over(records, comparison.stage) and (results := records.results(comparison.stage)):
             arms = named(records, comparison)
-            found = compare(results, *arms, comparison.cost, units_of(records, comparison.stage))
             row |= {"better": results.labels[arms[0]], "than": results.labels[arms[1]]}
-            row |= found._asdict() if found else {}
+            if both := samples(results, *arms, comparison.cost, units_of(records, comparison.stage)):
+                row |= gain_of(both) | {"p": permutation_p(*(side.mean(axis=0) for side in both))}
         rows.append(row)
-    table = pd.DataFrame(rows, columns=[*Comparison._fields, *Difference._fields])
+    table = pd.DataFrame(rows, columns=[*Comparison._fields, "gain", "low", "high", "p"])
     table["p_holm"] = table.groupby("stage")["p"].transform(lambda p: holm(p.fillna(1.0))).where(table["p"].notna())
     table["answer"] = [
         verdict(row) if row["p"] == row["p"] else "not tested" if over(records, row["stage"]) else "not yet"
         for row in table.to_dict("records")
     ]
     return table
+
+
+def gain_of(both: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """gain, low and high of `difference`."""
+    return dict(zip(("gain", "low", "high"), difference(*both), strict=True))
 
 
 def verdict(row: dict[str, object]) -> str:
@@ -233,25 +232,24 @@ def gains(results: Results, baseline: str, units: pd.DataFrame) -> pd.DataFrame:
     """Each arm minus a baseline at each cost, by evaluations and by fresh rewards. Nothing is claimed from it."""
     rows = []
     for outcome, read in (("evaluation", results), ("fresh rewards", fresh(results))):
-        for arm in results.arms:
-            for cost in COSTS if arm.name != baseline else ():
-                if found := compare(read, arm.name, baseline, cost, units):
-                    rows.append(
-                        {"label": results.labels[arm.name], "outcome": outcome, "cost": cost, **found._asdict()}
-                    )
-    return pd.DataFrame(rows).drop(columns="p", errors="ignore")
+        for arm, cost in product(others(results, baseline), COSTS):
+            if both := samples(read, arm, baseline, cost, units):
+                rows.append({"label": results.labels[arm], "outcome": outcome, "cost": cost, **gain_of(both)})
+    return pd.DataFrame(rows)
 
 
 def gains_by_share(results: Results, baseline: str) -> pd.DataFrame:
     """Each arm minus a baseline, by the share of generation in a step of GRPO. Nothing is claimed from it."""
     rows = []
-    for share in SHARES[::5]:
-        for arm in results.arms:
-            if arm.name != baseline and (
-                found := compare(results, arm.name, baseline, f"share {share}", pd.DataFrame())
-            ):
-                rows.append({"label": results.labels[arm.name], "share": share, **found._asdict()})
-    return pd.DataFrame(rows).drop(columns="p", errors="ignore")
+    for arm, share in product(others(results, baseline), SHARES[::5]):
+        if both := samples(results, arm, baseline, f"share {share}", pd.DataFrame()):
+            rows.append({"label": results.labels[arm], "share": share, **gain_of(both)})
+    return pd.DataFrame(rows)
+
+
+def others(results: Results, baseline: str) -> list[str]:
+    """The names of all arms with runs but the baseline."""
+    return [arm.name for arm in results.arms if arm.name != baseline]
 
 
 def batches(results: Results) -> pd.DataFrame:

@@ -235,7 +235,7 @@ def skipped(results: Results) -> pd.DataFrame:
     """The groups without a signal that no model passes and that count where an update divides: arm, seed, step, tokens
     and responses. These are those of runs with `adapt.skip_zero_advantage`.
     """
-    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens", "responses"])]
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens", "responses"]).astype({"tokens": float, "responses": float})]
     for study_run in results.runs:
         groups = study_run.run.groups
         if study_run.run.config.get("adapt.skip_zero_advantage") and not groups.empty:

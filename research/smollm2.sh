@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A real chat model on two CPU cores: SmolLM2-135M-Instruct learns sums from worked solutions for some minutes, then from
 # rewards: GRPO, BAPO-GRPO, PPO and BA-PPO. No model hub. research/study_results.md has what came out.
-# The study takes hours. The same command continues it, because runs that are done stay.
+# The study takes hours. The same command continues it, because runs that are done stay. With --only-prepare, only the
+# model and the data are made.
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
@@ -9,4 +10,4 @@ cd "$(dirname "$0")/.." # presets name files by their paths in the project's fol
 bapo-openrlhf prepare reasoning_gym --config configs/smollm2/sums.yaml --prompt question \
     --size train=960,test=32,warmup=1600
 [ -f runs/smollm2_warm/config.json ] || bapo-openrlhf warmup --config configs/smollm2/warmup.yaml
-bapo-openrlhf study --config research/studies/smollm2.yaml "$@"
+[ "${1:-}" = --only-prepare ] || bapo-openrlhf study --config research/studies/smollm2.yaml "$@"

@@ -16,8 +16,9 @@ def flag(run: Planned, name: str, default=None):
 
 
 def write_run(
-    run: Planned, top: float, *, trained: int = 400, update: float = 1.0, norm: float = 2.0, explained=(), **about
-) -> None:
+    run: Planned, top: float, *, trained: int = 400, update: float = 1.0, norm: float = 2.0, explained=(), metrics=None,
+    **about,
+) -> None:  # fmt: skip
     """Write the record of a run that is done.
 
     Args:
@@ -26,10 +27,13 @@ def write_run(
         update: Seconds of an update. A response takes 0.01.
         norm: Norm of the gradient in the even steps; in the others it is 0.5.
         explained: What the critic explains in each step; nothing without a critic.
+        metrics: Other metrics of a step: a function of its number.
         about: Other values of MADE.
     """
     epochs = int(flag(run, "train.max_epochs", 1))
-    config = {"train.max_epochs": epochs, "actor.adam.lr": float(flag(run, "actor.adam.lr", 0)), "actor.max_norm": 1.0}
+    config = {"train.max_epochs": epochs, "actor.adam.lr": float(flag(run, "actor.adam.lr", 0)), "actor.max_norm": 1.0,
+              "train.batch_size": int(flag(run, "train.batch_size", OF_STEP)),
+              "adapt.skip_zero_advantage": any("skip_two_updates" in word for word in run.words)}  # fmt: skip
     facts = {"name": run.name, "algorithm": "made", "seed": run.seed, "started": "now", "total_steps": STEPS}
     record.begin_run(run.folder, {**facts, **MADE, **about, "config": config})
     rows = record.RunRecord(run.folder)
@@ -40,6 +44,7 @@ def write_run(
             "timing/generation": 0.01 * OF_STEP, "timing/step_total": 0.01 * OF_STEP + update,
             "actor_grad_norm": 0.5 if step % 2 else norm, "ppo_clip_ratio": 0.25,
             **({"value/explained_variance": explained[step - 1]} if explained else {}),
+            **(metrics(step) if metrics else {}),
         })  # fmt: skip
         rows.append_rows(record.GROUPS, step, [
             {"uid": 3 * step + n, "prompt": f"p{n}", "source": "fresh", "state": state, "mean": mean, "responses": 8,

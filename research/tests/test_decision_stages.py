@@ -16,9 +16,11 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("small_search")
-OWN = (  # files of this study
-    "age_or_distance", "best_rates", "critic", "critic_search", "hard_prompts", "hard_prompts_more"
+OWN = (  # files of both studies that have stages
+    "age_or_distance", "best_rates", "critic", "critic_search", "hard_prompts", "hard_prompts_more", "fair_recipe",
+    "fair_shape", "fair_price", "fair_smollm2",
 )  # fmt: skip
+BOTH = (*stages.STAGES, *stages.FAIR)
 SEARCH = stages.Stage("search", 1, "best_rates", (201, 202), {"plain": 1.0, "bapo": 1.0}, grid=(1e-4, 2e-4))
 OF_AFTER = {"plain": 1.0, "two_epochs": 2.0, "without_x2": 3.0, "bapo": 4.0}
 AFTER = stages.Stage("after", 1, "best_rates", (61, 62), OF_AFTER, rates_from="search", flags={"eval.steps": -1})
@@ -57,8 +59,9 @@ def test_seeds_are_new():
         with tarfile.open(records) as file:
             used |= {int(found[1]) for name in file.getnames() if (found := re.search(r"-s(\d+)/", name))}
     assert {1, 25, 50, 104} <= used
-    of_part = Counter(seed for stage in stages.STAGES for seed in set(stage.seeds) if not stage.beside)
+    of_part = Counter(seed for stage in BOTH for seed in set(stage.seeds) if not stage.beside)
     assert not used & set(of_part) and set(of_part.values()) == {1}
+    assert min(seed for stage in stages.FAIR for seed in stage.seeds) == 401
 
 
 def test_a_stage_beside_another_one_is_later_and_has_its_seeds():
@@ -160,7 +163,7 @@ def test_a_search_whose_runs_are_gone_has_its_kept_heights(tmp_path, small, monk
 
 def test_all_held_out_problems_are_asked():
     """`--data.max_samples` also cuts the evaluation, which has 400 of them."""
-    for name in sorted({stage.study for stage in stages.STAGES}):
+    for name in sorted({stage.study for stage in BOTH}):
         study = stages.definition(name)
         for arm in study.arms:
             args = arguments.parse(study.words(arm, 1), "bapo-openrlhf train")
@@ -186,7 +189,7 @@ def test_seconds_that_are_left(tmp_path, small):
 
 
 def test_every_searched_or_nearest_method_has_a_rate():
-    for stage in stages.STAGES:
+    for stage in BOTH:
         if stage.rates_from:
             searched = stages.stage_of(stage.rates_from).seconds
             nearest = stages.nearest_of(stage)

@@ -20,6 +20,9 @@ STEPS = {  # prompts and steps of those that have other numbers than their kind
     "countdown_methods": (1536, 96),
     "hard_prompts": (128, 48),
     "hard_prompts_more": (128, 48),
+    "fair_shape": (256, 48),
+    "fair_price": (256, 64),
+    "fair_smollm2": (960, 60),
 }
 
 
