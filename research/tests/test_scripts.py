@@ -8,7 +8,7 @@ from bapo_openrlhf import user_file
 starts = user_file.load("starts", ROOT / "tests" / "unit" / "test_benchmarks_start.py")
 SCRIPTS = starts.scripts(ROOT / "research")
 NO_PARSER = {  # they are only imported
-    "hard_prompts.py", "hard_sums.py", "partial_sums.py", "replay_probe.py", "study_picture.py"
+    "hard_prompts.py", "hard_sums.py", "mixed_sums.py", "partial_sums.py", "replay_probe.py", "study_picture.py"
 }  # fmt: skip
 
 
