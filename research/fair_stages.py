@@ -1,7 +1,8 @@
 """The stages of fair_trial_design.md, in the order in which they are run. decision_stages.py says how.
 
-Seconds are those of a run beside another one, if the stage runs two at a time, on an AMD EPYC with AVX-512 and bf16,
-without AMX.
+Seconds are estimates for an AMD EPYC with AVX-512 and bf16, without AMX, of a run beside another one if the stage runs
+two at a time. They are 1.6 times those of the nearest kept runs, which a machine with AMX made, and 1/0.86 times as long
+for the steps if those had the machine for themselves.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from stage import Stage
 TIMED_STEPS = 20  # of a run that measures unit times
 RECIPE = {"plain": 300.0, "recipe": 265.0, "filter_only": 250.0, "bapo": 270.0}
 UNITS = {"plain": 90.0, "recipe": 90.0, "filter_only": 90.0, "bapo": 90.0}
-SHAPE = {"plain": 900.0, "filter_only": 800.0, "bapo": 900.0, "wide": 900.0, "matched": 900.0}
-PRICE = {"four_epochs": 400.0, "two_epochs": 300.0, "replay_8": 400.0, "replay_16": 400.0}
+SHAPE = {"plain": 700.0, "filter_only": 600.0, "bapo": 750.0, "wide": 750.0, "matched": 700.0}
+PRICE = {"four_epochs": 400.0, "two_epochs": 280.0, "replay_8": 400.0, "replay_16": 380.0}
 SMOLLM2 = {"plain": 2400.0, "recipe": 2100.0}
 
 FAIR = (
