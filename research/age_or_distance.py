@@ -23,6 +23,7 @@ PROBE = ["setting", "seed", "step"]
 # What is equal in both halves. TV distances may differ at equal age, because a group that was trained on moves the
 # policy on its own responses.
 EQUAL = {"age": ["age"], "age and TV distance": ["age", "bin"]}
+AGES = ((1, 3), (4, 7))  # steps: the ages that BAPO replays in part 1, and those beyond
 
 
 def tables(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -37,6 +38,7 @@ def tables(probes: pd.DataFrame) -> dict[str, pd.DataFrame]:
     rows = prepared(probes)
     return {
         "Trained on once, as a share of held out": shares(rows),
+        "The same at equal age, by age": shares_by_age(rows),
         "Change of held out projections when the TV distance doubles": trends(rows),
         "Projection as a share of fresh groups', by TV distance": by_distance(rows),
     }
@@ -118,6 +120,16 @@ def shares(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([
         {"at equal": name, "setting": setting, **share(each, strata)}
         for name, strata in EQUAL.items()
+        for setting, each in by_setting(rows)
+    ])  # fmt: skip
+
+
+def shares_by_age(rows: pd.DataFrame) -> pd.DataFrame:
+    """`share` at equal age for each of AGES, for all settings and each. The design has no such question."""
+    return pd.DataFrame([
+        {"ages": f"{first} to {last}", "setting": setting,
+         **share(each[each["age"].between(first, last)], EQUAL["age"])}
+        for first, last in AGES
         for setting, each in by_setting(rows)
     ])  # fmt: skip
 

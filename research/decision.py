@@ -29,10 +29,12 @@ from decision_stages import (
     STAGES,
     NotYet,
     Stage,
+    choose,
     chosen_of,
     ended,
     exists,
     explained,
+    heights_of_seeds,
     method_of,
     planned,
     results_of,
@@ -40,10 +42,23 @@ from decision_stages import (
     stage_of,
     study_of,
 )  # fmt: skip
+from dose import between_prompts, doses
 from folders import DOCS_IMAGES
 from hard_prompts import AGAIN, SOLVED
 from kept_records import folder_of, keep_all, unpack
-from replay_map import add_costs, by_share, discount, heights, optimizer_steps, skipped, units_of, without_signal
+from power import power
+from replay_map import (
+    FREE,
+    add_costs,
+    by_share,
+    discount,
+    heights,
+    optimizer_steps,
+    skipped,
+    units_of,
+    with_free_groups,
+    without_signal,
+)  # fmt: skip
 from scipy import stats
 
 from bapo_openrlhf.errors import RunError
@@ -65,6 +80,10 @@ BEYOND = (("without_x2", "filter_only_delayed"), ("bapo", "filter_only_delayed")
 PRICED_AS = {"in_denominator-group": "filter_only-group"}  # see `set_costs`
 FORMS_OF_X2 = ("bapo", "bapo_c1_0", "bapo_asks_eighths")
 HELPED = ("luffy", "ar3po")  # methods that add a right response to groups whose recorded mean is 0
+FIRST_NEAR = 0.02  # the rule for rates that was committed first: the mean of the runs, and this in the place of NEAR
+CHANGED = {  # when the changes were made that a review of the design had asked for: see `ended_before`
+    "written": "2026-11-27T14:10:32+00:00", "committed": "2026-11-27T14:20:37+00:00"
+}  # fmt: skip
 NOT_YET, NOT_TESTED = "not yet", "not tested"  # see `no_answer`
 
 
@@ -281,13 +300,16 @@ def answer(row: Mapping[str, object]) -> str:
     """What a comparison says.
 
     "ahead" or "behind": p with Holm's correction is below ALPHA. They are "by less than counts" if the interval lies
-    within the smallest difference that counts. "no difference that counts": only that is so. "undecided": neither.
+    within the smallest difference that counts. "no difference that counts": only that is so. "suggested": neither, but
+    the interval excludes 0. "no information": nothing of this.
     """
     gain, low, high, p, counts = (float(row[name]) for name in ("gain", "low", "high", "p_holm", "counts"))
     within = -counts < low and high < counts
     if p < ALPHA:
         return ("ahead" if gain > 0 else "behind") + (", by less than counts" if within else "")
-    return "no difference that counts" if within else "undecided"
+    if within:
+        return "no difference that counts"
+    return "suggested" if low > 0 or high < 0 else "no information"
 
 
 # ── gains at each cost ──
@@ -373,6 +395,29 @@ def at_one_rate(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows).rename(columns={"value": "gain"})
 
 
+def beside_free(results: Results) -> pd.DataFrame:
+    """GRPO priced as if it had not trained on groups without a signal, and each arm minus it, at equal tokens.
+
+    Such groups have no gradient, so this GRPO has the same learning curve at a lower price (`with_free_groups`).
+
+    Returns:
+        A row for each: label, than, pairs, and gain, low and high in points.
+    """
+    both = with_free_groups(results)
+    discount(both, PRICED_AS)
+    arms = both.of_path("group")
+    free = next(arm for arm in arms if arm.method == FREE)
+    pairs = [(free, arms[0]), *((arm, free) for arm in arms[1:] if arm is not free)]
+    rows = []
+    for arm, than in pairs:
+        sides = heights(both, arm.name, than.name, COLUMNS["tokens"])
+        if len(sides) > 1:
+            interval = mean_interval(100 * (sides[arm.name] - sides[than.name]))
+            rows.append({"label": both.labels[arm.name], "than": both.labels[than.name], "pairs": len(sides),
+                         "gain": interval.value, "low": interval.low, "high": interval.high})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
 def at_each_cost(
     results: Results, arm: str, other: str, units: pd.DataFrame | None = None
 ) -> Iterator[dict[str, object]]:
@@ -412,15 +457,36 @@ def forms_of_x2(records: Records) -> pd.DataFrame:
 
 
 def searches(root: Path, stages: Sequence[Stage]) -> pd.DataFrame:
-    """What the searches that have ended have found: for each method and rate, the height by which it is judged."""
+    """What the searches that have ended have found.
+
+    Returns:
+        A row for each method and rate: stage, method, rate, height (by which it is judged), whether it is taken, the
+        heights of its runs if they are kept, and, unless means judge, whether the rule that was committed first would
+        take it.
+    """
     rows = []
     for stage in stages:
         for method in stage.seconds if stage.grid else ():
-            by_rate = search_of(stage, method, root).heights
-            for rate, height in by_rate.items() if by_rate else ():
-                taken = "taken" if rate == chosen_of(stage, by_rate) else ""
-                rows.append({"stage": stage.name, "method": method, "rate": rate, "height": 100 * height, "": taken})
+            search = search_of(stage, method, root)
+            runs = heights_of_seeds(stage, method, search.rates, root) if search.heights and search.rates else {}
+            first = choose({rate: np.mean(each) for rate, each in runs.items()}, FIRST_NEAR) if runs else None
+            for rate, height in search.heights.items() if search.heights else ():
+                row = {
+                    "stage": stage.name, "method": method, "rate": rate, "height": 100 * height,
+                    "": "taken" if rate == chosen_of(stage, search.heights) else "",
+                    "runs": ", ".join(f"{100 * each:.1f}" for each in runs.get(rate, ())),
+                }  # fmt: skip
+                rows.append(row if stage.by_mean else row | {"first rule": "taken" if rate == first else ""})
     return pd.DataFrame(rows)
+
+
+def ended_before(records: Records) -> pd.DataFrame:
+    """How many runs of the stage `runs` had ended before each time of CHANGED: a row for each."""
+    ends = [record.read_summary(run.folder).get("finished", "") for run in records.runs(stage_of("runs"))]
+    return pd.DataFrame([
+        {"changes were": what, "at": moment, "runs that had ended": sum("" < end < moment for end in ends)}
+        for what, moment in CHANGED.items()
+    ])  # fmt: skip
 
 
 # ── updates ──
@@ -508,18 +574,27 @@ def page(tables: Mapping[str, pd.DataFrame], title: str, name: str) -> str:
 
 def tables_of(records: Records) -> dict[str, pd.DataFrame]:
     """The tables of the page by their titles, of the stages that have runs."""
-    units = records.units()
-    tables = {"Primary comparisons": primary(records), "Learning rates": searches(records.root, STAGES)}
+    units, comparisons = records.units(), primary(records)
+    tables = {
+        "Primary comparisons": comparisons,
+        "What the primary comparisons could see": power(comparisons, ALPHA),
+        "Learning rates": searches(records.root, STAGES),
+    }
     for stage in ("runs", "hard", "critic"):
         results = records.results(stage)
         if results is None or not records.over(stage):
             continue
         plain = "PPO" if stage == "critic" else "GRPO"
         tables[f"Gain over {plain} ({stage})"] = gains(results, units if stage == "runs" else units.iloc[:0])
+        if stage != "critic":
+            tables[f"Beside GRPO whose groups without a signal are free ({stage})"] = beside_free(results)
         tables[f"Updates ({stage})"] = updates(results)
+        tables[f"X2 and X3 ({stage})"] = doses(results)
     if (results := records.results("runs")) is not None:
         tables["At one rate (runs)"] = at_one_rate(results)
+        tables["Variance of rewards between prompts (runs)"] = between_prompts(results)
         tables["Gain by the share of generation"] = by_share(results)
+        tables["Runs that had ended when the design was changed"] = ended_before(records)
     tables["What the critic explains"] = critics(records)
     tables["Unit times"] = units
     for stage in ("hard", "hard_more"):

@@ -206,11 +206,17 @@ class Search(NamedTuple):
 
 
 def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, float] | None:
-    """Height of the learning curve of a method with each rate, up to an equal number of responses.
+    """The lowest of the `heights_of_seeds` by rate, or their mean (`Stage.by_mean`); None if a run has not ended."""
+    found = heights_of_seeds(stage, method, rates, root)
+    judged = np.mean if stage.by_mean else min
+    return None if found is None else {rate: float(judged(of_seeds)) for rate, of_seeds in found.items()}
+
+
+def heights_of_seeds(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, list[float]] | None:
+    """Heights of the learning curves of a method with each rate, up to an equal number of responses.
 
     Returns:
-        The lowest one of the seeds by rate, or their mean (`Stage.by_mean`). A rate one of whose runs failed is left
-        out. None if a run has not ended.
+        Those of the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.
     """
     study = definition(stage.study)
     arm = next(arm for arm in study.arms if arm.method == method)
@@ -222,7 +228,7 @@ def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> di
     whole = {rate: name for rate, name in ((rate, arm.name) for rate, arm in arms.items())
              if all(run.done for run in runs if run.arm.name == name)}  # fmt: skip
     curves = curves_of(stage, results_of(study, runs), list(whole.values()))
-    return {rate: float(curves[name].mean() if stage.by_mean else curves[name].min()) for rate, name in whole.items()}
+    return {rate: [float(height) for height in curves[name]] for rate, name in whole.items()}
 
 
 def curves_of(stage: Stage, results: Results, arms: Sequence[str]) -> pd.Series:

@@ -80,6 +80,7 @@ LINES = {  # of the figure by the share of generation: label, and colour
     **dict(zip(REPLAY.values(), (PALETTE[4], PALETTE[3], PALETTE[1]), strict=True)),
 }
 ANSWERS = dict(zip(("ahead", "equal", "undecided", "behind"), (PALETTE[place] for place in (2, 0, 6, 1)), strict=True))
+ALIKE = (12, 18)  # optimizer steps for 1,000 responses of arms that make about as many as GRPO, 15.6
 EQUAL = 0.01  # arms whose interval lies within this distance of 0 are equal
 STEPS, FIRST_TIMED = 20, 5  # steps of a run that measures unit times, and the first one that counts
 
@@ -369,6 +370,30 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def gain_by_steps(table: pd.DataFrame, optimizer: pd.DataFrame) -> pd.DataFrame:
+    """Correlation between the gain over GRPO at equal responses and the logarithm of the optimizer steps.
+
+    Args:
+        table: What `gains` returns, with the setting. The arms with small batches and without a critic count.
+        optimizer: What `optimizer_steps` returns, with the setting.
+
+    Returns:
+        A row for all of these arms, and one for those whose optimizer steps are in ALIKE: arms (which), count and
+        correlation.
+    """
+    of_arms = []
+    for one in (table[table["cost"] == "responses"], optimizer):
+        wanted = one[(one["setting"] == SETTINGS["map_neighbours"]) & (one["path"] == "group")]
+        of_arms.append(wanted.drop_duplicates("label").set_index("label"))
+    both = of_arms[0][["gain"]].join(np.log(of_arms[1]["optimizer_steps"]))
+    alike = both[both["optimizer_steps"].between(*np.log(ALIKE))]
+    names = {"all": both, f"{ALIKE[0]} to {ALIKE[1]} steps": alike}
+    return pd.DataFrame([
+        {"arms": name, "count": len(arms), "correlation": arms["gain"].corr(arms["optimizer_steps"])}
+        for name, arms in names.items()
+    ])  # fmt: skip
+
+
 def drawn_as(label: str) -> str:
     """The label under which an arm is drawn: the same with and without a critic."""
     return label.replace("BA-PPO", "BAPO").replace("GRPO, smaller batch", SIMPLE["small"])
@@ -540,6 +565,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tests = confirmation({name: studies[name] for name in TESTS if name in studies})
     tests.round(4).to_csv(FOLDER / "confirmation.csv", index=False)
     beside_simple(studies).round(3).to_csv(FOLDER / "simple.csv", index=False)
+    gain_by_steps(table, tables["optimizer_steps"]).round(3).to_csv(FOLDER / "gain_by_steps.csv", index=False)
     save_svg(picture(table), DOCS_IMAGES / "map.svg")
     save_svg(picture_of_arms(table, tables["optimizer_steps"]), DOCS_IMAGES / "map_arms.svg")
     save_svg(picture_of_shares(tables["shares"]), DOCS_IMAGES / "map_shares.svg")

@@ -1,5 +1,7 @@
 """The analysis of part 4, on made-up probes: against arithmetic by hand and simulations whose truth is known."""
 
+from itertools import product
+
 import age_or_distance
 import numpy as np
 import pandas as pd
@@ -134,6 +136,19 @@ def test_only_groups_of_one_probe_and_stratum_are_compared():
     assert found["tv held out"] == pytest.approx((0.01 * (2 / 3 + 1 / 2) + 0.05 / 2) / (2 / 3 + 1))
 
 
+def test_each_age_counts_in_its_own_row():
+    """What having been trained on costs grows with the age, in one probe of each of two steps."""
+    worth = dict(zip(range(1, 8), (0.9, 0.8, 0.7, 0.4, 0.3, 0.2, 0.1), strict=True))
+    uids = {half: [uid for uid in range(50) if age_or_distance.held_out(uid) == half] for half in (True, False)}
+    rows = [line(uids[True][0], 1.0, step=step, age=0) | {"source": "fresh"} for step in (8, 16)]
+    for step, age in product((8, 16), worth):
+        rows += [line(uids[half][age], 1.0 if half else worth[age], step=step, age=age) for half in (True, False)]
+    table = age_or_distance.shares_by_age(age_or_distance.prepared(pd.DataFrame(rows))).set_index(["ages", "setting"])
+    assert table.loc[("1 to 3", "one"), "ratio"] == pytest.approx(0.8)
+    assert table.loc[("4 to 7", "all settings"), "ratio"] == pytest.approx(0.25)
+    assert list(table["held out"]) == [6, 6, 8, 8]
+
+
 def test_the_trend_is_that_of_held_out_groups_within_a_probe():
     """Per bin: -1 in both probes, although the probe with farther groups has larger projections."""
     lines = [line(0, 1.0, age=0)]
@@ -151,9 +166,9 @@ def test_the_trend_is_that_of_held_out_groups_within_a_probe():
 def test_tables():
     probes = simulated(0, worth=0.5)
     tables = age_or_distance.tables(probes)
-    shares, trends, by_distance = tables.values()
+    shares, by_age, trends, by_distance = tables.values()
     assert list(shares["at equal"].unique()) == ["age", "age and TV distance"]
-    assert set(shares["setting"]) == set(trends["setting"]) == {age_or_distance.ALL, *RATES}
+    assert set(shares["setting"]) == set(by_age["setting"]) == set(trends["setting"]) == {age_or_distance.ALL, *RATES}
     assert set(by_distance["half"]) == {"held out", "trained on"}
     for _, of_half in by_distance.groupby("half"):
         assert of_half["ratio"].iloc[0] > 3 * of_half["ratio"].iloc[-1]

@@ -143,7 +143,7 @@ def test_a_comparison_has_no_answer_until_all_runs_of_its_arms_have_ended(record
 @pytest.mark.parametrize(
     ("explains", "p", "expected"),
     [
-        ({"filter_only": (0.3, 0.15), "without_x2": (0.3, 0.2)}, 0.5, "undecided"),  # the mean of an arm counts
+        ({"filter_only": (0.3, 0.15), "without_x2": (0.3, 0.2)}, 0.5, "suggested"),  # the mean of an arm counts
         ({"filter_only": (0.3, 0.05), "without_x2": (0.3, 0.3)}, np.nan, "not tested"),
         ({"filter_only": (0.3, 0.3), "without_x2": (0.1, 0.2)}, np.nan, "not tested"),
     ],
@@ -179,8 +179,11 @@ def test_a_corrected_p_can_only_become_smaller_when_more_comparisons_are_made():
         ((-2.0, -3.1, -0.9, 0.04), "behind"),
         ((-0.8, -1.3, -0.3, 0.02), "behind, by less than counts"),
         ((1, -0.5, 2.9, 0.3), "no difference that counts"),
-        ((1, -0.5, 3.1, 0.3), "undecided"),
-        ((-1, -3.1, 0.5, 0.06), "undecided"),
+        ((1, 0.5, 1.5, 0.3), "no difference that counts"),
+        ((1, -0.5, 3.1, 0.3), "no information"),
+        ((-1, -3.1, 0.5, 0.06), "no information"),
+        ((2, 0.5, 3.5, 0.06), "suggested"),
+        ((-4, -7.5, -0.5, 0.3), "suggested"),
     ],
 )
 def test_answers(row, expected):
@@ -316,6 +319,47 @@ def test_replay_is_compared_with_the_filter_that_has_its_v(records, tmp_path, mo
         write_run(run, 0.5)
     table = decision.gains(decision.Records(tmp_path).results("runs"), UNTIMED)
     assert set(table[table["than"] == "filter only, v = 2"]["label"]) == {"BAPO", "BAPO without X2"}
+
+
+def test_gains_beside_grpo_that_has_groups_without_a_signal_for_free(records):
+    """It pays 500 + 400 tokens for a step. So does the arm that is run as the control."""
+    table = decision.beside_free(records.results("runs")).set_index(["label", "than"])
+    free, costs = replay_map.SIMPLE[replay_map.FREE], {"plain": 1000, "filter_only": 800, "in_denominator": 900}
+    wanted = {
+        (free, "GRPO"): differences("in_denominator", "plain", costs),  # it has the curve of GRPO
+        ("filter only", free): differences("filter_only", "in_denominator", costs),
+        ("filter only, divided by all groups", free): np.zeros(10),
+    }
+    for key, pairs in wanted.items():
+        interval = stats.ttest_1samp(pairs, 0).confidence_interval() if pairs.any() else (0, 0)
+        expected = (10, pairs.mean(), *interval)
+        assert tuple(table.loc[key]) == pytest.approx(expected, abs=0.01)
+    assert len(table) == len(METHODS)
+
+
+def test_a_search_shows_both_rules(tmp_path, monkeypatch):
+    """The lower run of 1e-4 is the best one, and the mean of 2e-4. Heights without runs are as they were noted."""
+    two = replace(SEARCH, seeds=(201, 202), seconds={"plain": 1}, grid=(1e-4, 2e-4))
+    monkeypatch.setattr(decision, "STAGES", (two,))
+    monkeypatch.setattr(stages, "MOST_MORE", 0)
+    for run in stages.planned(two, tmp_path):
+        write_run(run, {(1e-4, 201): 0.6, (1e-4, 202): 0.6, (2e-4, 201): 0.9, (2e-4, 202): 0.5}[
+            float(run.arm.flags[stages.RATE]), run.seed])  # fmt: skip
+    table = decision.searches(tmp_path).set_index("rate")
+    mean = {top: 100 * (top + START) / 2 for top in (0.5, 0.6, 0.9)}
+    assert list(table["height"]) == pytest.approx([mean[0.6], mean[0.5]])
+    assert list(table["runs"]) == [f"{mean[0.6]:.1f}, {mean[0.6]:.1f}", f"{mean[0.9]:.1f}, {mean[0.5]:.1f}"]
+    assert list(table[""]) == ["taken", ""] and list(table["first rule"]) == ["", "taken"]
+    monkeypatch.setattr(stages, "known_heights", lambda stage: {"plain": {1e-4: 0.5, 2e-4: 0.4}})
+    noted = decision.searches(tmp_path)
+    assert list(noted["runs"]) == list(noted["first rule"]) == ["", ""] and list(noted[""]) == ["taken", ""]
+
+
+def test_runs_that_had_ended_before_a_change(records, tmp_path):
+    first, second = (run.folder / "summary.json" for run in stages.planned(RUNS, tmp_path)[:2])
+    for summary, end in ((first, "2026-11-27T14:10:31+00:00"), (second, "2026-11-27T14:15:00+00:00")):
+        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"finished": end}))
+    assert list(decision.ended_before(records)["runs that had ended"]) == [1, 2]
 
 
 def test_unit_times(records, tmp_path):

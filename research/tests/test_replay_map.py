@@ -237,3 +237,21 @@ def test_optimizer_steps_for_a_thousand_responses():
         {"label": "GRPO", "path": "group", "optimizer_steps": 1000 * 8 / 64},
         {"label": "BAPO", "path": "group", "optimizer_steps": 1000 * 5 / 120},
     ]
+
+
+def test_gains_and_optimizer_steps_go_together_as_a_whole_and_not_among_alike_arms():
+    steps = {"a": 10, "b": 12, "c": 15, "d": 18, "e": 31, "other": 15}
+    gained = {"a": -5.0, "b": 1.0, "c": 0.0, "d": 1.0, "e": 9.0, "other": 99.0}
+    settings = {label: "tuned" if label == "other" else "small batches" for label in steps}
+    rows = [
+        {"label": label, "path": "group", "setting": settings[label], "cost": cost, "gain": gain}
+        for label, value in gained.items() for cost, gain in (("responses", value), ("tokens", 50.0))
+    ]  # fmt: skip
+    optimizer = pd.DataFrame([
+        {"label": label, "path": path, "setting": settings[label], "optimizer_steps": count}
+        for label, count in steps.items() for path in ("group", "critic", "group")
+    ])  # fmt: skip
+    table = replay_map.gain_by_steps(pd.DataFrame(rows), optimizer).set_index("arms")
+    for arms, labels in (("all", "abcde"), ("12 to 18 steps", "bcd")):
+        wanted = np.corrcoef([gained[label] for label in labels], [np.log(steps[label]) for label in labels])[0, 1]
+        assert tuple(table.loc[arms]) == pytest.approx((len(labels), wanted))
