@@ -34,7 +34,8 @@ VARIANTS = """
     bapo_without_x2 | BAPO that never generates again. | Use it to see what this is worth. | arXiv 2602.20722, Table 1b
     bapo_without_x3 | BAPO that replays nothing. | Use it to see what replay is worth. | arXiv 2602.20722, Table 1b
     filter_only | GRPO or PPO that does not train on groups without a signal: BAPO without X2 and X3, with v = 1. | \
-        Use it first: it saves training, and has nothing to tune. | arXiv 2602.20722, Eq. 5, first term
+        Use it if training takes most of a step: it saves that, and has nothing to tune. | \
+        arXiv 2602.20722, Eq. 5, first term
     skip_two_updates | GRPO with two updates a rollout that skips groups without a signal and divides by them. | \
         Use it if nothing but rewards is to be learned: without KL penalty and entropy bonus, it is GRPO with less to \
         compute. | this project

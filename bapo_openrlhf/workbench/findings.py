@@ -42,9 +42,9 @@ def far(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
     uses = _mean(rows, "replayed", "staleness/replayed_uses_mean")
     if uses is not None and uses > MOST_USES:
         said.append(
-            f"replayed groups had been trained on in {uses:.1f} earlier steps on average in {steps}. In our study, one "
-            "step made them worth 0.45 of others at the same distance: 0.60 with a learning rate of 2e-5, and 0.26 "
-            "with 1e-4. A smaller --adapt.replay_steps uses each less often."
+            f"replayed groups had been trained on in {uses:.1f} earlier steps on average in {steps}. In our study, "
+            "groups of the last 3 steps that were trained on once pointed 0.89 as far as others with a learning rate "
+            "of 2e-5, and 0.29 with 1e-4. A smaller --adapt.replay_steps uses each less often."
         )
     return said
 
