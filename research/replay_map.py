@@ -223,7 +223,7 @@ def without_signal(results: Results) -> pd.DataFrame:
 
     A group of mean 0 to which a method adds a right response (LUFFY, AR3PO) is among them, although it has a signal.
     """
-    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"])]
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"]).astype({"tokens": float})]
     for study_run in results.runs:
         groups = study_run.run.groups
         if not groups.empty:
