@@ -460,9 +460,9 @@ def searches(root: Path, stages: Sequence[Stage]) -> pd.DataFrame:
     """What the searches that have ended have found.
 
     Returns:
-        A row for each method and rate: stage, method, rate, height (by which it is judged), whether it is taken, the
-        heights of its runs if they are kept, and, unless means judge, whether the rule that was committed first would
-        take it.
+        A row for each method and rate: stage, method, rate, the height by which it is judged, whether it is taken, and,
+        if its runs are kept, the heights of all. In the study that decides, also whether the rule that was committed
+        first would take it.
     """
     rows = []
     for stage in stages:
@@ -471,12 +471,12 @@ def searches(root: Path, stages: Sequence[Stage]) -> pd.DataFrame:
             runs = heights_of_seeds(stage, method, search.rates, root) if search.heights and search.rates else {}
             first = choose({rate: np.mean(each) for rate, each in runs.items()}, FIRST_NEAR) if runs else None
             for rate, height in search.heights.items() if search.heights else ():
-                row = {
+                rows.append({
                     "stage": stage.name, "method": method, "rate": rate, "height": 100 * height,
                     "": "taken" if rate == chosen_of(stage, search.heights) else "",
                     "runs": ", ".join(f"{100 * each:.1f}" for each in runs.get(rate, ())),
-                }  # fmt: skip
-                rows.append(row if stage.by_mean else row | {"first rule": "taken" if rate == first else ""})
+                    **({} if stage.by_mean else {"first rule": "taken" if rate == first else ""}),
+                })  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -208,12 +208,12 @@ class Search(NamedTuple):
 def heights(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, float] | None:
     """The lowest of the `heights_of_seeds` by rate, or their mean (`Stage.by_mean`); None if a run has not ended."""
     found = heights_of_seeds(stage, method, rates, root)
-    judged = np.mean if stage.by_mean else min
-    return None if found is None else {rate: float(judged(of_seeds)) for rate, of_seeds in found.items()}
+    judge = np.mean if stage.by_mean else min
+    return None if found is None else {rate: float(judge(of_seeds)) for rate, of_seeds in found.items()}
 
 
 def heights_of_seeds(stage: Stage, method: str, rates: Sequence[float], root: Path) -> dict[float, list[float]] | None:
-    """Heights of the learning curves of a method with each rate, up to an equal number of responses.
+    """Heights of the learning curves of a method with each rate, up to an equal cost.
 
     Returns:
         Those of the seeds by rate. A rate one of whose runs failed is left out. None if a run has not ended.

@@ -1,8 +1,8 @@
 """The stages of fair_trial_design.md, in the order in which they are run. decision_stages.py says how.
 
-Seconds are estimates for an AMD EPYC with AVX-512 and bf16, without AMX, of a run beside another one if two run at a
-time. They are 1.6 times those of the nearest kept runs, which a machine with AMX made, and 1/0.86 times as long
-for the steps if those had the machine for themselves.
+Seconds are estimates for an AMD EPYC with AVX-512 and bf16, without AMX, of a run beside another one if the stage runs
+two at a time. They are 1.6 times those of the nearest kept runs, which a machine with AMX made. If those had a machine
+for themselves, the steps take 1/0.86 times as long.
 """
 
 from __future__ import annotations

@@ -19,8 +19,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from decision import ALPHA, COLUMNS, Interval, Records, answer, kept, page, searches, set_costs, updates
+from decision import (
+    ALPHA,
+    COLUMNS,
+    NOT_TESTED,
+    NOT_YET,
+    Interval,
+    Records,
+    answer,
+    kept,
+    page,
+    searches,
+    set_costs,
+    updates,
+)
 from decision_stages import best_method, stage_of, stages_of
+from dose import weighted
 from kept_records import folder_of, keep_all
 from replay_map import SHARES, optimizer_steps, priced
 from scipy import stats
@@ -205,27 +219,16 @@ def primary(records: Records) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*Comparison._fields, "gain", "low", "high", "p"])
     table["p_holm"] = table.groupby("stage")["p"].transform(lambda p: holm(p.fillna(1.0))).where(table["p"].notna())
     table["answer"] = [
-        verdict(row) if row["p"] == row["p"] else "not tested" if over(records, row["stage"]) else "not yet"
+        answer({**row, "counts": COUNTS}) if row["p"] == row["p"]
+        else NOT_TESTED if over(records, row["stage"]) else NOT_YET
         for row in table.to_dict("records")
-    ]
+    ]  # fmt: skip
     return table
 
 
 def gain_of(both: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
     """gain, low and high of `difference`."""
     return dict(zip(("gain", "low", "high"), difference(*both), strict=True))
-
-
-def verdict(row: dict[str, object]) -> str:
-    """What a comparison says: `decision.answer`, with two words for "undecided".
-
-    "suggested": the interval, which is not corrected, excludes 0. "no information": it does not, and it is not within
-    the smallest difference that counts.
-    """
-    said = answer({**row, "counts": COUNTS})
-    if said != "undecided":
-        return said
-    return "suggested" if float(row["low"]) > 0 or float(row["high"]) < 0 else "no information"
 
 
 def gains(results: Results, baseline: str, units: pd.DataFrame) -> pd.DataFrame:
@@ -277,13 +280,6 @@ def batches(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def weighted(steps: pd.DataFrame, metric: str, groups: pd.Series) -> float:
-    """Mean of a metric over groups: each step counts by its number. nan if no step has it."""
-    values = steps.reindex(columns=[metric])[metric]
-    weights = groups.where(values.notna(), 0)
-    return float((values * weights).sum() / weights.sum()) if weights.sum() else np.nan
-
-
 def waits(results: Results, arm: str) -> float:
     """Steps from the last group of a prompt to the one that is trained on as X2, the mean; nan without any."""
     tables = [run.run.groups.assign(seed=run.seed) for run in results.by_arm[arm] if not run.run.groups.empty]
@@ -297,13 +293,8 @@ def waits(results: Results, arm: str) -> float:
 
 def machines(records: Records, stage: str) -> pd.DataFrame:
     """Runs of each arm by the kind of CPU."""
-    rows = [{"label": run.arm.label, "cpu": run_cpu(run.run.metadata)} for run in records.results(stage).runs]
+    rows = [{"label": run.arm.label, "cpu": run.run.metadata.get("cpu")} for run in records.results(stage).runs]
     return pd.DataFrame(rows).value_counts().rename("runs").reset_index()
-
-
-def run_cpu(metadata: dict[str, object]) -> str:
-    """The kind of CPU of a run."""
-    return str(metadata.get("cpu"))
 
 
 def tables_of(records: Records) -> dict[str, pd.DataFrame]:

@@ -233,15 +233,16 @@ def without_signal(results: Results) -> pd.DataFrame:
 
 
 def skipped(results: Results) -> pd.DataFrame:
-    """The groups without a signal that no model passes and that count where an update divides: arm, seed, step, tokens
-    and responses. These are those of runs with `adapt.skip_zero_advantage`.
+    """The groups that no model passes and that count where an update divides: arm, seed, step and tokens.
+
+    They are the groups without a signal of runs with `adapt.skip_zero_advantage`.
     """
-    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens", "responses"]).astype({"tokens": float, "responses": float})]
+    tables = [pd.DataFrame(columns=[*RUN, "step", "tokens"]).astype({"tokens": float})]
     for study_run in results.runs:
         groups = study_run.run.groups
         if study_run.run.config.get("adapt.skip_zero_advantage") and not groups.empty:
             silent = groups[(groups["state"] == "filtered") & groups["mean"].isin([0, 1])]
-            tables.append(silent[["step", "tokens", "responses"]].assign(arm=study_run.arm.name, seed=study_run.seed))
+            tables.append(silent[["step", "tokens"]].assign(arm=study_run.arm.name, seed=study_run.seed))
     return pd.concat([table for table in tables if not table.empty] or tables)
 
 
@@ -354,13 +355,13 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         A row for each arm: label, path and optimizer_steps, which are not known (NaN) of an arm that also trains on
         worked solutions.
     """
-    rows, silent = [], skipped(results).groupby([*RUN, "step"])["responses"].sum()
+    rows = []
     for arm in results.arms:
         steps = results.steps[results.steps["arm"] == arm.name]
         args = arguments.parse(results.study.words(arm, 1))
-        trained = steps.reindex(columns=["responses/trained"])["responses/trained"]  # plain OpenRLHF: full batches
-        planned = silent.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0).to_numpy()
-        of_batch = np.ceil((trained.fillna(batch_arithmetic(args).most_samples) + planned) / args.train.batch_size)
+        of_step = steps.reindex(columns=["responses/trained", "responses/skipped"])
+        trained = of_step["responses/trained"].fillna(batch_arithmetic(args).most_samples)  # plain OpenRLHF: all
+        of_batch = np.ceil((trained + of_step["responses/skipped"].fillna(0)) / args.train.batch_size)
         steps_made = of_batch * args.train.max_epochs
         shown = steps.reindex(columns=[SHOWN])[SHOWN]
         if shown.sum() > 0:
