@@ -340,18 +340,17 @@ def test_gains_beside_grpo_that_has_groups_without_a_signal_for_free(records):
 def test_a_search_shows_both_rules(tmp_path, monkeypatch):
     """The lower run of 1e-4 is the best one, and the mean of 2e-4. Heights without runs are as they were noted."""
     two = replace(SEARCH, seeds=(201, 202), seconds={"plain": 1}, grid=(1e-4, 2e-4))
-    monkeypatch.setattr(decision, "STAGES", (two,))
     monkeypatch.setattr(stages, "MOST_MORE", 0)
     for run in stages.planned(two, tmp_path):
         write_run(run, {(1e-4, 201): 0.6, (1e-4, 202): 0.6, (2e-4, 201): 0.9, (2e-4, 202): 0.5}[
             float(run.arm.flags[stages.RATE]), run.seed])  # fmt: skip
-    table = decision.searches(tmp_path).set_index("rate")
+    table = decision.searches(tmp_path, [two]).set_index("rate")
     mean = {top: 100 * (top + START) / 2 for top in (0.5, 0.6, 0.9)}
     assert list(table["height"]) == pytest.approx([mean[0.6], mean[0.5]])
     assert list(table["runs"]) == [f"{mean[0.6]:.1f}, {mean[0.6]:.1f}", f"{mean[0.9]:.1f}, {mean[0.5]:.1f}"]
     assert list(table[""]) == ["taken", ""] and list(table["first rule"]) == ["", "taken"]
     monkeypatch.setattr(stages, "known_heights", lambda stage: {"plain": {1e-4: 0.5, 2e-4: 0.4}})
-    noted = decision.searches(tmp_path)
+    noted = decision.searches(tmp_path, [two])
     assert list(noted["runs"]) == list(noted["first rule"]) == ["", ""] and list(noted[""]) == ["taken", ""]
 
 
