@@ -69,7 +69,7 @@ def sources(package):
 
 
 def test_every_quoted_message_is_in_the_code():
-    assert len(QUOTED) > 30
+    assert len(QUOTED) > 20
     files = (ROOT / "bapo_openrlhf/training").rglob("*.py")
     phases = {phase for file in files for phase in re.findall(r'\.phase[\w, ]* = "([^"]+)"', file.read_text())}
     modules = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
@@ -95,7 +95,6 @@ PRINTED = {
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
-    "partial rollouts": [*CHECK, "--train.async_enable", "--train.partial_rollout_enable"],
     "image without template": [
         *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
         *["--data.prompt_dataset", "data/geometry/train.jsonl", "--actor.model_name_or_path", "vision"],
