@@ -37,6 +37,7 @@ PARTS = {
     "ba_ppo_average": {"train.enable_ema": True, "train.ema_beta": 0.5},
     "ba_ppo_tokens": {"adapt.micro_batch_tokens": 200},
     "ba_ppo_ahead": {"train.async_enable": True},
+    "bapo_grpo_partial": {"adapt.partial_rollout_tokens": 8},
     "bapo_grpo_images": {"data.max_images_per_prompt": 1, "data.apply_chat_template": True, "data.max_len": 192},
 }
 # Parts of the names of metrics that differ from run to run.

@@ -11,6 +11,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
@@ -89,9 +90,9 @@ class StepAccounts:
                 f"{most} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
 
-    def before_update(self, experience: BatchExperience) -> dict[str, Any]:
+    def before_update(self, reviewed: Review, experience: BatchExperience) -> dict[str, Any]:
         """Metrics of the experience of the reviewed batch, before the step's first update."""
-        reviewed, actor = self.state.reviewed, self.args.actor
+        actor = self.args.actor
         status: dict[str, Any] = {"tokens/reference_kept": experience.reference_kept}
         if experience.masked is not None:
             status["importance/masked_share"] = experience.masked
@@ -99,18 +100,18 @@ class StepAccounts:
         status |= shifts(reviewed.batch, experience.sums, self.state.weights_since, reviewed.gap)
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
 
-    def settle(self, step: int, generated: GeneratedStep, rollout: Rollout) -> dict[str, Any]:
+    def settle(self, step: int, generated: GeneratedStep, rollout: Rollout, reviewed: Review) -> dict[str, Any]:
         """Enter what became of each group of a step, and record it. Returns the metrics.
 
         Args:
             step: Trainer step, counted from 0.
             generated: What the step generated.
             rollout: The rollout of the step.
+            reviewed: The review of its batch.
 
         Raises:
             RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.
         """
-        reviewed = self.state.reviewed
         batch, failed = reviewed.batch, [len(group.samples) for group in generated.failed]
         uses = self.ledger.uses(batch.replayed)
         counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)

@@ -16,10 +16,8 @@ import ray
 import torch
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.methods.base import Method
@@ -47,8 +45,6 @@ class WholeCheckpoints:
 
     Attributes:
         store: The checkpoints of the run.
-        resumed_weights_version: Step of the weights that the engines held when the checkpoint was written. It is set
-            after a resume, until the engines hold their weights again.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class WholeCheckpoints:
         self.workers = dict(workers)
         self.ahead = args.adapt.steps_ahead(args.train) > 0
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
-        self.resumed_weights_version: int | None = None
 
     # ── Saving ──
 
@@ -122,7 +117,7 @@ class WholeCheckpoints:
             "worker_rng": {
                 name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
             },
-            "gap": self.state.reviewed.gap.state_dict(),
+            "gap": self.state.gap.state_dict(),
             "ledger": self.ledger.state_dict(),
             "method": self.method.state_dict(),
         }
@@ -130,7 +125,7 @@ class WholeCheckpoints:
     # ── Resuming ──
 
     def resume(self, states: dict[str, Any]) -> None:
-        """Restore the state of the layer from the checkpoint that the run continues from.
+        """Restore the state of the layer and the engines' weights from the checkpoint that the run continues from.
 
         Args:
             states: OpenRLHF's state in the checkpoint; of a run at step 0 there is nothing to restore.
@@ -161,7 +156,7 @@ class WholeCheckpoints:
         else:
             self.state.waiting = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
         self._resume_unfinished(tag, saved["unfinished"])
-        self.resumed_weights_version = saved["weights_version"]
+        self._resume_engines(saved["weights_version"])
         logger.info(f"resumed from {tag}")
 
     def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
@@ -193,7 +188,7 @@ class WholeCheckpoints:
             )
         self.method.load_state_dict(saved["method"])
         self.ledger.load_state_dict(saved["ledger"])
-        self.state.reviewed = Review.empty(Batch(), Gap(**saved["gap"]))
+        self.state.gap = Gap(**saved["gap"])
         self.state.step, self.state.weights_since = saved["step"], saved["weights_since"]
         self.state.generated = saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
@@ -219,9 +214,8 @@ class WholeCheckpoints:
         loading += [ranks[n].seed_rng.remote(int(s.generate_state(1)[0])) for n, s in zip(new, seeds, strict=True)]
         ray.get(loading)
 
-    def resume_engines(self) -> None:
-        """Give the engines the weights that they held when the checkpoint was written."""
-        saved, self.resumed_weights_version = self.resumed_weights_version, None
-        folder = self.store.folder(self.args.checked.resume_tag)
+    def _resume_engines(self, saved: int) -> None:
+        """Give the engines the weights that they held when the checkpoint was written, those of step `saved`."""
+        self.state.phase, folder = "syncing weights", self.store.folder(self.args.checked.resume_tag)
         may_be_early = self.args.adapt.max_shift_rollout is not None
         self.rollout_weights.resume(saved, self.state.step, folder, may_be_early=may_be_early)

@@ -17,7 +17,7 @@ from openrlhf.datasets.utils import blending_datasets
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.advantage import relative_rewards
-from bapo_openrlhf.adapt.batch import Demonstration
+from bapo_openrlhf.adapt.batch import Batch, Demonstration
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.flags.sizes import fits_solution
 from bapo_openrlhf.training.trainer.experience import BatchExperience
@@ -117,7 +117,7 @@ class Demonstrations:
 
     Args:
         args: OpenRLHF's (nested) arguments.
-        state: Where the run is. Its review has the batch.
+        state: Where the run is.
         actor: OpenRLHF's group of the actor's processes.
         solutions: The worked solutions of the data.
     """
@@ -125,37 +125,37 @@ class Demonstrations:
     def __init__(self, args: SimpleNamespace, *, state: RunState, actor: Any, solutions: Solutions) -> None:
         self.args, self.state, self.actor, self.solutions = args, state, actor, solutions
 
-    def beside(self, experience: BatchExperience | None) -> list[Experience]:
-        """X4 as samples that go to the actor after those of the experience. None: the batch has no groups.
+    def beside(self, batch: Batch, experience: BatchExperience | None) -> list[Experience]:
+        """X4 as samples that go to the actor after those of the experience. They have no KL penalty.
 
-        They have no KL penalty.
+        Args:
+            batch: The batch.
+            experience: The experience of its groups; None if it has none.
         """
         first, like = (len(experience.origins), experience.experiences[0]) if experience else (0, None)
         return [
             self.solutions.sample(shown.prompt, advantage_of(shown, self.args), place=first + number, like=like)
-            for number, shown in enumerate(self.state.reviewed.batch.demonstrations)
+            for number, shown in enumerate(batch.demonstrations)
         ]
 
     def send(self, samples: Sequence[Experience]) -> None:
         """Send samples to the actor, which trains on them next."""
         ray.get(self.actor.async_run_method_batch(method_name="append", experience=samples))
 
-    def fine_tune(self) -> dict[str, float]:
+    def fine_tune(self, batch: Batch) -> dict[str, float]:
         """Fine-tune the actor on the solutions of the prompts for which the batch asks. Returns the metrics."""
-        prompts = self.state.reviewed.batch.fine_tuned
-        if not prompts:
+        if not batch.fine_tuned:
             return {}
         self.state.phase = "training"
-        self.send([self.solutions.sample(prompt, place=place) for place, prompt in enumerate(prompts)])
+        self.send([self.solutions.sample(prompt, place=place) for place, prompt in enumerate(batch.fine_tuned)])
         status = ray.get(self.actor.async_run_method(method_name="fine_tune"))[0]
         return {
             "demonstrations/cross_entropy": status["policy_loss"],
             "demonstrations/grad_norm": status["actor_grad_norm"],
         }
 
-    def metrics(self) -> dict[str, float]:
-        """How many worked solutions the step trains on, and their tokens; nothing in a run without solutions."""
-        batch = self.state.reviewed.batch
+    def metrics(self, batch: Batch) -> dict[str, float]:
+        """How many worked solutions the batch trains on, and their tokens; nothing in a run without solutions."""
         prompts = [shown.prompt for shown in batch.demonstrations] + batch.fine_tuned
         counts = {
             "demonstrations/trained": len(prompts),

@@ -9,6 +9,7 @@ import ray
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain
 from bapo_openrlhf.training.trainer.recorder import explained_variance
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
@@ -42,7 +43,7 @@ class CriticPretraining:
         self.state, self.maker, self.reviewer = state, maker, reviewer
         self.critic, self.train_critic = critic, train
 
-    def train(self, fresh: list[Group]) -> dict[str, Any]:
+    def train(self, fresh: list[Group], gap: Gap) -> dict[str, Any]:
         """Train the critic on all fresh responses, also on those that the filter drops afterwards.
 
         Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
@@ -50,6 +51,7 @@ class CriticPretraining:
 
         Args:
             fresh: The fresh groups of this step.
+            gap: The gap of engine and actor that was measured last.
 
         Returns:
             Its metrics; none in a step without it.
@@ -59,7 +61,7 @@ class CriticPretraining:
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
         passed = self.maker.forward(BatchToTrain.of(batch, self.state.weights_since))
-        kept = self.reviewer.review(batch, passed).kept
+        kept = self.reviewer.review(batch, passed, gap).kept
         if not kept:
             return {}
         experiences = self.maker.finish(passed, kept, monte_carlo=True).experiences

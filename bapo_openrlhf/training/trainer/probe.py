@@ -17,6 +17,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
 from bapo_openrlhf.training.trainer.experience import (
@@ -69,13 +70,14 @@ class GradientProbe:
         self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
         self.rollout_weights = rollout_weights
 
-    def measure(self, experience: BatchExperience) -> dict[str, float]:
+    def measure(self, reviewed: Review, experience: BatchExperience) -> dict[str, float]:
         """Write a line of probes.jsonl for each group of the reviewed batch. Returns metrics of the step.
 
         Args:
+            reviewed: The review of the batch.
             experience: The experience of the batch, before the update.
         """
-        step, reviewed = self.state.step, self.state.reviewed
+        step = self.state.step
         if not due(step, self.args.run.gradient_probe):
             return {}
         self.state.phase, start = "probing gradients", time.perf_counter()

@@ -1,9 +1,10 @@
-"""The review of a run's batches: each with the limits of the run, and with the gap that was measured last."""
+"""The review of a run's batches with the limits of the run."""
 
 from types import SimpleNamespace
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.review import Review, review
+from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.training.trainer.experience import ForwardPass
 from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
@@ -14,7 +15,7 @@ class Reviewer:
 
     Args:
         args: OpenRLHF's (nested) arguments.
-        state: Where the run is. It keeps the last review, and with it the gap.
+        state: Where the run is.
         unusable: Warns of groups whose log-probs are not finite.
     """
 
@@ -23,15 +24,19 @@ class Reviewer:
         adapt = args.adapt
         self.limits = {"max_shift_fresh": adapt.max_shift_fresh, "max_shift_replayed": adapt.max_shift_replayed}
 
-    def review(self, batch: Batch, passed: ForwardPass) -> Review:
+    def review(self, batch: Batch, passed: ForwardPass, gap: Gap) -> Review:
         """The review of a batch that has passed today's models.
+
+        Args:
+            batch: The batch.
+            passed: What today's models say of it.
+            gap: The gap of engine and actor that was measured last.
 
         Raises:
             RuntimeError: Too many of its groups have log-probs that are not finite.
         """
-        step, since, gap = self.state.step, self.state.weights_since, self.state.reviewed.gap
+        step, since = self.state.step, self.state.weights_since
         reviewed = review(batch, passed.log_ratios, passed.sums, step, gap, since=since, **self.limits)
         what = "have log-probs under today's policy that are not finite"
-        self.state.reviewed = reviewed
         self.unusable.check(step + 1, "nonfinite", reviewed.nonfinite, len(batch), what)
         return reviewed

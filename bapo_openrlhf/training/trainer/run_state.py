@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 import ray
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
-from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import Range
 from bapo_openrlhf.adapt.shift import Gap
 
@@ -28,7 +26,7 @@ class RunState:
         stopping: Whether the run was told to stop at the end of a step.
         saved: The newest step that a whole checkpoint has; None if there is none.
         generated: Number of groups generated so far.
-        reviewed: The review of this step's batch, and with it the gap of engine and actor that was measured last.
+        gap: The gap of engine and actor that was measured last in a batch.
         waiting: Hard prompts of this step that are not generated with its rollout. They wait for today's weights.
         reward_range: The least and the greatest reward of the task; None until it is measured.
     """
@@ -40,7 +38,7 @@ class RunState:
     stopping: bool = False
     saved: int | None = None
     generated: int = 0
-    reviewed: Review = field(default_factory=lambda: Review.empty(Batch(), Gap()))
+    gap: Gap = Gap()
     waiting: list[Prompt] = field(default_factory=list)
     reward_range: Range | None = None
 

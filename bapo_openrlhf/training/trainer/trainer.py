@@ -1,9 +1,10 @@
 """OpenRLHF's PPO trainer with batch adaptation.
 
 OpenRLHF's `fit` generates (Algorithm 1, line 6), calls `train_step`, and saves. `train_step` reads from top to bottom:
-hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> account. The hooks of
-OpenRLHF stand below it. They call the parts of a run, which have files of their own: record, checkpoints, the critic's
-pretraining, the probe of gradients and demonstrations.
+hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> sync -> account. Each
+stage gets the values of the stages before it, and returns its own. The hooks of OpenRLHF stand below it. They call the
+parts of a run, which have files of their own: record, checkpoints, the critic's pretraining, the probe of gradients and
+demonstrations.
 """
 
 import time
@@ -15,11 +16,12 @@ import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.adapt.batch import without_silent
+from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
 from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
+from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
@@ -107,8 +109,6 @@ class AdaptedPPOTrainer(StoppableTrainer):
     def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
         """Lines 7 to 19 of Algorithm 1, on the samples that line 6 generated.
 
-        Lines 3 to 5 are `broadcast_to_vllm`, which OpenRLHF calls after the update.
-
         Raises:
             ValueError: The method made a batch that is larger than its capacity.
         """
@@ -121,7 +121,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
             self.samples_generator.ask(step + self.ahead, hard_prompts, **self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, rollout_samples, hard)
-        pretrained = self.pretraining.train(generated.fresh)
+        pretrained = self.pretraining.train(generated.fresh, state.gap)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
@@ -132,20 +132,25 @@ class AdaptedPPOTrainer(StoppableTrainer):
         # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
         state.phase, start = "making experience", time.perf_counter()
         passed = self.experience_maker.forward(BatchToTrain.of(batch, state.weights_since))
-        reviewed = self.reviewer.review(batch, passed)
+        reviewed = self.reviewer.review(batch, passed, state.gap)
+        state.gap = reviewed.gap
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
         seconds = time.perf_counter() - start
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
-        status, next_step = self._update(experience, global_step)
+        status = self._update(reviewed, experience, global_step)
+        # Lines 3-5 of the next step: the engines get the new weights at multiples of v.
+        start = time.perf_counter()
+        self._sync(reviewed.rollout_shift)
         state.weights_since = state.step if MOVES & status.keys() else state.weights_since
         if experience:
-            timing["timing/make_experience"] = seconds
+            timing |= {"timing/make_experience": seconds, "timing/broadcast": time.perf_counter() - start}
         # Every group that was generated ends in exactly one counted state.
-        status |= pretrained | timing | self.demonstrations.metrics() | self.accounts.settle(step, generated, rollout)
+        status |= pretrained | timing | self.demonstrations.metrics(reviewed.batch)
+        status |= self.accounts.settle(step, generated, rollout, reviewed)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
-        return status | self.samples_generator.metrics() | self.reward_model.metrics(), next_step
+        return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
 
     def _begin_step(self) -> list[Prompt]:
         """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
@@ -169,27 +174,40 @@ class AdaptedPPOTrainer(StoppableTrainer):
         with timed(timing, "timing/reevaluation"), weights.synced_to(state.step, next_rollout=next_rollout):
             return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
 
-    def _update(self, experience: BatchExperience | None, global_step: int) -> tuple[dict, int]:
-        """OpenRLHF's update on the experience of the batch and X4; no update if nothing is left to train on."""
-        shown = self.demonstrations.beside(experience)
-        self.actor_model_group.skipped, filler = skipped_samples(self.state.reviewed.batch, self.args)
+    def _update(self, reviewed: Review, experience: BatchExperience | None, global_step: int) -> dict[str, Any]:
+        """OpenRLHF's update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""
+        shown = self.demonstrations.beside(reviewed.batch, experience)
+        self.actor_model_group.skipped, filler = skipped_samples(reviewed.batch, self.args)
         if experience is None:
-            return self._update_without_groups(shown or filler, global_step), global_step + 1
-        metrics = self.accounts.before_update(experience) | self.probe.measure(experience)
+            return self._update_without_groups(reviewed.batch, shown or filler, global_step)
+        metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
         metrics |= self._scale_learning_rate(experience)
-        status, next_step = super().train_step([*experience.experiences, *shown], global_step)
-        return status | metrics, next_step
+        status, _ = super().train_step([*experience.experiences, *shown], global_step)
+        with timed(status, "timing/ppo_train"):
+            metrics |= self.demonstrations.fine_tune(reviewed.batch)
+        return status | metrics
 
-    def _update_without_groups(self, samples: list[Any], global_step: int) -> dict[str, Any]:
-        """The update on demonstrations or a filler, if there are any. The step counts in any case, so v and m stay."""
+    def _update_without_groups(self, batch: Batch, samples: list[Any], global_step: int) -> dict[str, Any]:
+        """The update on worked solutions or a filler, if there are any; no update if nothing is left to train on."""
         if samples:
             self.demonstrations.send(samples)
-        status = self.ppo_train(global_step) if samples else self.demonstrations.fine_tune()
+        status = (self.ppo_train(global_step) if samples else {}) | self.demonstrations.fine_tune(batch)
         if not status:
             self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
             status = {"skipped_update": 1}
-        self.broadcast_to_vllm()
         return status
+
+    def _sync(self, rollout_shift: float) -> None:
+        """Count the step, also one without an update, so that v and m stay. Sync the engines if it is time.
+
+        Args:
+            rollout_shift: The actor's shift from the rollout policy. A sync comes early if it is above
+                --adapt.max_shift_rollout.
+        """
+        self.state.phase, limit = "syncing weights", self.args.adapt.max_shift_rollout
+        self.state.step += 1
+        self.rollout_weights.follow(self.state.step, early=limit is not None and rollout_shift > limit)
+        self.state.phase = "finishing the step"
 
     def _scale_learning_rate(self, experience: BatchExperience) -> dict[str, float]:
         """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
@@ -228,26 +246,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
             return super().fit(global_step)
 
     @extends(Base)
-    def ppo_train(self, global_steps: int) -> dict:
-        """OpenRLHF's optimizer steps, and the fine-tuning that the batch asks for."""
-        return super().ppo_train(global_steps) | self.demonstrations.fine_tune()
-
-    @extends(Base)
     def broadcast_to_vllm(self) -> None:
-        """Count the update, and sync the engines at multiples of v (Algorithm 1, lines 3-5).
-
-        They are also synced if the actor's shift from the rollout policy was above --adapt.max_shift_rollout.
-        OpenRLHF calls this after each update, and once when a run is resumed.
-        """
-        self.state.phase = "syncing weights"
-        if self.checkpoints.resumed_weights_version is not None:
-            self.checkpoints.resume_engines()
-        else:
-            self.state.step += 1
-            limit = self.args.adapt.max_shift_rollout
-            early = limit is not None and self.state.reviewed.rollout_shift > limit
-            self.rollout_weights.follow(self.state.step, early=early)
-        self.state.phase = "finishing the step"
+        """Do nothing, although OpenRLHF calls this after an update and at a resume: each of them syncs by itself."""
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:

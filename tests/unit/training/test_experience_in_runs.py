@@ -288,8 +288,8 @@ class TestReview:
         run = world(prompts=40, **limits, **{"adapt.batch_size": 6})
         reviews, review = [], run.trainer.reviewer.review
 
-        def spy(batch, passed):
-            reviews.append(review(batch, passed))
+        def spy(*passed):
+            reviews.append(review(*passed))
             return reviews[-1]
 
         run.trainer.reviewer.review = spy

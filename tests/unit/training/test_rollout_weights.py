@@ -23,21 +23,21 @@ class TestBroadcast:
         run = world(**{"adapt.rollout_delay": delay, "adapt.reevaluate_every": 0})
         for step in range(1, 13):
             run.updates["actor"] += 1
-            run.trainer.broadcast_to_vllm()
+            run.trainer._sync(0.0)
             assert run.trainer.state.step == step
             assert run.trainer.rollout_weights.weights_version == run.engines[0].weights == step - step % delay
         assert run.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
 
 
 def resuming(run: World, *, step: int, saved: int) -> World:
-    """The world, at the start of a resumed run whose checkpoint of `step` has rollout weights of step `saved`."""
+    """The world, once a run has resumed whose checkpoint of `step` has rollout weights of step `saved`."""
     run.updates["actor"] = run.trainer.state.step = step
-    run.trainer.checkpoints.resumed_weights_version = saved
     run.args.checked = replace(run.args.checked, resume_tag=f"global_step{step}")
     if saved != step:
         folder = run.checkpoints / "_adapt" / f"global_step{step}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "rollout_weights_rank0.safetensors").write_text(str(saved))
+    run.trainer.checkpoints._resume_engines(saved)
     return run
 
 
@@ -62,22 +62,16 @@ class TestResumeEngines:
     def test_by_hand(self, world, delay, step, saved, events):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 2}
         created = resuming(world(engines=2, **words), step=step, saved=saved)
-        created.trainer.broadcast_to_vllm()
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
         assert created.events == each
-        assert created.trainer.state.step == step and created.trainer.checkpoints.resumed_weights_version is None
+        assert created.trainer.state.step == step
         wanted = events[0][1]
         assert created.trainer.rollout_weights.weights_version == wanted and {
             engine.weights for engine in created.engines
         } == {wanted}
-        # once: the next broadcast is after an update
-        created.updates["actor"] += 1
-        created.trainer.broadcast_to_vllm()
-        assert created.trainer.state.step == step + 1
 
     def test_weights_of_step_0_are_weights(self, world):
         created = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
-        created.trainer.broadcast_to_vllm()
         assert (
             created.noted("load") == [0]
             and created.trainer.rollout_weights.weights_version == 0
@@ -109,14 +103,12 @@ class TestResumeEngines:
     def test_weights_that_came_early_are_used(self, world, step, saved, events):
         words = {"adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": 0.5}
         created = resuming(world(**words), step=step, saved=saved)
-        created.trainer.broadcast_to_vllm()
         assert created.events == events and created.trainer.rollout_weights.weights_version == events[0][1]
 
     @staticmethod
     def goes_on(simulated: World, *, delay: int, again: int, evaluation: int) -> None:
         run, (engine,), start = simulated.trainer, simulated.engines, simulated.trainer.state.step
         first = start - start % delay
-        run.broadcast_to_vllm()
         assert engine.weights == (first if simulated.noted("load") else start)
         held = engine.weights
         for step in range(start, start + 2 * delay + 2):
@@ -126,7 +118,7 @@ class TestResumeEngines:
                 with run.rollout_weights.synced_to(step, next_rollout=step + 1):
                     assert engine.weights == step
             simulated.updates["actor"] += 1
-            run.broadcast_to_vllm()
+            run._sync(0.0)
             if evaluation and (step + 1) % evaluation == 0:
                 with run.rollout_weights.synced_to(step + 1, next_rollout=step + 1):
                     assert engine.weights == step + 1
