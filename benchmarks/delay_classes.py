@@ -70,9 +70,16 @@ class MeasuringTrainer(trainer.AdaptedPPOTrainer):
 class SerialTrainer(trainer.AdaptedPPOTrainer):
     """The alternative: hard prompts are generated after the fresh ones, also if both use the same weights."""
 
-    def _begin_step(self):
-        self.state.waiting += super()._begin_step()
-        return []
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        generator = self.samples_generator
+        along = generator._hard_prompts
+
+        def none_along(draft):
+            draft.rollout.hard_prompts_left = [*draft.rollout.hard_prompts_left, *along(draft)]
+            return []
+
+        generator._hard_prompts = none_along
 
 
 SerialTrainerActor = ray.remote(SerialTrainer)

@@ -84,8 +84,8 @@ class RecordingTrainer:
         self.noted_steps.append({"calls": [list(rollout_samples)]})
         return super().train_step(rollout_samples, global_step)
 
-    def _reevaluate(self, timing: dict[str, float]) -> Any:
-        samples, calls = super()._reevaluate(timing), self.noted_steps[-1]["calls"]
+    def _reevaluate(self, *args: Any) -> Any:
+        samples, calls = super()._reevaluate(*args), self.noted_steps[-1]["calls"]
         calls[0].extend(self.samples_generator.rollout.hard_samples)
         if samples:
             calls.append(samples)

@@ -24,12 +24,12 @@ NOTED = (
 class Noting:
     """Notes the engines' weights at each generation, and the step for which it is."""
 
-    def _generate_rollout(self, step, *args, **kwargs):
-        self.note("fresh", step)
-        return super()._generate_rollout(step, *args, **kwargs)
+    def _generate_rollout(self, draft, **kwargs):
+        self.note("fresh", draft.step)
+        return super()._generate_rollout(draft, **kwargs)
 
     def reevaluate(self, prompts, **kwargs):
-        self.note("reevaluated", self.step())
+        self.note("reevaluated", self.state.step)
         return super().reevaluate(prompts, **kwargs)
 
 

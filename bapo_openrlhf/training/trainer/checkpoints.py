@@ -84,7 +84,7 @@ class WholeCheckpoints:
             yield
             return
         self.state.phase = f"saving checkpoint {tag}"
-        self.generator.wait()
+        self.rollout_weights.queue.wait()
         client_states["data_loader_state_dict"] = self.loader.state_dict()  # after all rollouts
         folder = self.store.begin(tag)
         yield
@@ -154,7 +154,7 @@ class WholeCheckpoints:
                 "with --train.async_enable, as it was written"
             )
         else:
-            self.state.waiting = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
+            self.generator.hard_prompts_left = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
         self._resume_unfinished(tag, saved["unfinished"])
         self._resume_engines(saved["weights_version"])
         logger.info(f"resumed from {tag}")

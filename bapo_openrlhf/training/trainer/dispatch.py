@@ -4,7 +4,8 @@ With `requests` among `run.faster` they do so in few calls, because each call co
 prompt is a call, as in OpenRLHF.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import ray
@@ -62,10 +63,6 @@ class DispatchingGenerator(SamplesGenerator):
         """Whether prompts go to the engines in few calls."""
         return self.args.run.does_faster("requests")
 
-    def _next_number(self) -> dict[str, int | None]:
-        """What the next request has in addition: its number and its seed."""
-        return {}
-
     @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
         """Generate as OpenRLHF does, but ask for all prompts of an evaluation at once.
@@ -79,9 +76,21 @@ class DispatchingGenerator(SamplesGenerator):
 
     @extends(SamplesGenerator)
     def _dispatch_prompts_to_vllm(
-        self, prompts: list[str], labels: list, *, images: list | None = None, **kwargs: Any
+        self,
+        prompts: list[str],
+        labels: list,
+        *,
+        images: list | None = None,
+        requests: Iterator[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
     ) -> list:
-        """Send each prompt to the engine that has least to do. Returns Ray's reference to the responses of each."""
+        """Send each prompt to the engine that has least to do. Returns Ray's reference to the responses of each.
+
+        Args:
+            prompts, labels, images: One of each for each request.
+            requests: What one request after the other has in addition (`Ask.requests`), if they have something.
+            kwargs: OpenRLHF's arguments of the generation.
+        """
         size = kwargs.get("n_samples_per_prompt", self.args.rollout.n_samples_per_prompt)
         shared = {
             "sampling_params": SamplingParams(
@@ -98,11 +107,12 @@ class DispatchingGenerator(SamplesGenerator):
         }
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.vllm_engines])
         boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in self.vllm_engines]
+        own = requests or itertools.repeat({})
         rows = zip(prompts, labels, images or [None] * len(prompts), strict=True)
         for place, (prompt, label, image) in enumerate(rows):
             least = loads.index(min(loads))
             loads[least] += size
-            request = shared | {"prompt": prompt, "label": label, "images": image} | self._next_number()
+            request = shared | {"prompt": prompt, "label": label, "images": image, **next(own)}
             boxes[least].append((place, request))
         refs: dict[int, Any] = {}
         for engine, box in zip(self.vllm_engines, boxes, strict=True):

@@ -6,19 +6,19 @@ the log-prob of the weights that sampled it. A group reaches the trainer when al
 then it is in flight.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count
 from typing import Any, Self
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator
+from bapo_openrlhf.training.trainer.ask import Ask
 from bapo_openrlhf.training.trainer.generated import check_versions
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Rollout, Samples
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Draft, Round
 from bapo_openrlhf.training.trainer.samples import by_request, prompt_of
 from bapo_openrlhf.training.wire.responses import SEGMENTS, STOPPED, Prefix
 
@@ -99,84 +99,66 @@ class PartialSamplesGenerator(AdaptedSamplesGenerator):
     def __init__(self, *, budget: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.budget, self.groups_in_flight = budget, list[GroupInFlight]()
-        self._limit: int | None = None  # the budget, unless the data of the epoch has ended
-        self._prefixes: Iterator[Prefix] | None = None  # of the responses that are asked for again now
-        self._version, self._again = 0, 0
-        self._complete: list[GroupInFlight] = []
 
-    def _next_number(self) -> dict[str, Any]:
-        """The next request's number and seed, the tokens that it has already, and how many it may generate now."""
-        request = super()._next_number()
-        if self._prefixes is not None:
-            return request | {"budget": self._limit, "prefix": next(self._prefixes)}
-        return request | ({"budget": self._limit} if self._kind == "fresh" else {})
-
-    def _ask_again(self, kind: str, **kwargs: Any) -> Callable[[], None]:
-        """Ask for the rest of each response that has stopped. The result waits for what comes, and puts it in place."""
-        stopped = [(group, place) for group in self.groups_in_flight for place in group.stopped]
-        samples = [group.samples[place] for group, place in stopped]
-        self._again += len(stopped)
-        self._prefixes = map(prefix_of, samples)
-        refs = self._dispatch_hard_prompts(
-            [prompt_of(sample) for sample in samples], kind, **kwargs | {"n_samples_per_prompt": 1}
-        )
-        self._prefixes = None
-
-        def collect() -> None:
-            for (group, place), sample in zip(stopped, self._collect(refs, **kwargs), strict=True):
-                group.put(place, sample, self._version)
-
-        return collect
-
-    def _generate_prompts(
-        self, dataloader_iter: Any, num_prompts: int, **kwargs: Any
-    ) -> tuple[list[Experience], int, bool]:
-        """Go on with what has stopped, and begin new responses. The complete groups wait in `_complete`."""
-        if self._kind != "fresh":
-            return super()._generate_prompts(dataloader_iter, num_prompts, **kwargs)
-        consumed, exhausted = 0, False
-        for again in count():
-            drawn, exhausted = self._go_on(dataloader_iter, num_prompts, f"continued {again}", **kwargs)
-            consumed += drawn
+    def _generate_fresh(self, dataloader_iter: Any, num_prompts: int, *, draft: Draft, **kwargs: Any) -> Round:
+        """Go on with what has stopped, and begin new responses. The draft gets the samples of the complete groups."""
+        consumed, continued = 0, 0
+        for again in itertools.count():
+            stopped = [(group, place) for group in self.groups_in_flight for place in group.stopped]
+            options = {"stopped": stopped, "kind": f"continued {again}", "draft": draft, **kwargs}
+            drawn, exhausted = self._go_on(dataloader_iter, num_prompts, **options)
+            consumed, continued = consumed + drawn, continued + len(stopped)
             complete = [group for group in self.groups_in_flight if not group.stopped]
             if complete or exhausted:
                 break
         self.groups_in_flight = [group for group in self.groups_in_flight if group.stopped]
-        self._complete = complete
-        return [], consumed, exhausted  # OpenRLHF expects no more than a rollout batch
+        draft.samples = [sample for number, group in enumerate(complete) for sample in group.finished(number)]
+        mixed = sum(len(sample.info[SEGMENTS]) > 1 for sample in draft.samples)
+        draft.rollout.numbers |= {
+            "groups/in_flight": len(self.groups_in_flight),
+            "responses/continued": continued,
+            "responses/mixed_share": mixed / max(len(draft.samples), 1),
+        }
+        return [], consumed, exhausted
 
-    def _go_on(self, dataloader_iter: Any, num_prompts: int, kind: str, **kwargs: Any) -> tuple[int, bool]:
-        """Up to N tokens more of each response in flight, and of those to the next prompts.
+    def _go_on(
+        self,
+        dataloader_iter: Any,
+        num_prompts: int,
+        *,
+        stopped: Sequence[tuple[GroupInFlight, int]],
+        kind: str,
+        ask: Ask,
+        draft: Draft,
+        **kwargs: Any,
+    ) -> tuple[int, bool]:
+        """Up to N tokens more of each response that has stopped, and of those to the next prompts.
+
+        Args:
+            dataloader_iter, num_prompts, kwargs: As in OpenRLHF's `_generate_vllm`.
+            stopped: Groups and the places of their responses that have stopped.
+            kind: Kind of the requests for these responses.
+            ask: What the next prompts are asked for as.
+            draft: The rollout.
 
         Returns:
             The number of prompts that were drawn, and whether the data has ended. If so, all responses are finished.
         """
         *columns, ended = _collect_prompt_batch(dataloader_iter, num_prompts)
-        self._limit = None if ended else self.budget
-        collect = self._ask_again(kind, **kwargs)
-        drawn = iter([(None, *([part] for part in row)) for row in zip(*columns, strict=True)])
+        limit = {"budget": None if ended else self.budget}
+        begun = [group.samples[place] for group, place in stopped]
+        again = Ask(kind, draft.step, extras=({"prefix": prefix_of(sample), **limit} for sample in begun))
+        refs = self._send_prompts(list(map(prompt_of, begun)), **kwargs | {"ask": again, "n_samples_per_prompt": 1})
+        options = {"ask": replace(ask, extras=itertools.repeat(limit)), "draft": draft, **kwargs}
         if not columns[0] and self.groups_in_flight:
-            self._dispatch_prompts_to_vllm([], [], **kwargs)  # the step has no new prompts, and may have hard ones
-        samples, consumed, exhausted = super()._generate_prompts(drawn, num_prompts, **kwargs)
-        collect()
-        self.groups_in_flight += [GroupInFlight.of(members, self._version) for members in by_request(samples)]
+            self._dispatch_prompts_to_vllm([], [], **options)  # the step has no new prompts, and may have hard ones
+        drawn = iter([(None, *([part] for part in row)) for row in zip(*columns, strict=True)])
+        samples, consumed, exhausted = super()._generate_fresh(drawn, num_prompts, **options)
+        version = draft.rollout.weights_version
+        for (group, place), sample in zip(stopped, self._collect(refs, **kwargs), strict=True):
+            group.put(place, sample, version)
+        self.groups_in_flight += [GroupInFlight.of(members, version) for members in by_request(samples)]
         return consumed, exhausted
-
-    def _generate_rollout(
-        self, step: int, weights_version: int, hard_prompts: Callable[[], Sequence[Prompt]], **kwargs: Any
-    ) -> tuple[Samples, Rollout]:
-        """The samples of the groups that are complete, and what else there is of the rollout."""
-        self._version, self._again, self._complete = weights_version, 0, []
-        (_, *rest), rollout = super()._generate_rollout(step, weights_version, hard_prompts, **kwargs)
-        samples = list(chain(*(group.finished(number) for number, group in enumerate(self._complete))))
-        mixed = sum(len(sample.info[SEGMENTS]) > 1 for sample in samples)
-        numbers = {
-            "groups/in_flight": len(self.groups_in_flight),
-            "responses/continued": self._again,
-            "responses/mixed_share": mixed / max(len(samples), 1),
-        }
-        asked = len(self._complete) + len(by_request(rollout.hard_samples))
-        return (samples, *rest), replace(rollout, asked=asked, numbers=numbers)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """The groups in flight, as plain data and tensors."""

@@ -15,8 +15,8 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
-from bapo_openrlhf.training.trainer.rollout import reward_of
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import reward_of
 
 INPUTS = ("sequences", "attention_mask")  # of its forward pass
 

@@ -1,11 +1,10 @@
-"""Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and a seed for each request."""
+"""Generation: fresh samples with behaviour log-probs, and re-evaluation of hard prompts."""
 
-import hashlib
 import itertools
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
@@ -16,26 +15,16 @@ from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.host import extends
-from bapo_openrlhf.methods.base import are_positions
+from bapo_openrlhf.methods.base import Method, are_positions
+from bapo_openrlhf.training.trainer.ask import Ask
 from bapo_openrlhf.training.trainer.dispatch import DispatchingGenerator
 from bapo_openrlhf.training.trainer.generated import usable_groups
-from bapo_openrlhf.training.trainer.samples import by_request
-
-
-def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
-    """Seed of the `number`-th prompt that a step dispatches. It is the same in every run and for every engine."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{kind}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
-
-
-def reward_of(value: Any) -> float | None:
-    """A reward function's answer for one response, rounded to float32 as in OpenRLHF; None if it is not finite."""
-    try:
-        numbers = torch.as_tensor(value, dtype=torch.float32).flatten().tolist()
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return None
-    return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
+from bapo_openrlhf.training.trainer.reward_model import RewardModel
+from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import by_request, prompt_of, reward_of
 
 
 def chosen_prompts(
@@ -112,14 +101,19 @@ Samples = tuple[list[Experience], float | None, int, bool]
 """What OpenRLHF's `generate_samples` returns: samples, the responses of prompts that passed dynamic filtering for each
 100 prompts, how many prompts were drawn, and whether the data of the epoch has ended."""
 
+Round = tuple[list[Experience], int, bool]
+"""What OpenRLHF's `_generate_vllm` returns: samples, how many prompts were drawn, and whether the data has ended. Here
+the samples are in the order of their requests; OpenRLHF has them in the order in which they were finished."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Rollout:
     """What was generated for a step, in addition to the samples that OpenRLHF's loop gets.
 
     Attributes:
         weights_version: Number of updates behind the weights that generated it.
         hard_samples: Samples of the hard prompts that were generated together with the fresh ones: G each, in order.
+        hard_prompts_left: Hard prompts that it did not take along.
         added_seconds: Time that the rollout waited for hard prompts after its fresh prompts were done.
         passed_over: Number of prompts that were drawn and not generated for.
         asked: Number of prompts that were generated for; with partial rollouts, those whose groups are complete.
@@ -130,12 +124,30 @@ class Rollout:
 
     weights_version: int = 0
     hard_samples: Sequence[Experience] = ()
+    hard_prompts_left: Sequence[Prompt] = ()
     added_seconds: float = 0.0
     passed_over: int = 0
     asked: int = 0
     exhausted: bool = False
     seconds: float = 0.0
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Draft:
+    """A rollout while it is generated. It goes through OpenRLHF's functions together with the `Ask` of fresh prompts.
+
+    Attributes:
+        step: Trainer step of the rollout.
+        rollout: What there is of it so far.
+        hard_requests: Ray's references to the responses to its hard prompts; None until these are sent.
+        samples: Samples that OpenRLHF must not see while it generates, because it expects at most a rollout batch.
+    """
+
+    step: int
+    rollout: Rollout
+    hard_requests: list[Any] | None = None
+    samples: list[Experience] = field(default_factory=list)
 
 
 class AdaptedSamplesGenerator(DispatchingGenerator):
@@ -145,19 +157,14 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     That needs no weight sync and fills the engines better. Otherwise `reevaluate` generates for them afterwards.
 
     Args:
-        begin_step: Called when the fresh prompts of a step have been dispatched. Returns the hard prompts to
-            re-evaluate together with them.
-        step: Returns the trainer step, for the seeds.
-        weights_version: Returns the number of updates behind the weights that the engines hold.
-        candidates: See `chosen_prompts`.
-        choose: See `chosen_prompts`.
-        first: Number of responses to each fresh prompt that are generated first; None for all.
-        more: Called with the rewards of the responses to each prompt without a failed one, if `first` is set. Returns
-            how many more to generate for each.
-        score: Called with samples that were generated, while the engines rest. Gives them rewards if they have none.
+        method: Chooses prompts, names hard prompts, and says how many responses it wants.
+        state: Where the run is.
+        rollout_weights: The weights in the engines.
+        reward_model: Gives samples their rewards if they have none, while the engines rest.
 
     Attributes:
         rollout: The rollout of the samples that OpenRLHF's loop got last.
+        hard_prompts_left: Hard prompts that no rollout has taken along yet. They go with the next one.
         evaluated, evaluation_failed: Groups of the last evaluation, and how many of them have no usable rewards.
         rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed. The first draw
             of prompts makes it again.
@@ -170,66 +177,51 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         self,
         *,
         strategy: Any,
-        begin_step: Callable[[], Sequence[Prompt]],
-        step: Callable[[], int],
-        weights_version: Callable[[], int] = lambda: 0,
-        candidates: int = 1,
-        choose: Callable[[Sequence[Prompt], int], Sequence[int]] = lambda prompts, count: range(count),
-        first: int | None = None,
-        more: Callable[[Sequence[Sequence[float]]], Sequence[int]] = lambda rewards: [0] * len(rewards),
-        score: Callable[[Sequence[Experience]], None] = lambda samples: None,
+        method: Method,
+        state: RunState,
+        rollout_weights: RolloutWeights,
+        reward_model: RewardModel,
         **kwargs: Any,
     ) -> None:
         super().__init__(strategy=strategy, **kwargs)
-        self.begin_step, self.step, self.weights_version = begin_step, step, weights_version
-        self.candidates, self.choose = candidates, choose
-        self.first, self.more, self.score = first, more, score
+        self.method, self.state = method, state
+        self.rollout_weights, self.reward_model = rollout_weights, reward_model
+        self.reward_range = self.args.adapt.rewards() or UNIT
         self.rng_after_first_draw: torch.Tensor | None = None
         self.rollout = Rollout()
+        self.hard_prompts_left: list[Prompt] = []
         self.evaluated = self.evaluation_failed = 0
-        self._passed_over, self._added_seconds, self._asked = 0, 0.0, 0
-        # Kind of the prompts that are dispatched now, the step that asks for them, and their numbers: for their seeds.
-        self._kind, self._step = "evaluation", 0
-        self._numbers = itertools.count()
-        self._hard_prompts = begin_step
-        self._hard_requests: list[Any] = []  # requests for hard prompts that were dispatched with the fresh ones
-        self._hard_samples: list[Experience] = []  # their samples
 
-    def _next_number(self) -> dict[str, int | None]:
-        """The next request's number and seed.
+    def _hard_prompts(self, draft: Draft) -> Sequence[Prompt]:
+        """The hard prompts that a rollout takes along. They are asked for once, when its fresh prompts have been sent.
 
-        The number comes back with the responses, because they arrive in the order in which they are finished. The seed
-        is None without full determinism. Then vLLM has one random stream for all requests, in the order in which they
-        arrive, which is faster. Such a run cannot be repeated.
+        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
         """
-        number, train = next(self._numbers), self.args.train
-        seeds = train.full_determinism_enable
-        return {"number": number, "seed": prompt_seed(train.seed, self._step, self._kind, number) if seeds else None}
-
-    def _dispatch_hard_prompts(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Any]:
-        """Send prompts to the engines, with seeds of their own for each kind. Returns Ray's references."""
-        before = self._kind, self._numbers
-        self._kind, self._numbers = kind, itertools.count()
-        refs = super()._dispatch_prompts_to_vllm(
-            [prompt.text for prompt in prompts],
-            [prompt.label for prompt in prompts],
-            images=[prompt.images for prompt in prompts],
-            **kwargs,
-        )
-        self._kind, self._numbers = before
-        return refs
+        prompts, rollout = self.method.begin_step(draft.step), draft.rollout
+        if rollout.weights_version == draft.step:
+            return prompts
+        rollout.hard_prompts_left = [*rollout.hard_prompts_left, *prompts]
+        return []
 
     @extends(SamplesGenerator)
-    def _dispatch_prompts_to_vllm(self, prompts: list[str], labels: list, **kwargs: Any) -> list:
-        """Send prompts to the engines, and then the hard prompts of the step."""
-        refs = super()._dispatch_prompts_to_vllm(prompts, labels, **kwargs)
-        if self._kind == "fresh":
-            hard, self._hard_prompts = self._hard_prompts(), list  # they are asked for once in a step
-            self._asked += len(prompts) + len(hard)
-            if hard:
-                kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
-                self._hard_requests = self._dispatch_hard_prompts(hard, self.HARD_KIND, **kwargs)
+    def _dispatch_prompts_to_vllm(
+        self, prompts: list[str], labels: list, *, ask: Ask, draft: Draft | None = None, **kwargs: Any
+    ) -> list:
+        """Send prompts to the engines, and then the hard prompts of the rollout."""
+        train = self.args.train
+        requests = ask.requests(train.seed if train.full_determinism_enable else None)
+        refs = super()._dispatch_prompts_to_vllm(prompts, labels, requests=requests, **kwargs)
+        if draft is not None and draft.hard_requests is None:
+            kwargs = {name: kwargs[name] for name in kwargs if name not in ("images", "n_samples_per_prompt")}
+            hard = Ask(self.HARD_KIND, draft.step)
+            draft.hard_requests = self._send_prompts(self._hard_prompts(draft), ask=hard, **kwargs)
         return refs
+
+    def _send_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
+        """Send these prompts to the engines. Returns Ray's references."""
+        columns = [[getattr(prompt, name) for prompt in prompts] for name in ("text", "label", "images")]
+        texts, labels, images = columns
+        return self._dispatch_prompts_to_vllm(texts, labels, images=images, **kwargs) if prompts else []
 
     @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
@@ -242,50 +234,52 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
         return sample
 
     @extends(SamplesGenerator)
-    def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
+    def _generate_vllm(
+        self, dataloader_iter: Any, num_prompts: int, *, draft: Draft | None = None, **kwargs: Any
+    ) -> Any:
         """Generate for prompts of the data, and collect the samples of the hard prompts that went with them."""
-        generated = self._generate_prompts(dataloader_iter, num_prompts, **kwargs)
+        if draft is None:
+            return self._generate_prompts(dataloader_iter, num_prompts, **kwargs)
+        generated = self._generate_fresh(dataloader_iter, num_prompts, draft=draft, **kwargs)
         start = time.perf_counter()
         # Collect them here, because OpenRLHF puts the engines to sleep after this.
-        self._hard_samples, self._hard_requests = self._collect(self._hard_requests, **kwargs), []
-        self._added_seconds = time.perf_counter() - start
+        draft.rollout.hard_samples = self._collect(draft.hard_requests or [], **kwargs)
+        draft.rollout.added_seconds = time.perf_counter() - start
         return generated
 
-    def _generate_prompts(
-        self, dataloader_iter: Any, num_prompts: int, **kwargs: Any
-    ) -> tuple[list[Experience], int, bool]:
-        """Generate for the next prompts of the data, which are chosen first if there are more.
+    def _generate_prompts(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Round:
+        """Generate for the next prompts of the data."""
+        samples, *rest = super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
+        return sorted(samples, key=lambda sample: sample.index), *rest
 
-        Returns:
-            The samples in the order of their requests; OpenRLHF has them in the order in which they were finished. Then
-            the number of prompts that were drawn, and whether the data has ended.
-        """
-        passed_over, ended = 0, False
-        if self._kind == "fresh" and self.candidates > 1:
-            chosen = chosen_prompts(dataloader_iter, num_prompts, self.candidates, self.choose)
+    def _generate_fresh(
+        self, dataloader_iter: Any, num_prompts: int, *, ask: Ask, draft: Draft, **kwargs: Any
+    ) -> Round:
+        """Generate for the next fresh prompts of the data, which are chosen first if there are more."""
+        passed_over, ended, method = 0, False, self.method
+        if method.candidates > 1:
+            choose = partial(method.choose_prompts, draft.step)
+            chosen = chosen_prompts(dataloader_iter, num_prompts, method.candidates, choose)
             dataloader_iter, passed_over, ended = chosen
-            self._passed_over += passed_over
-        staged = self._kind == "fresh" and self.first is not None
-        samples, consumed, exhausted = super()._generate_vllm(
-            dataloader_iter=dataloader_iter,
-            num_prompts=num_prompts,
-            **kwargs | ({"n_samples_per_prompt": self.first} if staged else {}),
-        )
-        samples.sort(key=lambda sample: sample.index)
-        if staged:
-            samples = self._generate_more(samples, **kwargs)
+            draft.rollout.passed_over += passed_over
+        first = {} if method.first_responses is None else {"n_samples_per_prompt": method.first_responses}
+        options = {"ask": ask, "draft": draft, **kwargs, **first}
+        samples, consumed, exhausted = self._generate_prompts(dataloader_iter, num_prompts, **options)
+        if first:
+            samples = self._generate_more(samples, ask, **kwargs)
         return samples, consumed + passed_over, exhausted or ended
 
-    def _generate_more(self, samples: list[Experience], **kwargs: Any) -> list[Experience]:
+    def _generate_more(self, samples: list[Experience], ask: Ask, **kwargs: Any) -> list[Experience]:
         """The samples, and more to the prompts for which the method asks, in stages. They are in the order of prompts.
 
         Raises:
             ValueError: The method asks for more than G responses to a prompt.
         """
-        kind, numbers, most = self._kind, self._numbers, self.args.rollout.n_samples_per_prompt
+        most = self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
             groups = [group for group in by_request(samples) if all(one.rewards is not None for one in group)]
-            counts = list(self.more([[float(one.rewards[0]) for one in group] for group in groups]))
+            rewards = [exact_rewards([float(one.rewards[0]) for one in group], self.reward_range) for group in groups]
+            counts = list(self.method.more_responses(rewards))
             sizes = [len(group) + count for group, count in zip(groups, counts, strict=True)]
             if max(sizes, default=0) > most or min(counts, default=0) < 0:
                 raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
@@ -294,14 +288,9 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             refs = []
             for count in sorted(set(counts) - {0}):
                 asked = [group[0] for group, wanted in zip(groups, counts, strict=True) if wanted == count]
-                self._kind, self._numbers = f"{kind} {stage}", iter([one.index[0] for one in asked])
-                refs += self._dispatch_prompts_to_vllm(
-                    [one.prompts[0] for one in asked],
-                    [one.labels[0] for one in asked],
-                    images=[one.images[0] for one in asked],
-                    **kwargs | {"n_samples_per_prompt": count},
-                )
-            self._kind, self._numbers = kind, numbers
+                more = Ask(f"{ask.kind} {stage}", ask.step, iter([one.index[0] for one in asked]))
+                options = {"ask": more, **kwargs, "n_samples_per_prompt": count}
+                refs += self._send_prompts(list(map(prompt_of, asked)), **options)
             samples = sorted([*samples, *self._collect(refs, **kwargs)], key=lambda sample: sample.index)
 
     def _collect(self, refs: Sequence[Any], **kwargs: Any) -> list[Experience]:
@@ -316,35 +305,28 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     def generate_samples(self, **kwargs: Any) -> Samples:
         """Generate the fresh samples of a step. Groups are in the order of their prompts."""
         self.before_samples()
-        samples, self.rollout = self._generate_rollout(self.step(), self.weights_version(), self.begin_step, **kwargs)
-        self.score([*samples[0], *self.rollout.hard_samples])
+        self.rollout = Rollout(self.rollout_weights.weights_version, hard_prompts_left=self.hard_prompts_left)
+        samples = self._generate_rollout(Draft(self.state.step, self.rollout), **kwargs)
+        self.hard_prompts_left = [] if samples[0] else self.hard_prompts_left
+        self.reward_model.score([*samples[0], *self.rollout.hard_samples])
         return samples
 
     @torch.no_grad()
-    def _generate_rollout(
-        self, step: int, weights_version: int, hard_prompts: Callable[[], Sequence[Prompt]], **kwargs: Any
-    ) -> tuple[Samples, Rollout]:
-        """What OpenRLHF's loop gets for a trainer step, and what else there is of it."""
-        start, self._hard_prompts = time.perf_counter(), hard_prompts
-        self._kind, self._step, self._numbers = "fresh", step, itertools.count()
-        self._asked = self._passed_over = 0
+    def _generate_rollout(self, draft: Draft, **kwargs: Any) -> Samples:
+        """What OpenRLHF's loop gets for a trainer step. The draft gets what else there is of the rollout."""
+        start, rollout = time.perf_counter(), draft.rollout
         if self.rng_after_first_draw is not None:
             # Creating the iterator consumes random numbers. The original run did so before the checkpoint, so create
             # it first, then restore the generator.
             self._dataloader_iter, self._sample_buffer = iter(self.prompts_dataloader), []
             torch.set_rng_state(self.rng_after_first_draw)
             self.rng_after_first_draw = None
-        try:
-            batch = super().generate_samples(**kwargs)
-        finally:
-            self._kind, self._numbers = "evaluation", itertools.count()
-        hard, self._hard_samples = self._hard_samples, []
-        numbers = {"added_seconds": self._added_seconds, "passed_over": self._passed_over, "asked": self._asked}
-        seconds = time.perf_counter() - start
-        return batch, Rollout(weights_version, hard, **numbers, exhausted=batch[-1], seconds=seconds)
-
-    def wait(self) -> None:
-        """Wait until all that was asked for is generated. Here a rollout is generated when it is asked for."""
+        ask = Ask("fresh", draft.step)
+        samples, rate, drawn, exhausted = super().generate_samples(ask=ask, draft=draft, **kwargs)
+        samples = [*samples, *draft.samples]
+        rollout.asked = len(by_request(samples)) + len(by_request(rollout.hard_samples))
+        rollout.exhausted, rollout.seconds = exhausted, time.perf_counter() - start
+        return samples, rate, drawn, exhausted
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step for the log."""
@@ -368,9 +350,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @extends(SamplesGenerator)
     def generate_eval_samples(self, **kwargs: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
-        self._step, self._numbers = self.step(), itertools.count()
-        samples = super().generate_eval_samples(**kwargs)
-        self.score(samples)
+        samples = super().generate_eval_samples(ask=Ask("evaluation", self.state.step), **kwargs)
+        self.reward_model.score(samples)
         groups = by_request(samples, kwargs["n_samples_per_prompt"])
         usable = usable_groups(groups)
         self.evaluated, self.evaluation_failed = len(groups), len(groups) - len(usable)
@@ -379,11 +360,10 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
     @torch.no_grad()
     def reevaluate(self, prompts: Sequence[Prompt], kind: str = "reevaluated", **kwargs: Any) -> list[Experience]:
         """Samples of given prompts from the weights that the engines hold now: G each, in order."""
-        self._step = self.step()
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "wake_up")
-        samples = self._collect(self._dispatch_hard_prompts(prompts, kind, **kwargs), **kwargs)
+        samples = self._collect(self._send_prompts(prompts, ask=Ask(kind, self.state.step), **kwargs), **kwargs)
         if self.args.vllm.enable_sleep:
             batch_vllm_engine_call(self.vllm_engines, "sleep")
-        self.score(samples)
+        self.reward_model.score(samples)
         return samples

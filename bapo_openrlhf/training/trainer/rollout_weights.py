@@ -1,6 +1,6 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
+from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 
 DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
 
@@ -23,8 +24,7 @@ class RolloutWeights:
         schedule: Steps in which the engines get the actor's weights.
         sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Their weights are then woken
             before every use.
-        settle: Waits until the engines have generated all that they were asked for, so that no response is of two
-            versions.
+        queue: What the engines generate ahead of training. A sync waits for it, so that no response is of two versions.
 
     Attributes:
         weights_version: Number of updates behind the weights that the engines hold.
@@ -38,9 +38,9 @@ class RolloutWeights:
         schedule: RolloutSchedule,
         *,
         sleep: bool,
-        settle: Callable[[], None] = lambda: None,
+        queue: RolloutQueue,
     ) -> None:
-        self.engines, self.actor, self.schedule, self.sleep, self.settle = engines, actor, schedule, sleep, settle
+        self.engines, self.actor, self.schedule, self.sleep, self.queue = engines, actor, schedule, sleep, queue
         self.weights_version, self.kept = 0, None
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
@@ -62,7 +62,7 @@ class RolloutWeights:
 
     def sync(self, step: int) -> None:
         """Give the engines the actor's weights, which are those of trainer step `step`."""
-        self.settle()
+        self.queue.wait()
         self._wake(self.engines)
         pending = self.actor.async_run_method(method_name="broadcast_to_vllm")
         while pending:
@@ -87,7 +87,7 @@ class RolloutWeights:
             step: Trainer step of today's weights.
             next_rollout: Trainer step of the next rollout.
         """
-        self.settle()
+        self.queue.wait()
         delayed = self.weights_version
         comes_back = delayed != step and not self.schedule.sync_due(next_rollout)
         if comes_back and self.kept != delayed:

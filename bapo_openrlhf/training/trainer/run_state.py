@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ray
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import Range
 from bapo_openrlhf.adapt.shift import Gap
 
@@ -27,7 +26,6 @@ class RunState:
         saved: The newest step that a whole checkpoint has; None if there is none.
         generated: Number of groups generated so far.
         gap: The gap of engine and actor that was measured last in a batch.
-        waiting: Hard prompts of this step that are not generated with its rollout. They wait for today's weights.
         reward_range: The least and the greatest reward of the task; None until it is measured.
     """
 
@@ -39,7 +37,6 @@ class RunState:
     saved: int | None = None
     generated: int = 0
     gap: Gap = Gap()
-    waiting: list[Prompt] = field(default_factory=list)
     reward_range: Range | None = None
 
     @property

@@ -1,7 +1,9 @@
 """Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; those of a group are in a row."""
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,15 @@ def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
 def prompt_of(sample: Experience) -> Prompt:
     """The prompt of a generated sample. A row whose list of images is empty has the prompt of one without images."""
     return Prompt(sample.prompts[0], sample.labels[0], (sample.images and sample.images[0]) or None)
+
+
+def reward_of(value: Any) -> float | None:
+    """A reward function's answer for one response, rounded to float32 as in OpenRLHF; None if it is not finite."""
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float32).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
 
 
 def response_of(sample: Experience) -> Response:

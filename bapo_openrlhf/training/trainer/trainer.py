@@ -8,7 +8,7 @@ demonstrations.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,11 +18,9 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
-from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
-from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
@@ -40,7 +38,8 @@ from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Rollout
+from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
@@ -66,7 +65,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
         schedule = RolloutSchedule(adapt.rollout_delay)
-        options = {"sleep": self.args.vllm.enable_sleep, "settle": lambda: self.samples_generator.wait()}
+        options = {"sleep": self.args.vllm.enable_sleep, "queue": RolloutQueue()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
         self.reward_model = RewardModel(
             self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
@@ -113,12 +112,12 @@ class AdaptedPPOTrainer(StoppableTrainer):
             ValueError: The method made a batch that is larger than its capacity.
         """
         state, step, rollout, timing = self.state, self.state.step, self.samples_generator.rollout, dict[str, float]()
-        # Lines 12-15: generate hard prompts again with today's weights, unless the rollout took them along.
-        hard_prompts = self._begin_step() if self.ahead else []
-        hard = self._reevaluate(timing)
+        # Lines 12-15: generate hard prompts again with today's weights, unless a rollout takes them along.
+        hard_prompts, along = self._hard_prompts(rollout)
+        hard = self._reevaluate(hard_prompts, timing)
         if self.ahead:
             # Line 6 of a later step.
-            self.samples_generator.ask(step + self.ahead, hard_prompts, **self.generate_kwargs)
+            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, rollout_samples, hard)
         pretrained = self.pretraining.train(generated.fresh, state.gap)
@@ -152,21 +151,20 @@ class AdaptedPPOTrainer(StoppableTrainer):
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
         return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
 
-    def _begin_step(self) -> list[Prompt]:
-        """The hard prompts to re-evaluate together with the fresh prompts that are generated in this step.
+    def _hard_prompts(self, rollout: Rollout) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+        """The hard prompts of this step to generate again now, and those for the rollout that is asked for in it.
 
-        If the engines do not hold today's weights, there are none: all are re-evaluated by themselves.
+        Args:
+            rollout: The rollout of this step. In synchronous mode the generator has named its hard prompts.
         """
+        if not self.ahead:
+            return rollout.hard_prompts_left, []
         prompts = self.method.begin_step(self.state.step)
-        if self.rollout_weights.weights_version == self.state.step:
-            return prompts
-        self.state.waiting += prompts
-        return []
+        return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])
 
-    def _reevaluate(self, timing: dict[str, float]) -> list[Any]:
+    def _reevaluate(self, prompts: Sequence[Prompt], timing: dict[str, float]) -> list[Any]:
         """Samples from today's weights of the hard prompts that no rollout takes along."""
         state, weights = self.state, self.rollout_weights
-        prompts, state.waiting = state.waiting, []
         if not prompts:
             return []
         state.phase = "generating hard prompts again"
@@ -312,17 +310,8 @@ def timed(timing: dict[str, float], name: str) -> Iterator[None]:
 
 def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
     """What generates for a trainer: in one round a step, in several, in parts of responses, or ahead of training."""
-    reward_range = trainer.args.adapt.rewards() or UNIT
-    options = {
-        "begin_step": trainer._begin_step,
-        "step": lambda: trainer.state.step,
-        "weights_version": lambda: trainer.rollout_weights.weights_version,
-        "candidates": trainer.method.candidates,
-        "choose": lambda prompts, count: trainer.method.choose_prompts(trainer.state.step, prompts, count),
-        "first": trainer.method.first_responses,
-        "more": lambda given: trainer.method.more_responses([exact_rewards(group, reward_range) for group in given]),
-        "score": trainer.reward_model.score,
-    }
+    parts = ("method", "state", "rollout_weights", "reward_model")
+    options = {name: getattr(trainer, name) for name in parts}
     if (budget := trainer.args.adapt.partial_rollout_tokens) is not None:
         kind = PartialAheadSamplesGenerator if trainer.ahead else PartialSamplesGenerator
         return kind.of(trainer, **options, budget=budget)
@@ -330,12 +319,7 @@ def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
         return AheadSamplesGenerator.of(trainer, **options)
     if (between := signal_between(trainer.args)) is None:
         return AdaptedSamplesGenerator.of(trainer, **options)
-    return RefillingSamplesGenerator.of(
-        trainer,
-        **options,
-        wanted=lambda: trainer.method.wanted(trainer.state.step, trainer.arithmetic.rollout_groups),
-        informative=lambda given: informative(exact_rewards(given, reward_range), between),
-    )
+    return RefillingSamplesGenerator.of(trainer, **options, prompts=trainer.arithmetic.rollout_groups, between=between)
 
 
 AdaptedPPOTrainerActor = ray.remote(AdaptedPPOTrainer)

@@ -24,7 +24,7 @@ from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
 from bapo_openrlhf.training.trainer.ahead import SharedLoader  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import prompt_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
@@ -87,7 +87,7 @@ def test_every_prompt_that_was_generated_for_is_settled_or_in_flight(world, queu
     asked, save = [], run.trainer.save_logs_and_checkpoints
 
     def save_logs_and_checkpoints(step, status, states):
-        run.trainer.samples_generator.wait()
+        run.trainer.samples_generator.queue.wait()
         asked.append((len(run.requests), run.trainer.samples_generator.in_flight))
         save(step, status, states)
 
@@ -274,10 +274,10 @@ def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
 def assert_each_in_flight_is_somewhere(run: World) -> None:
     """The hard prompts in flight are those of the rollouts that exist, and those that the next rollout takes along."""
     hard, generator = run.trainer.method.hard, run.trainer.samples_generator
-    results = [rollout.result() for rollout in generator._rollouts]
-    result = [prompt.text for prompt in generator._left]
-    result += [prompt.text for *_, left in results for prompt in left]
-    result += [sample.prompts[0] for _, rollout, _ in results for sample in rollout.hard_samples]
+    rollouts = [rollout for _, rollout in (future.result() for future in generator.queue)]
+    left = [*generator.hard_prompts_left, *(prompt for rollout in rollouts for prompt in rollout.hard_prompts_left)]
+    result = [prompt.text for prompt in left]
+    result += [sample.prompts[0] for rollout in rollouts for sample in rollout.hard_samples]
     assert sorted(set(result)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
 
 
@@ -306,7 +306,7 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
             run.trainer.fit()
         except RuntimeError as error:
             assert "stopped" in str(error)
-        run.trainer.samples_generator.wait()
+        run.trainer.samples_generator.queue.wait()
         assert_each_in_flight_is_somewhere(run)
         tag = (run.trainer.checkpoints.store.tags() or [None])[0]
         done = int(tag.removeprefix("global_step")) if tag else 0

@@ -52,8 +52,10 @@ def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, adapted=F
     engines = [Engine(name, load) for name, load in enumerate(busy)]
     generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
     texts = [f"prompt {number}" for number in range(prompts)]
+    options = {} if kind is SamplesGenerator else {"requests": ({"number": n, "seed": None} for n in itertools.count())}
+    options |= {"max_len": 64, "max_new_tokens": 8}
     refs = generator._dispatch_prompts_to_vllm(
-        texts, [f"label {text}" for text in texts], images=[[text] for text in texts], max_len=64, max_new_tokens=8
+        texts, [f"label {text}" for text in texts], images=[[text] for text in texts], **options
     )
     assert generator.vllm_engines == engines
     return refs, engines
@@ -62,14 +64,6 @@ def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, adapted=F
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-
-
-class Numbered(DispatchingGenerator):
-    count = 0
-
-    def _next_number(self):
-        self.count += 1
-        return {"number": self.count - 1, "seed": None}
 
 
 @pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])
@@ -81,7 +75,7 @@ class Numbered(DispatchingGenerator):
 )
 def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     wanted_refs, wanted = dispatch(SamplesGenerator, prompts, busy=busy)
-    refs, engines = dispatch(Numbered, prompts, busy=busy, **how)
+    refs, engines = dispatch(DispatchingGenerator, prompts, busy=busy, **how)
     assert refs == wanted_refs
     numbers = []
     for engine, theirs in zip(engines, wanted, strict=True):

@@ -155,7 +155,7 @@ def test_what_was_begun_is_settled_or_in_flight(world, prompts, queue, delay):
     generator = run.trainer.samples_generator
 
     def save_logs_and_checkpoints(*args):
-        generator.wait()
+        generator.rollout_weights.queue.wait()
         counts.append((len(begun), generator.in_flight if queue else len(generator.groups_in_flight)))
         save(*args)
 

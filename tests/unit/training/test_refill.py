@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -17,13 +18,13 @@ import ray  # noqa: E402
 from fake_stack import DYNAMIC, STATES, digest  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_rollout import SEED, Engine, arguments, hard, rows, texts  # noqa: E402
+from test_rollout import SEED, Clock, Engine, arguments, hard, parts, rows, texts  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
 from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import prompt_seed  # noqa: E402
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
 
@@ -35,22 +36,24 @@ def answers_at_once(monkeypatch):
     monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
 
 
-def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **options):
+def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **method):
     """A generator over prompts with these rewards, which wants one number after the other; `calls` notes the rest."""
-    calls, clock, begun = [], SimpleNamespace(step=0), []
+    calls, clock, begun = [], Clock(0), []
     args = arguments(batch_size=batch, sleep=True)
-    args.algo.dynamic_filtering_enable, args.adapt = True, SimpleNamespace(enabled=True)
+    args.algo.dynamic_filtering_enable = True
+    method |= {
+        "begin_step": lambda step: begun.append(step) or with_fresh,
+        "wanted": lambda step, prompts: wanted[step % len(wanted)],
+    }
     generator = RefillingSamplesGenerator(
         strategy=SimpleNamespace(args=args),
         prompts_dataloader=rows(*map(str, range(len(data)))),
         eval_dataloader=rows("0", "1"),
         tokenizer="the tokenizer",
         vllm_engines=[Engine(calls, lambda prompt, sample: data[int(prompt)][sample] if prompt.isdigit() else 1.0)],
-        begin_step=lambda: begun.append(clock.step) or with_fresh,
-        step=lambda: clock.step,
-        wanted=lambda: wanted[clock.step % len(wanted)],
-        informative=lambda rewards: len(set(rewards)) > 1,
-        **options,
+        prompts=batch,
+        between=(Fraction(-1), Fraction(2)),
+        **parts(clock, **method),
     )
     return SimpleNamespace(generator=generator, calls=calls, clock=clock, begun=begun)
 
@@ -106,7 +109,8 @@ class TestRounds:
 
     def test_draw_more_prompts_for_a_method_that_chooses(self):
         data = [(0.0, 0.0)] * 20
-        run = refilling(data, batch=2, wanted=[9], candidates=2, choose=lambda prompts, count: range(1, 1 + count))
+        choose = lambda step, prompts, count: range(1, 1 + count)  # noqa: E731
+        run = refilling(data, batch=2, wanted=[9], candidates=2, choose_prompts=choose)
         samples, _, drawn, _ = run.generator.generate_samples()
         assert texts(samples)[::2] == ["1", "2", "5", "6", "9", "10", "13", "14"]  # of 4 at a time
         assert drawn == 16 and run.generator.metrics()["prompts/passed_over"] == 8
@@ -117,7 +121,7 @@ class TestRounds:
     def test_are_whole_before_the_next_one_if_responses_come_in_stages(self):
         data = [(0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 1.0)]
         more = lambda given: [int(len(rewards) == 1 and rewards[0] == 0) for rewards in given]  # noqa: E731
-        run = refilling(data, batch=1, wanted=[1], first=1, more=more)
+        run = refilling(data, batch=1, wanted=[1], first_responses=1, more_responses=more)
         # the second response to a prompt is sample 0 of its request, so it is always equal to the first
         samples, *_ = run.generator.generate_samples()
         assert texts(samples) == ["0", "0", "1", "1", "2", "2", "3"]

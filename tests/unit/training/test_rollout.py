@@ -28,14 +28,10 @@ from vllm import SamplingParams  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
 from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
 from bapo_openrlhf.training.trainer.generated import is_usable, usable_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import (  # noqa: E402
-    AdaptedSamplesGenerator,
-    chosen_prompts,
-    prompt_seed,
-    reward_of,
-)
-from bapo_openrlhf.training.trainer.samples import groups_of, in_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, chosen_prompts  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, reward_of  # noqa: E402
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -101,6 +97,7 @@ def arguments(**changed) -> SimpleNamespace:
         rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=given["sleep"]),
+        adapt=SimpleNamespace(enabled=True, rewards=lambda: None),
     )
 
 
@@ -111,6 +108,24 @@ def rows(*prompts: str) -> list:
 
 def hard(*prompts: str) -> list[Prompt]:
     return [Prompt(prompt, f"label of {prompt}") for prompt in prompts]
+
+
+class Clock:
+    """Where the run is. The engines hold the weights of its step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    @property
+    def weights_version(self) -> int:
+        return self.step
+
+
+def parts(clock: Clock, **method) -> dict:
+    """What a generator gets in addition to OpenRLHF's arguments: a method with these attributes, at this step."""
+    method = SimpleNamespace(**{"candidates": 1, "first_responses": None} | method)
+    reward_model = SimpleNamespace(score=lambda samples: None)
+    return {"method": method, "state": clock, "rollout_weights": clock, "reward_model": reward_model}
 
 
 class Generation(SimpleNamespace):
@@ -128,11 +143,11 @@ class Generation(SimpleNamespace):
 def generation(
     *prompts: str, with_fresh=(), engines: int = 1, evaluation=(), reward=lambda prompt, sample: 1.0, **changed
 ) -> Generation:
-    calls, asked, clock = [], [], SimpleNamespace(step=5)
+    calls, asked, clock = [], [], Clock(5)
     args = arguments(**changed)
 
-    def begin_step():
-        asked.append(clock.step)
+    def begin_step(step):
+        asked.append(step)
         return with_fresh
 
     generator = AdaptedSamplesGenerator(
@@ -141,8 +156,7 @@ def generation(
         eval_dataloader=rows(*evaluation),
         tokenizer="the tokenizer",
         vllm_engines=[Engine(calls, reward, name, busy=engines - name) for name in range(engines)],
-        begin_step=begin_step,
-        step=lambda: clock.step,
+        **parts(clock, begin_step=begin_step),
     )
     return Generation(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
 
@@ -274,7 +288,7 @@ class TestSeedsOfAStep:
 
     def test_of_a_whole_run_are_all_different(self):
         run = generation(*"abcdefgh", evaluation="vwxyz")
-        run.generator.begin_step = lambda: [] if run.clock.step % 2 else hard("h")
+        run.generator.method.begin_step = lambda step: [] if step % 2 else hard("h")
         for step in range(4):
             run.clock.step = step
             run.generator.generate_samples()
@@ -322,7 +336,7 @@ class TestAlong:
     def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
         run = generation(*"abcdef", with_fresh=hard("h"))
         run.generator.generate_samples()
-        run.generator.begin_step = lambda: []
+        run.generator.method.begin_step = lambda step: []
         run.generator.generate_samples()
         assert run.generator.rollout.hard_samples == []
 
