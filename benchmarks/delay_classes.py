@@ -52,7 +52,7 @@ class MeasuringTrainer(trainer.AdaptedPPOTrainer):
             for name, call in (
                 ("sync", lambda: super(trainer.AdaptedPPOTrainer, self).broadcast_to_vllm()),
                 ("engines_keep", lambda: on_engines("keep_weights")),
-                ("engines_restore", lambda: on_engines("restore_weights")),
+                ("engines_restore", lambda: batch_vllm_engine_call(self.vllm_engines, "restore_weights", 0)),
                 ("actor_keep", lambda: on_actor("keep")),
                 ("actor_send", lambda: on_actor("send")),
             ):

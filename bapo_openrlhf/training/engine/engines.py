@@ -110,7 +110,6 @@ class RolloutEngine(Engine):
     faster = True
     weights_version: int | None = None
     tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
-    _kept_weights_version: int | None = None
 
     async def __init__(
         self, *, num_gpus: float, bundle_indices: list[int] | None = None, full_determinism: bool = False,
@@ -309,13 +308,12 @@ class RolloutEngine(Engine):
 
     async def keep_weights(self) -> int:
         """Keep a copy of its weights in host memory instead of those kept before, and return their bytes."""
-        self._kept_weights_version = self.weights_version
         return sum(await self.llm.collective_rpc(_keep))
 
-    async def restore_weights(self) -> None:
-        """Sample from the kept weights again."""
+    async def restore_weights(self, version: int) -> None:
+        """Sample from the kept weights again, which are those of this version."""
         await self.llm.collective_rpc(_restore)
-        await self.changed(self._kept_weights_version)
+        await self.changed(version)
 
     async def save_weights(self, folder: str) -> None:
         """Write the weights that the engine holds now: one safetensors file for each tensor-parallel rank."""

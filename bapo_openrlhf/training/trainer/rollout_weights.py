@@ -16,7 +16,7 @@ DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
 
 
 class RolloutWeights:
-    """The weights in the rollout engines, which may be older than the actor's.
+    """The weights in the rollout engines, which may be older than the actor's. It alone decides which these are.
 
     Args:
         engines: The rollout engines.
@@ -97,7 +97,7 @@ class RolloutWeights:
             self.sync(step)
         yield
         if comes_back:
-            self._call(self.engines, "restore_weights")
+            self._call(self.engines, "restore_weights", delayed)
             self.weights_version = delayed
             if self.sleep:
                 # Experience making and training need the memory. vLLM falls asleep only if all of it is awake, and the

@@ -137,12 +137,12 @@ class Engine:
 
     def keep_weights(self) -> None:
         self.world.fail_at("keep_weights")
-        self.kept = self.weights, self.weights_version
+        self.kept = self.weights
         self.world.note("keep", self.weights)
 
-    def restore_weights(self) -> None:
+    def restore_weights(self, version: int) -> None:
         assert self.kept is not None, "no weights were kept"
-        self.weights, self.weights_version = self.kept
+        self.weights, self.weights_version = self.kept, version
         self.world.note("restore", self.weights)
 
     def changed(self, version: int) -> None:
