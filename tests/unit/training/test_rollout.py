@@ -352,6 +352,18 @@ class TestAlong:
         run.generator.generate_samples()  # another epoch
         assert run.asked == [0, 1, 2, 3]
 
+    def test_wait_if_the_engines_hold_older_weights(self):
+        """Those of a resumed run come first, also after the end of an epoch that gave no samples."""
+        run = generation("a", "b", "c", with_fresh=hard("h"))
+        run.generator.rollout_weights = SimpleNamespace(weights_version=4)
+        run.generator.generate_samples()
+        assert run.generator.rollout.hard_prompts_left == hard("h") and run.generator.hard_prompts_left == []
+        run.generator.hard_prompts_left = hard("i")
+        assert run.generator.generate_samples()[0] == []
+        run.generator.generate_samples()  # another epoch
+        assert run.generator.rollout.hard_prompts_left == hard("i", "h") and run.generator.hard_prompts_left == []
+        assert {request.prompt for request in run.requests()} == set("abc")
+
     def test_no_rollout_no_question(self):
         run = generation("a", "b", "c", with_fresh=hard("h"))
         run.generator.generate_samples()

@@ -340,6 +340,14 @@ class TestPretraining:
         taught = [sum(len(e.index) for e in experiences) for _, experiences in run.taught]
         assert taught[:2] == taught[3:5] == [16, 16]
 
+    def test_measures_no_gap_for_the_batch(self, world):
+        """The gap is that of batches, and the filter leaves nothing of this one."""
+        run = world(prompts=4, **PRETRAINING, **{"adapt.value_pretraining": 1})
+        run.reward = lambda *_: 0.0
+        run.trainer.fit()
+        (row,) = run.metrics()
+        assert "value/pretraining_loss" in row and row["skipped_update"] == 1 and "gap/age" not in row
+
     def test_leaves_out_what_has_no_log_probs(self, world):
         run = world(prompts=16, **PRETRAINING, **{"adapt.value_pretraining": 1, "adapt.max_failed_share": 1})
         run.spoilt = {5, 6}
