@@ -84,13 +84,6 @@ class RecordingTrainer:
         self.noted_steps.append({"calls": [list(rollout_samples)]})
         return super().train_step(rollout_samples, global_step)
 
-    def _reevaluate(self, *args: Any) -> Any:
-        samples, calls = super()._reevaluate(*args), self.noted_steps[-1]["calls"]
-        calls[0].extend(self.samples_generator.rollout.hard_samples)
-        if samples:
-            calls.append(samples)
-        return samples
-
     def save_logs_and_checkpoints(self, *args: Any, **kwargs: Any) -> None:
         self.noted_steps[-1]["end"] = time.time()
         super().save_logs_and_checkpoints(*args, **kwargs)
@@ -108,7 +101,18 @@ def requests_of(samples: list[Any], args: Any) -> list[tuple[list[int], list[int
 
 
 class AdaptedTrainer(RecordingTrainer, trainer.AdaptedPPOTrainer):
-    pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        generate = self.reevaluation.generate
+
+        def noted(prompts: Any) -> Any:
+            (samples, timing), calls = generate(prompts), self.noted_steps[-1]["calls"]
+            calls[0].extend(self.samples_generator.rollout.hard_samples)
+            if samples:
+                calls.append(samples)
+            return samples, timing
+
+        self.reevaluation.generate = noted
 
 
 class PlainTrainer(RecordingTrainer, plain_trainer.RecordedPPOTrainer):

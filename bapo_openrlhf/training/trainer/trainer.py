@@ -8,7 +8,7 @@ demonstrations.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,7 +18,6 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
@@ -35,10 +34,11 @@ from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator,
 from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
 from bapo_openrlhf.training.trainer.probe import GradientProbe
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
+from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
 from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Rollout
+from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
@@ -90,6 +90,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
+        self.reevaluation = Reevaluation(
+            state=self.state, method=self.method, **engines, generate_kwargs=kwargs, ahead=self.ahead
+        )
         self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
         self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, arithmetic=self.arithmetic)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
@@ -111,10 +114,10 @@ class AdaptedPPOTrainer(StoppableTrainer):
         Raises:
             ValueError: The method made a batch that is larger than its capacity.
         """
-        state, step, rollout, timing = self.state, self.state.step, self.samples_generator.rollout, dict[str, float]()
+        state, step, rollout = self.state, self.state.step, self.samples_generator.rollout
         # Lines 12-15: generate hard prompts again with today's weights, unless a rollout takes them along.
-        hard_prompts, along = self._hard_prompts(rollout)
-        hard = self._reevaluate(hard_prompts, timing)
+        hard_prompts, along = self.reevaluation.prompts(rollout)
+        hard, timing = self.reevaluation.generate(hard_prompts)
         if self.ahead:
             # Line 6 of a later step.
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
@@ -150,27 +153,6 @@ class AdaptedPPOTrainer(StoppableTrainer):
         status |= self.accounts.settle(step, generated, rollout, reviewed)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
         return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
-
-    def _hard_prompts(self, rollout: Rollout) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-        """The hard prompts of this step to generate again now, and those for the rollout that is asked for in it.
-
-        Args:
-            rollout: The rollout of this step. In synchronous mode the generator has named its hard prompts.
-        """
-        if not self.ahead:
-            return rollout.hard_prompts_left, []
-        prompts = self.method.begin_step(self.state.step)
-        return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])
-
-    def _reevaluate(self, prompts: Sequence[Prompt], timing: dict[str, float]) -> list[Any]:
-        """Samples from today's weights of the hard prompts that no rollout takes along."""
-        state, weights = self.state, self.rollout_weights
-        if not prompts:
-            return []
-        state.phase = "generating hard prompts again"
-        next_rollout = state.step if self.ahead else state.step + 1
-        with timed(timing, "timing/reevaluation"), weights.synced_to(state.step, next_rollout=next_rollout):
-            return self.samples_generator.reevaluate(prompts, **self.generate_kwargs)
 
     def _update(self, reviewed: Review, experience: BatchExperience | None, global_step: int) -> dict[str, Any]:
         """OpenRLHF's update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""
