@@ -71,11 +71,13 @@ def _absolute(name: str, *, data: bool = False) -> str:
 
 
 def check_read(args: SimpleNamespace) -> None:
-    """Check that OpenRLHF does not split the absolute path of a name in a list: it splits at commas, and data at @.
+    """Check that names are UTF-8, and that OpenRLHF splits no absolute path: it splits lists at commas, and data at @.
 
     Raises:
         ConfigError: The message names the flag, the path and the character.
     """
+    for name in READ:
+        check_utf8(f"{name} is {_get(args, name)}", Path(str(_get(args, name))))
     for name in LISTS:
         value, data = _get(args, name), name in DATA
         for part in value.split(",") if isinstance(value, str) else ():
@@ -101,12 +103,23 @@ def check_written(args: SimpleNamespace) -> None:
     _check_folder(f"run.name is {args.run.name}", run_folder(args))
 
 
+def check_utf8(asked: str, path: Path) -> None:
+    """Refuse a path whose name is not UTF-8, because JSON and Ray hand names on as UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{ascii(asked)}; the names of files must be UTF-8") from None
+
+
 def run_folder(args: SimpleNamespace) -> Path:
     """The folder of the run."""
     return Path(args.run.dir, args.run.name)
 
 
 def _check_folder(asked: str, path: Path) -> None:
+    if "://" in asked:  # a Path has lost one of the slashes
+        raise ConfigError(f"{asked}; it must be a folder of this machine, such as one where a bucket is mounted")
+    check_utf8(asked, path)
     if str(path).startswith("~"):
         raise ConfigError(f"{asked}; there is no home folder {path.parts[0]}")
     whole = Path(os.path.realpath(path))  # A link may lead to a folder that is not there yet.

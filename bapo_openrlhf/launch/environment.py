@@ -4,45 +4,58 @@ import os
 import sys
 import tempfile
 from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.flags.paths import check_utf8
 
 LONGEST_SOCKET = 107  # bytes of the path of a socket (AF_UNIX)
 # The longest sockets below the folder for temporary files: Ray's, with a process number of 7 digits, and vLLM's.
 RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 VLLMS = "/00000000-0000-0000-0000-000000000000"
-# What the processes of a run import, and a folder or file of one's own may be called. No library imports `test`.
-LIBRARIES = ("accelerate", "datasets", "deepspeed", "numpy", "openrlhf", "peft", "ray", "torch", "transformers", "vllm")
-PYTHONS = sorted(sys.stdlib_module_names - set(sys.builtin_module_names) - {"test"})
+TESTS = ("test", "tests")  # several packages install one, and no library imports it
+PACKAGE = __name__.partition(".")[0]
 
 
-def check_working_folder() -> None:
-    """Check that nothing in the working folder would be imported in the place of a library.
-
-    Ray's workers look there first, also if this process does not.
+def check_environment() -> None:
+    """Check the working folder, the folder for temporary files, and the variables that vLLM reads.
 
     Raises:
-        ConfigError: The message names the file, and the library of that name.
+        ConfigError: The message names the file or the variable, and what to do.
+    """
+    _check_working_folder()
+    _check_temporary_folder()
+    _check_variables()
+
+
+def _check_working_folder() -> None:
+    """Check that the working folder has a name in UTF-8, and that nothing in it would be imported for a library.
+
+    Ray's workers look there first, also if this process does not.
     """
     here = Path.cwd()
+    check_utf8(f"the working folder is {here}", here)
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
-    for name in (*LIBRARIES, *PYTHONS):
-        found = PathFinder.find_spec(name, [str(here)])
-        if found and found.origin and PathFinder.find_spec(name, elsewhere):
+    for name in sorted({entry.name.partition(".")[0] for entry in here.iterdir()} - {PACKAGE, *TESTS}):
+        mine = _origin(name, [str(here)]) if name.isidentifier() else None
+        theirs = _origin(name, elsewhere) if mine else None
+        if mine and theirs and mine.resolve() != theirs.resolve():
             raise ConfigError(
-                f"{found.origin} would be imported in the place of the library {name}, because it is in the folder in "
+                f"{mine} would be imported in the place of the library {name}, because it is in the folder in "
                 "which the run is started: rename it, or start the run in another folder"
             )
 
 
-def check_temporary_folder() -> None:
-    """Check that there is a folder for temporary files, and that sockets fit into it.
+def _origin(name: str, folders: list[str]) -> Path | None:
+    """The file of a module in one of these folders. A folder without code, as one of data, has none."""
+    spec = PathFinder.find_spec(name, folders)
+    return Path(spec.origin) if spec and spec.origin else None
 
-    Raises:
-        ConfigError: The message names the variable, its value, how long it may be and what to set.
-    """
+
+def _check_temporary_folder() -> None:
+    """Check that there is a folder for temporary files that can be written, and that sockets fit into it."""
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -59,3 +72,28 @@ def check_temporary_folder() -> None:
                 f"{name} is {folder}, {len(os.fsencode(folder))} bytes; it must have at most {most}, because the path "
                 f"of a socket below it has at most {LONGEST_SOCKET}: set {name} to a shorter folder, such as /tmp"
             )
+        try:
+            made = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
+            os.rmdir(tempfile.mkdtemp(dir=made))
+        except OSError as error:
+            raise ConfigError(
+                f"{name} is {folder}; no file can be made there: {error.strerror}. Set {name} to another folder, such "
+                "as /tmp"
+            ) from None
+
+
+def _check_variables() -> None:
+    """Let vLLM read each of its variables that is set. Kubernetes sets VLLM_PORT for a service of that name."""
+    given = [name for name in os.environ if name.startswith("VLLM_")]
+    vllm = find_spec("vllm") if given else None
+    if vllm is None or vllm.origin is None:
+        return
+    spec = spec_from_file_location("vllm_envs", Path(vllm.origin).with_name("envs.py"))  # without vLLM, which is slow
+    assert spec is not None and spec.loader is not None
+    envs = module_from_spec(spec)
+    spec.loader.exec_module(envs)
+    for name in given:
+        try:
+            envs.environment_variables.get(name, str)()
+        except Exception as error:
+            raise ConfigError(f"{name} is {os.environ[name]}; vLLM cannot read it: {one_line(error)}") from None

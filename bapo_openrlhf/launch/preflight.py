@@ -24,7 +24,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
-from bapo_openrlhf.launch.environment import check_temporary_folder, check_working_folder
+from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
@@ -58,8 +58,7 @@ def check_inputs(
         ConfigError: The message names the flag, the value and what is allowed.
     """
     warnings: list[str] = []
-    check_working_folder()
-    check_temporary_folder()
+    check_environment()
     check_written(args)
     check_read(args)
     check_combinations(args)

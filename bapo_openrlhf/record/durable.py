@@ -1,8 +1,12 @@
 """Files that a crash or a power cut leaves whole."""
 
+import errno
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
+
+NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # a file system without the fsync of a folder
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -26,9 +30,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make durable what a file holds, or all entries of a folder that were created, renamed or deleted."""
+    """Make durable what a file holds, or all entries of a folder that were created, renamed or deleted.
+
+    Some file systems (CIFS, FUSE) cannot be asked this of a folder. There its entries are as durable as they can be.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_THERE or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)

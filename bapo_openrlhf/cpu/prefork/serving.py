@@ -27,7 +27,8 @@ def serving(prepare: str) -> Iterator[None]:
 
     Warns:
         RuntimeWarning: There is no server, so all processes start in the usual way. Either the path of the folder for
-            temporary files is too long for a socket, or the server failed. A failure is reported at the end.
+            temporary files is too long for a socket, or no program may be executed there, or the server failed. A
+            failure is reported at the end.
     """
     if environment():
         yield
@@ -38,6 +39,7 @@ def serving(prepare: str) -> Iterator[None]:
         executable.chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
             try:
+                subprocess.run([executable, "-I", "-S", "-c", ""])  # otherwise Ray would wait for it without end
                 listener.bind(str(Path(name) / client.SOCKET))
             except OSError as error:
                 warnings.warn(f"no process is forked: {name}: {error}", RuntimeWarning, stacklevel=2)

@@ -283,6 +283,14 @@ def test_path_too_long_for_a_socket_starts_python_itself_and_is_told(unserved, t
         assert serving.python() == sys.executable
 
 
+def test_folder_in_which_nothing_may_be_executed_starts_python_itself_and_is_told(unserved, monkeypatch):
+    """A file without the right to be executed, as all files of a file system that is mounted with noexec."""
+    monkeypatch.setattr(Path, "chmod", lambda path, mode: None)
+    warned = pytest.warns(RuntimeWarning, match="no process is forked: .*Permission denied")
+    with warned, serving.serving("prefork_template:prepare"):
+        assert serving.python() == sys.executable
+
+
 @pytest.mark.parametrize("sent", [b"{", b"[]", b'{"a": 1}', b"{}  "])
 def test_files_of_a_request_that_cannot_be_read_are_closed(sent):
     """The client has left, or sends something else."""

@@ -156,6 +156,15 @@ class TestFolders:
             says = refusal(written(tmp_path, **{name: place}))
             assert says == f"{self.flag(name)} is {place}; it must be a folder, and {tmp_path / 'file'} is a file"
 
+    @pytest.mark.parametrize("place", ["s3://bucket/runs", "gs://bucket", "hdfs://host/a"])
+    def test_a_bucket(self, tmp_path, name, place):
+        assert refusal(written(tmp_path, **{name: place})).startswith(f"{self.flag(name)} is {place}; ")
+
+    def test_a_name_that_is_not_utf8(self, tmp_path, name):
+        (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+        says = refusal(written(tmp_path, **{name: f"{tmp_path}/caf\udce9/runs"}))
+        assert says.startswith(f"'{self.flag(name)} is ") and says.isascii()
+
     def test_links_in_a_circle(self, tmp_path, name):
         (tmp_path / "link").symlink_to(tmp_path / "other")
         (tmp_path / "other").symlink_to(tmp_path / "link")

@@ -1,7 +1,8 @@
-"""A folder for temporary files in which sockets do not fit, compared with the operating system and Ray itself."""
+"""What a run would stumble over in its environment, compared with the operating system, Ray and vLLM themselves."""
 
 import datetime
 import inspect
+import os
 import socket
 import tempfile
 import uuid
@@ -10,27 +11,51 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.environment import LONGEST_SOCKET, RAYS, VLLMS, check_temporary_folder, check_working_folder
+from bapo_openrlhf.launch.environment import LONGEST_SOCKET, RAYS, VLLMS, check_environment
 
 MOST = {"RAY_TMPDIR": 39, "TMPDIR": 39}
 OF_VLLM = 70
 
 
-@pytest.mark.parametrize("file", ["datasets/__init__.py", "torch.py", "random.py"])
+@pytest.mark.parametrize(
+    "file", ["datasets/__init__.py", "torch.py", "random.py", "openai.py", "six.py", "yaml/__init__.py"]
+)
 def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "datasets").mkdir()  # a folder of data hides nothing
     (tmp_path / "mine.py").touch()
-    (tmp_path / "test").mkdir()  # the package of that name is imported by no library
-    (tmp_path / "test" / "__init__.py").touch()
-    check_working_folder()
+    for name in ("test", "tests", "yaml"):
+        (tmp_path / name).mkdir()
+    for name in ("test", "tests"):  # the packages of these names are imported by no library
+        (tmp_path / name / "__init__.py").touch()
+    (tmp_path / ".hidden").touch()
+    check_environment()
     (tmp_path / file).touch()
     with pytest.raises(ConfigError) as error:
-        check_working_folder()
+        check_environment()
     library = file.removesuffix(".py").removesuffix("/__init__")
     assert str(error.value).startswith(f"{tmp_path / file} would be imported in the place of the library {library}, ")
-    monkeypatch.setattr("sys.path", [str(tmp_path)])  # as in the folder of the library's own source
-    check_working_folder()
+    installed = tmp_path / "installed"  # by a link to its source, which is in the working folder
+    installed.mkdir()
+    name = file.partition("/")[0]
+    (installed / name).symlink_to(tmp_path / name)
+    monkeypatch.setattr("sys.path", [str(tmp_path), str(installed)])
+    check_environment()
+
+
+def test_another_checkout_of_this_project_hides_nothing(tmp_path, monkeypatch):
+    (tmp_path / "bapo_openrlhf").mkdir()
+    (tmp_path / "bapo_openrlhf" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    check_environment()
+
+
+def test_a_working_folder_whose_name_is_not_utf8(tmp_path, monkeypatch):
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    with pytest.raises(ConfigError, match=r"^'the working folder is .*caf\\udce9'; "):
+        check_environment()
 
 
 @pytest.fixture
@@ -49,19 +74,19 @@ def temporary(monkeypatch):
 
 
 def test_the_default_is_short_enough(temporary):
-    check_temporary_folder()
+    check_environment()
 
 
 @pytest.mark.parametrize("name", MOST)
 def test_rays_sockets(temporary, name):
     """The number of 92 characters is that of a public report."""
     temporary(**{name: "/" + "t" * (MOST[name] - 1)})
-    check_temporary_folder()
+    check_environment()
     for length in (MOST[name] + 1, 92):
         folder = "/" + "t" * (length - 1)
         temporary(**{name: folder})
         with pytest.raises(ConfigError) as error:
-            check_temporary_folder()
+            check_environment()
         assert str(error.value) == (
             f"{name} is {folder}, {length} bytes; it must have at most {MOST[name]}, because the path of a socket "
             f"below it has at most 107: set {name} to a shorter folder, such as /tmp"
@@ -71,16 +96,16 @@ def test_rays_sockets(temporary, name):
 @pytest.mark.parametrize("other", ["RAY_ADDRESS", cpu.SHARED_RAY, "RAY_TMPDIR"])
 def test_vllms_sockets_are_shorter(temporary, other):
     temporary(TMPDIR="/" + "t" * (OF_VLLM - 1), **{other: "/r"})
-    check_temporary_folder()
+    check_environment()
     temporary(TMPDIR="/" + "t" * OF_VLLM, **{other: "/r"})
     with pytest.raises(ConfigError, match=r"^TMPDIR is /t+, 71 bytes; it must have at most 70, "):
-        check_temporary_folder()
+        check_environment()
 
 
 def test_bytes_count_and_not_characters(temporary):
     temporary(TMPDIR="/" + "ü" * 20)
     with pytest.raises(ConfigError, match="41 bytes; it must have at most 39"):
-        check_temporary_folder()
+        check_environment()
 
 
 def test_the_longest_socket_is_that_of_the_system(tmp_path, monkeypatch):
@@ -110,4 +135,30 @@ def test_without_a_folder_for_temporary_files(temporary, monkeypatch):
 
     monkeypatch.setattr(tempfile, "gettempdir", fail)
     with pytest.raises(ConfigError, match=r"^TMPDIR is None; No usable temporary directory found in \[\]: set it to"):
-        check_temporary_folder()
+        check_environment()
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_folder_for_temporary_files_that_cannot_be_written(temporary, name):
+    """Not even root can make a file in /proc."""
+    temporary(**{name: "/proc"})
+    with pytest.raises(ConfigError, match=rf"^{name} is /proc; "):
+        check_environment()
+    temporary(**{name: "/tmp/is-made-later"})  # by Ray
+    check_environment()
+
+
+def test_variables_of_vllm(monkeypatch):
+    """Kubernetes sets VLLM_PORT for a service that is named vllm. The others are read as vLLM itself reads them."""
+    from vllm import envs
+
+    monkeypatch.setenv("VLLM_SERVICE_HOST", "10.0.0.7")
+    monkeypatch.setenv("VLLM_PORT", "8000")
+    check_environment()
+    for name, value in {"VLLM_PORT": "tcp://10.0.0.7:8000", "VLLM_CPU_KVCACHE_SPACE": "a lot"}.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ValueError):
+                envs.environment_variables[name]()
+            with pytest.raises(ConfigError, match=rf"^{name} is {value}; "):
+                check_environment()
