@@ -10,13 +10,16 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 
 ADDRESS = "BAPO_OPENRLHF_PREFORK"  # environment variable: the server's folder
 SOCKET = "socket"  # in that folder
 HEAD = 8  # bytes that hold the length of the request, big-endian; the open files are sent with them
 REFUSED = "refused"
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (
+    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
+)  # fmt: skip
 
 
 def inherited_files() -> list[int]:
@@ -29,10 +32,20 @@ def inherited_files() -> list[int]:
     return sorted(files)
 
 
-def ask(arguments: list[str]) -> tuple[int, socket.socket] | None:
-    """Ask for a child. Return its pid and the connection that will send its wait status, or None without a server."""
+def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, socket.socket] | None:
+    """Ask for a child that blocks these signals.
+
+    Returns:
+        Its pid and the connection that will send its wait status, or None without a server.
+    """
     files = inherited_files()
-    request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd(), "files": files}
+    request = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "files": files,
+        "blocked": sorted(blocked),
+    }
     data = json.dumps(request).encode()
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -61,7 +74,7 @@ def main() -> None:
     before = signal.pthread_sigmask(
         signal.SIG_BLOCK, FORWARDED
     )  # because the child may run before its pid is known here
-    forked = ask(sys.argv[1:])
+    forked = ask(sys.argv[1:], before)
     if forked is None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
@@ -72,7 +85,8 @@ def main() -> None:
             os.kill(child, number)
 
     for number in FORWARDED:
-        signal.signal(number, forward)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     line = read_line(connection)
     status = int(line) if line else signal.SIGKILL  # no line: the server has ended and has killed its children

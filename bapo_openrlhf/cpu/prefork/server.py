@@ -4,6 +4,7 @@
 
 LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. When
 the process that started the server ends, the server's standard input is closed. The server then ends with its children.
+It blocks all other signals, because one may go to every process of a job. A child blocks those that its client blocks.
 """
 
 import atexit
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from bapo_openrlhf.cpu.prefork.client import HEAD, REFUSED
+from bapo_openrlhf.cpu.prefork.client import FORWARDED, HEAD, REFUSED
 
 MOST_FILES = 250  # the kernel passes at most 253 at a time
 PATIENCE = 10.0  # seconds within which a request must arrive
@@ -50,6 +51,7 @@ class Request(NamedTuple):
         environment: Environment variables.
         folder: Working folder.
         files: Numbers of the received descriptors in the child.
+        blocked: Numbers of the signals that it blocks.
         received: Their numbers in this process.
     """
 
@@ -57,6 +59,7 @@ class Request(NamedTuple):
     environment: dict[str, str]
     folder: str
     files: list[int]
+    blocked: list[int]
     received: list[int]
 
 
@@ -188,6 +191,7 @@ def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> N
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
     above = max([2, *request.files, *request.received]) + 1
     copies = [os.dup2(file, above + place, inheritable=False) for place, file in enumerate(request.received)]
     os.closerange(3, above)
@@ -252,6 +256,7 @@ def run(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Prepare, then serve."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     inherited = dict(os.environ)
     module, _, function = sys.argv[2].partition(":")
     prepared = getattr(importlib.import_module(module), function)()

@@ -182,14 +182,34 @@ def test_signal_before_the_client_knows_its_child_goes_down_too(tmp_path, number
 
 
 @pytest.mark.parametrize("served", [True, False])
-def test_no_signal_is_left_blocked(unserved, served, monkeypatch, tmp_path):
+@pytest.mark.parametrize("blocked", [set(), {signal.SIGTERM, signal.SIGUSR2}])
+def test_the_same_signals_are_blocked(unserved, served, blocked, monkeypatch, tmp_path):
     program = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
     with serving.serving("prefork_template:prepare"):
         executable = serving.python()
         if not served:
             monkeypatch.setenv(client.ADDRESS, str(tmp_path))
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         done = subprocess.run([executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{signal.pthread_sigmask(signal.SIG_BLOCK, [])}\n"
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert done.stdout == f"{before | blocked}\n"
+
+
+def test_the_server_leaves_signals_to_others(server):
+    """One that goes to every process of a job reaches it too."""
+    python("-c", "import os, signal; [os.kill(os.getppid(), number) for number in (1, 2, 10, 12, 15, 24)]")
+    assert python("-c", FORKED).stdout == "True\n"
+
+
+def test_a_hang_up_that_is_ignored_stays_so(server, tmp_path):
+    """As `nohup` does it: only its own child would end by it."""
+    program = f"import time, pathlib; pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
+    ignored = ["bash", "-c", 'trap "" HUP; exec "$@"', "bash", serving.python(), "-c", program]
+    process = subprocess.Popen(ignored)
+    until((tmp_path / "there").exists)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == -signal.SIGTERM
 
 
 def test_interrupt_raises_in_the_program(server):
