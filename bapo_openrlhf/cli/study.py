@@ -13,11 +13,19 @@ from types import SimpleNamespace
 from bapo_openrlhf.cli.parser import Parser, parse_words
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.ranges import check_ranges
+from bapo_openrlhf.training.driver.signals import caught
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
-    """Check every arm, run the runs that are not done, and write the table and the page."""
-    given = _parse(argv, prog)
+    """Check every arm, run the runs that are not done, and write the table and the page.
+
+    A signal ends this with one line, after the runs that go on have saved their step.
+    """
+    with caught("within the study, which the same command continues"):
+        return _main(_parse(argv, prog), prog)
+
+
+def _main(given: argparse.Namespace, prog: str) -> int:
     for name in ("pandas", "pyarrow", "scipy"):
         if find_spec(name) is None:
             raise ConfigError(

@@ -279,7 +279,7 @@ class RunConfig:
         "characters of a sampled answer in answers.jsonl, which has answers to prompts that failed, and to those of "
         "them that were solved later; 0: no such file", allowed="at least 0", type=int)
     grace_seconds: float | None = _flag(None,
-        "after the first SIGTERM, SIGINT or SIGUSR1, seconds in which the step may end and be saved; then the run ends "
+        "after the first signal, such as SIGTERM, seconds in which the step may end and be saved; then the run ends "
         "at once, and its last checkpoint counts; default: no limit",
         allowed="finite and at least 0", type=float)
     stall_timeout: float | None = _flag(None,

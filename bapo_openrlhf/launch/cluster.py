@@ -28,14 +28,16 @@ def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
     with cpu.forked_processes():
         import ray
 
+        from bapo_openrlhf.training.driver.own_ray import connect, token
+
         if cpu.active():
-            context = ray.init(**cpu.ray_init_kwargs(devices))
+            context = connect(**cpu.ray_init_kwargs(devices))
             name = cpu.SHARED_RAY
             limits = {threads.LIMIT: str(max(1, threads.limit() // runs))}
         else:
-            context = ray.init(address="local", include_dashboard=False, logging_level="warning")
+            context = connect(address="local", include_dashboard=False, logging_level="warning")
             name, limits = "RAY_ADDRESS", {}
         try:
-            yield {name: context.address_info["gcs_address"], **limits}
+            yield {name: context.address_info["gcs_address"], **token(), **limits}
         finally:
             ray.shutdown()

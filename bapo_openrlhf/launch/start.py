@@ -175,10 +175,11 @@ def _train(args: SimpleNamespace, signals: Signals) -> None:
     import ray
 
     from bapo_openrlhf.training.driver.build import train
+    from bapo_openrlhf.training.driver.own_ray import connect
 
     own_ray = cpu.active() and not ray.is_initialized()
     if own_ray:
-        ray.init(**cpu.ray_init_kwargs(logical_gpus(args)))
+        connect(**cpu.ray_init_kwargs(logical_gpus(args)))
     try:
         train(args, signals)
     except ray.exceptions.RayError as error:

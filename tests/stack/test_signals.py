@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,8 @@ def test_a_process_that_is_stopped(train, grpo, victim, name):
     same_steps(second.metrics, grpo.metrics, first=1)
 
 
-def sent(train, name, number, when, *, group=False, environment=None, **flags):
-    """Run, and send a signal to the driver, or to its process group as Ctrl-C does, as soon as `when(mark)`."""
+def sent(train, name, number, when, *, everyone=False, environment=None, **flags):
+    """Run, and send a signal to the driver, or to all processes as a scheduler does, as soon as `when(mark)`."""
     mark = uuid.uuid4().hex
     process = marked(mark)
     process["environment"] |= environment or {}
@@ -146,22 +147,31 @@ def sent(train, name, number, when, *, group=False, environment=None, **flags):
         while not (drivers := driver_of(mark)) or not when(mark):
             assert not going.done(), going.result().output[-4000:]
             time.sleep(0.05)
-        (os.killpg if group else os.kill)(drivers[0], number)
+        for process in processes_of(mark) if everyone else drivers:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
         result = going.result()
     assert_nothing_is_left(mark)
     return result
 
 
+def processes_of(mark):
+    """The numbers of all processes of a run."""
+    processes = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if mark.encode() in (entry / "environ").read_bytes():
+                processes.append(int(entry.name))
+    return processes
+
+
 def driver_of(mark):
     """The number of the run's first process, which leads its group."""
     drivers = []
-    for entry in Path("/proc").iterdir():
-        try:
-            number, marked = int(entry.name), mark.encode() in (entry / "environ").read_bytes()
-            if marked and os.getpgid(number) == number and b"train_ppo_ray" in (entry / "cmdline").read_bytes():
+    for number in processes_of(mark):
+        with suppress(OSError):
+            if os.getpgid(number) == number and b"train_ppo_ray" in Path(f"/proc/{number}/cmdline").read_bytes():
                 drivers.append(number)
-        except (OSError, ValueError):
-            continue
     return drivers
 
 
@@ -178,12 +188,13 @@ def test_before_the_first_step(train, name, process):
     assert result.output.splitlines()[-1].startswith("stopped by SIGTERM before the first step")
 
 
-def test_ctrl_c_reaches_the_whole_group(train, workspace):
-    """Without forks, as on a machine with GPUs, where Ray's workers are in the group of the driver."""
-    name = "signals_group"
+@pytest.mark.parametrize(("number", "fork"), [("SIGINT", "0"), ("SIGTERM", "0"), ("SIGTERM", "1"), ("SIGHUP", "1")])
+def test_a_signal_reaches_all_processes(train, workspace, number, fork):
+    """Without forks, as on a machine with GPUs, and with them."""
+    name = f"signals_all_{number}_{fork}"
     metrics = workspace / "runs" / name / "metrics.jsonl"
-    environment = {"BAPO_OPENRLHF_FORK": "0"}
-    result = sent(train, name, signal.SIGINT, lambda _: metrics.exists(), group=True, environment=environment)
+    environment, number = {"BAPO_OPENRLHF_FORK": fork}, signal.Signals[number]
+    result = sent(train, name, number, lambda _: metrics.exists(), everyone=True, environment=environment)
     end = ended(result)
-    assert re.match(r"stopped by SIGINT after step [1-5]\. It goes on with step [2-6]: ", end["text"]), end
-    assert (result.status, end["how"]) == (130, "stopped")
+    assert re.match(rf"stopped by {number.name} after step [1-5]\. It goes on with step [2-6]: ", end["text"]), end
+    assert (result.status, end["how"]) == (128 + number, "stopped")

@@ -33,6 +33,7 @@ from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.host import require_version
 from bapo_openrlhf.record.run_record import HIDDEN, SECRETS, WARNINGS, append_rows
 from bapo_openrlhf.training.driver import waiting
+from bapo_openrlhf.training.driver.own_ray import connect
 from bapo_openrlhf.training.driver.signals import Signals
 from bapo_openrlhf.training.engine import engines
 from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer
@@ -194,7 +195,7 @@ def train(args: SimpleNamespace, signals: Signals) -> None:
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         env = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        ray.init(runtime_env={"env_vars": env})
+        connect(runtime_env={"env_vars": env})
     signals.listen()
     run = Run(args, signals)
     run.load()

@@ -1,7 +1,7 @@
-"""Signals that end a run: SIGTERM, SIGINT (Ctrl-C) and SIGUSR1, which job schedulers send some time before they kill.
+"""Signals that the driver gets.
 
 Before the first step, a signal ends the run where it is. Later the first signal is only noted, and the driver passes it
-on (`waiting.py`). Ray starts its services so that Ctrl-C does not reach them, nor the processes that they start.
+on (`waiting.py`).
 """
 
 import signal
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bapo_openrlhf.errors import Ended
+from bapo_openrlhf.training.wire.signals import NUMBERS
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 SAME = 1.0  # seconds in which a second signal is the first one: `timeout` sends it to a process and to its group
 BEFORE = "before the first step"
 
@@ -27,8 +27,8 @@ class Signals:
         waits: Whether the first one waits for the end of a step.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, when: str = BEFORE) -> None:
+        self._clock, self._when = clock, when
         self.first: signal.Signals | None = None
         self.since, self.again, self.waits = 0.0, False, False
 
@@ -40,7 +40,7 @@ class Signals:
             return
         self.first, self.since = signal.Signals(number), now
         if not self.waits:
-            raise self.ended(BEFORE)
+            raise self.ended(self._when)
 
     def listen(self) -> None:
         """Become the handler of the signals that are not ignored. Ray takes SIGTERM for itself when it starts."""
@@ -55,9 +55,9 @@ class Signals:
 
 
 @contextmanager
-def caught() -> Iterator[Signals]:
-    """Note the signals in the block."""
-    signals, before = Signals(), {number: signal.getsignal(number) for number in NUMBERS}
+def caught(when: str = BEFORE) -> Iterator[Signals]:
+    """Note the signals in the block. If one ends it, `when` is said after its name."""
+    signals, before = Signals(when=when), {number: signal.getsignal(number) for number in NUMBERS}
     signals.listen()
     try:
         yield signals
@@ -65,7 +65,7 @@ def caught() -> Iterator[Signals]:
         if error.code != signal.SIGTERM:
             raise
         signals.first = signal.SIGTERM  # while Ray starts, its own handler exits so
-        raise signals.ended(BEFORE) from None
+        raise signals.ended(when) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -29,13 +29,14 @@ from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.engine.adapters import merge_adapters
 from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
-from bapo_openrlhf.training.engine.engine_core import ENGINE, block_interrupts, end_with
+from bapo_openrlhf.training.engine.engine_core import ENGINE, end_with
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
 from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupTurn, SingleTurn
 from bapo_openrlhf.training.engine.user_agent import load_agent
 from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup
+from bapo_openrlhf.training.wire.signals import leave_to_driver
 from bapo_openrlhf.training.wire.weights import Piece
 
 # ── In each vLLM worker ──
@@ -142,7 +143,7 @@ class RolloutEngine(Engine):
         self._configure_vllm_env(packaging.version, vllm, full_determinism)
         self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
         self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
-        block_interrupts()
+        leave_to_driver()
         self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
         end_with(self.llm)
         await self.llm.is_sleeping()  # waits until it has loaded

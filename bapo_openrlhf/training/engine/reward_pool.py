@@ -31,9 +31,11 @@ from typing import Any
 from bapo_openrlhf.training.engine.printed import Printed
 from bapo_openrlhf.training.engine.reward_worker import encode
 from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.signals import NUMBERS
 
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
 SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket
+FROM_OUTSIDE = (signal.SIGKILL, *NUMBERS)  # signals that somebody else sends, such as the kernel without memory
 TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is known
 
 
@@ -58,11 +60,14 @@ class RewardFailure(Exception):
 
 
 class _Call(Future):
-    """What one call will give. `worker` is the process that has it, and `request` what that is asked."""
+    """What one call will give.
+
+    `worker` is the process that has it, `request` what that is asked, and `again` whether it is asked a second time.
+    """
 
     def __init__(self, request: bytes) -> None:
         super().__init__()
-        self.request, self.worker = request, None
+        self.request, self.worker, self.again = request, None, False
 
 
 class RewardPool:
@@ -73,7 +78,7 @@ class RewardPool:
 
     Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
     time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
-    with it and not answered yet go to another one.
+    with it and not answered yet go to another one. A call whose process was killed from outside is asked once more.
 
     Args:
         path: The reward file.
@@ -125,7 +130,8 @@ class RewardPool:
             return call.result()
         except BaseException:
             if not call.done() and not call.cancel() and call.worker is not None:
-                call.worker.kill()  # the caller was interrupted
+                call.again = True  # the caller was interrupted, and nobody waits for another answer
+                call.worker.kill()
             raise
 
     def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> _Call:
@@ -185,6 +191,10 @@ class RewardPool:
                     call.worker = worker
                 slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
+                    if kind == "killed" and not left[0].again:
+                        left[0].again = True
+                        self._is_free(left, slowest)
+                        break
                     failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
                     call = left.popleft()
                     slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
@@ -245,7 +255,7 @@ class RewardPool:
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(left))
 
-    def _started(self) -> "_Worker":
+    def _started(self, *, again: bool = False) -> "_Worker":
         with self._changed:  # because close() must see every worker
             self._check_open()
             worker = _Worker(self.path, int(self.memory_gib * 2**30))
@@ -253,6 +263,8 @@ class RewardPool:
         ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
         if kind != "result":
             self._forget(worker)
+            if kind == "killed" and not again:
+                return self._started(again=True)
             raise self._failure(kind, "loading it", *answer)
         worker.place = str(answer) or self.path
         return worker
@@ -265,6 +277,7 @@ class RewardPool:
                 self._workers.discard(worker)
 
     def _failure(self, kind: str, whose: str, what: str, place: str) -> Exception:
+        kind = "crashed" if kind == "killed" else kind
         allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
         what = f"{whose} {what}{allowed}"
         with self._changed:
@@ -306,8 +319,8 @@ class _Worker:
     def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
         """Send requests together, and yield what becomes of each, in order.
 
-        It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). A process that cannot go on is
-        killed, and nothing is yielded after that.
+        It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). The kind "killed" is "crashed"
+        from outside. A process that cannot go on is killed, and nothing is yielded after that.
 
         Args:
             requests: Lines of JSON.
@@ -341,7 +354,8 @@ class _Worker:
         except TimeoutError:
             kind, what = "timeout", f"took more than {seconds:g} s and was killed"
         except EOFError:
-            kind, what = "crashed", f"ended its process: {status(self.kill())}"
+            code = self.kill()
+            kind, what = "killed" if -code in FROM_OUTSIDE else "crashed", f"ended its process: {status(code)}"
         except (OverflowError, ValueError, TypeError, RecursionError) as error:
             kind, what = "invalid", f"gave an answer that cannot be read: {error}"
         self.kill()

@@ -13,7 +13,7 @@ A request may come before the one before it is answered. The number tells that a
 "memory" is null, because this process then ends.
 
 The function is called in the main thread, where a verifier may use signal.alarm. This file imports only the standard
-library, and two small files of this package once it has the parent's sys.path, so that a process without torch starts
+library, and three small files of this package once it has the parent's sys.path, so that a process without torch starts
 in less than a tenth of a second. It needs Linux.
 """
 
@@ -28,6 +28,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
@@ -177,6 +178,28 @@ def die_with(parent: int) -> None:
         os._exit(0)
 
 
+def leave_signals() -> None:
+    """Go on if a signal reaches every process of a run (`wire.signals`), and let the function's own processes end by it.
+
+    Signals are not blocked here, because programs that the function starts would inherit that.
+    """
+    from bapo_openrlhf.training.wire.signals import NUMBERS
+
+    def nothing(_number: int, _frame: Any) -> None:
+        pass
+
+    def in_fork() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is nothing:
+                signal.signal(number, handler)
+        unblock()
+
+    block, unblock = (partial(signal.pthread_sigmask, how, NUMBERS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
+    before = {number: signal.signal(number, nothing) for number in NUMBERS}
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)  # a signal waits for its handler
+    unblock()
+
+
 def limit_memory(extra: int) -> None:
     """Allow this process `extra` bytes in addition to what it has now. Asking for more raises MemoryError.
 
@@ -207,6 +230,7 @@ def main(path: str, memory: int, parent: int, socket: int) -> None:
     out_of_memory = failure("memory", "ran out of memory")  # made while there is memory
 
     number, sys.path[:] = json.loads(requests.readline())
+    leave_signals()
     try:
         function = user_file().execute(Path(path)).reward_func
     except BaseException as error:

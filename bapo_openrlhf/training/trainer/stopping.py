@@ -11,6 +11,7 @@ from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.wire.signals import leave_to_driver
 
 Base = plain_class(PPOTrainer)
 KL, EVALUATION = "kl_coefficient", "evaluation"  # in OpenRLHF's state of a checkpoint
@@ -36,6 +37,7 @@ class StoppableTrainer(Base):
     recorder: StepRecorder
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        leave_to_driver()
         self.state = RunState()
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)

@@ -20,6 +20,7 @@ from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import pretraining_steps
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
+from bapo_openrlhf.training.wire.signals import leave_to_driver
 from bapo_openrlhf.training.worker.gradients import probe_gradients
 from bapo_openrlhf.training.worker.log_probs import SlicedActor
 from bapo_openrlhf.training.worker.normalisation import restore_normalisation
@@ -48,6 +49,11 @@ class _Worker:
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
+
+    @extends(launcher.BaseModelActor)
+    def _setup_distributed(self, strategy: Any) -> None:
+        leave_to_driver()
+        super()._setup_distributed(strategy)
 
     @extends(launcher.BaseModelActor)
     def execute_batch(self, method_name: str, all_data: Any, start_idx: int, end_idx: int) -> list[Any]:

@@ -36,6 +36,7 @@ from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engine.engines import request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer import stopping  # noqa: E402
 from bapo_openrlhf.training.trainer.generated import generated_groups, is_usable  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import in_groups  # noqa: E402
 from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
@@ -464,6 +465,7 @@ class World:
     def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
         with pytest.MonkeyPatch.context() as patch:
             tokenizer = Tokenizer()
+            patch.setattr(stopping, "leave_to_driver", lambda: None)  # this process is no worker
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
             self.trainer = kind(

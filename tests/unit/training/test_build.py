@@ -20,7 +20,7 @@ from openrlhf.trainer.ray import launcher, vllm_engine  # noqa: E402
 
 from bapo_openrlhf import host  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training.driver import build  # noqa: E402
+from bapo_openrlhf.training.driver import build, own_ray  # noqa: E402
 from bapo_openrlhf.training.engine import engines  # noqa: E402
 from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer  # noqa: E402
 from bapo_openrlhf.training.worker import workers  # noqa: E402
@@ -296,11 +296,12 @@ def test_ray_starts_as_openrlhf_starts_it(calls, monkeypatch, initialized):
     started = []
     monkeypatch.setattr(ray, "is_initialized", lambda: initialized)
     monkeypatch.setattr(ray, "init", lambda **given: started.append(given))
+    monkeypatch.setattr(own_ray, "_ask_for_token", lambda: None)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     of_run(calls, train_ppo_ray.train, "")
     theirs, started[:] = list(started), []
     of_run(calls, train, "")
-    assert started == theirs and len(started) == (not initialized)
+    assert started == [{"address": "local"} | given for given in theirs] and len(started) == (not initialized)
 
 
 @pytest.mark.parametrize("variant", ["algorithm=bapo_grpo", "algorithm=bapo_grpo train.async_enable"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.training.engine.engine_core import ENGINE
+from bapo_openrlhf.training.wire.signals import NUMBERS
 
 # A rollout engine that starts one process which has vLLM's plugin called, and one grandchild, then waits.
 PARENT = """
@@ -60,7 +61,8 @@ def test_a_process_ends_with_the_engine_that_started_it(engine, ends):
 # A rollout engine in a group with the process that it starts, which uses what vLLM's process uses.
 INTERRUPTED = """
 import os, subprocess, sys, time
-from bapo_openrlhf.training.engine.engine_core import ENGINE, block_interrupts
+from bapo_openrlhf.training.engine.engine_core import ENGINE
+from bapo_openrlhf.training.wire.signals import leave_to_driver
 os.environ[ENGINE] = str(os.getpid())
 {first}
 child = subprocess.Popen([sys.executable, "-c", '''
@@ -78,16 +80,16 @@ sys.exit(child.returncode)
 """
 
 
-@pytest.mark.parametrize("shielded", [True, False])
-def test_ctrl_c_ends_no_process_of_an_engine(shielded):
-    parts = {"first": "block_interrupts()", "plugin": "vllm_plugin()"} if shielded else {"first": "", "plugin": ""}
+@pytest.mark.parametrize(("number", "shielded"), [*((number, True) for number in NUMBERS), (signal.SIGINT, False)])
+def test_a_signal_to_the_group_ends_no_process_of_an_engine(number, shielded):
+    parts = {"first": "leave_to_driver()", "plugin": "vllm_plugin()"} if shielded else {"first": "", "plugin": ""}
     parent = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(**parts)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
     )  # fmt: skip
     assert parent.stdout.readline() == "ready\n"
-    os.killpg(parent.pid, signal.SIGINT)
+    os.killpg(parent.pid, number)
     time.sleep(0.2)
     parent.communicate("\n")
     assert (parent.returncode == 0) is shielded

@@ -105,7 +105,7 @@ def made_by(kind, monkeypatch, given, **environment):
         patched.setattr(vllm, "AsyncEngineArgs", lambda **settings: settings)
         patched.setattr(vllm, "AsyncLLMEngine", SimpleNamespace(from_engine_args=lambda settings: Llm(settings)))
         patched.setattr(engines, "end_with", lambda llm: llm.update(ends_with_its_process=not llm.get("waited")))
-        patched.setattr(engines, "block_interrupts", lambda: os.environ.update(interrupts="blocked"))
+        patched.setattr(engines, "leave_to_driver", lambda: os.environ.update(interrupts="blocked"))
         patched.setattr(torch.cuda, "is_available", lambda: False)  # Ray hides the GPUs if workers have their own
         patched.setattr(os, "environ", {"RAY_ADDRESS": "here", "CUDA_VISIBLE_DEVICES": "", **environment})
         engine = object.__new__(kind)

@@ -28,6 +28,7 @@ from bapo_openrlhf.training.engine import reward_worker as worker
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.training.wire.names import OWN
 from bapo_openrlhf.training.wire.responses import SEGMENTS, STOPPED, VERSIONS
+from bapo_openrlhf.training.wire.signals import NUMBERS, blocked
 
 # A reward file that does what its label says: the label is code, which finds the query as `query` and leaves `result`.
 OBEDIENT = """
@@ -456,20 +457,62 @@ def test_a_worker_that_died_between_calls_is_replaced(make_pool):
     assert not pool.failures.kinds
 
 
-@pytest.mark.parametrize("kind", ["timeout", "crashed"])
-def test_a_worker_that_does_not_read_its_request(make_pool, kind):
-    """The request is larger than the socket's buffer, so the parent is still sending."""
-    pool = make_pool(timeout=60 if kind == "crashed" else 2)
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_worker_that_does_not_read_its_request(make_pool, killed):
+    """The request is larger than the socket's buffer, so the parent is still sending. Another process answers it."""
+    pool = make_pool(timeout=60 if killed else 2)
     stopped = pid_of(pool)
     os.kill(stopped, signal.SIGSTOP)
-    killer = threading.Timer(1, os.kill, (stopped, signal.SIGKILL))
-    if kind == "crashed":
-        killer.start()
-    with pytest.raises(RewardFailure) as caught:
-        ask(pool, GOOD, "x" * 10_000_000)
-    assert caught.value.kind == kind
+    if killed:
+        threading.Timer(1, os.kill, (stopped, signal.SIGKILL)).start()
+        assert ask(pool, GOOD, "x" * 10_000_000)["rewards"] == 0.5
+    else:
+        with pytest.raises(RewardFailure) as caught:
+            ask(pool, GOOD, "x" * 10_000_000)
+        assert caught.value.kind == "timeout"
     assert not exists(stopped)
     pid_of(pool)
+
+
+def test_a_call_whose_process_is_killed_from_outside_is_asked_once_more(make_pool, tmp_path):
+    """Other calls that were sent with it are answered too. A call that is killed each time fails."""
+    pool, asked = make_pool(), tmp_path / "asked"
+    tries = f"open({str(asked)!r}, 'a').write('x'); "
+    once = f"{tries}len(open({str(asked)!r}).read()) > 1 or os.kill(os.getpid(), signal.SIGKILL); {GOOD}"
+    calls = [pool.submit([""], ["prompt"], [code]) for code in (GOOD, once, GOOD)]
+    assert [call.result()["rewards"] for call in calls] == [0.5] * 3
+    assert not pool.failures.kinds and asked.read_text() == "xx"
+    with pytest.raises(RewardFailure, match="killed by signal 9") as caught:
+        ask(pool, f"{tries}os.kill(os.getpid(), signal.SIGKILL)")
+    assert caught.value.kind == "crashed" and asked.read_text() == "xxxx"
+
+
+def test_a_process_that_is_killed_while_it_loads_is_started_once_more(make_pool, tmp_path):
+    asked = tmp_path / "asked"
+    source = (
+        f"import os\nopen({str(asked)!r}, 'a').write('x')\n"
+        f"len(open({str(asked)!r}).read()) > 1 or os.kill(os.getpid(), 9)\n{OBEDIENT}"
+    )
+    assert ask(make_pool(source), GOOD)["rewards"] == 0.5
+    assert asked.read_text() == "xx"
+
+
+@pytest.mark.parametrize("how", ["subprocess", "fork"])
+def test_a_signal_to_all_processes_ends_none_and_programs_of_the_function_end_by_it(make_pool, how):
+    """As a scheduler sends it. The pool's own process has blocked the signals, as an engine has."""
+    with blocked():
+        pool = make_pool()
+        process = pid_of(pool)
+    for number in NUMBERS:
+        os.kill(process, number)
+    start = {
+        "subprocess": "import subprocess; child = subprocess.Popen(['sleep', '600']); ",
+        "fork": "import multiprocessing; child = multiprocessing.get_context('fork').Process(target=time.sleep, "
+        "args=(600,)); child.start(); ",
+    }[how]
+    wait = "code = child.wait()" if how == "subprocess" else "child.join(); code = child.exitcode"
+    assert ask(pool, f"{start}child.terminate(); {wait}; result = {{'rewards': code}}")["rewards"] == -signal.SIGTERM
+    assert pid_of(pool) == process
 
 
 def test_an_interrupted_call_leaves_no_answer_behind(make_pool):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.errors import Ended
-from bapo_openrlhf.training.driver import signals
-from bapo_openrlhf.training.driver.signals import NUMBERS, SAME, Signals, caught
+from bapo_openrlhf.training.driver.signals import SAME, Signals, caught
+from bapo_openrlhf.training.wire.signals import NUMBERS
 
 
 class Clock:
@@ -99,4 +99,4 @@ def test_rays_own_handler_exits_with_the_number_of_the_signal(handlers, code, ki
 
 def test_the_signals_are_those_of_the_page():
     page = (Path(__file__).parents[3] / "docs" / "reliability.md").read_text().split("## Signals")[1].split(" lets ")[0]
-    assert [number.name for number in signals.NUMBERS] == re.findall(r"SIG\w+", page)
+    assert [number.name for number in NUMBERS] == re.findall(r"SIG\w+", page)
