@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
+from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.prepare.source_rows import digest
 
@@ -117,6 +118,7 @@ def _convert(file: Path, target: Path, packaged: Packaged | None) -> str:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(field.contents())))
     tokenizer.clean_up_tokenization_spaces = False  # True, transformers' own, only gives a warning in each process
     model.save_pretrained(target)
+    open_to_others(target)
     tokenizer.save_pretrained(target)
     named, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
     description = (

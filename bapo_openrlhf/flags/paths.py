@@ -108,7 +108,7 @@ def check_utf8(asked: str, path: Path) -> None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ConfigError(f"{ascii(asked)}; the names of files must be UTF-8") from None
+        raise ConfigError(f"{asked!a}; the names of files must be UTF-8") from None
 
 
 def run_folder(args: SimpleNamespace) -> Path:

@@ -105,6 +105,7 @@ def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
     from bapo_openrlhf.training.worker.rotary import restore_frequencies
     from bapo_openrlhf.training.worker.savable import make_savable
+    from bapo_openrlhf.training.worker.strategy import strategy_of
 
     script = importlib.import_module(f"openrlhf.cli.{host.SFT}")
 
@@ -116,7 +117,7 @@ def _train(args: SimpleNamespace) -> None:
             restore_frequencies(model)
             super().__init__(model=model, **others)
 
-    with rebound(script, SFTTrainer=RestoringTrainer):
+    with rebound(script, SFTTrainer=RestoringTrainer, get_strategy=strategy_of):
         script.train(args)
 
 

@@ -18,7 +18,6 @@ sizes. A model file that lost its content but not its size, for example in a pow
 import hashlib
 import os
 import re
-import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from bapo_openrlhf.record.discard import discard
 from bapo_openrlhf.record.durable import sync, write_atomically
 from bapo_openrlhf.record.state_file import (
     CheckpointError,
@@ -91,7 +91,7 @@ class CheckpointStore:
         (folder / MANIFEST).unlink(missing_ok=True)
         sync(folder)
         self._remove_models(tag)
-        _empty(folder, but=MARKER)
+        self._empty(folder, but=MARKER)
         return folder
 
     @os_errors()
@@ -122,7 +122,7 @@ class CheckpointStore:
     @os_errors()
     def abandon(self, tag: str) -> None:
         """Undo `begin`, because no models were saved."""
-        _remove_last(self.folder(tag), MARKER)
+        self._remove_last(self.folder(tag), MARKER)
 
     @os_errors()
     def has_models(self, tag: str) -> bool:
@@ -213,7 +213,7 @@ class CheckpointStore:
         for part in self.models:
             folder = self.folder(tag, part) / UNIVERSAL
             if folder.exists():  # of a conversion that was interrupted: no manifest has it
-                _remove_tree(folder)
+                discard(folder, self.path)
             converted[part].rename(folder)
             sync(folder.parent)
         manifest = self._manifest(tag)
@@ -233,7 +233,7 @@ class CheckpointStore:
         removed = unfinished(self)
         for tag in removed:
             self._remove_models(tag)
-            _remove_last(self.folder(tag), MARKER)
+            self._remove_last(self.folder(tag), MARKER)
         return removed
 
     @os_errors()
@@ -242,7 +242,7 @@ class CheckpointStore:
         for tag in self.tags():
             folder = self.folder(tag)
             if (folder / MANIFEST).exists() and not self.folder(tag, ACTOR).exists():
-                _remove_last(folder, MANIFEST)
+                self._remove_last(folder, MANIFEST)
 
     # ── Files. Paths are relative to `self.path` and have slashes ──
 
@@ -295,8 +295,25 @@ class CheckpointStore:
         for part in (ACTOR, CRITIC):
             folder = self.folder(tag, part)
             if folder.exists():
-                _remove_tree(folder)
+                discard(folder, self.path)
                 sync(folder.parent)
+
+    def _empty(self, folder: Path, *, but: str) -> None:
+        for path in sorted(folder.iterdir()):
+            if path.name == but:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                discard(path, self.path)
+            else:
+                path.unlink()
+        sync(folder)
+
+    def _remove_last(self, folder: Path, name: str) -> None:
+        """Delete the folder. The file `name` goes last, because it describes the folder until then."""
+        self._empty(folder, but=name)
+        (folder / name).unlink(missing_ok=True)
+        discard(folder, self.path)
+        sync(folder.parent)
 
 
 @os_errors()
@@ -321,32 +338,3 @@ def _entries(top: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         yield from (Path(folder) / name for name in names + links)
-
-
-def _empty(folder: Path, *, but: str) -> None:
-    for path in sorted(folder.iterdir()):
-        if path.name == but:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            _remove_tree(path)
-        else:
-            path.unlink()
-    sync(folder)
-
-
-def _remove_last(folder: Path, name: str) -> None:
-    """Delete the folder. The file `name` goes last, because it describes the folder until then."""
-    _empty(folder, but=name)
-    (folder / name).unlink(missing_ok=True)
-    folder.rmdir()
-    sync(folder.parent)
-
-
-def _remove_tree(folder: Path) -> None:
-    """Delete a folder. Links in it are deleted and not followed."""
-
-    def stop(_function: Any, path: str, error: tuple) -> None:
-        # Python's own error has only the last part of the path.
-        raise OSError(error[1].errno, error[1].strerror, path) from error[1]
-
-    shutil.rmtree(folder, onerror=stop)

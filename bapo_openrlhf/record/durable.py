@@ -29,6 +29,18 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
+def open_to_others(folder: Path) -> None:
+    """Give the weights in a folder the rights that the umask gives to new files. safetensors writes them for the owner.
+
+    A file system without rights has nothing to give.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+    for file in folder.glob("*.safetensors"):
+        with suppress(OSError):
+            file.chmod(0o666 & ~umask)
+
+
 def sync(path: Path) -> None:
     """Make durable what a file holds, or all entries of a folder that were created, renamed or deleted.
 

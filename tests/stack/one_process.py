@@ -53,10 +53,9 @@ def worker(kind, args, *more):
         args: The run's arguments.
         more: What `init_model_from_pretrained` takes after the strategy.
     """
-    from openrlhf.utils import get_strategy
-
     from bapo_openrlhf.training.worker import workers
+    from bapo_openrlhf.training.worker.strategy import strategy_of
 
     process = getattr(workers, f"{kind}Worker")(1, 0, "127.0.0.1", os.environ["MASTER_PORT"])
-    process.init_model_from_pretrained(get_strategy(args), *more)
+    process.init_model_from_pretrained(strategy_of(args), *more)
     return process

@@ -23,7 +23,6 @@ from openrlhf.trainer import ppo_trainer_async
 from openrlhf.trainer.ray.launcher import RayActorGroup
 from openrlhf.trainer.ray.utils import get_bundle_indices
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
-from openrlhf.utils import get_strategy
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
@@ -38,6 +37,7 @@ from bapo_openrlhf.training.driver.signals import Signals
 from bapo_openrlhf.training.engine import engines
 from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer
 from bapo_openrlhf.training.worker import workers
+from bapo_openrlhf.training.worker.strategy import strategy_of
 
 SHARE = 0.2  # of a GPU, in Ray's bookkeeping: five processes may be on it
 
@@ -94,7 +94,7 @@ class Run:
     """
 
     def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
-        self.signals, self.args, self.strategy, self._parts = signals, args, get_strategy(args), parts_of(args)
+        self.signals, self.args, self.strategy, self._parts = signals, args, strategy_of(args), parts_of(args)
         self.strategy.print(without_secrets(args))
         parts, train = self._parts, args.train
         beside_actor = reserved_for(args.actor) if train.colocate_actor_ref or train.colocate_all else None

@@ -27,6 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.training.engine.adapters import merge_adapters
 from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.engine.engine_core import ENGINE, end_with
@@ -73,6 +74,7 @@ def _save(worker: Any, folder: str) -> None:
 
     weights = {name: weight.cpu().contiguous() for name, weight in _parameters(worker).items()}
     save_file(weights, _weights_file(folder, worker.rank))
+    open_to_others(Path(folder))
 
 
 def _load(worker: Any, folder: str) -> None:

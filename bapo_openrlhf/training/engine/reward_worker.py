@@ -179,9 +179,9 @@ def die_with(parent: int) -> None:
 
 
 def leave_signals() -> None:
-    """Go on if a signal reaches every process of a run (`wire.signals`), and let the function's own processes end by it.
+    """Go on if a signal reaches every process of a run (`wire.signals`).
 
-    Signals are not blocked here, because programs that the function starts would inherit that.
+    It is not blocked here, because processes that the function starts would inherit that, and must end by it.
     """
     from bapo_openrlhf.training.wire.signals import NUMBERS
 

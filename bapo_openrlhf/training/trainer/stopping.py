@@ -8,6 +8,7 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.record.discard import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
@@ -118,6 +119,8 @@ class StoppableTrainer(Base):
         client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
         client_states["episode"] += self.samples_generator.exhausted
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
+        if said := undeleted(Path(self.args.ckpt.path)):
+            self.recorder.warn(global_step, "not deleted", said)
 
     def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
         """Warn if a run is resumed from its last step.

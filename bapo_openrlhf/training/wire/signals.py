@@ -15,7 +15,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @contextmanager
 def blocked() -> Iterator[None]:
-    """Block the signals in the block, and in all processes and threads that it starts. Those that come meanwhile wait."""
+    """Block the signals in the block, and in all processes and threads that it starts. One that comes waits."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         yield

@@ -7,6 +7,7 @@ from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu_stack
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.smoke.reduce import Reduction, smaller
 
@@ -77,6 +78,7 @@ def make_small_model(
         if file.is_file() and not any(fnmatch(file.name, pattern) for pattern in WEIGHTS):
             shutil.copyfile(file, folder / file.name)
     model.save_pretrained(folder)
+    open_to_others(folder)
     return changes
 
 

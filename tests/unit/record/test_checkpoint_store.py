@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.discard import undeleted
 from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -819,8 +820,6 @@ def denied(monkeypatch, function, part):
     ("method", "function", "part"),
     [
         ("begin", "mkdir", "_adapt/global_step9"),
-        ("begin", "rmdir", "_actor/global_step3"),
-        ("begin", "unlink", "optim_states.pt"),
         ("complete", "scandir", "_actor/global_step3/zero"),
         ("complete", "lstat", "_actor/global_step3/zero/optim_states.pt"),
         ("complete", "replace", "_adapt/global_step3/.manifest.json"),
@@ -829,7 +828,6 @@ def denied(monkeypatch, function, part):
         ("newest_whole", "scandir", "_adapt"),
         ("has_foreign", "scandir", "_actor"),
         ("has_models", "scandir", "_actor/global_step3"),
-        ("abandon", "rmdir", "_adapt/global_step3"),
         ("remove_unfinished", "listdir", "_adapt/global_step3"),
     ],
 )
@@ -845,3 +843,23 @@ def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, funct
         getattr(store, method)(*arguments)
     assert part.removesuffix("/.manifest.json") in str(error.value) and "Permission denied" in str(error.value)
     assert str(error.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(("function", "part"), [("rmdir", "_actor/global_step3"), ("unlink", "optim_states.pt")])
+def test_an_older_attempt_that_cannot_be_deleted_is_no_part_of_the_new_one(tmp_path, monkeypatch, function, part):
+    store = save(tmp_path, TAG)
+    with monkeypatch.context() as patch:
+        denied(patch, function, part)
+        store.begin(TAG)
+    assert not (tmp_path / "_actor" / TAG).exists() and os.listdir(store.folder(TAG)) == ["UNFINISHED"]
+    save(tmp_path, TAG)
+    assert newest(store)[0] == TAG
+
+
+def test_a_rotated_checkpoint_that_cannot_be_deleted_is_forgotten(tmp_path, monkeypatch):
+    for number in (1, 2):
+        store = save(tmp_path, f"global_step{number}")
+    shutil.rmtree(tmp_path / "_actor" / "global_step1")
+    denied(monkeypatch, "rmdir", "_adapt/global_step1")
+    store.forget_rotated()
+    assert store.tags() == ["global_step2"] and undeleted(tmp_path)

@@ -168,7 +168,7 @@ def calls(monkeypatch):
         (vllm_engine, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
         (build, "placement_group", lambda bundles, strategy: Place(calls, bundles, strategy)),
         (train_ppo_ray, "get_strategy", lambda args: strategy),
-        (build, "get_strategy", lambda args: strategy),
+        (build, "strategy_of", lambda args: strategy),
         (train_ppo_ray, "RayActorGroup", workers_of),
         (train_ppo_ray, "PolicyModelActor", "policy"),
         (train_ppo_ray, "CriticModelActor", "critic"),
@@ -219,7 +219,7 @@ def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):
     """What a run prints may be kept in train.log."""
     printed, args = [], arguments_of(VARIANTS[0])
     args.logger.wandb.key = "secret"
-    monkeypatch.setattr(build, "get_strategy", lambda args: SimpleNamespace(print=printed.append))
+    monkeypatch.setattr(build, "strategy_of", lambda args: SimpleNamespace(print=printed.append))
     build.train(args, SimpleNamespace(first=None, listen=lambda: None))
     assert printed[0].logger.wandb.key == "***" and printed[0].actor == args.actor
     assert args.logger.wandb.key == "secret"
