@@ -11,7 +11,6 @@ from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
-from bapo_openrlhf.training.engine import printed
 from bapo_openrlhf.training.engine.user_agent import FLAG, check_response, load_agent
 
 ANSWER = "I do not know."  # what the model says in each turn
@@ -65,7 +64,8 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
     path = args.train.agent_func_path
     sampling = None if problem is None else _sampling(args)
     try:
-        return apart(lambda begins: _played(args, problem, sampling, begins))
+        seconds = args.verifier.timeout if args.verifier.processes else None  # an episode has its own, see `_play`
+        return apart(lambda begins: _played(args, problem, sampling, begins), path, loading=seconds, calling=None)
     except Lost as lost:
         said = f"loading it {lost}" if lost.place is None else f"the agent {lost}, {EPISODE} ({lost.place})"
         raise ConfigError(f"{FLAG} {path}: {said}") from None
@@ -87,8 +87,7 @@ def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: An
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
     begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", own)))
     try:
-        with printed.cut(path):
-            asyncio.run(_play(executor, tokenizer, problem, sampling, args))
+        asyncio.run(_play(executor, tokenizer, problem, sampling, args))
     except Enough:
         pass
     except Exception as error:

@@ -28,7 +28,6 @@ from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
-from bapo_openrlhf.training.engine import printed
 from bapo_openrlhf.training.engine.reward_worker import Invalid, checked, limit_memory
 
 CALLED = "called with an empty response to the first prompt"
@@ -222,7 +221,9 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     path = user_file.at_home(endpoints[0])
     seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
     try:
-        return apart(lambda begins: _call(path, problem, args.verifier, begins), seconds)
+        return apart(
+            lambda begins: _call(path, problem, args.verifier, begins), str(path), loading=seconds, calling=seconds
+        )
     except Lost as lost:
         whose = "loading it" if lost.place is None else "reward_func"
         called = "" if lost.place is None else f", {CALLED}{_at(lost.place)}"
@@ -241,8 +242,7 @@ def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Be
     try:
         if verifier.processes:
             limit_memory(int(verifier.memory_gib * 2**30))
-        with printed.cut(str(path)):
-            checked(function([prompt], [prompt], [label]))
+        checked(function([prompt], [prompt], [label]))
     except Invalid as error:
         raise ConfigError(f"reward.remote_url {path}: reward_func {error}{_at(place)}") from None
     except MemoryError:

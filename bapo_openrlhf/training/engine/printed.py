@@ -5,11 +5,7 @@ A function that prints thousands of lines in each call would otherwise fill the 
 
 import os
 import select
-import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any
+from typing import Protocol
 
 MOST = 4096  # bytes of a call that are passed on
 
@@ -19,32 +15,11 @@ def left_out(whose: str, count: int) -> str:
     return f"\n{whose}: {count:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown\n"
 
 
-class _Cut:
-    """Standard error for the first MOST bytes of UTF-8. All else is that of standard error, such as its `fileno`."""
+class Channel(Protocol):
+    """A socket or the end of a pipe."""
 
-    def __init__(self) -> None:
-        self.to, self.count = sys.stderr, 0
-
-    def write(self, text: str) -> int:
-        data = text.encode("utf-8", "replace")
-        self.to.write(data[: max(MOST - self.count, 0)].decode("utf-8", "ignore"))
-        self.count += len(data)
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.to, name)
-
-
-@contextmanager
-def cut(whose: str) -> Iterator[None]:
-    """Cut what the block prints by `sys.stdout` and `sys.stderr`. The block is a call of the user's code."""
-    printed = _Cut()
-    try:
-        with redirect_stdout(printed), redirect_stderr(printed):
-            yield
-    finally:
-        if printed.count > MOST:
-            printed.to.write(left_out(whose, printed.count - MOST))
+    def fileno(self) -> int:
+        """Its descriptor."""
 
 
 class Printed:
@@ -68,7 +43,7 @@ class Printed:
         self._pass_on()
         self._left = MOST * calls
 
-    def wait_for(self, channel: socket.socket, seconds: float) -> bool:
+    def wait_for(self, channel: Channel, seconds: float) -> bool:
         """Pass on what is printed until the channel can be read, or until some was printed. Returns whether it can."""
         poll = select.poll()
         poll.register(channel, select.POLLIN)

@@ -144,6 +144,12 @@ FILES = {
 }  # fmt: skip
 
 
+def test_a_file_whose_import_never_ends(refusal):
+    assert refusal("while True: pass", timeout=0.5) == (
+        "train.agent_func_path FILE: loading it took more than 0.5 s (verifier.timeout)"
+    )
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_no_agent(refusal, name):
     text, says = FILES[name]

@@ -594,6 +594,23 @@ class TestReward:
         assert err.rstrip().endswith(f"{path}: 295,908 bytes that its code printed are left out; the first 4,096 of a "
                                      "call are shown")  # fmt: skip
 
+    @pytest.mark.parametrize("when", ["loading", "calling"])
+    def test_what_c_code_prints_is_cut_too(self, run, capfd, when):
+        """A library in C, or a program, knows only the descriptors."""
+        prints = "os.write(1, b'c' * 9); subprocess.run(['head', '-c', '20000000', '/dev/zero'])"
+        function = f"def reward_func(*a):\n    {prints if when == 'calling' else 'pass'}\n"
+        load = prints if when == "loading" else ""
+        path = self.reward(run, f"import os, subprocess\n{load}\n{function}    return {{'rewards': [1.0]}}\n")
+        run.check(reward__remote_url=path)
+        out, err = capfd.readouterr()
+        assert out == "" and err.startswith("c" * 9 + "\0" * 4087 + "\n") and "19,995,913 bytes" in err[4096:]
+
+    def test_an_import_that_never_ends(self, run):
+        path = run.write("loaded.py", "while True: pass\ndef reward_func(*a): pass\n")
+        assert run.refusal(reward__remote_url=path, verifier__timeout=0.5) == (
+            f"reward.remote_url {path}: loading it took more than 0.5 s (verifier.timeout)"
+        )
+
     def test_takes_other_arguments(self, run):
         path = self.reward(run, "def reward_func(queries):\n    return {'rewards': [1.0]}\n")
         text = run.refusal(reward__remote_url=path)
