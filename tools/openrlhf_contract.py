@@ -35,7 +35,9 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
-    "openrlhf.cli.train_sft": ("SFTTrainer",),
+    "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
+    "openrlhf.utils.utils": ("DeepspeedStrategy",),
+    "openrlhf.utils.deepspeed.deepspeed": ("shutil",),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"

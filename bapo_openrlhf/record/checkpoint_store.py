@@ -91,7 +91,7 @@ class CheckpointStore:
         (folder / MANIFEST).unlink(missing_ok=True)
         sync(folder)
         self._remove_models(tag)
-        self._empty(folder, but=MARKER)
+        _empty(folder, self.path, but=MARKER)
         return folder
 
     @os_errors()
@@ -122,7 +122,7 @@ class CheckpointStore:
     @os_errors()
     def abandon(self, tag: str) -> None:
         """Undo `begin`, because no models were saved."""
-        self._remove_last(self.folder(tag), MARKER)
+        _remove_last(self.folder(tag), self.path, MARKER)
 
     @os_errors()
     def has_models(self, tag: str) -> bool:
@@ -233,7 +233,7 @@ class CheckpointStore:
         removed = unfinished(self)
         for tag in removed:
             self._remove_models(tag)
-            self._remove_last(self.folder(tag), MARKER)
+            _remove_last(self.folder(tag), self.path, MARKER)
         return removed
 
     @os_errors()
@@ -242,7 +242,7 @@ class CheckpointStore:
         for tag in self.tags():
             folder = self.folder(tag)
             if (folder / MANIFEST).exists() and not self.folder(tag, ACTOR).exists():
-                self._remove_last(folder, MANIFEST)
+                _remove_last(folder, self.path, MANIFEST)
 
     # ── Files. Paths are relative to `self.path` and have slashes ──
 
@@ -298,23 +298,6 @@ class CheckpointStore:
                 discard(folder, self.path)
                 sync(folder.parent)
 
-    def _empty(self, folder: Path, *, but: str) -> None:
-        for path in sorted(folder.iterdir()):
-            if path.name == but:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                discard(path, self.path)
-            else:
-                path.unlink()
-        sync(folder)
-
-    def _remove_last(self, folder: Path, name: str) -> None:
-        """Delete the folder. The file `name` goes last, because it describes the folder until then."""
-        self._empty(folder, but=name)
-        (folder / name).unlink(missing_ok=True)
-        discard(folder, self.path)
-        sync(folder.parent)
-
 
 @os_errors()
 def unfinished(store: CheckpointStore) -> list[str]:
@@ -338,3 +321,22 @@ def _entries(top: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(top, onerror=stop) if top.exists() else ():
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         yield from (Path(folder) / name for name in names + links)
+
+
+def _empty(folder: Path, checkpoints: Path, *, but: str) -> None:
+    for path in sorted(folder.iterdir()):
+        if path.name == but:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            discard(path, checkpoints)
+        else:
+            path.unlink()
+    sync(folder)
+
+
+def _remove_last(folder: Path, checkpoints: Path, name: str) -> None:
+    """Delete a folder. The file `name` goes last, because it describes the folder until then."""
+    _empty(folder, checkpoints, but=name)
+    (folder / name).unlink(missing_ok=True)
+    discard(folder, checkpoints)
+    sync(folder.parent)

@@ -32,9 +32,12 @@ bapo-openrlhf check "${run[@]}"
 
 export RAY_ADDRESS=$address:6379
 export RAY_TMPDIR=/tmp/ray_$SLURM_JOB_ID # another user's Ray may have left its files in /tmp/ray
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') # or whoever reaches the ports runs code in this job
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 # One Ray on each machine: the first starts it, the others join it. It ends with the job.
+# It blocks the signals that Slurm sends to all processes, and leaves them to the training.
 # `ray symmetric-run` is not used: a job ended with status 0 although Ray had not started (Ray 2.55.0).
-srun --cpu-bind=none bash -c '
+srun --cpu-bind=none env --block-signal=TERM,INT,HUP,USR1,USR2,XCPU bash -c '
     if ((SLURM_NODEID == 0)); then
         exec ray start --block --head --node-ip-address "${RAY_ADDRESS%:*}" --port "${RAY_ADDRESS#*:}" --num-gpus "$0"
     fi

@@ -20,6 +20,7 @@ import yaml
 
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.training.wire.signals import NUMBERS
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "examples" / "slurm" / "ba_ppo_qwen3_4b.sh"
@@ -88,7 +89,8 @@ def submit(tmp_path):
         "scontrol": "printf 'gpu01\\ngpu02\\n'\n",
         "getent": 'printf "%s STREAM gpu01\\n" $ADDRESSES\n',
         "srun": 'for node in 0 1; do SLURM_NODEID=$node "${@:2}" || exit; done\n',
-        "ray": '[[ $1 != status ]] || echo " 0.0/$FOUND.0 GPU"\n',
+        "ray": 'printf "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" > "$STUBS/token"\n'
+        '[[ $1 != status ]] || echo " 0.0/$FOUND.0 GPU"\n',
         "sleep": "kill $PPID\n",  # instead of another round of the loop that waits
     }
     for name, text in programs.items():
@@ -122,6 +124,7 @@ def submit(tmp_path):
             status=done.returncode, errors=done.stderr, calls=[(line[0], line[1:]) for line in lines]
         )
 
+    start.stubs = stubs
     return start
 
 
@@ -145,7 +148,9 @@ def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, m
     assert job.calls[2] == ("", ["bapo-openrlhf", "check", *trained(job)])
     # One task on each machine, which nothing but this job uses.
     (srun,) = [words for _, words in job.calls if words[0] == "srun"]
-    assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and srun[1:3] == ["--cpu-bind=none", "bash"]
+    assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and srun[1:3] == ["--cpu-bind=none", "env"]
+    blocked = srun[3].removeprefix("--block-signal=").split(",")
+    assert {f"SIG{name}" for name in blocked} == {number.name for number in NUMBERS} and srun[4] == "bash"
     starts = {machine: words[2:] for machine, words in job.calls if words[:2] == ["ray", "start"]}
     gpus = ["--num-gpus", asked["gpus-per-node"]]
     assert starts["0"] == ["--block", "--head", "--node-ip-address", HOST, "--port", "6379", *gpus]
@@ -254,6 +259,20 @@ def test_the_ray_job_continues_if_it_is_started_again(monkeypatch):
     assert arguments.parse(entrypoint(spec)[1]).ckpt.load_enable
     # The pod that submits the job is another one.
     assert spec["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
+
+
+def test_ray_asks_for_a_token_in_both_examples(submit):
+    """A new one for each job of Slurm."""
+    assert ray_job()["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+    tokens = []
+    for _ in range(2):
+        submit()
+        tokens.append((submit.stubs / "token").read_text())
+    assert all(re.fullmatch("token [0-9a-f]{64}", token) for token in tokens) and len({*tokens}) == 2
+
+
+def test_no_service_of_the_cluster_sets_a_variable_of_vllm():
+    assert all(pod["enableServiceLinks"] is False for _, pod in groups(ray_job()))
 
 
 def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):

@@ -196,8 +196,15 @@ class Waiting:
         }
         answered = ray.wait(list(calls.values()), num_returns=len(calls), timeout=ANSWER)[0]
         late = [name for name, call in calls.items() if call not in answered]
-        whom = ", ".join(name + self._described(name) for name in late) or "no process, as all answer: look at rewards"
+        whom = ", ".join([*(name + self._described(name) for name in late), *([] if late else self._stopped_raylets())])
+        whom = whom or "no process, as all answer: look at rewards"
         return f"{self.pace.place}: nothing new for {self.pace.seconds:.0f} s. It waits for {whom}"
+
+    def _stopped_raylets(self) -> list[str]:
+        """Ray's own processes that are stopped, on the machines of the run. Its other processes answer without them."""
+        calls = [process.__ray_call__.remote(stopped_raylet) for process in self.processes.values()]
+        answered = ray.wait(calls, num_returns=len(calls), timeout=ANSWER)[0]
+        return sorted({raylet for raylet in ray.get(answered) if raylet})
 
     def _described(self, name: str) -> str:
         """Where a process is, and whether it is stopped."""
@@ -216,6 +223,17 @@ class Waiting:
 def home(_actor: Any = None) -> Home:
     """Where this process is."""
     return Home(ray.get_runtime_context().get_node_id(), socket.gethostname(), os.getpid())
+
+
+def stopped_raylet(_actor: Any = None) -> str:
+    """The process with which Ray manages this machine, if it is stopped; otherwise empty."""
+    socket_name = os.fsencode(ray._private.worker._global_node.raylet_socket_name)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            mine = (entry / "comm").read_text() == "raylet\n" and socket_name in (entry / "cmdline").read_bytes()
+            if mine and is_stopped(int(entry.name)):
+                return f"Ray's raylet (process {entry.name} on {socket.gethostname()}, which is stopped)"
+    return ""
 
 
 def is_stopped(process: int) -> bool:

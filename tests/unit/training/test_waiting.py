@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ class Driver:
 
     def __init__(self, monkeypatch, **flags) -> None:
         self.now, self.told, self.said, self.events = 0.0, [], [], []
-        self.place, self.late, self.stopped = (0, "starting"), set(), set()
+        self.place, self.late, self.stopped, self.raylet = (0, "starting"), set(), set(), ""
         clock = lambda: self.now  # noqa: E731
         self.signals = Signals(clock)
         self.signals.waits = True
@@ -64,7 +65,9 @@ class Driver:
             home = waiting.Home(28 * "ab", "host", number)
             return Ref(home, at=float("inf") if late and name in self.late else self.now)
 
-        def call(*_):  # an engine answers calls although vLLM's process does not
+        def call(function):  # an engine answers calls although vLLM's process does not
+            if function is waiting.stopped_raylet:
+                return Ref(self.raylet)
             return answer(late=not name.startswith("rollout"))
 
         return SimpleNamespace(
@@ -225,6 +228,15 @@ class TestAStall:
         ((_, text),) = run.said
         assert text.endswith(" s. It waits for no process, as all answer: look at rewards")
 
+    def test_of_ray_itself(self, driver):
+        """All processes of the run answer, because Ray's own one is only asked for new ones."""
+        run = driver()
+        run.goes(1, 0, "generating")
+        run.raylet = "Ray's raylet (process 7 on host, which is stopped)"
+        run.waiting.get([Ref(at=700)])
+        ((_, text),) = run.said
+        assert text.endswith(f" s. It waits for {run.raylet}")
+
     @pytest.mark.parametrize("who", ["trainer", "rollout engine 0"])
     def test_of_a_process_that_does_not_answer(self, driver, who):
         run = driver()
@@ -257,6 +269,30 @@ class TestAStall:
         run.waiting.trainer = None
         run.waiting.get([Ref(at=2000)])
         assert run.said == []
+
+
+def test_a_raylet_that_is_stopped(monkeypatch, tmp_path):
+    """A process of its name that belongs to another Ray does not count."""
+    node = SimpleNamespace(raylet_socket_name="/tmp/ray/mine/sockets/raylet")
+    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    (tmp_path / "raylet").symlink_to(shutil.which("bash"))
+    others = [node.raylet_socket_name, "/tmp/ray/other/sockets/raylet"]
+    started = [subprocess.Popen([tmp_path / "raylet", "-c", "read", name], stdin=subprocess.PIPE) for name in others]
+    mine, other = started
+    try:
+        os.kill(other.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 60
+        while not waiting.is_stopped(other.pid):
+            assert time.monotonic() < deadline
+        assert waiting.stopped_raylet() == ""
+        os.kill(mine.pid, signal.SIGSTOP)
+        while not waiting.is_stopped(mine.pid):
+            assert time.monotonic() < deadline
+        assert f"process {mine.pid} on " in waiting.stopped_raylet()
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def test_a_process_that_is_stopped():
