@@ -21,6 +21,7 @@ import yaml  # type: ignore[import-untyped]
 from bapo_openrlhf.errors import ConfigError, one_line
 
 _PREFIX = "bapo_openrlhf_user_file_"  # of the names of their modules
+ORIGIN = ".origin"  # the end of the name of the file that says what a copy is a copy of
 _LOADING = (__name__, "importlib._bootstrap", "importlib._bootstrap_external")  # modules whose lines say nothing
 
 
@@ -96,6 +97,32 @@ def _beside(error: BaseException, path: Path) -> str:
     return ""
 
 
+def origin(path: Path) -> Path:
+    """The file of the user that a path in the record of a run is a copy of (`launch.user_files`); otherwise itself."""
+    try:
+        return Path(Path(f"{path}{ORIGIN}").read_text(encoding="utf-8"))
+    except OSError:
+        return path
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file, whose name may have any ending. A copy says of itself that it is the file that it is a copy of."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(name, str(origin(path)))
+        self._file = path
+
+    def get_data(self, path: str) -> bytes:  # type: ignore[override]
+        """The bytes of the copy, or of the file."""
+        return self._file.read_bytes() if path == self.path else super().get_data(path)
+
+    def path_stats(self, path: str) -> Any:  # type: ignore[override]
+        """What tells whether the compiled file is of this one. A copy has none."""
+        if str(self._file) != self.path:
+            raise OSError
+        return super().path_stats(path)
+
+
 def execute(path: Path) -> ModuleType:
     """Load a file as `load` does, and raise what it raises.
 
@@ -108,7 +135,7 @@ def execute(path: Path) -> ModuleType:
     name = f"{_PREFIX}{stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    loader = SourceFileLoader(name, str(path))  # the name of the file that a link points to may have any ending
+    loader = _Loader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -169,7 +196,7 @@ def _resolvers(kinds: tuple[str, ...]) -> dict[str | None, list[tuple[str, Any]]
     return {first: [(tag, rule) for tag, rule in pairs if tag in tags] for first, pairs in rules}
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]
     """PyYAML's safe loader takes the last of two equal keys; this one refuses them. It makes no dates."""
 
     yaml_implicit_resolvers = _resolvers(("bool", "float", "int", "merge", "null"))
@@ -187,7 +214,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         return node
 
 
-class _TextLoader(_Loader):
+class _TextLoader(_YamlLoader):
     """A loader for files of flags, whose parser gives each value its type: 1.10 and 2024_05_01 may be names."""
 
     yaml_implicit_resolvers = _resolvers(("merge", "null"))
@@ -196,7 +223,7 @@ class _TextLoader(_Loader):
 _TextLoader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\.(inf|Inf|INF)$"), list("-+."))
 
 
-class _FlagsLoader(_Loader):
+class _FlagsLoader(_YamlLoader):
     """A loader for files with flags under the key `flags`. Their values are those of a file of flags."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -208,7 +235,7 @@ class _FlagsLoader(_Loader):
         return node
 
 
-LOADERS = {"none": _Loader, "all": _TextLoader, "flags": _FlagsLoader}
+LOADERS = {"none": _YamlLoader, "all": _TextLoader, "flags": _FlagsLoader}
 
 
 def read_yaml(field: str, path: Path, *, as_text: Literal["none", "flags", "all"] = "none") -> Any:

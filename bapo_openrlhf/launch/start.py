@@ -26,6 +26,7 @@ from bapo_openrlhf.launch.resume import (
     take,
 )
 from bapo_openrlhf.launch.settings import settings_of
+from bapo_openrlhf.launch.user_files import keep_user_files
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
@@ -103,6 +104,7 @@ def launch(
             record.remove_run(folder)
         record.begin_run(folder, metadata, resumes=resumes)
         keep_settings(args, settings, record.read_run(folder)["started"])
+        keep_user_files(args, folder)
     except OSError as error:
         raise ConfigError(
             f"run.name is {args.run.name}; {error.filename} cannot be written: {error.strerror}"
