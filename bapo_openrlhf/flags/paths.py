@@ -71,7 +71,9 @@ def _absolute(name: str, *, data: bool = False) -> str:
 
 
 def check_read(args: SimpleNamespace) -> None:
-    """Check that names are UTF-8, and that OpenRLHF splits no absolute path: it splits lists at commas, and data at @.
+    """Check that names are UTF-8, and that no absolute path is read as something else.
+
+    OpenRLHF splits lists at commas, and data at @. `datasets` reads the path of data as a pattern.
 
     Raises:
         ConfigError: The message names the flag, the path and the character.
@@ -82,11 +84,12 @@ def check_read(args: SimpleNamespace) -> None:
         value, data = _get(args, name), name in DATA
         for part in value.split(",") if isinstance(value, str) else ():
             path = _absolute(_place(part, data=data)[0])
-            for mark in ",@" if data else ",":
+            for mark in ",@*?[" if data and os.path.exists(path) else ",@" if data else ",":
+                what = "at which OpenRLHF splits the value" if mark in ",@" else "which stands for a pattern of names"
                 if mark in path:
                     raise ConfigError(
-                        f"{name} is {part.strip()}; its absolute path {path} has {mark!r}, at which OpenRLHF splits "
-                        "the value: start in another folder, or rename this one"
+                        f"{name} is {part.strip()}; its absolute path {path} has {mark!r}, {what}: start in another "
+                        "folder, or rename this one"
                     )
 
 

@@ -121,6 +121,19 @@ class TestAbsolute:
         start = f"{flag} is {given}; its absolute path {tmp_path}/{folder}/rows has {mark!r}, at which OpenRLHF splits"
         assert str(error.value).startswith(start)
 
+    @pytest.mark.parametrize("name", ["br[1].jsonl", "what?.jsonl", "all*.jsonl"])
+    def test_that_datasets_would_take_for_a_pattern(self, tmp_path, monkeypatch, name):
+        import datasets
+
+        (tmp_path / name).write_text('{"input": "a"}\n')
+        if "[" in name:
+            with pytest.raises(Exception):  # noqa: B017 - of any kind
+                datasets.load_dataset("json", data_files=str(tmp_path / name), cache_dir=str(tmp_path))
+        for flag in DATA:
+            with pytest.raises(ConfigError, match=rf"^{flag} is .*{re.escape(name)}; "):
+                check_read(reading(**{flag.replace(".", "__"): str(tmp_path / name)}))
+        check_read(reading(reward__remote_url=str(tmp_path / name)))
+
 
 def written(tmp_path, **changed):
     places = {"dir": tmp_path / "runs", "path": tmp_path / "c", "output_dir": tmp_path / "o", "tensorboard_dir": None}
