@@ -15,7 +15,7 @@ _SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[a-zA-Z0-9])")
 
 def refused(value: str, reference: str) -> bool:
     """Whether the form of an answer says that it does not equal the label, or that it must not be evaluated."""
-    rules = (is_other_bracket, is_unfinished, is_large)
+    rules = (is_other_bracket, is_other_ratio, is_unfinished, is_large)
     return any(rule(value, reference) for rule in rules)
 
 
@@ -39,6 +39,7 @@ def split(text: str, separator: str) -> list[str]:
 
 _LETTER = re.compile(r"\(?([a-zA-Z])\)?")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '-])+")
+_SHORT = frozenset("yes no odd all one two six ten".split())  # Other short letters may be a product.
 _ARTICLE = re.compile(r"\A(?:a|an|the) ", re.IGNORECASE)
 
 
@@ -61,7 +62,7 @@ def same_words(value: str, reference: str, text: bool) -> bool | None:
 
 
 def _is_word(letters: str, text: bool) -> bool:
-    known = text or len(letters) > 3 or letters.isupper()
+    known = text or len(letters) > 3 or letters.isupper() or letters.casefold() in _SHORT
     return known and bool(_WORDS.fullmatch(letters))
 
 
@@ -83,6 +84,12 @@ def is_other_bracket(value: str, reference: str) -> bool:
     return kinds in ({"set", "tuple"}, {"determinant", "matrix"})
 
 
+def is_other_ratio(value: str, reference: str) -> bool:
+    """A ratio of three numbers or more is no quotient, so it equals only a ratio of as many."""
+    colons = value.count(":"), reference.count(":")
+    return max(colons) > 1 and colons[0] != colons[1]
+
+
 def _kind(text: str) -> str:
     if "\\begin{" in text:
         return "determinant" if "{vmatrix}" in text or "\\det" in text else "matrix"
@@ -92,10 +99,36 @@ def _kind(text: str) -> str:
     return "tuple" if whole and len(split(text[1:-1], ",")) > 1 else "other"
 
 
+_VECTOR = re.compile(r"\(?\\begin\{([pb]?matrix|array)\}(?:\{[lcr]+\})?(.*)\\end\{\1\}\)?", re.DOTALL)
+_TRANSPOSED = re.compile(r"(\(.*\)) ?\^(?:T|\\top|\{(?:T|\\top)\})")
+_RATIO = re.compile(r"([0-9]+):([0-9]+)")
+
+
+def alike(value: str, reference: str) -> tuple[str, str]:
+    """Answer and label, in one shape if one is a vector in rows and the other a tuple, or a ratio and a fraction."""
+    pair = [_TRANSPOSED.sub(r"\1", text) if _TRANSPOSED.fullmatch(text) else text for text in (value, reference)]
+    if {_kind(text) for text in pair} == {"matrix", "tuple"}:
+        pair = [_as_tuple(text) or text for text in pair]
+    if re.search("/|frac", pair[1]) and _NUMBER.fullmatch(pair[1]) and (ratio := _RATIO.fullmatch(pair[0])):
+        pair[0] = rf"\frac{{{ratio[1]}}}{{{ratio[2]}}}"
+    return pair[0], pair[1]
+
+
+def _as_tuple(text: str) -> str | None:
+    """A vector as a tuple. None: it is no matrix of one column or of one row."""
+    matrix = _VECTOR.fullmatch(text)
+    rows = [row.strip() for row in matrix[2].strip().removesuffix("\\\\").split("\\\\")] if matrix else []
+    cells = [cell.strip() for cell in rows[0].split("&")] if len(rows) == 1 else rows
+    whole = len(cells) > 1 and all(cell and "&" not in cell for cell in cells)
+    return f"({', '.join(cells)})" if whole else None
+
+
 # ---------------------------------------------------------------------------------------------------------- equations
 
 _ARGUMENT = re.compile(r"(?<=[a-zA-Z'])\((?:[^()]|\([^()]*\))*\)")
-_ATOM = re.compile(r"(?:\\[a-zA-Z]+ ?)*(?:[a-zA-Z]'*|\{[a-zA-Z ]+\})")
+_ATOM = re.compile(
+    r"(?:\\[a-zA-Z]+ ?)*(?:[a-zA-Z]'*|\{[a-zA-Z ]+\})|(?:m ?)?\\(?:measured)?angle ?(?:[a-zA-Z]+|[0-9]+)"
+)
 _CALCULATED = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
 
 
@@ -179,6 +212,11 @@ _CONSTANT = re.compile(
     r"(?:[-+0-9./^(){}\[\] _ei]|\\[{}]"
     r"|\\(?:frac|sqrt|pi|ln|log|lg|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|[lr](?:floor|ceil))(?![a-zA-Z]))+"
 )
+
+
+def is_decimal(text: str) -> bool:
+    """Whether a text is a number in digits, with or without a decimal point."""
+    return bool(re.fullmatch(rf"[+-]?{_DIGITS}", text))
 
 
 def is_unfinished(value: str, reference: str) -> bool:

@@ -14,11 +14,12 @@ import re
 import reprlib
 import threading
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.tasks import forms
-from bapo_openrlhf.tasks.notation import choice, is_text, parts
+from bapo_openrlhf.tasks import choices, forms, letters
+from bapo_openrlhf.tasks.notation import closes, is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
@@ -67,26 +68,40 @@ MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmark
 SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
 TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
 # What a unit that one of two answers leaves out may mean.
-_SCALES = {"percent": r"\cdot\frac{1}{100}", "degree": r"\cdot\frac{\pi}{180}"}
+_SCALES = {"percent": r"\cdot\frac{1}{100}", "degree": r"\cdot\frac{\pi}{180}", "cent": r"\cdot\frac{1}{100}"}
 
 _IMAGINARY = re.compile(r"(?<=[0-9])i(?![a-zA-Z])")  # latex2sympy reads 4i as another variable than 4 i
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
+_BOX = re.compile(r"\\(?:boxed|f(?:rame)?box)(?![a-zA-Z])\s*")
+_BARE = re.compile(r"([a-zA-Z0-9])(?![\w^{/(\\]|\.[0-9])")  # \boxed 5 has one character in the box.
+_BETWEEN = re.compile(r"\s*\$?\s*(?:,|,?\s*(?:and|\\text ?\{,? ?and ?\}))\s*\$?\s*")
 
 
 def boxed(response: str) -> str | None:
-    r"""The content of the last \boxed{} or \fbox{}. None: there is none, or the last one is not closed."""
-    start = None
+    r"""The content of the last \boxed{}, \fbox{} or \framebox{}. None: there is none, or the last one is not closed.
+
+    Boxes that only a comma or an "and" separates are one answer, with commas between its values.
+    """
+    contents: list[str] = []
+    last = None  # where the last box ends
     for box in _BOX.finditer(response):
-        start = box.end()
-    if start is None or response[start : start + 1] != "{":
-        return None
-    depth = 0
-    for brace in _BRACE.finditer(response, start):
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if depth == 0:
-            return response[start + 1 : brace.start()]
-    return None
+        if last is not None and box.start() < last:  # It is within another box, and its content is the answer.
+            contents.pop()
+        elif last is None or not _BETWEEN.fullmatch(response, last, box.start()):
+            contents.clear()
+        content, last = _content(response, box.end())
+        if content is None:
+            contents.clear()
+        else:
+            contents.append(content)
+    return ", ".join(contents) if contents else None
+
+
+def _content(response: str, start: int) -> tuple[str | None, int]:
+    """The content of a box that was opened before this place, and where it ends."""
+    if (bare := _BARE.match(response, start)) is not None:
+        return bare[1], bare.end()
+    end = closes(response[start:]) if response.startswith("{", start) else None
+    return (None, start) if end is None else (response[start + 1 : start + end - 1], start + end)
 
 
 def answer(response: str) -> str | None:
@@ -105,19 +120,22 @@ def equal(given: str, label: str) -> bool:
     """
     if max(len(given), len(label)) > MAX_LENGTH:
         return False
+    chosen = choices.same_choice(given, label)
+    if chosen is not None:
+        return chosen
+    given, label = choices.content(given), choices.content(label)
     (value, unit), (reference, measure) = parts(given), parts(label)
-    if not value or not reference or (unit and measure and unit != measure):
+    units = {unit, measure}
+    if not value or not reference or (len(units - {""}) > 1 and units != {"cent", "dollar"}):
         return False
-    if re.fullmatch("[A-E]", reference) and (letter := choice(given)):
-        return letter == reference
-    changed = forms.is_changed(unit, measure, reference)
+    changed = forms.is_changed(unit, measure, reference) or units == {"cent", "dollar"}
     if value == reference and not changed:
         return True
     words = forms.same_words(value, reference, is_text(given) or is_text(label))
     if words is not None:
         return words
     solved = forms.solved(value, reference, _side)
-    if solved is None or forms.refused(*solved):
+    if solved is None or forms.refused(*(solved := forms.alike(*solved))):
         return False
     value, reference = solved
     if not changed and (value == reference or _same(value, reference)):
@@ -141,6 +159,11 @@ def _same(value: str, reference: str) -> bool:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
+    if forms.is_decimal(value) and forms.is_decimal(reference):
+        return Decimal(value) == Decimal(reference)
+    if (apart := letters.told_apart(value, reference)) is None:
+        return False
+    value, reference = apart
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # Otherwise it warns of each timeout.
     seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     # Its handling of units is off because any last letters are a unit for it: 6m equals 6, and a + b + c equals a + b.

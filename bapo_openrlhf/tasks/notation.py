@@ -25,6 +25,7 @@ _CHARACTERS = str.maketrans(
         "°": r"^{\circ}",
         "ℝ": r"\mathbb{R}",
         "。": ".",
+        "¢": " cents",
         "、": ", ",
     }
     | _FULL_WIDTH
@@ -34,8 +35,12 @@ _RAISED_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+")
 _ROOT = re.compile(r"√(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+|[a-zA-Z]))")
 
 _INVISIBLE = re.compile(
-    r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])\.?|\\displaystyle(?![a-zA-Z])|\\!|\\?\$|(?<!\\)\\[()]"
+    r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])\.?|\\!|\\?\$|(?<!\\)\\[()]|(?<!\\)\\\[|(?<!\\)\\\](?=\s*\Z)"
+    r"|\\(?:display|text|script)style(?![a-zA-Z])"
+    r"|\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bf)(?![a-zA-Z])"
+    r"|\\[hv]?phantom ?\{[^{}]*\}|\\hspace\*? ?\{[^{}]*\}|\\color ?\{[^{}]*\}|\\textcolor ?\{[^{}]*\} ?(?=\{)"
 )
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
 _END = " .,;"
 _SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
 _BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\s)+")  # Two backslashes end the row of a matrix.
@@ -45,7 +50,9 @@ _STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|bolds
 _AND = re.compile(
     rf",? ?{_STYLE}\{{,? ?(?:and|or) ?\}} ?|(?<=[0-9}})\]]),? (?:and|or) (?=[-+\\0-9({{\[])|(?<=[0-9}})\]]) or "
 )
-_STYLED = re.compile(_STYLE + r" ?\{([^{}]*)\}")
+_STYLED = re.compile(rf"(?:{_STYLE}|\\(?:underline|bm|emph))? ?(\{{.*\}})", re.DOTALL)
+_QUOTED = re.compile(r"(\*\*|`)(.+)\1")  # Markdown's
+_SAYS_SO = re.compile(rf"\A({_STYLE} ?\{{)? ?(?:The |the )?(?:[Ff]inal |[Cc]orrect )?[Aa]nswer(?: is|:) ?(?(1)(\}})?) ?")
 # A letter in bold or italics is a variable or a vector, and no unit.
 _VARIABLE = re.compile(
     r"\\(?:textbf|textit|mathbf|mathit|mathsf|boldsymbol) ?\{ ?([a-zA-Z]) ?\}"
@@ -54,12 +61,18 @@ _VARIABLE = re.compile(
 _CONSTANT = re.compile(_STYLE + r" ?\{ ?([ei]|\\[a-zA-Z]+) ?\}|\{\\rm ?([ei])\}")
 _EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
-_REPEATING = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]*)\\(?:overline|dot|bar) ?\{?([0-9]+)\}?")
+_REPEATING = re.compile(
+    r"(?<![\w.])([0-9]*)\.([0-9]*)(?:\\(?:overline|dot|bar) ?\{?([0-9]+)\}?|\(([0-9]+)\)(?![\w(]))"
+)
+_RATIO = re.compile(r"(?<=[0-9]) ?(?:\\colon(?![a-zA-Z])|\\text ?\{ ?(?:to|:) ?\}|:| to ) ?(?=[0-9])")
+_ROOT_OF = re.compile(r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(([^()]*)\)|([0-9a-zA-Z]))")
+_OF_SET = re.compile(r"\\(max|min|gcd|lcm) ?\\\{([^{}]*)\\\}")
+_OPEN = re.compile(r"([\[\]])([^\[\]]*,[^\[\]]*)([\[\]])")  # ]0,1[ is (0,1)
+_SEGMENT = re.compile(r"\\overline ?\{([A-Z]{2})\}")
 _MIXED = re.compile(r"(?<![\w./^])([0-9]+) ([0-9]+)/([0-9]+)(?![\w/.])")
 _DAYTIME = re.compile(r"(?<=[0-9]) ?([ap])\.? ?m\.?\Z", re.IGNORECASE)
-_LEADING = re.compile(r"\A(?:=|\\approx(?![a-zA-Z])|\\sim(?![a-zA-Z])) ?")
+_LEADING = re.compile(r"\A(?:=|\\approx(?![a-zA-Z])) ?")
 _EMPTY = re.compile(_STYLE + r" ?\{ ?\}")
-_CHOICE_BEFORE = re.compile(_STYLE + r" ?\{ ?\([A-E]\) ?\} ?(?=[-\\0-9(])")
 _MAGNITUDES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _MAGNITUDE = re.compile(
     rf"(?<![\w.^_])([0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?) ?({_STYLE}\{{)? ?({'|'.join(_MAGNITUDES)})(?![a-z]) ?"
@@ -71,14 +84,14 @@ _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?\^ ?(?:\\circ|\{ ?\\circ ?\})")
 def parts(text: str) -> tuple[str, str]:
     """An answer in a uniform notation, and its unit or the base of its digits. A missing part is empty."""
     text, money = _without_money(_characters(text))
-    text = _INVISIBLE.sub("", _SEPARATOR.sub("", text))
+    text = plain(_BLANK.sub(" ", _INVISIBLE.sub("", _SEPARATOR.sub("", text))))
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("\\varnothing", "\\emptyset")
     text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda match: "(" if match[1] == "l" else ")", text)
     text = _CONSTANT.sub(lambda match: match[1] or match[2], text)
-    text = _VARIABLE.sub(lambda match: match[1] or match[2], _BLANK.sub(" ", text)).strip(" ").rstrip(_END)
-    while styled := _STYLED.fullmatch(text):
-        text = styled[1].strip(" ").rstrip(_END)
-    text = _MAGNITUDE.sub(_magnitude, _CHOICE_BEFORE.sub("", text, count=1))
+    text = plain(_VARIABLE.sub(lambda match: match[1] or match[2], text))
+    text = _ROOT_OF.sub(lambda root: rf"\sqrt{root[1] or ''}{{{root[2] or root[3]}}}", _RATIO.sub(":", text))
+    text = _SEGMENT.sub(r"\1", _OF_SET.sub(r"\\\1(\2)", text))
+    text = _MAGNITUDE.sub(_magnitude, text)
     text = _AND.sub(", ", _COMMA.sub(", ", _NEEDLESS_BLANK.sub("", text)))
     text = _REPEATING.sub(_fraction, _EXPONENT.sub(r"\1\\times 10^{\2}", _LEADING.sub("", text)))
     if _TRIGONOMETRIC.search(text):  # sympy's functions take radians.
@@ -86,13 +99,33 @@ def parts(text: str) -> tuple[str, str]:
     text, units = _without_units(_DAYTIME.sub(r" \1m", _MIXED.sub(r"\1\\frac{\2}{\3}", text)))
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "").replace(" ", "")
+    if (ends := _OPEN.fullmatch(text)) and ends[1] + ends[3] != "[]":
+        text = ("[" if ends[1] == "[" else "(") + ends[2] + ("]" if ends[3] == "]" else ")")
     return text, " ".join(dict.fromkeys(units + money))
 
 
-def choice(text: str) -> str | None:
-    r"""The letter of an answer that begins with one, such as \textbf{(D)} 5. None: it does not."""
-    found = _CHOICE_BEFORE.match(_BLANK.sub(" ", text))
-    return found and re.search("[A-E]", found[0])[0]
+def plain(text: str) -> str:
+    r"""The text without what stands around the whole of it: blanks, styles, braces, quotes, "The answer is"."""
+    before = None
+    while text != before:
+        before = text
+        text = _SAYS_SO.sub(lambda match: match[1] if match[1] and not match[2] else "", text.strip(" \n\t").rstrip(_END))
+        styled, quoted = _STYLED.fullmatch(text), _QUOTED.fullmatch(text)
+        if styled and closes(styled[1]) == len(styled[1]):
+            text = styled[1][1:-1]
+        elif quoted:
+            text = quoted[2]
+    return text
+
+
+def closes(text: str) -> int | None:
+    """The end of the group in braces with which a text begins. None: it is not closed."""
+    depth = 0
+    for brace in _BRACE.finditer(text):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0:
+            return brace.end()
+    return None
 
 
 def is_text(text: str) -> bool:
@@ -115,7 +148,8 @@ def _magnitude(match: re.Match[str]) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     r"""A repeating decimal as a fraction, for example 0.1\overline{6} as \frac{15}{90}."""
-    whole, fixed, repeated = match.groups()
+    whole, fixed, *repeating = match.groups()
+    repeated = repeating[0] or repeating[1]
     below = (10 ** len(repeated) - 1) * 10 ** len(fixed)
     above = int(whole + fixed + repeated) - int((whole + fixed) or "0")
     return rf"\frac{{{above}}}{{{below}}}"
@@ -150,7 +184,7 @@ _NO_UNIT = frozenset(
         "mod modulo root power infinity pi "
         "hundred thousand million billion trillion zero one two three four five six seven eight nine ten eleven twelve "
         "twenty thirty forty fifty sixty seventy eighty ninety is are was be equals equal wrong false incorrect "
-        "positive negative"
+        "positive negative binary octal decimal hexadecimal hex base"
     )
 )
 _UNIT = re.compile(

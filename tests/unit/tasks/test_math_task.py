@@ -49,7 +49,7 @@ def test_exactly_the_recorded_cases_are_judged_wrongly(every):
 
 
 def test_the_cases_are_whole():
-    assert all(set(case) == {"category", "response", "label", "correct", "note"} for case in CASES)
+    assert all(set(case) - {"blind"} == {"category", "response", "label", "correct", "note"} for case in CASES)
     assert len({(case["label"], case["response"]) for case in CASES}) == len(CASES)
     for category in {case["category"] for case in CASES}:
         assert {case["correct"] for case in CASES if case["category"] == category} == {True, False}, category
@@ -142,13 +142,13 @@ def test_an_answer_is_not_run(tmp_path):
 
 
 def reference_boxed(response):
-    """A reference that reads groups character by character, as TeX does."""
+    """A reference that reads groups character by character, as TeX does. A box without braces has one character."""
     start = max(response.rfind("\\boxed"), response.rfind("\\fbox"))
     if start < 0:
         return None
     rest = re.sub(r"^\\(boxed|fbox)\s*", "", response[start:])
     if not rest.startswith("{"):
-        return None
+        return rest[0] if re.match(r"[a-z0-9](?:[^\wé{\\]|$)", rest) else None
     depth, content, escaped = 0, "", False
     for character in rest:
         if escaped:
