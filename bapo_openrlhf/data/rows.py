@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bapo_openrlhf.data import original, vision
 from bapo_openrlhf.data.findings import Findings, shown
+from bapo_openrlhf.data.labels import Labels
 from bapo_openrlhf.data.messages import is_text_of_messages, wrong_prompt
 from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
@@ -148,6 +149,8 @@ class RowCheck:
         self._solved = 0  # rows with a worked solution
         # Place of each that no response could hold, its tokens, and those of its prompt.
         self._long_solutions: list[tuple[str, int, int]] = []
+        urls = [] if self._supervised else args.reward.remote_url or []
+        self._labels = Labels(urls[0] if len(urls) == 1 else None)
         self._labelled = False  # whether a label is not the empty text
         self._count = 0
         self._problem: tuple[str, Any] | None = None
@@ -181,6 +184,7 @@ class RowCheck:
             self._measure(waiting)
         if self._request.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
             self._check_mixed()
+        self._labels.say(self._findings)
         self._findings.check()
         if self._request.flag == "data.prompt_dataset" and self._count and not self._labelled:
             self._warn_of_labels(read.parts[0])
@@ -251,6 +255,7 @@ class RowCheck:
             return
         self._labelled = self._labelled or bool(others and others[0] != "")
         self._problem = self._problem or (prompt, others[0] if others else "")
+        self._labels.look(place, others[0] if others else "")
         count = len(vision.images_of(row.get(self._args.data.image_key))) if images else 0
         self._pictured.setdefault(count > 0, place)
         yield Waiting(place, prompt, count, solution)

@@ -26,6 +26,13 @@ def get_task(name: str) -> Task:
     return importlib.import_module(f"bapo_openrlhf.tasks.{name}").TASK
 
 
+def task_of_file(file: str) -> Task | None:
+    """The built-in task whose reward file this is. None: it is another file."""
+    path = Path(file).expanduser().resolve()
+    name = path.stem if path.parent == Path(__file__).resolve().parent else ""
+    return get_task(name) if name in TASKS else None
+
+
 def task_of(benchmark: str, data: Path) -> Task:
     """The task that a benchmark belongs to.
 

@@ -281,6 +281,7 @@ TASK = Task(
     },
     problem=problem,
     prompts={"boxed": boxed_prompt},
+    takes=mathematics.takes,
     generate=generate,
     sizes={"drawn": {"train": 1024, "geo3k_val": 128, "geo3k_test": 128}},
 )

@@ -53,4 +53,5 @@ TASK = Task(
     benchmarks={"gsm8k": _part("test", 1_319)},
     problem=problem,
     prompts={"boxed": mathematics.boxed_prompt},
+    takes=mathematics.takes,
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks import choices, forms, letters
+from bapo_openrlhf.tasks.labels import is_answer, is_mathematics
 from bapo_openrlhf.tasks.notation import closes, is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
 
@@ -45,6 +46,8 @@ def problem(row: Mapping[str, Any]) -> Problem:
         label = re.sub(r",\s*", ", ", label)  # With blanks, "312, 123, 231" cannot be one number.
     if boxed(rf"\boxed{{{label}}}") != label or not equal(label, label):
         raise BadRow(f"label does not parse: {reprlib.repr(answer)}")
+    if not is_mathematics(label):
+        raise BadRow(f"label is no mathematics: {reprlib.repr(answer)}")
     return Problem(text=text.strip(), label=label, key=text_key(text))
 
 
@@ -193,6 +196,12 @@ def score(response: str, label: str) -> float:
     return float(content is not None and equal(content, str(label)))
 
 
+def takes(label: Any) -> bool:
+    """Whether an answer made of a label is right: the label in a box."""
+    text = str(label)
+    return isinstance(label, (str, int, float)) and is_answer(text) and score(rf"\boxed{{{text}}}", text) == 1.0
+
+
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
     """OpenRLHF's reward function.
 
@@ -251,4 +260,5 @@ TASK = Task(
     },
     problem=problem,
     prompts={"boxed": boxed_prompt},
+    takes=takes,
 )

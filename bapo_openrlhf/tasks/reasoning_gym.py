@@ -372,6 +372,15 @@ def score(response: str, label: str) -> float:
     return value
 
 
+def takes(label: Any) -> bool:
+    """Whether the answer in a label has a score above 0. A label without one, whose answers are many, is taken."""
+    try:
+        given = _label(label)[2]["answer"]
+        return given is None or score(f"<answer>{given}</answer>", label) > 0
+    except (SyntaxError, ValueError, KeyError, TypeError):
+        return False
+
+
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
     """OpenRLHF's reward function.
 
@@ -431,6 +440,7 @@ TASK = Task(
     benchmarks={},
     problem=_no_rows,
     prompts={"tagged": tagged_prompt, "question": question_prompt},
+    takes=takes,
     configure=configured,
 )
 

@@ -89,6 +89,7 @@ class Task:
         sizes: The default number of generated problems by generator and part. It names the generators.
         configure: Makes the task from `--tasks` and `--config`, for a task that has no problems without them.
         kinds: What these two say, for the manifest.
+        takes: Whether an answer made of a label is right. None: no answer can be made of one.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Task:
     sizes: Mapping[str, Mapping[str, int]] | None = None
     configure: Callable[[str | None, Path | None], "Task"] | None = None
     kinds: str = ""
+    takes: Callable[[Any], bool] | None = None
 
     @property
     def parts(self) -> dict[str, Part]:
