@@ -8,11 +8,13 @@ from typing import Any
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import sources
+from bapo_openrlhf.data.findings import Findings
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
 from bapo_openrlhf.data.sources import Request
 from bapo_openrlhf.data.tokenizer import Tokenizer
+from bapo_openrlhf.data.worked import wrong_example
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.user_file import is_file
 
@@ -102,7 +104,26 @@ def check_warmup(args: SimpleNamespace) -> Read:
     request = sources.of_warmup(args)
     rows = read(request, download=True)
     RowCheck(request, args, None).look(rows)
+    data = args.data
+    if data.apply_chat_template and not data.multiturn and not data.tokenizer_chat_template:
+        _check_examples(args, request, rows)
     return rows
+
+
+def _check_examples(args: SimpleNamespace, request: Request, rows: Read) -> None:
+    """Check what the chat template makes of the prompts and responses of supervised training."""
+    model = args.model.model_name_or_path
+    renderer = Renderer("model.model_name_or_path", model, template=None, chat=True)
+    assert renderer.tokenizer is not None
+    apply, end = renderer.tokenizer.apply_chat_template, renderer.tokenizer.special().get("eos_token", "")
+    findings, columns = Findings(), list(request.columns.values())
+    for part in rows.parts:
+        for number, row in enumerate(part.values(columns), 1):
+            asked, answer, *_ = (row[column] for column in columns)
+            if text := wrong_example(asked, answer, apply, end=end):
+                what = "what the chat template makes of prompt and response"
+                findings.error(text, f"{part.where}, row {number}: {what} {text}")
+    findings.check()
 
 
 def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:

@@ -9,6 +9,7 @@ from typing import Any
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data.messages import left_out
 from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, apart
+from bapo_openrlhf.data.worked import header_of, wrong_response
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
 
@@ -100,6 +101,8 @@ class Renderer:
                 "put a chat_template.jinja into the folder, or take data.input_template instead"
             )
         self._dated = chat and self.tokenizer.has_date()
+        self._end = self.tokenizer.special().get("eos_token", "")
+        self._header = header_of(self.tokenizer.apply_chat_template) if chat else ""
         self._start = None if chat else self.tokenizer.start()  # a chat template writes it if the model knows it
 
     @property
@@ -141,6 +144,12 @@ class Renderer:
             text = f"the prompt does not begin with {self._start}, which the tokenizer puts before a text, and a run"
             advice = f"Set data.input_template to {self._start + (self._template or '{}')!r}"
             yield "start", f"{text} does not", advice
+
+    def wrong_solution(self, prompt: str, solution: str) -> str | None:
+        """What a worked solution has once too often after a prompt; None if there is nothing."""
+        if self.tokenizer is None:
+            return None
+        return wrong_response(prompt, solution, end=self._end, header=self._header)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """The number of tokens of each prompt; those of images do not count."""

@@ -39,7 +39,7 @@ def split(text: str, separator: str) -> list[str]:
 
 _LETTER = re.compile(r"\(?([a-zA-Z])\)?")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '-])+")
-_SHORT = frozenset("yes no odd all one two six ten".split())  # Other short letters may be a product.
+_SHORT = frozenset(["yes", "no", "odd", "all", "one", "two", "six", "ten"])  # Other short letters may be a product.
 _ARTICLE = re.compile(r"\A(?:a|an|the) ", re.IGNORECASE)
 
 

@@ -13,8 +13,9 @@ _GROUP = re.compile(r"\\(?:text\w*|math\w+|mbox|operatorname\*?|begin|end) ?\{[^
 _FOREIGN = re.compile(r"[\"`#<>]{2}|[\"`#]|\n")
 _WORD = re.compile(r"[a-zA-Z]{4,}")
 _FUNCTIONS = frozenset(
-    "sqrt frac asin acos atan sinh cosh tanh arcsin arccos arctan floor ceil true false even infty infinity".split()
-)
+    (*("sqrt", "frac", "asin", "acos", "atan", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan"),
+     *("floor", "ceil", "true", "false", "even", "infty", "infinity"))
+)  # fmt: skip
 
 
 def is_mathematics(label: str) -> bool:

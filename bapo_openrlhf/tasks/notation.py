@@ -52,7 +52,9 @@ _AND = re.compile(
 )
 _STYLED = re.compile(rf"(?:{_STYLE}|\\(?:underline|bm|emph))? ?(\{{.*\}})", re.DOTALL)
 _QUOTED = re.compile(r"(\*\*|`)(.+)\1")  # Markdown's
-_SAYS_SO = re.compile(rf"\A({_STYLE} ?\{{)? ?(?:The |the )?(?:[Ff]inal |[Cc]orrect )?[Aa]nswer(?: is|:) ?(?(1)(\}})?) ?")
+_SAYS_SO = re.compile(
+    rf"\A({_STYLE} ?\{{)? ?(?:The |the )?(?:[Ff]inal |[Cc]orrect )?[Aa]nswer(?: is|:) ?(?(1)(\}})?) ?"
+)
 # A letter in bold or italics is a variable or a vector, and no unit.
 _VARIABLE = re.compile(
     r"\\(?:textbf|textit|mathbf|mathit|mathsf|boldsymbol) ?\{ ?([a-zA-Z]) ?\}"
@@ -61,9 +63,7 @@ _VARIABLE = re.compile(
 _CONSTANT = re.compile(_STYLE + r" ?\{ ?([ei]|\\[a-zA-Z]+) ?\}|\{\\rm ?([ei])\}")
 _EXPONENT = re.compile(r"(?<![\w.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]+)(?!\w)")
 _THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?:\.[0-9]+)?")
-_REPEATING = re.compile(
-    r"(?<![\w.])([0-9]*)\.([0-9]*)(?:\\(?:overline|dot|bar) ?\{?([0-9]+)\}?|\(([0-9]+)\)(?![\w(]))"
-)
+_REPEATING = re.compile(r"(?<![\w.])([0-9]*)\.([0-9]*)(?:\\(?:overline|dot|bar) ?\{?([0-9]+)\}?|\(([0-9]+)\)(?![\w(]))")
 _RATIO = re.compile(r"(?<=[0-9]) ?(?:\\colon(?![a-zA-Z])|\\text ?\{ ?(?:to|:) ?\}|:| to ) ?(?=[0-9])")
 _ROOT_OF = re.compile(r"\\sqrt ?(\[[^\[\]]*\])? ?(?:\(([^()]*)\)|([0-9a-zA-Z]))")
 _OF_SET = re.compile(r"\\(max|min|gcd|lcm) ?\\\{([^{}]*)\\\}")
@@ -109,7 +109,7 @@ def plain(text: str) -> str:
     before = None
     while text != before:
         before = text
-        text = _SAYS_SO.sub(lambda match: match[1] if match[1] and not match[2] else "", text.strip(" \n\t").rstrip(_END))
+        text = _SAYS_SO.sub(lambda match: "" if match[2] else match[1] or "", text.strip(" \n\t").rstrip(_END))
         styled, quoted = _STYLED.fullmatch(text), _QUOTED.fullmatch(text)
         if styled and closes(styled[1]) == len(styled[1]):
             text = styled[1][1:-1]

@@ -63,6 +63,7 @@ def library() -> Any:
 
 
 REFUSED = {
+    "coin_flip": "its judge takes the first digit of an answer for the whole",
     "codeio": "it runs programs of its data",
     "composite": "it mixes other tasks, which several names do here",
     "game_of_life_halting": "its judge takes every answer for right",
@@ -71,6 +72,7 @@ LITERALS = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithm
 MAX_LENGTH = 10_000  # Characters of an answer.
 MAX_FORMULA = 500  # Characters of an answer that is computed.
 MAX_POWER = 99  # Otherwise 9**9**9 would take all memory.
+ROUNDING = 1e-6  # By which a score may be outside 0..1. It is then 0 or 1.
 MAY_BE_NAN = ("complex_arithmetic",)  # Their judges take a number that is none for right.
 _OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 _FUNCTIONS = (
@@ -367,9 +369,9 @@ def score(response: str, label: str) -> float:
         value = float(_scorer(task, parameters).score_answer(given, entry))
     except Exception:  # Some of the library's functions cannot read each text.
         return 0.0
-    if not 0 <= value <= 1:
+    if not -ROUNDING <= value <= 1 + ROUNDING:
         raise ValueError(f"the score of {task} is {value}; it must be within 0..1")
-    return value
+    return min(max(value, 0.0), 1.0)
 
 
 def takes(label: Any) -> bool:

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 from collections import Counter
+from operator import ne
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,7 +46,7 @@ def every_problem(request):
 
 
 def test_the_library_has_the_tasks_that_were_looked_at():
-    assert len(TASKS) == 103
+    assert len(TASKS) == 102
 
 
 def test_the_answer_and_the_solution_of_every_task_are_right_after_a_round_trip_through_a_file(every_problem):
@@ -62,6 +63,40 @@ def test_the_answer_and_the_solution_of_every_task_are_right_after_a_round_trip_
             scores[name] = task.score(tagged(entry["answer"]), label), task.score(solution, label)
     assert len(worked.WITHOUT_ANSWER) == 5 and without == set(every_problem) & set(worked.WITHOUT_ANSWER)
     assert {name: both for name, both in scores.items() if both != (1.0, 1.0)} == {}
+
+
+CONSTANT = ("0", "0.0", "1", "-1", "True", "False", "yes", "no", "A", "None", "[]", "{}", "x", "0 0", "infeasible")
+
+
+def fooled(name, problems=4):
+    """The answers without the problem, and the cut ones, that all some problems of a task take for right."""
+    data, found = task.library().create_dataset(name, seed=7, size=problems), []
+    entries = [data[number] for number in range(problems)]
+    labels = [repr({"task": name, "parameters": {}, "entry": task._plain(entry)}) for entry in entries]
+    whole = [str(entry["answer"]) for entry in entries]
+    cut = [[text[: len(text) // 2] for text in whole], [text[:1] for text in whole]]
+    tried = [([text] * problems) for text in CONSTANT] + [texts for texts in cut if all(map(ne, texts, whole))]
+    for texts in tried:
+        if all(task.score(tagged(text), label) == 1 for text, label in zip(texts, labels, strict=True)):
+            found.append(texts)
+    return found
+
+
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_answer_without_the_problem_and_no_cut_one_is_right_for_all_problems_of_a_task(every):
+    assert {name: found for name in TASKS[::every] if (found := fooled(name))} == {}
+
+
+def test_the_judges_that_are_fooled_are_refused():
+    assert all(name in task.REFUSED and fooled(name) for name in ("coin_flip", "game_of_life_halting"))
+
+
+@pytest.mark.parametrize(("value", "clipped"), [(1 + 1e-9, 1.0), (-1e-9, 0.0), (1 - 1e-9, 1 - 1e-9)])
+def test_a_score_that_is_outside_its_range_only_by_rounding_is_its_end(monkeypatch, value, clipped):
+    scorer = type("Scorer", (), {"score_answer": lambda self, answer, entry: value})
+    label = problem_of("chain_sum").label
+    monkeypatch.setattr(task, "_scorer", lambda name, parameters: scorer())
+    assert task.score(tagged(1), label) == clipped
 
 
 HOSTILE = (

@@ -1,0 +1,62 @@
+"""What a model would learn from a worked solution or a warm-up's response, as a chat template makes it.
+
+The text must begin with the prompt that a run gives, and have the beginning of thinking, the end token and the header
+of a response once each. A template that opens thinking gives a second `<think>` to a solution that has one, and a
+template that cuts thinking moves the text, so that a model learns its last words without a beginning.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+THINK = "<think>"
+
+
+def wrong_response(prompt: str, response: str, *, end: str = "", header: str = "") -> str | None:
+    """What there is once too often in a response that follows a prompt; None if there is nothing.
+
+    Args:
+        prompt: The prompt as a run gives it.
+        response: The text that would be learned after it.
+        end: The tokenizer's end token; "" if it has none.
+        header: What the chat template writes before each response; "" if that is nothing.
+    """
+    opened = prompt.rstrip().endswith(THINK)
+    if response.count(THINK) + opened > 1:
+        return f"{THINK} twice" + (", because the prompt ends with one" if opened else "")
+    if end and end in response.rstrip().removesuffix(end):
+        return f"the end token {end} before its end"
+    name = header.replace(THINK, "").strip()
+    return f"the header of a response, {name!r}" if name and name in response else None
+
+
+def wrong_example(content: Any, answer: Any, apply: Callable[..., str], *, end: str = "") -> str | None:
+    """What is wrong with the text that a chat template makes of a prompt and its response; None if nothing is.
+
+    Args:
+        content, answer: Texts, or lists of messages, as in the row.
+        apply: The tokenizer's `apply_chat_template`.
+        end: Its end token; "" if it has none.
+
+    Raises:
+        Exception: The template refuses them.
+    """
+    asked = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    prompt, whole = (
+        apply(asked, tokenize=False, add_generation_prompt=True),
+        apply([*asked, *given], tokenize=False),
+    )
+    if not whole.startswith(prompt):
+        return "does not begin with the prompt, so that the beginning of the response would be lost"
+    learned, told = whole[len(prompt) :], given[-1].get("content") or ""
+    if THINK in told and THINK not in learned and not prompt.rstrip().endswith(THINK):
+        return f"lacks the {THINK} of the response"
+    wrong = wrong_response(prompt, learned, end=end, header=header_of(apply))
+    return wrong and f"has {wrong}"
+
+
+def header_of(apply: Callable[..., str]) -> str:
+    """What a chat template writes before a response; "" if it writes nothing, or not at the end."""
+    asked = [{"role": "user", "content": "x"}]
+    without, prompt = (apply(asked, tokenize=False, add_generation_prompt=add) for add in (False, True))
+    return prompt[len(without) :] if prompt.startswith(without) else ""
