@@ -28,7 +28,7 @@ def get_task(name: str) -> Task:
 
 def task_of_file(file: str) -> Task | None:
     """The built-in task whose reward file this is. None: it is another file."""
-    path = Path(file).expanduser().resolve()
+    path = user_file.at_home(file).resolve()
     name = path.stem if path.parent == Path(__file__).resolve().parent else ""
     return get_task(name) if name in TASKS else None
 
