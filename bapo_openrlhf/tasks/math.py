@@ -21,7 +21,7 @@ from typing import Any
 from bapo_openrlhf.tasks import choices, forms, letters
 from bapo_openrlhf.tasks.labels import is_answer, is_mathematics
 from bapo_openrlhf.tasks.notation import closes, is_text, parts
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key, vector
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, text_key, vector
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -109,7 +109,7 @@ def _content(response: str, start: int) -> tuple[str | None, int]:
 
 def answer(response: str) -> str | None:
     """The answer of a response without layout and unit, or None. Equal answers may still differ, as 1/2 and 0.5."""
-    content = boxed(response)
+    content = boxed(said(response))
     if content is None or len(content) > MAX_LENGTH:
         return None
     return parts(content)[0] or None
@@ -191,8 +191,11 @@ def _same(value: str, reference: str) -> bool:
 
 
 def score(response: str, label: str) -> float:
-    r"""r(x, y): 1.0 if the answer in the last box of the response equals the label, otherwise 0.0."""
-    content = boxed(response)
+    r"""r(x, y): 1.0 if the answer in the last box of the response equals the label, otherwise 0.0.
+
+    A box within unfinished thinking is no answer.
+    """
+    content = boxed(said(response))
     return float(content is not None and equal(content, str(label)))
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import worked
-from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, shares, vector
+from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, said, shares, vector
 from bapo_openrlhf.user_file import read_yaml
 
 VERSION = "0.1.25"  # FENCES and LITERALS were found in this version.
@@ -332,7 +332,7 @@ def question_prompt(problem: Problem) -> str:
 
 def answer(response: str) -> str | None:
     """The text of the last <answer>...</answer> of a response without blanks around it, or None."""
-    before, closed, _ = response.rpartition("</answer>")
+    before, closed, _ = said(response).rpartition("</answer>")
     _, opened, text = before.rpartition("<answer>")
     return text.strip() if closed and opened and len(text) <= MAX_LENGTH else None
 

@@ -134,6 +134,12 @@ def shares(count: int, weights: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
+def said(response: str) -> str:
+    """A response without thinking that has begun with `<think>` and has not ended."""
+    before, begun, after = response.rpartition("<think>")
+    return before if begun and "</think>" not in after else response
+
+
 _LAYOUT = re.compile(r"\s+|\$|\\[,;:! ]|\\(?:left|right|quad|qquad|displaystyle)(?![a-zA-Z])")
 
 

@@ -175,6 +175,19 @@ def test_the_last_box_counts(pieces):
     assert task.boxed(response) == reference_boxed(response)
 
 
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        (r"<think> It may be \boxed{4}. Wait, I check it ag", 0),
+        (r"<think> 2 + 2 </think> So \boxed{4}.", 1),
+        (r"\boxed{4} <think> and now", 1),
+        (r"So </think> \boxed{4}", 1),  # the prompt has opened it
+    ],
+)
+def test_a_box_within_unfinished_thinking_is_no_answer(response, right):
+    assert (task.score(response, "4"), task.answer(response)) == (right, "4" if right else None)
+
+
 def test_other_commands_are_no_box():
     assert task.boxed(r"\boxedtext{1}") is None
     assert task.boxed(r"\boxed{1} \boxedtext{2}") == "1"

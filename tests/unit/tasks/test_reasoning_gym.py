@@ -190,6 +190,7 @@ def test_harmless_formulas(formula, numbers, names):
         ("<answer>1</answer> and <answer>2", "1"),
         ("<answer><answer>3</answer>", "3"),
         ("12", None),
+        ("<think> <answer>1</answer> or", None),
         ("</answer>12<answer>", None),
     ],
 )
