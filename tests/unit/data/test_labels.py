@@ -31,7 +31,7 @@ def test_labels_that_no_answer_equals_are_refused_and_some_are_named(name, wrong
     assert said(["3", 3, 2.5, r"\frac{1}{2}", "(B) 16", "Monday", ""], file) == []
     (warning,) = said(["3", wrong, wrong], file)
     assert warning.startswith("row 2: ") and "2 of 3 rows" in warning
-    with pytest.raises(ConfigError, match="row 1: .*all 2 rows"):
+    with pytest.raises(ConfigError, match=r"row 1: .*all 2 rows"):
         said([wrong, wrong], file)
 
 
