@@ -24,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("patient_judge")
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 CASES = [json.loads(line) for line in (BENCHMARKS / "math_answers.jsonl").read_text(encoding="utf-8").splitlines()]
-MISSES = json.loads((BENCHMARKS / "results/math_verifiers.json").read_text())["judges"]["tasks/math.py"]["misses"]
 
 
 def right(answer, label):
@@ -35,21 +34,22 @@ def right(answer, label):
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_exactly_the_recorded_cases_are_judged_wrongly(every):
-    """Where this fails because fewer are: run benchmarks/math_verifiers.py again."""
-    cases = CASES[::every]
-    missed = [
-        (case["label"], case["response"])
-        for case in cases
-        if case["category"] != "huge" and task.score(case["response"], case["label"]) != float(case["correct"])
-    ]
-    asked = {(case["label"], case["response"]) for case in cases}
-    recorded = [(miss["label"], miss["response"]) for miss in MISSES if miss["category"] != "huge"]
-    assert missed == [miss for miss in recorded if miss in asked]
+def test_exactly_the_known_limits_are_judged_wrongly(every):
+    """The others are judged as a person does. Only one limit gives a reward to a wrong answer."""
+    cases = [case for case in CASES[::every] if case["category"] != "huge"]
+    wrong = [case for case in cases if task.score(case["response"], case["label"]) != float(case["correct"])]
+    assert wrong == [case for case in cases if case.get("limit")]
+    assert [case["label"] for case in CASES if case.get("limit") and not case["correct"]] == ["-2, -2"]
+
+
+def test_a_third_of_the_cases_from_reports_is_blind():
+    """These were written before the rules that they try."""
+    blind = [case["blind"] for case in CASES if "blind" in case]
+    assert len(blind) > 400 and sum(blind) >= len(blind) / 3
 
 
 def test_the_cases_are_whole():
-    assert all(set(case) - {"blind"} == {"category", "response", "label", "correct", "note"} for case in CASES)
+    assert all(set(case) - {"blind", "limit"} == {"category", "response", "label", "correct", "note"} for case in CASES)
     assert len({(case["label"], case["response"]) for case in CASES}) == len(CASES)
     for category in {case["category"] for case in CASES}:
         assert {case["correct"] for case in CASES if case["category"] == category} == {True, False}, category
@@ -80,7 +80,6 @@ def test_huge_numbers_do_not_hang():
     cases = [case for case in CASES if case["category"] == "huge"]
     result = judged_apart([(case["response"], case["label"]) for case in cases])
     assert [score for score, _ in result] == [float(case["correct"]) for case in cases]
-    assert not [miss for miss in MISSES if miss["category"] == "huge"]
 
 
 LONG = 100_000
