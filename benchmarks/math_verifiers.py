@@ -3,8 +3,9 @@
     python benchmarks/math_verifiers.py            # writes benchmarks/results/math_verifiers.{json,md}
 
 Each case in `math_answers.jsonl` has the end of a response, a label, and whether a person calls the response right.
-Half of the cases are near misses, and those with "limit" are judged wrongly by this project. The cases of the category "unseen" were written after everything else was fixed. Each
-judge sees each case in a process of its own, with a time and a memory limit.
+Half of the cases are near misses, and those with "limit" are judged wrongly by this project. The cases of the category
+"unseen" were written after everything else was fixed. Each judge sees each case in a process of its own, with a time
+and a memory limit.
 """
 
 from __future__ import annotations
