@@ -187,7 +187,8 @@ class RewardPool:
             left = deque(calls)
             try:
                 if worker is None or not worker.usable():
-                    self._forget(worker)
+                    ended, worker = worker, None
+                    self._forget(ended)
                     worker = self._started()
                 for call in calls:
                     call.worker = worker
