@@ -102,7 +102,6 @@ class Renderer:
             )
         self._dated = chat and self.tokenizer.has_date()
         self._end = self.tokenizer.special().get("eos_token", "")
-        self._header = header_of(self.tokenizer.apply_chat_template) if chat else ""
         self._start = None if chat else self.tokenizer.start()  # a chat template writes it if the model knows it
 
     @property
@@ -145,11 +144,12 @@ class Renderer:
             advice = f"Set data.input_template to {self._start + (self._template or '{}')!r}"
             yield "start", f"{text} does not", advice
 
-    def wrong_solution(self, prompt: str, solution: str) -> str | None:
-        """What a worked solution has once too often after a prompt; None if there is nothing."""
+    def wrong_solution(self, content: Any, prompt: str, solution: str) -> str | None:
+        """What a worked solution has once too often after the prompt of a content; None if there is nothing."""
         if self.tokenizer is None:
             return None
-        return wrong_response(prompt, solution, end=self._end, header=self._header)
+        header = header_of(content, self.tokenizer.apply_chat_template) if self._chat else ""
+        return wrong_response(prompt, solution, end=self._end, header=header)
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """The number of tokens of each prompt; those of images do not count."""

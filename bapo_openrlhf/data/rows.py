@@ -250,7 +250,7 @@ class RowCheck:
                 prompt = self._render(content)
                 for kind, text, advice in self._render.doubts(content, prompt):
                     self._findings.count(kind, f"{place}: {text}", advice)
-                if solution and (text := self._render.wrong_solution(prompt, solution)):
+                if solution and (text := self._render.wrong_solution(content, prompt, solution)):
                     self._findings.error("solution twice", f"{place}: prompt and worked solution have {text}")
         except Exception as error:  # a chat template raises what it likes
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")

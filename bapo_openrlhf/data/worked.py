@@ -51,12 +51,12 @@ def wrong_example(content: Any, answer: Any, apply: Callable[..., str], *, end: 
     learned, told = whole[len(prompt) :], given[-1].get("content") or ""
     if THINK in told and THINK not in learned and not prompt.rstrip().endswith(THINK):
         return f"lacks the {THINK} of the response"
-    wrong = wrong_response(prompt, learned, end=end, header=header_of(apply))
+    wrong = wrong_response(prompt, learned, end=end, header=header_of(asked, apply))
     return wrong and f"has {wrong}"
 
 
-def header_of(apply: Callable[..., str]) -> str:
-    """What a chat template writes before a response; "" if it writes nothing, or not at the end."""
-    asked = [{"role": "user", "content": "x"}]
+def header_of(content: Any, apply: Callable[..., str]) -> str:
+    """What a chat template writes before a response to a prompt; "" if it writes nothing, or not at the end."""
+    asked = [{"role": "user", "content": content}] if isinstance(content, str) else content
     without, prompt = (apply(asked, tokenize=False, add_generation_prompt=add) for add in (False, True))
     return prompt[len(without) :] if prompt.startswith(without) else ""

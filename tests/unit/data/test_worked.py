@@ -66,4 +66,5 @@ def test_the_text_begins_with_the_prompt_and_keeps_thinking(made, wrong, message
 
 
 def test_the_header_is_what_stands_before_a_response():
-    assert header_of(template()) == HEADER and header_of(template(opens=True)) == HEADER + "<think>\n"
+    assert header_of("1 + 1?", template()) == HEADER
+    assert header_of([{"role": "user", "content": "x"}], template(opens=True)) == HEADER + "<think>\n"
