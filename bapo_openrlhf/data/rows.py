@@ -21,6 +21,7 @@ from bapo_openrlhf.training.engine.reward_worker import encode
 
 Row = Mapping[str, Any]
 OF_TEMPLATES = ("chat_template_kwargs", "tools")  # columns that other trainers give to a chat template
+OF_PROMPTS = ("context", "image", "images", "instruction", "system", "system_prompt")  # that they add to the prompt
 
 
 class Waiting(NamedTuple):
@@ -194,13 +195,13 @@ class RowCheck:
         return Looked(self._problem, self._findings.warnings)
 
     def _warn_of_columns(self, part: Part) -> None:
-        if self._supervised or not self._args.data.apply_chat_template:
-            return
-        for name in OF_TEMPLATES:
-            if name in part.rows.column_names and name not in self._request.columns.values():
+        read = {*self._request.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
+        templates = OF_TEMPLATES if self._args.data.apply_chat_template and not self._supervised else ()
+        for name in (*templates, *OF_PROMPTS):
+            if name in part.rows.column_names and name not in read:
+                where = "to the chat template" if name in OF_TEMPLATES else "to the model: no flag names it"
                 self._findings.warn(
-                    f"{part.where}: the column {name} has no effect, because a run does not give it to the chat "
-                    "template"
+                    f"{part.where}: the column {name} has no effect, because a run does not give it {where}"
                 )
 
     def _warn_of_labels(self, part: Part) -> None:

@@ -133,6 +133,16 @@ class TestForm:
         ]
         assert check(check.write(kind, [{"q": "1?", "a": "x"} | more])).warnings == []
 
+    @pytest.mark.parametrize("template", [False, True])
+    def test_columns_that_other_trainers_add_to_the_prompt_are_said(self, check, template):
+        more = {"instruction": "Add.", "system": "Be brief.", "id": 7, "source": "mine"}
+        question = [user("1?")] if template else "1?"
+        name = check.write(".jsonl", [{"q": question, "a": "x"} | more])
+        warnings = check(name, data__apply_chat_template=template).warnings
+        assert [re.search(r"the column (\S+) has no effect", warning)[1] for warning in warnings] == [
+            "instruction", "system",
+        ]  # fmt: skip
+
 
 class TestImageTags:
     """sglang#32960: OpenRLHF makes an image of the text <image> before it applies a chat template."""
