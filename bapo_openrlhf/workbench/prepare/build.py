@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bapo_openrlhf.data.original import unreadable
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
@@ -221,6 +222,8 @@ class _Build:
                 if isinstance(row, BadRow):
                     raise row
                 problem = self.task.problem(row)
+                if why := unreadable(vars(problem)):
+                    raise BadRow(f"no valid Unicode: {why}")
             except BadRow as error:
                 self._reject(number, str(error))
                 continue

@@ -100,6 +100,15 @@ def test_parts_of_one_source_share_it_out(tmp_path, shared, other):
     assert third["parts"]["other"]["sha256"] == manifest["parts"]["other"]["sha256"]
 
 
+def test_half_of_a_surrogate_pair_is_rejected(tmp_path, shared):
+    """No reader of the written file could read it, and Python cannot write it."""
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"question": "what is \\ud835?", "gold": 1}\n{"question": "what is \\ud835\\udc65?", "gold": 2}\n')
+    manifest = prepare(TASK, Request(out=tmp_path / "out", local={"other": path}, parts=("other",)))
+    assert manifest["parts"]["other"]["rejected"] == {"no valid Unicode": 1}
+    assert [row["input"] for row in lines(tmp_path / "out" / "other.jsonl")] == ["what is \U0001d465?"]
+
+
 def test_prompt_and_limits(tmp_path, shared, other):
     prepare(TASK, request(tmp_path, shared, other, style="loud", limits={"train": 3}))
     rows = lines(tmp_path / "out" / "train.jsonl")
