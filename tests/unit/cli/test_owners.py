@@ -20,6 +20,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch import hub, preflight, resume, start, warmup
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.owner import LOCK, owned
+from bapo_openrlhf.training.wire.signals import NUMBERS
 from bapo_openrlhf.workbench.study.runner import Outcome
 
 FLAGS = [
@@ -126,6 +127,16 @@ def test_a_study_none_of_whose_runs_makes_a_step(run, tmp_path, monkeypatch):
     assert status == 1 and error.startswith("error: 1 runs failed: bapo-group-s1; the output of each is in out/runs")
 
 
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_study_that_gets_a_signal(run, tmp_path, monkeypatch, number):
+    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
+    monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
+    monkeypatch.setattr(study, "_run", lambda *_: signal.raise_signal(number))
+    status, error = run("study", "--config", "study.yaml", "--output", "out")
+    assert status == 128 + number and error.startswith(f"stopped by {number.name} within the study, ")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("owner", ["out", "saved", None])
 def test_warmup(run, tmp_path, monkeypatch, owner):
     """Its `ckpt.path` counts if it saves there. Its processes on GPUs do not own what their parent owns."""
@@ -172,7 +183,7 @@ def test_two_runs_of_one_name(tmp_path):
     assert again.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_signal_before_the_first_step_ends_the_run_with_one_line(tmp_path, number):
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, "train", *FLAGS, "--run.name=mine"],
