@@ -23,6 +23,12 @@ from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.training.worker import workers  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def signals_reach_this_process(monkeypatch):
+    """It is no worker."""
+    monkeypatch.setattr(workers, "leave_to_driver", lambda: None)
+
+
 class TestWorkerGenerators:
     @pytest.mark.parametrize("kind", [workers.PolicyWorker, workers.CriticWorker])
     def test_shuffle_as_they_would_have(self, kind):
