@@ -326,7 +326,7 @@ def section(name: str, kind: type[Method]) -> str:
         meaning = arguments(kind)
         items = (wrapped(f"- `{option}` {shown(default)}: {meaning[option]}") for option, default in options.items())
         parts += ["Options (`--adapt.options`) and their defaults:", "\n".join(items)]
-    read = ", ".join(f"`--adapt.{n}`" for n in parameters if n in flags and not n.startswith("gaussian"))
+    read = ", ".join(f"`--adapt.{n}`" for n in parameters if n in flags and not n.startswith(("gaussian", "top_p")))
     parts.append(wrapped(f"[Flags](config.md) that it reads: {read}."))
     if kind.candidates > 1 or not kind.asynchronous:
         parts.append("It is refused with `--train.async_enable`, because what it generates depends on earlier rewards.")

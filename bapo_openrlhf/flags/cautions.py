@@ -17,6 +17,8 @@ OF_ALL_METHODS = (
     "value_pretraining", "ratio", "max_second_moment", "scale_learning_rate", "skip_zero_advantage", "kl_target",
     "max_failed_share", "eps",
 )  # fmt: skip
+# Fresh filters and their own flags.
+FILTERS = (("gaussian", "gaussian_mean"), ("gaussian", "gaussian_std"), ("top_p", "top_p_share"))
 # Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
 SOURCES = (
     ("max_reevaluated_prompts", "reevaluate_every", "nothing is generated again"),
@@ -112,10 +114,10 @@ def _unused_text(f: Flags) -> str:
     return f"{flags}: no effect, because batches are not adapted: adapt.method is none{algorithm}"
 
 
-def _of_the_gaussian(name: str) -> Rule:
+def _of_a_filter(kind: str, name: str) -> Rule:
     flag = f"adapt.{name}"
-    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != "gaussian" and _takes(f, name),
-                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not gaussian")  # fmt: skip
+    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != kind and _takes(f, name),
+                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not " + kind)  # fmt: skip
 
 
 def _of_a_source(name: str, off: str, why: str) -> Rule:
@@ -133,7 +135,7 @@ def _offload(model: str) -> Rule:
 
 NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
-    *map(_of_the_gaussian, ("gaussian_mean", "gaussian_std")),
+    *(_of_a_filter(*name) for name in FILTERS),
     *(_of_a_source(*row) for row in SOURCES),
     *map(_offload, ("ref", "reward")),
     Rule("adapt.max_staleness",

@@ -90,12 +90,15 @@ class AdaptConfig:
         "samples", allowed="at least 1", type=int)
     filter: str = _flag("range",
         "which fresh groups are trained on: range (drops all-right and all-wrong groups), gaussian, uniform (a random "
-        "0.6 of them) or none",
-        symbol="X1", source="Def. 3.1, A.3", choices=["range", "gaussian", "uniform", "none"])
+        "0.6 of them), top_p (those with the highest reward variance) or none",
+        symbol="X1", source="Def. 3.1, A.3", choices=["range", "gaussian", "uniform", "top_p", "none"])
     gaussian_mean: float = _flag(0.5,
         "mean of the gaussian filter", symbol="mu", source="A.3, Table 3", allowed="in [0, 1]", type=float)
     gaussian_std: float = _flag(0.2,
         "width of the gaussian filter", symbol="sigma", source="A.3, Table 3", allowed="above 0", type=float)
+    top_p_share: float = _flag(0.9,
+        "share of the summed reward variance of a step's fresh groups that the groups of the top_p filter make up",
+        symbol="p", source="arXiv 2604.06268", allowed="in (0, 1]", type=float)
     reward_range: list[str] | None = _flag(None,
         "LOW HIGH: least and greatest reward of the task; or measured: from the 1st to the 99th percentile of the "
         "rewards of the first step. Rewards are mapped from it to [0, 1] for thresholds, filters and the record of "

@@ -202,7 +202,7 @@ class FilteredMethod(Method):
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
         seed: Seed of all random draws.
-        filter, gaussian_mean, gaussian_std: The fresh filter, as the `--adapt` flags of these names.
+        filter, gaussian_mean, gaussian_std, top_p_share: The fresh filter, as the `--adapt` flags of these names.
         signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 
     Raises:
@@ -218,6 +218,7 @@ class FilteredMethod(Method):
     filter: str = "range"
     gaussian_mean: float = 0.5
     gaussian_std: float = 0.2
+    top_p_share: Fraction = Fraction(9, 10)
     signal_between: Between | None = None
 
     def __post_init__(self) -> None:
@@ -234,7 +235,11 @@ class FilteredMethod(Method):
         self.max_responses = self.capacity * self.group_size
         self.rng = np.random.Generator(np.random.PCG64(self.seed))
         self.fresh_filter = make_filter(
-            self.filter, mean=self.gaussian_mean, std=self.gaussian_std, between=self.signal_between
+            self.filter,
+            mean=self.gaussian_mean,
+            std=self.gaussian_std,
+            share=self.top_p_share,
+            between=self.signal_between,
         )
 
     def keeps(self, fresh: Sequence[Group]) -> list[bool]:

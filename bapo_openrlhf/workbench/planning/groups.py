@@ -37,10 +37,13 @@ class Groups:
 
 
 def kept_share(workload: Workload, constants: Constants) -> float:
-    """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]."""
-    signal = constants.signal_share
+    """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1].
+
+    For top_p it is the most: the groups with the highest variance make up more of the sum than of the groups.
+    """
+    adapt, signal = workload.args.adapt, constants.signal_share
     shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": UNIFORM}
-    return {**shares, "none": 1.0}[workload.args.adapt.filter]
+    return {**shares, "top_p": signal * adapt.top_p_share, "none": 1.0}[adapt.filter]
 
 
 def hard_prompts(workload: Workload, constants: Constants) -> float:

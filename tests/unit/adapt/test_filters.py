@@ -1,7 +1,8 @@
-"""Fresh filters (Definition 3.1, first term; Appendix A.3)."""
+"""Fresh filters (Definition 3.1, first term; Appendix A.3; RAGEN-2)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -17,6 +18,7 @@ from bapo_openrlhf.adapt.filters import (
     keep_all,
     make_filter,
     range_filter,
+    top_p_filter,
     uniform_filter,
 )
 
@@ -143,6 +145,57 @@ class TestUniform:
         assert abs(pairs - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
 
 
+def variance(rewards):
+    """Population variance, by pairs: the mean of (a - b)^2 / 2 over all ordered pairs."""
+    squares = [(Fraction(a) - Fraction(b)) ** 2 for a, b in itertools.product(rewards, repeat=2)]
+    return sum(squares) / (2 * len(squares))
+
+
+def smallest_subset(rewards, uids, share):
+    """Of all subsets with enough variance: the smallest, then the one with most variance, then that of lowest uids."""
+    variances = [variance(each) for each in rewards]
+    enough = share * sum(variances)
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(range(len(uids)), size) for size in range(len(uids) + 1)
+    )
+    sums = [(places, sum((variances[place] for place in places), Fraction(0))) for places in subsets]
+    found = [
+        (len(places), -total, sorted(uids[place] for place in places), places)
+        for places, total in sums
+        if total >= enough
+    ]
+    return set(min(found)[3])
+
+
+class TestTopP:
+    @given(
+        rights=st.lists(st.integers(0, 4), max_size=7),
+        more=st.lists(st.sampled_from([0.0, 0.3, 0.5, 1.0]), min_size=4, max_size=4),
+        share=st.sampled_from([Fraction(k, 12) for k in range(1, 13)]),
+        order=st.randoms(use_true_random=False),
+    )
+    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
+    def test_is_the_smallest_subset_with_enough_variance(self, make_group, rights, more, share, order):
+        """Few responses make many ties, and the groups do not come in the order of their numbers."""
+        rewards = [[1.0] * right + [0.0] * (4 - right) for right in rights] + [more]
+        uids = order.sample(range(100), len(rewards))
+        groups = [make_group(each, uid=uid) for each, uid in zip(rewards, uids, strict=True)]
+        exact = [[Fraction(str(reward)) for reward in each] for each in rewards]
+        kept = smallest_subset(exact, uids, share)
+        assert top_p_filter(share)(groups, generator()) == [place in kept for place in range(len(groups))]
+
+    def test_all_of_the_variance_is_the_range_filter(self, make_group):
+        groups = [make_group(right) for right in (0, 1, 4, 7, 8, 0, 2)]
+        rng = generator()
+        before = rng.bit_generator.state
+        assert make_filter("top_p", share=Fraction(1))(groups, rng) == range_filter()(groups, rng)
+        assert rng.bit_generator.state == before  # it draws no random number
+
+    def test_equal_groups_are_told_apart_by_their_numbers(self, make_group):
+        groups = [make_group(right, uid=uid) for right, uid in ((2, 9), (6, 4), (2, 7), (6, 5), (0, 1))]
+        assert top_p_filter(Fraction(1, 2))(groups, generator()) == [False, True, False, True, False]
+
+
 class TestMakeFilter:
     def test_names(self, make_group):
         groups = [make_group(right) for right in (0, 1, 4, 8)] * 5
@@ -152,7 +205,7 @@ class TestMakeFilter:
         narrow = make_filter("gaussian", mean=0.125, std=0.001)(groups, generator())
         assert narrow == [False, True, False, False] * 5
 
-    @pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "none"])
+    @pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "top_p", "none"])
     def test_no_groups_give_no_mask(self, name):
         assert make_filter(name)([], generator()) == []
 

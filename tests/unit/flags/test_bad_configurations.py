@@ -504,7 +504,8 @@ GOOD = [
     f"run.name={'n' * 255}", "run.overwrite", "ckpt.load_enable", "run.overwrite=false ckpt.load_enable=true",
     "algorithm=grpo algo.advantage.estimator=rloo", "algorithm= algo.advantage.estimator=reinforce",
     "adapt.filter=gaussian adapt.gaussian_mean=0.4 adapt.gaussian_std=0.3",
-    "adapt.filter=uniform", "adapt.max_shift_replayed=1", "adapt.max_reevaluated_prompts=8",
+    "adapt.filter=uniform", "adapt.filter=top_p adapt.top_p_share=1", "adapt.max_shift_replayed=1",
+    "adapt.max_reevaluated_prompts=8",
     "algo.kl.target=6 algo.kl.init_coef=0.01",
     "adapt.kl_target=behaviour", "adapt.rollout_delay=7 adapt.reevaluate_every=7", "adapt.rollout_delay=1",
     "adapt.ratio=decoupled adapt.rollout_delay=1", "adapt.ratio=decoupled adapt.replay_steps=0",
@@ -581,6 +582,7 @@ MEANT = [
         "adapt.filter=uniform adapt.gaussian_std=0.1",
         "adapt.gaussian_std is 0.1: no effect, because adapt.filter is uni",
     ),
+    ("adapt.top_p_share=0.5", "adapt.top_p_share is 0.5: no effect, because adapt.filter is range and not top_p"),
     (
         "adapt.reevaluate_every=0 adapt.max_reevaluated_prompts=9",
         "adapt.max_reevaluated_prompts is 9: no effect, because adapt.reevaluate_every is 0, so that",

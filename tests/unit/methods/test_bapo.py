@@ -711,6 +711,12 @@ class Plain:
             case "gaussian":
                 sure = [group for group in informative if self.mean(group) == F(1, 2)]
                 return all(group in informative for group in kept) and all(group in kept for group in sure)
+            case "top_p":  # of 9/10: without any one of them, too little is left
+                sums = [sum(map(self.variance, groups), F(0)) for groups in (fresh, kept)]
+                least = min(map(self.variance, kept), default=F(0))
+                others = [self.variance(group) for group in fresh if group not in kept]
+                ordered = max(others, default=F(0)) <= least or not kept
+                return ordered and sums[1] >= F(9, 10) * sums[0] and (not kept or sums[1] - least < F(9, 10) * sums[0])
             case "uniform":
                 return abs(len(kept) - 0.6 * len(fresh)) <= 0.5 and all(group in fresh for group in kept)
         raise AssertionError
@@ -792,7 +798,7 @@ def schedules(draw) -> dict:
     return {
         "size": draw(st.sampled_from([2, 3, 4, 5, 10])),
         "capacity": draw(st.integers(0, 12)),
-        "filter": draw(st.sampled_from(["range", "range", "gaussian", "uniform", "none"])),
+        "filter": draw(st.sampled_from(["range", "range", "gaussian", "uniform", "top_p", "none"])),
         "c1": draw(st.sampled_from([F(0), F(1, 10), F(1, 5), F(1, 4), F(1, 3), F(1, 2)])),
         "c2": (min(low2, low3), min(high2, high3)),
         "c3": (max(low2, low3), max(high2, high3)),

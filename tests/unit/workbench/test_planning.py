@@ -313,7 +313,9 @@ def test_any_number_of_groups():
     assert (result.x1, result.x3, result.trained) == pytest.approx((30, 9, 39))
 
 
-@pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("none", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("top_p", 0.36), ("none", 1.0)]
+)
 def test_filters(name, kept):
     flags = {"adapt.filter": name, "adapt.batch_size": 1000, "adapt.replay_steps": 0}
     workload = with_flags(WORKLOAD, flags)
