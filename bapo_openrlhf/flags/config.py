@@ -172,6 +172,10 @@ class AdaptConfig:
         "of the tokens that the PPO clip is about, those that moved furthest are left out of the policy loss, until "
         "the mean of (log pi/alpha)^2 over the others is at most this; 0.04 in the paper; default: no limit",
         symbol="M2", source="arXiv 2510.01161", allowed="finite and above 0", type=float)
+    veto_ratio: float | None = _flag(None,
+        "in responses with a negative advantage, the tokens after the first one whose ratio pi/alpha is below this are "
+        "left out of the policy loss of an update; 1e-4 in the authors' example; default: no limit",
+        symbol="rho", source="arXiv 2605.17570", allowed="in (0, 1)", type=float)
     scale_learning_rate: bool = _flag(False,
         "multiply the actor's learning rate by the root of the effective sample size of the batch's weights pi/alpha, "
         "as a share of a full batch", symbol="ESS", source="arXiv 2602.17616", action="store_true")

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
+from bapo_openrlhf.training.worker.veto import after_veto
+
 Rows = Mapping[Hashable, Sequence[Experience]]
 
 
@@ -52,10 +54,11 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
         for start in range(0, len(rows), size):
             samples = Experience.concat_experiences(rows[start : start + size], pad)
             samples.to_device(torch.cuda.current_device())
+            log_probs = actor(samples.sequences, samples.action_mask, attention_mask=samples.attention_mask)
             loss = trainer.actor_loss_fn(
-                actor(samples.sequences, samples.action_mask, attention_mask=samples.attention_mask),
+                log_probs,
                 samples.action_log_probs,
-                samples.advantages,
+                after_veto(log_probs, samples, trainer.args.adapt.veto_ratio)[0],
                 action_mask=samples.action_mask,
                 rollout_log_probs=samples.rollout_log_probs,
                 batch_num_tokens=1,  # not a mean, so that gradients of groups add up to that of the batch

@@ -45,6 +45,7 @@ from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
 from bapo_openrlhf.training.wire.names import OWN
 from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.veto import after_veto
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.worker.whole_batch import Step, WholeBatchReplayBuffer, data_parallel_ranks
 
@@ -306,17 +307,18 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             kind = {"token_level": self.actor_loss_fn.token_level_loss, "cross_entropy": self.cross_entropy}
             shown = demonstration_loss(log_probs, experience, part.normalisers, **kind)
             experience = without_demonstrations(experience)
+        advantages, vetoed = after_veto(log_probs, experience, self.args.adapt.veto_ratio)
         policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
             log_probs,
             experience.action_log_probs,
-            experience.advantages,
+            advantages,
             action_mask=experience.action_mask,
             rollout_log_probs=experience.rollout_log_probs,
             **part.normalisers,
         )
         policy_loss = policy_loss + shown
         losses = {"policy_loss": policy_loss}
-        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl}
+        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **vetoed}
         if engine_kl is not None:
             numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filtered}
         loss = policy_loss

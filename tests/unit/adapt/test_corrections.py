@@ -1,4 +1,4 @@
-"""M2PO's mask against its definition, one token at a time, and VCPO's factor in exact arithmetic."""
+"""M2PO's mask and mu-GRPO's veto against their definitions, and VCPO's factor in exact arithmetic."""
 
 import math
 from fractions import Fraction
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.corrections import learning_rate_factor, second_moment_mask
+from bapo_openrlhf.adapt.corrections import learning_rate_factor, second_moment_mask, vetoed
 
 numbers = st.floats(-3, 3, allow_nan=False).map(lambda value: round(value, 3))
 
@@ -53,6 +53,36 @@ def test_a_limit_that_is_reached_leaves_nothing_out():
     log_ratios = np.array([0.5, 1.0, 0.5])
     assert second_moment_mask(log_ratios, np.ones(3), 0.5).all()  # (1/4 + 1 + 1/4) / 3
     assert second_moment_mask(log_ratios, np.ones(3), 0.49).tolist() == [True, False, True]
+
+
+@settings(max_examples=3 * settings.default.max_examples)
+@given(
+    st.lists(st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=9, max_size=9), max_size=4),
+    st.sampled_from([1.0000037e-1, 0.5000000037, 0.9000000037]),
+)
+def test_veto_is_its_definition(responses, limit):
+    """One pass over each response. No ratio equals a limit, because rounding would decide then."""
+    expected = []
+    for response in responses:
+        tripped, leaves = False, []
+        for log_ratio, advantage, generated in response:
+            counts = generated and advantage < 0
+            leaves.append(counts and tripped)
+            tripped = tripped or (counts and math.exp(log_ratio) < limit)
+        expected.append(leaves)
+    log_ratios, advantages, generated = (
+        np.array([[token[i] for token in response] for response in responses]).reshape(len(responses), 9)
+        for i in range(3)
+    )
+    assert vetoed(log_ratios, advantages, generated.astype(bool), limit).tolist() == expected
+
+
+def test_the_authors_example():
+    """The third token trips. It stays, and what follows leaves, whatever its own ratio is: their S without T."""
+    ratios, generated = np.array([[1.0, 0.9, 5e-5, 0.8, 1.1, 5e-5]] * 2), np.ones((2, 6), dtype=bool)
+    advantages = np.array([[-1.0] * 6, [1.0] * 6])
+    expected = [[False, False, False, True, True, True], [False] * 6]
+    assert vetoed(np.log(ratios), advantages, generated, 1e-4).tolist() == expected
 
 
 @pytest.mark.parametrize(

@@ -545,6 +545,7 @@ RANGES = [
     ("max_reevaluated_prompts", [None, 1], [0, -1], "at least 1"),
     ("batch_size", [None, 1], [0, -1], "at least 1"),
     ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
+    ("veto_ratio", [None, 1e-4, 0.9], [0.0, -0.1, 1.0, float("nan")], r"in \(0, 1\)"),
     ("top_p_share", [1e-9, 0.9, 1.0], [0.0, -0.1, 1.1, float("nan")], r"in \(0, 1\]"),
     ("max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, float("nan"), float("inf")], "finite and above 0"),
     ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
@@ -670,7 +671,7 @@ def test_defaults_are_table_3():
     assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
     assert adapt.skip_zero_advantage is False
-    assert adapt.max_failed_share == 0.5
+    assert (adapt.veto_ratio, adapt.max_failed_share) == (None, 0.5)
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
 
@@ -705,6 +706,7 @@ MARKS = {
     "value_pretraining": "K, arXiv 2503.01491",
     "ratio": "rho, Eq. 3",
     "max_second_moment": "M2, arXiv 2510.01161",
+    "veto_ratio": "rho, arXiv 2605.17570",
     "scale_learning_rate": "ESS, arXiv 2602.17616",
     "skip_zero_advantage": "beyond the paper",
     "kl_target": "beta D_KL, Eq. 1, 3",

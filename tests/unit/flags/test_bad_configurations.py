@@ -376,6 +376,7 @@ BAD = [
     ("adapt.returns=vtrace", "adapt.returns vtrace corrects a critic's values; algo.advantage.estimator group_norm ha"),
     ("adapt.ratio=decoupled actor.policy_loss_type=gspo", "actor.policy_loss_type gspo cannot be combined with adapt."),
     ("adapt.max_second_moment=0.04 adapt.ratio=decoupled", "adapt.max_second_moment is 0.04; it needs adapt.ratio beh"),
+    ("adapt.veto_ratio=1e-4 adapt.ratio=decoupled", "adapt.veto_ratio is 0.0001; it needs adapt.ratio behaviour and"),
     ("adapt.max_second_moment=0.04 actor.policy_loss_type=gspo", "adapt.max_second_moment is 0.04; it needs adapt.ra"),
     ("ckpt.save_steps=1 ckpt.max_num=1", "ckpt.max_num is 1; it must be at least 2: OpenRLHF deletes the oldest"),
     ("algorithm=ba_ppo critic.num_gpus_per_node=3", "train.batch_size is 128; it must be a multiple of 3 = critic ran"),

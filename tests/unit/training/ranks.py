@@ -74,5 +74,5 @@ def arguments(window: int, tokens: int | None = None, *, skips: bool = False) ->
             batch_size=window, max_tokens_per_gpu=tokens, dynamic_batch_enable=tokens is not None, max_epochs=1
         ),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
-        adapt=SimpleNamespace(micro_batch_tokens=None, skip_zero_advantage=skips),
+        adapt=SimpleNamespace(micro_batch_tokens=None, skip_zero_advantage=skips, veto_ratio=None),
     )

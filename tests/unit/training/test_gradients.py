@@ -62,7 +62,8 @@ class Actor(torch.nn.Module):
 @pytest.fixture
 def trainer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    created = SimpleNamespace(actor=Actor(), args=SimpleNamespace(train=SimpleNamespace(micro_batch_size=2)))
+    args = SimpleNamespace(train=SimpleNamespace(micro_batch_size=2), adapt=SimpleNamespace(veto_ratio=None))
+    created = SimpleNamespace(actor=Actor(), args=args)
     created.actor_loss_fn = PolicyLoss(0.2, 0.28)
     return created
 

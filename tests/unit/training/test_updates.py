@@ -159,7 +159,7 @@ class Update:
 
     def __init__(
         self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, silent=None,
-        **attributes,
+        veto=None, **attributes,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
@@ -190,6 +190,7 @@ class Update:
         self.seen = [[] for _ in range(ranks)]  # (tokens of the model's inputs, plan) of each micro-batch
         for subject in self.trainers:
             vars(subject).update(attributes)
+            subject.args.adapt.veto_ratio = veto
         for rank_seen, subject in zip(self.seen, self.trainers, strict=True):
             self.watch(subject, rank_seen)
         arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
@@ -299,6 +300,54 @@ def test_the_actors_gradient_is_that_of_the_mean_over_each_optimizer_step(by_sam
         loss = loss + COEF * mean(of_tokens(samples, lambda one, weight=weight: k3(one, weight)), False)
         loss = loss - ENTROPY * mean(entropies) + balance(samples, weight)
         assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+
+
+def after_veto(one, weight, limit):
+    """PPO's clipped loss of each token, and which of them have left: all below 0 after one that tripped."""
+    ratios = (Model(weight).outputs(one.sequences) - one.action_log_probs).exp().tolist()
+    mask, advantages = one.action_mask.tolist(), one.advantages.tolist()
+    tripped, leaves = False, []
+    for ratio, generated, advantage in zip(ratios, mask, advantages, strict=True):
+        leaves.append(bool(generated) and advantage < 0 and tripped)
+        tripped = tripped or (bool(generated) and advantage < 0 and ratio < limit)
+    return surrogate(one, weight) * ~torch.tensor(leaves), torch.tensor(leaves)
+
+
+@UNHURRIED
+@given(**SHAPES, limit=st.sampled_from([0.5, 0.8, 1.1]))
+def test_the_gradient_after_a_veto(limit, **shape):
+    """Tokens that have left count in the mean over tokens."""
+    update = Update(WholeBatchActorTrainer, **shape, veto=limit)
+    for actual, window in zip(gradients(update), update.windows(), strict=True):
+        samples, weight = [*itertools.chain(*window)], update.weight
+        loss = mean(of_tokens(samples, lambda one, w=weight: after_veto(one, w, limit)[0] + COEF * k3(one, w)))
+        loss = loss - ENTROPY * mean(of_tokens(samples, lambda one, w=weight: Model(w).outputs(one.sequences) ** 2))
+        loss = loss + balance(samples, weight)
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+    left = torch.cat(of_tokens(update.samples, lambda one: after_veto(one, update.weight.detach(), limit)[1]))
+    for metrics in update.metrics:
+        assert metrics["importance/vetoed_share"] == pytest.approx(float(left.double().mean()), abs=1e-6)
+
+
+def test_the_veto_is_by_the_ratios_of_each_update(monkeypatch):
+    """The weights move between the two uses of a batch, and so do the tokens that leave."""
+    weights, step = [], Engine.step
+
+    def moving(engine):
+        weights.append(engine.weight.detach().clone().requires_grad_())
+        step(engine)
+        engine.weight.data.add_(torch.tensor([0.5, -0.4, 0.3]))
+
+    monkeypatch.setattr(Engine, "step", moving)
+    update = Update(WholeBatchActorTrainer, 6, 1, 6, 1, seed=3, veto=0.8, max_epochs=2)
+    left = []
+    for actual, weight in zip(gradients(update), weights, strict=True):
+        tokens = of_tokens(update.samples, lambda one, w=weight: after_veto(one, w, 0.8)[0] + COEF * k3(one, w))
+        entropies = of_tokens(update.samples, lambda one, w=weight: Model(w).outputs(one.sequences) ** 2)
+        loss = mean(tokens) - ENTROPY * mean(entropies) + balance(update.samples, weight)
+        assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
+        left.append([after_veto(one, weight, 0.8)[1].tolist() for one in update.samples])
+    assert len(left) == 2 and left[0] != left[1]
 
 
 @pytest.mark.parametrize("fine_tuning", [True, False])
