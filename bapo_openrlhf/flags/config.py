@@ -15,9 +15,10 @@ from typing import Any
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.filters import Between
-from bapo_openrlhf.adapt.rewards import Range, as_fraction, as_range
+from bapo_openrlhf.adapt.rewards import Range, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ALLOWED, ConfigError
+from bapo_openrlhf.flags.fractions import interval, unit_fraction
 from bapo_openrlhf.methods import Method, registry
 
 
@@ -182,6 +183,14 @@ class AdaptConfig:
     skip_zero_advantage: bool = _flag(False,
         "no model passes the responses of fresh groups without a signal, and each optimizer step divides as if it "
         "trained on them: by all of its tokens or responses", source="beyond the paper", action="store_true")
+    reuse_gate: float | None = _flag(None,
+        "tau of the gate that ends the uses of a batch (train.max_epochs above 1). It trips if the energy of the "
+        "output head's gradient rises by more than the mean of the last increments and tau of their standard "
+        "deviations; the authors recommend 0.1 to 0.5; default: no gate",
+        symbol="tau", source="arXiv 2605.19425", allowed="finite and at least 0", type=float)
+    reuse_gate_window: int = _flag(20,
+        "optimizer steps in the window of that gate, which does not trip before it is full",
+        source="beyond the paper", allowed="at least 2", type=int)
     kl_target: str = _flag("reference",
         "policy to which --algo.kl.init_coef pulls: reference, or behaviour (Eq. 3; no reference model is loaded)",
         symbol="beta D_KL", source="Eq. 1, 3", choices=["reference", "behaviour"])
@@ -218,9 +227,9 @@ class AdaptConfig:
         Raises:
             ConfigError: A value is not a number in [0, 1], LOW is above HIGH, c2 is above c3, or c1 is 1.
         """
-        c1 = _unit_fraction("adapt.c1", self.c1)
-        c2 = _interval("adapt.c2", self.c2 if self.c2 is not None else ["1/8", "4/8"])
-        c3 = _interval("adapt.c3", self.c3 if self.c3 is not None else ["2/8", "5/8"])
+        c1 = unit_fraction("adapt.c1", self.c1)
+        c2 = interval("adapt.c2", self.c2 if self.c2 is not None else ["1/8", "4/8"])
+        c3 = interval("adapt.c3", self.c3 if self.c3 is not None else ["2/8", "5/8"])
         for name, low, high in (("LOW", c2.low, c3.low), ("HIGH", c2.high, c3.high)):
             if low > high:
                 raise ConfigError(f"adapt.c2 {name} is {low} and adapt.c3 {name} is {high}; c2 must not be above c3")
@@ -425,23 +434,3 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             if not argument.keys() & {"choices", "action"}:
                 argument = {"metavar": "VALUE", **argument}
             group.add_argument(f"--{prefix}.{item.name}", default=item.default, help=text, **argument)
-
-
-def _unit_fraction(name: str, value: Any) -> Any:
-    try:
-        number = as_fraction(value)
-    except ValueError as error:
-        raise ConfigError(f"{name}: {error}") from None
-    if not 0 <= number <= 1:
-        raise ConfigError(f"{name} is {value}; it must be in [0, 1]")
-    return number
-
-
-def _interval(name: str, values: Any) -> Interval:
-    values = values if isinstance(values, (list, tuple)) else [values]
-    if len(values) not in (1, 2):
-        raise ConfigError(f"{name} has {len(values)} values; it takes LOW HIGH, or one fixed value")
-    low, high = _unit_fraction(name, values[0]), _unit_fraction(name, values[-1])
-    if low > high:
-        raise ConfigError(f"{name} is {values[0]} {values[1]}; LOW must not be above HIGH")
-    return Interval(low, high)

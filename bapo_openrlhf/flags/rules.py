@@ -15,6 +15,7 @@ from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
 from bapo_openrlhf.flags.skipping import SKIPPING
+from bapo_openrlhf.flags.updates import UPDATES
 from bapo_openrlhf.methods import Method
 
 FILTERING = "algo.dynamic_filtering_enable"
@@ -239,13 +240,6 @@ def _no_probe(name: str, broken: Callable[[Flags], Any], allowed: str) -> Rule:
                 "{it}, and " + name + " is {f[" + name + "]}; it must be " + allowed + " then")  # fmt: skip
 
 
-def _of_tokens(flag: str) -> Rule:
-    return Rule(flag, lambda f: f.adapted and f[flag] is not None
-                and (f["adapt.ratio"], f["actor.policy_loss_type"]) != ("behaviour", "ppo"),
-                "{it}; it needs adapt.ratio behaviour and actor.policy_loss_type ppo, because it is about the ratio "
-                "pi/alpha of each token")  # fmt: skip
-
-
 # A probe of gradients needs them whole in one process, and no generation ahead of training.
 PROBE = [
     _no_probe("adapt.method", lambda f: not f.adapted, "a method of batch adaptation"),
@@ -290,7 +284,6 @@ WITH_ADAPTATION = [
          lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["actor.policy_loss_type"] == "gspo",
          "actor.policy_loss_type gspo cannot be combined with adapt.ratio decoupled: OpenRLHF's sequence-level loss "
          "has one ratio, to the behaviour policy, and no weight to truncate"),
-    *map(_of_tokens, ("adapt.max_second_moment", "adapt.veto_ratio")),
     Rule("ckpt.max_mem",
          lambda f: f.adapted and f["ckpt.max_mem"] < math.inf and not f["ckpt.disable_ds"],
          "{it}; it must be left out: OpenRLHF deletes checkpoints until the others are smaller, also the last one, "
@@ -448,6 +441,6 @@ def _cut(f: Flags) -> bool:
 
 
 COMBINATIONS = [
-    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS,
+    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UPDATES, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS,
     *SKIPPING, *OF_DATA,
 ]  # fmt: skip

@@ -117,6 +117,7 @@ class WholeCheckpoints:
             "worker_rng": {
                 name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
             },
+            "reuse_gate": self._gates("gate_state")[0] if self.args.adapt.reuse_gate is not None else None,
             "gap": self.state.gap.state_dict(),
             "ledger": self.ledger.state_dict(),
             "method": self.method.state_dict(),
@@ -197,9 +198,16 @@ class WholeCheckpoints:
             torch.set_rng_state(saved["torch_rng"])
         else:
             self.generator.rng_after_first_draw = saved["torch_rng"]
+        if saved.get("reuse_gate"):
+            self._gates("set_gate_state", state=saved["reuse_gate"])
         for name in ("actor", "critic"):
             ranks = self.workers[name]._actor_handlers if name in self.workers else []
             self._load_shuffles(ranks, saved["worker_rng"].get(name, []))
+
+    def _gates(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of each rank of the actor, all of which have the same gate on reuse."""
+        answers: list[Any] = ray.get(self.workers["actor"].async_run_method(method_name=method, **arguments))
+        return answers
 
     def _load_shuffles(self, ranks: list[Any], saved: list[Any]) -> None:
         """Restore the random generators of the ranks of a model. A rank that is new is seeded by its number and step.

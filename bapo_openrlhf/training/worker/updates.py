@@ -27,7 +27,9 @@ The tests are in tests/unit/training (unit) and tests/stack (stack):
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -40,11 +42,14 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.adapt.reuse import ReuseGate
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
 from bapo_openrlhf.training.wire.names import OWN
 from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.means import Means
+from bapo_openrlhf.training.worker.shards import head_energy, optimizer_left_out, part_of
 from bapo_openrlhf.training.worker.veto import after_veto
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.worker.whole_batch import Step, WholeBatchReplayBuffer, data_parallel_ranks
@@ -54,37 +59,6 @@ READ = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "base_action_log_probs", "rollout_log_probs",
     "advantages", "values", "returns",
 )  # fmt: skip
-
-
-class Means:
-    """Weighted means of numbers over micro-batches and ranks.
-
-    Numbers may be on the GPU. Nothing waits for them before `reduced`.
-    """
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
-        self._weights: dict[str, float] = {}
-
-    def add(self, name: str, value: torch.Tensor | float, weight: float) -> None:
-        """Count a number, without dimensions, with a weight. A number with the weight 0 may be nan."""
-        number = value.detach().double() if isinstance(value, torch.Tensor) else value
-        self._sums[name] = self._sums.get(name, 0.0) + (number * weight if weight else 0.0)
-        self._weights[name] = self._weights.get(name, 0.0) + weight
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the numbers, in order."""
-        return sorted(self._sums)
-
-    def reduced(self, device: Any) -> dict[str, float]:
-        """The means over all ranks, by name, of what has any weight. All ranks must call this, with the same names."""
-        names = self.names
-        numbers = [self._sums[name] for name in names] + [self._weights[name] for name in names]
-        vector = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
-        dist.all_reduce(vector)
-        sums, weights = vector.view(2, -1).tolist()
-        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True) if weight}
 
 
 class Part(NamedTuple):
@@ -117,12 +91,15 @@ class _WholeBatch:
         engine: DeepSpeed's.
         optimizer: DeepSpeed's.
         scheduler: Of the learning rate.
+        use, tripped: Which use of the batch it is, from 1 on, and whether its uses have ended early.
     """
 
     name: str
     engine: Any
     optimizer: Any
     scheduler: Any
+    use: int
+    tripped: bool
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -140,15 +117,19 @@ class _WholeBatch:
         self.replay_buffer.set_up(self.strategy)
         skipped = self.engine.skipped_steps
         self.means, self._losses, self._norms, self._rates = Means(), 0.0, [], []
-        for epoch in range(self.max_epochs):
+        self.use, self.tripped = 0, False
+        while self.use < self.max_epochs and not self.tripped:
+            self.use += 1
             loader = tqdm(
                 self.replay_buffer.loader(self._shuffles, self.dataloader_pin_memory),
-                desc=f"Train epoch [{epoch + 1}/{self.max_epochs}]",
+                desc=f"Train epoch [{self.use}/{self.max_epochs}]",
                 disable=not self.strategy.is_rank_0(),
             )
             for step in self.replay_buffer.steps(loader, self.strategy):
                 for experience, part in self._with_normalisers(step):
                     self.train_micro_batch(experience, part, *loss_arguments)
+                if self.tripped:
+                    break
         metrics = self._metrics()
         self._require_applied(skipped)
         return metrics
@@ -215,10 +196,15 @@ class _WholeBatch:
         self._losses = self._losses + loss.detach()
         if part.plan.closes:
             self._require_finite()
-        self.strategy.optimizer_step(self.optimizer, self.engine, self.scheduler, name=self.name)
+        with self._gated(part):
+            self.strategy.optimizer_step(self.optimizer, self.engine, self.scheduler, name=self.name)
         self._rates.append(self.scheduler.get_last_lr()[0])
         if part.plan.closes:
             self._norms.append(self.engine.get_global_grad_norm())
+
+    def _gated(self, part: Part) -> AbstractContextManager[None]:
+        """Around the engine's step. It sets `tripped`, and leaves the optimizer out, if the uses of the batch end."""
+        return nullcontext()
 
     def _require_finite(self) -> None:
         """Raise FloatingPointError unless the losses of an optimizer step are finite."""
@@ -244,6 +230,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     """OpenRLHF's actor trainer on a batch of any number of micro-batches.
 
     Attributes:
+        gate: Ends the uses of a batch (`--adapt.reuse_gate`); None if there is no gate.
         rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
         cross_entropy: Whether the loss is only that of fine-tuning on demonstrations.
     """
@@ -252,6 +239,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     rate_factor = 1.0
     cross_entropy = False
 
+    gate = cached_property(lambda self: ReuseGate.of(self.args.adapt))
     engine = property(lambda self: self.actor.model)
     optimizer = property(lambda self: self.actor_optim)
     scheduler = property(lambda self: self.actor_scheduler)
@@ -264,8 +252,17 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         super().train_micro_batch(experience, part, *loss_arguments)
         if scaled:
             self._set_rates(1.0)
-        if part.plan.closes and self.ema_model:
+        if part.plan.closes and self.ema_model and not self.tripped:
             self._average_weights()
+
+    def _gated(self, part: Part) -> AbstractContextManager[None]:
+        if self.gate is None or self.cross_entropy or not part.plan.closes:
+            return nullcontext()
+        energy = head_energy(self.engine.module)
+        self.tripped = self.gate.trips(energy, self.use)
+        self.means.add("reuse/head_energy", energy, 1.0)
+        self.means.add("reuse/tripped_share", float(self.tripped), 1.0)
+        return optimizer_left_out(self.engine) if self.tripped else nullcontext()
 
     def _set_rates(self, factor: float) -> None:
         """Set the optimizer's learning rates to those of the schedule, times the factor."""
@@ -414,17 +411,6 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         norms, rates = list(map(float, self._norms)), self._rates
         metrics = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
         return self.means.reduced(torch.cuda.current_device()) | metrics
-
-
-def part_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it.
-
-    The last parts may be filled up. DeepSpeed never writes to that memory, so it may hold anything, and is left out.
-    """
-    if not hasattr(parameter, "ds_tensor"):
-        return parameter.data
-    part: torch.Tensor = parameter.ds_tensor.data
-    return part[: max(0, parameter.ds_numel - part.numel() * dist.get_rank(parameter.ds_process_group))]
 
 
 def sample_numbers(sample: Experience) -> dict[str, float]:

@@ -26,7 +26,8 @@ from bapo_openrlhf.training.worker.log_probs import SlicedActor
 from bapo_openrlhf.training.worker.normalisation import restore_normalisation
 from bapo_openrlhf.training.worker.rotary import restore_frequencies
 from bapo_openrlhf.training.worker.savable import make_savable
-from bapo_openrlhf.training.worker.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer, part_of
+from bapo_openrlhf.training.worker.shards import part_of
+from bapo_openrlhf.training.worker.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
 
 AVERAGE = "average"  # among the states that are saved with the actor: the parts of its average that a rank has
@@ -346,6 +347,15 @@ class PolicyWorker(_TrainingWorker, PlainPolicyWorker):
     def probe_gradients(self, **parts: Any) -> dict[Hashable, tuple[float, float]]:
         """See `gradients.probe_gradients`."""
         return probe_gradients(self.trainer, self.trainer.tokenizer.pad_token_id, **parts)
+
+    def gate_state(self) -> dict[str, Any] | None:
+        """State of the gate on reuse; None without one."""
+        gate = self.trainer.gate
+        return gate and gate.state_dict()
+
+    def set_gate_state(self, state: dict[str, Any]) -> None:
+        """Restore what `gate_state` returned."""
+        self.trainer.gate.load_state_dict(state)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""

@@ -546,6 +546,8 @@ RANGES = [
     ("batch_size", [None, 1], [0, -1], "at least 1"),
     ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
     ("veto_ratio", [None, 1e-4, 0.9], [0.0, -0.1, 1.0, float("nan")], r"in \(0, 1\)"),
+    ("reuse_gate", [None, 0.0, 0.5], [-0.1, float("nan"), float("inf")], "finite and at least 0"),
+    ("reuse_gate_window", [2, 20], [1, 0], "at least 2"),
     ("top_p_share", [1e-9, 0.9, 1.0], [0.0, -0.1, 1.1, float("nan")], r"in \(0, 1\]"),
     ("max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, float("nan"), float("inf")], "finite and above 0"),
     ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
@@ -671,7 +673,7 @@ def test_defaults_are_table_3():
     assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
     assert adapt.skip_zero_advantage is False
-    assert (adapt.veto_ratio, adapt.max_failed_share) == (None, 0.5)
+    assert (adapt.veto_ratio, adapt.reuse_gate, adapt.max_failed_share) == (None, None, 0.5)
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
 
@@ -707,6 +709,8 @@ MARKS = {
     "ratio": "rho, Eq. 3",
     "max_second_moment": "M2, arXiv 2510.01161",
     "veto_ratio": "rho, arXiv 2605.17570",
+    "reuse_gate": "tau, arXiv 2605.19425",
+    "reuse_gate_window": "beyond the paper",
     "scale_learning_rate": "ESS, arXiv 2602.17616",
     "skip_zero_advantage": "beyond the paper",
     "kl_target": "beta D_KL, Eq. 1, 3",

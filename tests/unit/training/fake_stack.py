@@ -205,6 +205,7 @@ class Worker:
     def __init__(self, world: World, model: str) -> None:
         self.world, self.model = world, model
         self.rng = torch.full((4,), digest(model) % 200, dtype=torch.uint8)
+        self.gate = {"energy": None, "increments": []}
 
     def rng_state(self) -> list[torch.Tensor]:
         return [self.rng.clone()]
@@ -227,6 +228,7 @@ class Worker:
         self.world.note("fit", [sorted(engine.awake) for engine in self.world.engines])
         self.world.updates[self.model] += 1
         self.rng = self.rng + 1  # it shuffles
+        self.gate = {"energy": 0.5, "increments": [*self.gate["increments"], 0.25]}
         if self.model == "critic":
             loss = {"critic_loss": 1 / self.world.updates["critic"]}
         else:
@@ -238,6 +240,12 @@ class Worker:
     def fine_tune(self) -> dict[str, float]:
         self.world.note("fine-tune", self.world.step)
         return self.fit()
+
+    def gate_state(self) -> dict:
+        return {"energy": self.gate["energy"], "increments": list(self.gate["increments"])}
+
+    def set_gate_state(self, state: dict) -> None:
+        self.gate = state
 
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)

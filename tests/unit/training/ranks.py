@@ -13,7 +13,7 @@ cpu.install()
 
 import torch  # noqa: E402
 
-from bapo_openrlhf.training.worker import updates, whole_batch  # noqa: E402
+from bapo_openrlhf.training.worker import means, shards, updates, whole_batch  # noqa: E402
 
 
 class Ranks:
@@ -58,13 +58,13 @@ class Ranks:
                 self.barrier.abort()  # the others wait for this rank
                 raise
 
-        before = updates.dist, whole_batch.dist
-        updates.dist = whole_batch.dist = self
+        before = updates.dist, whole_batch.dist, shards.dist, means.dist
+        updates.dist = whole_batch.dist = shards.dist = means.dist = self
         try:
             with ThreadPoolExecutor(self.count) as threads:
                 return list(threads.map(start, range(self.count)))
         finally:
-            updates.dist, whole_batch.dist = before
+            updates.dist, whole_batch.dist, shards.dist, means.dist = before
 
 
 def arguments(window: int, tokens: int | None = None, *, skips: bool = False) -> SimpleNamespace:
@@ -74,5 +74,5 @@ def arguments(window: int, tokens: int | None = None, *, skips: bool = False) ->
             batch_size=window, max_tokens_per_gpu=tokens, dynamic_batch_enable=tokens is not None, max_epochs=1
         ),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
-        adapt=SimpleNamespace(micro_batch_tokens=None, skip_zero_advantage=skips, veto_ratio=None),
+        adapt=SimpleNamespace(micro_batch_tokens=None, skip_zero_advantage=skips, veto_ratio=None, reuse_gate=None),
     )

@@ -264,6 +264,7 @@ class TestResume:
         {"prompts": 16, "eval.steps": 3, "evaluation": 1, **SCORED},
         {"prompts": 60, "adapt.batch_size": 10, **DYNAMIC},  # steps have up to four rounds of prompts
         {"prompts": 32, "adapt.partial_rollout_tokens": 1, "adapt.rollout_delay": 2},  # groups are in flight
+        {"prompts": 16, "adapt.reuse_gate": 0.5, "train.max_epochs": 2},  # the window of the gate
     )
 
     REST = cases_of_methods_but([case.get("adapt.method") for case in CASES])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -348,6 +348,39 @@ def test_the_veto_is_by_the_ratios_of_each_update(monkeypatch):
         assert torch.allclose(actual, torch.autograd.grad(loss, weight)[0], rtol=1e-5, atol=1e-7)
         left.append([after_veto(one, weight, 0.8)[1].tolist() for one in update.samples])
     assert len(left) == 2 and left[0] != left[1]
+
+
+@pytest.mark.parametrize("trips", [0, 4, 5, 99])
+def test_a_gate_ends_the_uses_of_a_batch(monkeypatch, trips):
+    """Three uses of two optimizer steps each. At the energy `trips`, the optimizer is left out, and all steps after."""
+    energies, calls, left_out = itertools.count(1), [], []
+
+    class Gate:
+        def trips(self, energy, use):
+            calls.append((energy, use))
+            return energy == trips
+
+    def step(engine):
+        left_out.append(bool(getattr(engine, "left_out", False)))
+
+    @contextmanager
+    def optimizer_left_out(engine):
+        engine.left_out = True
+        yield
+        engine.left_out = False
+
+    monkeypatch.setattr(Engine, "step", step)
+    monkeypatch.setattr(Engine, "module", None, raising=False)
+    monkeypatch.setattr(updates, "head_energy", lambda module: float(next(energies)))
+    monkeypatch.setattr(updates, "optimizer_left_out", optimizer_left_out)
+    monkeypatch.setattr(Engine, "steps", [1], raising=False)
+    update = Update(WholeBatchActorTrainer, 6, 1, 3, 1, seed=3, max_epochs=3, gate=Gate())
+    made = min(trips, 6) if trips else 6
+    assert calls == [(n, (n + 1) // 2) for n in range(1, made + 1)]
+    assert left_out == [n == trips for n in range(1, made + 1)]
+    (metrics,) = update.metrics
+    assert metrics["reuse/tripped_share"] == pytest.approx((1 / made) if trips in range(1, 7) else 0)
+    assert metrics["reuse/head_energy"] == pytest.approx((made + 1) / 2)
 
 
 @pytest.mark.parametrize("fine_tuning", [True, False])
