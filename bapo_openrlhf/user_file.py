@@ -112,11 +112,11 @@ class _Loader(SourceFileLoader):
         super().__init__(name, str(origin(path)))
         self._file = path
 
-    def get_data(self, path: str) -> bytes:  # type: ignore[override]
+    def get_data(self, path: str) -> bytes:
         """The bytes of the copy, or of the file."""
         return self._file.read_bytes() if path == self.path else super().get_data(path)
 
-    def path_stats(self, path: str) -> Any:  # type: ignore[override]
+    def path_stats(self, path: str) -> Any:
         """What tells whether the compiled file is of this one. A copy has none."""
         if str(self._file) != self.path:
             raise OSError

@@ -98,6 +98,19 @@ def relative_rewards(
     return ESTIMATORS[estimator].relative(*_without_rounding(rewards, baseline, ends), eps)
 
 
+def length_adaptive_lambda(lengths: np.ndarray, alpha: float) -> np.ndarray:
+    """VAPO's lambda of the advantages of a response of l tokens, 1 - 1/(alpha l) (arXiv 2504.05118, Sec. 4.2).
+
+    With it, the weights lambda^i of the errors that follow add up to alpha l in a long response. It is negative if l is
+    below 1 / alpha, and 0 is taken then.
+
+    Args:
+        lengths: l, shape (B,).
+        alpha: 0.05 in the paper.
+    """
+    return np.asarray(np.maximum(1 - 1 / (alpha * np.maximum(lengths, 1)), 0.0))
+
+
 def _without_rounding(
     rewards: np.ndarray, baseline: np.ndarray, ends: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ def vtrace(
     mask: np.ndarray,
     *,
     gamma: float,
-    lambd: float,
+    lambd: float | np.ndarray,
     rho_max: float = 1.0,
     c_max: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +42,7 @@ def vtrace(
         log_ratios: log pi - log alpha of each token, shape (rows, A). It must be 0 for tokens of today's weights.
             Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
         mask: Whether a position is a token that the policy generated, shape (rows, A).
-        gamma, lambd: Discount and lambda of GAE.
+        gamma, lambd: Discount and lambda of GAE. Lambda is one number, or one of each row, shape (rows,).
         rho_max, c_max: Truncations of the ratio, see above.
 
     Returns:
@@ -58,7 +58,7 @@ def vtrace(
         np.where(generated, np.asarray(numbers, dtype=np.float64), 0.0) for numbers in (values, rewards, log_ratios)
     )
     rho = np.exp(np.minimum(log_ratios, np.log(rho_max)))  # truncated first, because a large log-ratio would overflow
-    c = lambd * np.minimum(rho, c_max)
+    c = np.expand_dims(lambd, -1) * np.minimum(rho, c_max)
     delta = rewards + gamma * np.pad(values[:, 1:], ((0, 0), (0, 1))) - values
 
     advantages, targets = np.empty_like(values), np.empty_like(values)

@@ -14,8 +14,9 @@ FAR = 2  # times the replay window that generation may be ahead without a warnin
 OF_ALL_METHODS = (
     "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
     "partial_rollout_tokens", "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd",
-    "value_pretraining", "ratio", "max_second_moment", "veto_ratio", "scale_learning_rate", "skip_zero_advantage",
-    "reuse_gate", "reuse_gate_window", "kl_target", "max_failed_share", "eps",
+    "length_adaptive_lambd", "critic_groups", "critic_baseline", "value_pretraining", "ratio", "max_second_moment",
+    "veto_ratio", "scale_learning_rate", "skip_zero_advantage", "reuse_gate", "reuse_gate_window", "kl_target",
+    "max_failed_share", "eps",
 )  # fmt: skip
 # Fresh filters and their own flags.
 FILTERS = (("gaussian", "gaussian_mean"), ("gaussian", "gaussian_std"), ("top_p", "top_p_share"))

@@ -159,6 +159,20 @@ class AdaptConfig:
         "critic path: lambda of the returns, which are the critic's targets. --algo.advantage.lambd is then only the "
         "lambda of the advantages. VC-PPO has 1 here and 0.95 there; default: the same lambda for both",
         symbol="lambda_critic", source="arXiv 2503.01491, Sec. 3.3", allowed="in [0, 1]", type=float)
+    length_adaptive_lambd: float | None = _flag(None,
+        "critic path: alpha of a lambda of the advantages of a response of l tokens, max(0, 1 - 1/(alpha l)); 0.05 in "
+        "the paper. That of the returns is then --adapt.critic_lambd, or 1; default: one lambda for all responses",
+        symbol="alpha of VAPO", source="arXiv 2504.05118, Sec. 4.2", allowed="finite and above 0", type=float)
+    critic_groups: str = _flag("batch",
+        "critic path: what the critic trains on: batch: the groups that the actor trains on; generated: also all other "
+        "groups of the step, whole, whether the filter drops them or not, unless they failed or are not finite",
+        source="beyond the paper", choices=["batch", "generated"])
+    critic_baseline: str = _flag("critic",
+        "critic path: what the actor's advantages are relative to: critic: its values; batch: its values if they "
+        "explain any of the variance of the returns of X1, otherwise the batch's mean reward; group: its values if "
+        "they leave less of this variance than the mean reward of the group's other responses does, otherwise that "
+        "mean. The critic trains either way",
+        symbol="EV", source="arXiv 2604.19485", choices=["critic", "batch", "group"])
     value_pretraining: int = _flag(0,
         "critic path: how many times the critic trains on all fresh responses before the actor's first update, with "
         "their Monte Carlo returns (lambda = 1) as targets. It does so in the first trainer step, and in every step in "

@@ -11,6 +11,7 @@ from typing import Any
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS, GROUP_ESTIMATORS
 from bapo_openrlhf.flags.config import ALGORITHMS, MEASURED
+from bapo_openrlhf.flags.critic import CRITIC
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
@@ -340,21 +341,13 @@ UNIVERSAL = [
 ]  # fmt: skip
 
 
-def _of_a_critic(flag: str, default: Any) -> Rule:
-    return Rule(flag, lambda f: f[flag] != default and not (f.adapted and f.critic),
-                "{it}; it needs a critic and batch adaptation (--algorithm ba_ppo), and algo.advantage.estimator is "
-                "{f[algo.advantage.estimator]} with adapt.method {f[adapt.method]}")  # fmt: skip
-
-
-# Flags that need batch adaptation or a critic, or of which only one can count.
+# Flags that need batch adaptation, or of which only one can count.
 NEEDED = [
     Rule("adapt.micro_batch_tokens", lambda f: f["adapt.micro_batch_tokens"] is not None and not f.adapted,
          "{it}; it needs batch adaptation, and adapt.method is none"),
     Rule("adapt.micro_batch_tokens",
          lambda f: f["adapt.micro_batch_tokens"] is not None and f["train.dynamic_batch_enable"],
          "{it}, and train.dynamic_batch_enable is True; only one of them can make the micro-batches"),
-    _of_a_critic("adapt.critic_lambd", None),
-    _of_a_critic("adapt.value_pretraining", 0),
 ]  # fmt: skip
 
 
@@ -374,7 +367,8 @@ RANKS = [
 
 
 def _no_penalty(flag: str) -> Rule:
-    return Rule(flag, lambda f: f[flag] is not None and f.method and _relates(f.method) and not f.critic,
+    return Rule(flag, lambda f: f[flag] is not None and f.method and _relates(f.method)
+                and (not f.critic or f["adapt.critic_baseline"] == "group"),
                 "{it}; with adapt.method {f[adapt.method]} it must not be set, because advantages are relative to "
                 "rewards of responses that are not trained on, and their penalties are not known")  # fmt: skip
 
@@ -441,6 +435,7 @@ def _cut(f: Flags) -> bool:
 
 
 COMBINATIONS = [
-    *ADAPTERS, *NEEDED, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UPDATES, *UNIVERSAL, *RANKS, *DEMONSTRATIONS, *OF_METHODS,
+    *ADAPTERS, *NEEDED, *CRITIC, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UPDATES, *UNIVERSAL, *RANKS, *DEMONSTRATIONS,
+    *OF_METHODS,
     *SKIPPING, *OF_DATA,
 ]  # fmt: skip

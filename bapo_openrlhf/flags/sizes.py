@@ -107,6 +107,28 @@ def most_rounds(args: SimpleNamespace) -> int:
     return 1 if budget is None else math.ceil(response_tokens(args) / budget)
 
 
+def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
+    """Largest number of optimizer steps of the critic, in which its learning-rate schedule ends.
+
+    Args:
+        args: OpenRLHF's (nested) arguments. With --adapt.critic_groups generated, a step of the critic has all groups
+            that the trainer step generates, and a batch of replayed ones at most.
+        actor_steps: The same of the actor.
+    """
+    if args.adapt.critic_groups == "batch":
+        return actor_steps + pretraining_steps(args)
+    sizes, every = batch_arithmetic(args), args.adapt.reevaluate_every
+    steps = actor_steps // (args.train.max_epochs * sizes.optimizer_steps)
+    again = (steps - 1) // every if every else 0  # trainer steps that generate hard prompts again
+    groups = most_rounds(args) * sizes.rollout_groups + sizes.capacity
+    most, more = (
+        math.ceil(number * sizes.group_size / sizes.train_batch)
+        for number in (groups, groups + args.adapt.most_reevaluated(sizes.rollout_groups))
+    )
+    updates: int = ((steps - again) * most + again * more) * args.train.max_epochs
+    return updates + pretraining_steps(args)
+
+
 def pretraining_steps(args: SimpleNamespace) -> int:
     """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
 

@@ -54,6 +54,8 @@ VARIANTS = """
         Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
     vc_ppo | BA-PPO whose critic is pretrained and has a lambda of its own. | \
         Use it with a critic that begins without knowledge. | arXiv 2503.01491
+    critic_generated | BA-PPO whose critic trains on all groups, and is used only if it beats the group's mean. | \
+        Use it if a critic explains nothing behind the filter. | this project; arXiv 2604.19485
     dapo | Plain OpenRLHF that draws prompts until the batch is full of groups with signal. | \
         Use it as a baseline that drops groups without signal and has no buffers. | arXiv 2503.14476
     dapo_with_buffer | BAPO that draws prompts until its batch and its replay buffer are enough. | \

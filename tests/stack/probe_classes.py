@@ -52,7 +52,9 @@ class ProbePartialAheadGenerator(Noting, PartialAheadSamplesGenerator):
 class ProbeMaker(AdaptedExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
-    def forward(self, batch):
+    def forward(self, batch, *, policies=True):
+        if not policies:  # what only the critic passes
+            return super().forward(batch, policies=policies)
         pairs = zip(batch.origins, batch.responses, strict=True)
         self.weights_versions = [origin.group.weights_version_of(response) for origin, response in pairs]
         self.segments = [response.segments for response in batch.responses]

@@ -141,6 +141,18 @@ def test_bounded_staleness_is_killed_while_it_generates_and_resumed(train):
     assert not any(row["groups/replayed"] or row["groups/reevaluation_attempts"] for row in run.rows)
 
 
+@slow
+def test_a_critic_of_all_groups_is_killed_and_resumed(train):
+    """Generation is one step ahead, and the critic has two ranks and the actor one."""
+    values = {"train__async_queue_size": 1, "ckpt__save_steps": 3, "adapt__value_pretraining": 1}
+    values |= {"critic__num_gpus_per_node": 2, "adapt__critic_baseline": "batch"}
+    switches = ("train.full_determinism_enable", *AHEAD)
+    run = killed_and_resumed(train, "taught_ahead", "critic", RUN | PPO | values, switches=switches)
+    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    assert all(row["tokens/critic"] > row["tokens/trained"] for row in run.rows if row["groups/filtered"])
+    assert any(row["groups/filtered"] for row in run.rows)
+
+
 KILLS = 13  # of each run
 VICTIMS = ("driver", "trainer", "engine", "core", "actor")
 

@@ -24,7 +24,7 @@ CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 PROBE = (str(HERE / "fault_probe.py"),)
 ANY_RATE = (str(HERE / "any_learning_rate.py"),)
 GRPO = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0}  # an actor and an engine: the shortest start
-PPO = {"algorithm": "ba_ppo"}
+PPO = {"algorithm": "ba_ppo", "adapt__critic_groups": "generated"}
 # v = 3 and m = 2: at steps 1, 2, 4 and 5 the engines hold delayed weights, in step 4 hard prompts are generated with
 # today's weights in between. Two epochs of 3 steps.
 RUN = {

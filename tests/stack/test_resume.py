@@ -2,8 +2,8 @@
 
 A resumed run does the steps after the checkpoint again. Both times they must have the same numbers. The runs have more
 features, whose tests are here: BAPO-GRPO has the decoupled ratio, the KL to the behaviour policy, evaluations and, when
-it is resumed, the probe of gradients, and a signal in its seventh step, which ends it. BA-PPO has ZeRO-3 and verifiers
-that fail.
+it is resumed, the probe of gradients, and a signal in its seventh step, which ends it. BA-PPO has ZeRO-3, verifiers
+that fail, a critic of all groups, the group's mean as the other baseline, and a lambda by length.
 """
 
 import json
@@ -18,7 +18,7 @@ import pytest
 import torch
 from rotary_workers import noted
 from test_faults import CLI, DIED, PROBE, SWITCHES, assert_nothing_is_left, marked, same_steps
-from test_training import catalogued, final_weights
+from test_training import catalogued, critic_tokens, final_weights
 from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -51,6 +51,9 @@ GRPO = SHARED | {
 PPO_SAVED = 3  # v = 2 and m = 3
 PPO = SHARED | {
     "algorithm": "ba_ppo",
+    "adapt__critic_groups": "generated",
+    "adapt__critic_baseline": "group",
+    "adapt__length_adaptive_lambd": 0.3,
     "adapt__rollout_delay": 2,
     "adapt__reevaluate_every": 3,
     "ckpt__save_steps": PPO_SAVED,
@@ -80,7 +83,9 @@ class Run(NamedTuple):
     folder: Path
 
 
-def killed_and_resumed(train, name, victim, values, initial=None, told=None, phase="training", **resumed):
+def killed_and_resumed(
+    train, name, victim, values, initial=None, told=None, phase="training", switches=SWITCHES, **resumed
+):
     """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
 
     `initial` is for the first part only.
@@ -90,11 +95,11 @@ def killed_and_resumed(train, name, victim, values, initial=None, told=None, pha
     initial, saved = initial or {}, values["ckpt__save_steps"]
     more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/{phase}/0.05"}
     values = values | {"run__name": name}
-    first = train(name, *PROBE, switches=SWITCHES, **values, **initial | {"environment": more})
+    first = train(name, *PROBE, switches=switches, **values, **initial | {"environment": more})
     assert first.status != 0
     before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
     assert len(before) == saved + 2, first.output[-6000:]
-    again = {"switches": (*SWITCHES, "ckpt.load_enable"), **resumed}
+    again = {"switches": (*switches, "ckpt.load_enable"), **resumed}
     sent = {"environment": {"FAULT": f"driver:SIGTERM/{told - 1}/training/0"}} if told else {}
     second = train(name, *(PROBE if told else CLI), **again, **sent, **values)
     assert second.status == (128 + signal.SIGTERM if told else 0), second.output[-6000:]
@@ -168,6 +173,15 @@ def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     for model in models.values():
         ours = {name.split("module.")[-1]: value for name, value in model.items()}
         assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
+
+
+def test_the_critic_trains_on_all_groups_again(ppo):
+    """Also on those that the filter drops, on one rank; groups that failed are in none of these counts."""
+    for row in (*ppo.rows, *ppo.before):
+        if not row["groups/failed"]:
+            assert row["tokens/critic"] == critic_tokens(row)
+        assert row["value/critic_is_baseline"] in (0, 1) and row["value/explained_variance_generated"] < 1
+    assert any(row["groups/filtered"] for row in ppo.before)
 
 
 def test_a_critic_that_dies_is_named(ppo):

@@ -64,6 +64,7 @@ def watched(train, workspace):
         algo__advantage__lambd=0.9,
         adapt__critic_lambd=1.0,
         adapt__value_pretraining=3,
+        adapt__critic_groups="generated",
         critic__adam__lr=1e-3,
         logger__tensorboard_dir=workspace / "tensorboard",
     )
@@ -135,6 +136,21 @@ def test_the_critic_learns_from_all_responses_before_the_actor_moves(watched):
     )
     assert weights_before and [f.read_bytes() for f in weights_before] == [f.read_bytes() for f in weights_after]
     assert not any("value/pretraining_loss" in row for row in later)
+
+
+def critic_tokens(row):
+    """Generated tokens of all groups of a step without failed ones, and of those that are replayed."""
+    return row["tokens/generated"] + round(row.get("length/replayed", 0) * row["responses/replayed"])
+
+
+def test_the_critic_trains_on_all_groups(watched):
+    """On two ranks, dropped ones included; in the first step three times more on the fresh ones."""
+    first, *later = watched[0].metrics
+    assert sum(row["groups/failed"] + row["groups/nonfinite"] for row in watched[0].metrics) == 0
+    assert first["tokens/critic"] == critic_tokens(first) + 3 * first["tokens/generated"]
+    for row in later:
+        assert row["tokens/critic"] == critic_tokens(row) > row["tokens/trained"] or not row["groups/filtered"]
+        assert math.isfinite(row["critic_loss"]) and row["value/explained_variance_generated"] <= 1
 
 
 def recomputed(model, data, index):

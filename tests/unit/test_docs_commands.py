@@ -18,7 +18,6 @@ import yaml
 
 from bapo_openrlhf.cli import arguments, evaluate, main, model, study
 from bapo_openrlhf.cli import prepare as prepare_cli
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.tasks import countdown, get_task, task_of
 from bapo_openrlhf.workbench.evaluation import store
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
@@ -173,23 +172,6 @@ def parse_study(words, here):
         arguments.parse(run.words)
 
 
-def parse_gpu_benchmark(words, here):
-    """By the real parser, as on a machine with a GPU; flags that go on to the training are `train`'s."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        patch.setenv(cpu.SWITCH, "0")
-        module = runpy.run_path(str(ROOT / words[0]))
-        _, more = module["parse"](words[1:])
-    assert {word for word in more if word.startswith("--")} <= {*arguments.build_parser("docs")._option_string_actions}
-
-
-def parse_floor(words, here):
-    """By the real parser."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        runpy.run_path(str(ROOT / words[0]))["parse"](words[1:])
-
-
 def has_the_servers_flags(words, here):
     """Its flags are in OpenRLHF's source, and the end of the address that the page gives to the run is the server's."""
     source = (Path(find_spec("openrlhf").submodule_search_locations[0]) / "cli" / "serve_rm.py").read_text()
@@ -259,8 +241,6 @@ TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
 SMOKE = "stack/test_smoke.py::test_a_preset_passes"
 EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
 STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
-GPU = "unit/test_benchmark_gpu.py::test_all_of_it"
-FLOOR = "unit/test_benchmark_floor.py::test_rounds_are_interleaved_and_continued"
 SERVER = "stack/test_reward_models.py::test_the_server_scores_what_the_run_stores"
 TRL = "unit/examples/test_trl.py::test_every_group_is_in_one_counted_state"
 CONTRACT = "unit/test_host.py::test_the_command"
@@ -308,8 +288,6 @@ RULES = [
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
-    Rule("python benchmarks/gpu.py", parse_gpu_benchmark, GPU, "takes a GPU; there nvidia-smi and runs are stand-ins"),
-    Rule("python benchmarks/floor.py", parse_floor, FLOOR, "takes the real stack, for hours"),
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("sbatch", parse_slurm_script, SLURM, "takes Slurm; there Slurm is a stand-in"),
     Rule("docker build", names_what_is_there, IMAGE, "takes Docker; there, files and versions are compared"),

@@ -93,7 +93,7 @@ class StepAccounts:
     def before_update(self, reviewed: Review, experience: BatchExperience) -> dict[str, Any]:
         """Metrics of the experience of the reviewed batch, before the step's first update."""
         actor = self.args.actor
-        status: dict[str, Any] = {"tokens/reference_kept": experience.reference_kept}
+        status: dict[str, Any] = {"tokens/reference_kept": experience.reference_kept, **experience.baseline}
         if experience.masked is not None:
             status["importance/masked_share"] = experience.masked
         status |= off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), self.args.adapt.eps)

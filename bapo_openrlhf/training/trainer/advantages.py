@@ -1,7 +1,8 @@
 """From rewards to advantages and returns, for groups of any size: Eq. 2, the other estimators, GAE and V-trace.
 
 `adapt.advantage.ESTIMATORS` says what each estimator (`--algo.advantage.estimator`) makes of the reward of a response,
-after OpenRLHF's length penalties. With `gae`, GAE or V-trace follows (`--adapt.returns`), with the critic's values.
+after OpenRLHF's length penalties. With `gae`, GAE or V-trace follows (`--adapt.returns`), with the critic's values, or
+with a mean of rewards in their place (`choose_baseline`).
 Without a critic, an advantage is the sum of what follows, with gamma 1. OpenRLHF's `reinforce` and `flash_reinforce`
 are refused (`flags/`), because they compare a response with no other of its group.
 
@@ -22,7 +23,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from scipy.signal import lfilter
 
-from bapo_openrlhf.adapt.advantage import ESTIMATORS, relative_rewards
+from bapo_openrlhf.adapt.advantage import ESTIMATORS, length_adaptive_lambda, relative_rewards
+from bapo_openrlhf.adapt.baseline import critic_leaves_less, explained_variance
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.vtrace import vtrace
 
@@ -32,11 +34,12 @@ class Discounts(NamedTuple):
 
     Attributes:
         gamma: Of rewards.
-        actor, critic: Lambda of the advantages, and of the returns, which are the critic's targets.
+        actor: Lambda of the advantages, one number, or one of each response, shape (B,).
+        critic: Lambda of the returns, which are the critic's targets.
     """
 
     gamma: float
-    actor: float
+    actor: float | np.ndarray
     critic: float
 
 
@@ -48,7 +51,8 @@ def set_advantages(
     kl_coefficient: float,
     critic_lambd: float | None = None,
     log_ratios: Sequence[np.ndarray] = (),
-) -> None:
+    fresh: np.ndarray | None = None,
+) -> dict[str, float]:
     """Set advantages and returns of a batch, float32 of shape (B, A) in each experience.
 
     `info` gets "group_reward_std", "return", and "reward" after the length penalties. The KL is part of the returns
@@ -61,6 +65,10 @@ def set_advantages(
         kl_coefficient: Factor on the KL of each token.
         critic_lambd: Lambda of the returns; None if it is that of the advantages.
         log_ratios: For V-trace: log pi_today - log alpha of each token, shape (B, A), of each experience.
+        fresh: Which samples are those of X1, bool (N,), to choose the baseline on them; None to take the critic.
+
+    Returns:
+        Metrics of this choice; none without it, or without a critic.
 
     Raises:
         ValueError: A group needs the penalised rewards of responses that it does not hold, or the estimator is unknown.
@@ -71,16 +79,20 @@ def set_advantages(
     advantage, critic = args.algo.advantage, args.algo.advantage.estimator == "gae"
     lambd = advantage.lambd if critic_lambd is None else critic_lambd
     discounts = Discounts(advantage.gamma, advantage.lambd, lambd) if critic else Discounts(1.0, 1.0, 1.0)
-    related = related_rewards(experiences, groups, args)
+    related = related_rewards(experiences, groups, args, advantage.estimator)
     corrected = log_ratios if args.adapt.returns == "vtrace" else [None] * len(experiences)
+    followed = list[torch.Tensor]()
     for experience, rewards, log_ratio in zip(experiences, related, corrected, strict=True):
         mask = experience.action_mask
         tokens = compute_reward(
             rewards, kl_coefficient, experience.kl, action_mask=mask, reward_clip_range=args.reward.clip_range
         )
+        followed.append(discounted_sums(mask * tokens, discounts.gamma))
+        if args.adapt.length_adaptive_lambd is not None:
+            lengths, alpha = mask.sum(-1).numpy(), args.adapt.length_adaptive_lambd
+            discounts = discounts._replace(actor=length_adaptive_lambda(lengths, alpha))
         if not critic:
-            experience.returns = discounted_sums(mask * tokens, discounts.gamma)
-            experience.advantages = experience.returns.clone()
+            experience.returns, experience.advantages = followed[-1], followed[-1].clone()
         elif log_ratio is None:
             experience.advantages, experience.returns = gae(experience.values, tokens, mask, discounts)
         else:
@@ -88,18 +100,62 @@ def set_advantages(
             experience.advantages, experience.returns = estimates
         experience.info["return"] = tokens.sum(dim=-1)
         experience.kl = None
+    metrics = choose_baseline(experiences, groups, args, followed, fresh) if critic and fresh is not None else {}
     if ESTIMATORS[advantage.estimator].whitened:
         whiten(experiences, scale=not advantage.no_std_norm)
+    return metrics
+
+
+def choose_baseline(
+    experiences: Sequence[Experience],
+    groups: Sequence[Group],
+    args: SimpleNamespace,
+    followed: Sequence[torch.Tensor],
+    fresh: np.ndarray,
+) -> dict[str, float]:
+    """Take a mean of rewards as the baseline, G - mean as advantages, if the critic leaves more variance on X1.
+
+    With `--adapt.critic_baseline batch` it is the mean over the batch, as in EVPO (arXiv 2604.19485). With `group` it
+    is the mean over the other responses of the group. The choice is made on X1 before the update. Groups that the
+    filter dropped would flatter the critic, because they differ mostly in their prompts. It may have learned replayed
+    groups by heart. Without X1 the mean is taken.
+
+    Args:
+        experiences, groups, args: See `set_advantages`.
+        followed: G, the Monte Carlo returns of each experience, shape (B, A).
+        fresh: Which samples are those of X1, bool (N,).
+
+    Returns:
+        What the critic explains of X1, and whether it is the baseline.
+    """
+    kind, with_mean = args.adapt.critic_baseline, list[torch.Tensor]()
+    if kind == "batch":
+        with_mean = [numbers - torch.cat([e.rewards for e in experiences]).mean() for numbers in followed]
+    elif kind == "group":
+        related = related_rewards(experiences, groups, args, "rloo")  # r - mean of the others
+        means = [(e.rewards - rewards).unsqueeze(-1) for e, rewards in zip(experiences, related, strict=True)]
+        with_mean = [numbers - mean for numbers, mean in zip(followed, means, strict=True)]
+    rows = [e.action_mask.bool() & torch.from_numpy(fresh[e.index]).unsqueeze(-1) for e in experiences]
+
+    def of_fresh(numbers: Sequence[torch.Tensor]) -> np.ndarray:
+        return torch.cat([one[row] for one, row in zip(numbers, rows, strict=True)]).double().numpy()
+
+    returns, values = of_fresh(followed), of_fresh([e.values for e in experiences])
+    by_critic = kind == "critic" or critic_leaves_less(returns, values, of_fresh(with_mean))
+    for experience, advantages in () if by_critic else zip(experiences, with_mean, strict=True):
+        experience.advantages = experience.action_mask * advantages
+    explained = explained_variance(returns, values)
+    metrics = {} if explained is None else {"value/explained_variance_fresh": explained}
+    return metrics | {"value/critic_is_baseline": float(by_critic)}
 
 
 def related_rewards(
-    experiences: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace
+    experiences: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
 ) -> list[torch.Tensor]:
-    """What the estimator makes of the rewards of each experience, float32 of shape (B,) each.
+    """What an estimator makes of the rewards of each experience, float32 of shape (B,) each.
 
     `info` of an experience gets "group_reward_std", the spread of the rewards that those of a sample are compared with.
     """
-    estimator = args.algo.advantage.estimator
     order = np.concatenate([experience.index for experience in experiences])
     rewards, spread = np.empty(len(order)), np.empty(len(order))
     rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
@@ -150,7 +206,7 @@ def gae(
     delta = rewards + discounts.gamma * following - values
     advantages = discounted_sums(delta, discounts.gamma * discounts.actor)
     errors = advantages
-    if discounts.critic != discounts.actor:
+    if not np.array_equal(discounts.critic, discounts.actor):
         errors = discounted_sums(delta, discounts.gamma * discounts.critic)
     return advantages, errors + values
 
@@ -167,13 +223,19 @@ def corrected_returns(
     """
     numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
     advantages, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
-    if discounts.critic != discounts.actor:
+    if not np.array_equal(discounts.critic, discounts.actor):
         _, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.critic)
     return torch.from_numpy(advantages).float(), torch.from_numpy(targets).float()
 
 
-def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
-    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A)."""
+def discounted_sums(numbers: torch.Tensor, factor: float | np.ndarray) -> torch.Tensor:
+    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A).
+
+    The factor is one number, or one of each row, shape (B,).
+    """
+    if isinstance(factor, np.ndarray):
+        rows = zip(numbers.split(1), factor.tolist(), strict=True)
+        return torch.cat([discounted_sums(row, of_row) for row, of_row in rows])
     weights = np.array([1, -factor], dtype=numbers.numpy().dtype)
     sums = lfilter(weights[:1], weights, numbers.numpy()[:, ::-1], axis=-1)
     return torch.from_numpy(sums[:, ::-1].copy())

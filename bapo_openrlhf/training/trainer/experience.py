@@ -24,6 +24,7 @@ from bapo_openrlhf.adapt.corrections import second_moment_mask
 from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.shift import TokenSums
+from bapo_openrlhf.adapt.staleness import nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.advantages import set_advantages
@@ -102,10 +103,12 @@ class BatchExperience(ForwardPass):
 
     Attributes:
         tokens: What the loss takes of each source's tokens.
+        baseline: Metrics of the choice of the baseline (`advantages.choose_baseline`); none without a critic.
         masked: Share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
     """
 
     tokens: Mapping[str, SourceTokens]
+    baseline: Mapping[str, float]
     masked: float | None
 
 
@@ -124,20 +127,25 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self.reference = reference
 
     @torch.no_grad()
-    def forward(self, batch: BatchToTrain) -> ForwardPass:
-        """Pass a batch through today's models. An empty one passes none."""
+    def forward(self, batch: BatchToTrain, *, policies: bool = True) -> ForwardPass:
+        """Pass a batch through today's models. An empty one passes none.
+
+        Args:
+            batch: The batch.
+            policies: Whether actor and reference pass it, too. If not, all log ratios and all KL are 0.
+        """
         if not batch.origins:
             return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
         known = ReferenceLogProbs(self.reference, batch.responses)
-        experiences = self._pass(self._deal(batch.samples), known)
+        experiences = self._pass(self._deal(batch.samples), known, policies=policies)
         log_ratios = np.zeros(len(batch.origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
-        for experience in experiences:
+        for experience in experiences if policies else ():
             ratios = token_log_ratios(experience).numpy()
             log_ratios[experience.index] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
                 whole[experience.index] = part
-        kept = 0 if self.initial_model_group is None else known.kept_tokens
+        kept = known.kept_tokens if policies and self.initial_model_group is not None else 0
         return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -149,40 +157,94 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             kept: Positions of the samples that stay, in order; at least one.
             monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
         """
-        origins, experiences = [passed.origins[place] for place in kept], passed.experiences
-        if len(kept) < len(passed.origins):
-            rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
-            experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
-        corrections, loss_log_ratios = [], []
+        origins, experiences = self._kept(passed, kept)
+        corrections, loss_log_ratios = self._corrections(experiences, origins), []
         for experience in experiences:
-            log_probs, on_policy = experience.action_log_probs, [origins[place].on_policy for place in experience.index]
-            if self.args.adapt.returns == "vtrace":
-                corrections.append(off_policy_log_ratios(experience, on_policy))
-            self._set_policies(experience, on_policy)
+            log_probs = experience.action_log_probs
+            self._set_policies(experience, [origins[place].on_policy for place in experience.index])
             loss_log_ratios.append(self._loss_log_ratio(log_probs, experience))
-        set_advantages(
-            experiences,
-            [origin.group for origin in origins],
-            self.args,
-            kl_coefficient=self.kl_ctl.value,
-            critic_lambd=1.0 if monte_carlo else self.args.adapt.critic_lambd,
-            log_ratios=corrections,
-        )
+        fresh = np.array([origin.source == "fresh" for origin in origins])
+        baseline = self._set_advantages(experiences, origins, corrections, fresh, monte_carlo=monte_carlo)
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         masked = self._mask_moved(experiences, loss_log_ratios)
         tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
-        return BatchExperience(experiences, origins, log_ratios, sums, passed.reference_kept, tokens, masked)
+        kept_tokens = passed.reference_kept
+        return BatchExperience(experiences, origins, log_ratios, sums, kept_tokens, tokens, baseline, masked)
+
+    @torch.no_grad()
+    def for_critic(self, groups: Sequence[Group], since: int) -> list[Experience]:
+        """Values and returns of groups that only the critic trains on, made as those of the batch are.
+
+        Actor and reference pass them only if the returns need it: because of a KL penalty in the reward, or because
+        V-trace corrects for the policy of a response. Then groups whose log-probs are not finite are left out.
+
+        Args:
+            groups: The groups.
+            since: First trainer step with today's weights.
+        """
+        batch, adapt = BatchToTrain.of(Batch(fresh=list(groups)), since), self.args.adapt
+        penalised = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
+        has_kl = penalised and (adapt.kl_target == "behaviour" or self.initial_model_group is not None)
+        corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in batch.origins)
+        passed = self.forward(batch, policies=has_kl or corrects)
+        sizes = [group.size for group in groups]
+        kept = np.flatnonzero(np.repeat(~nonfinite(passed.log_ratios, sizes), sizes)).tolist()
+        if not kept:
+            return []
+        origins, experiences = self._kept(passed, kept)
+        if has_kl or corrects:
+            corrections = self._corrections(experiences, origins)
+        else:
+            corrections = [np.zeros(experience.action_mask.shape) for experience in experiences]
+        if has_kl and adapt.kl_target == "behaviour":
+            for experience in experiences:
+                self._pull_towards_behaviour(experience)
+        self._set_advantages(experiences, origins, corrections)
+        return experiences
 
     @extends(RemoteExperienceMaker)
     def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
         """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
         return rollout_samples
 
+    def _kept(self, passed: ForwardPass, kept: Sequence[int]) -> tuple[list[SampleOrigin], list[Experience]]:
+        """The origins and the experience of the samples at these positions, dealt again if they are not all."""
+        origins, experiences = [passed.origins[place] for place in kept], passed.experiences
+        if len(kept) < len(passed.origins):
+            rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
+            experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
+        return origins, experiences
+
+    def _corrections(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
+        """The log ratios that V-trace corrects for, of each experience; none without V-trace."""
+        if self.args.adapt.returns != "vtrace":
+            return []
+        return [off_policy_log_ratios(e, [origins[place].on_policy for place in e.index]) for e in experiences]
+
+    def _set_advantages(
+        self,
+        experiences: Sequence[Experience],
+        origins: Sequence[SampleOrigin],
+        corrections: Sequence[np.ndarray],
+        fresh: np.ndarray | None = None,
+        *,
+        monte_carlo: bool = False,
+    ) -> dict[str, float]:
+        return set_advantages(
+            experiences,
+            [origin.group for origin in origins],
+            self.args,
+            kl_coefficient=self.kl_ctl.value,
+            critic_lambd=1.0 if monte_carlo else self.args.adapt.critic_lambd,
+            log_ratios=corrections,
+            fresh=fresh,
+        )
+
     def _deal(self, samples: list[Experience]) -> DealtBatch:
         cut = partial(forward_parts, self.args)
         return DealtBatch(samples, self.actor_model_group, cut, self.tokenizer.pad_token_id)
 
-    def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs) -> list[Experience]:
+    def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs, *, policies: bool = True) -> list[Experience]:
         """Pass a batch through today's models. Returns its forward-pass batches with log-probs, values and KL.
 
         All models are asked before the first answer is awaited. But models that share GPUs (`--train.colocate_*`) are
@@ -191,17 +253,21 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         Args:
             dealt: The samples. Only those that `known` lacks go to the reference model.
             known: The log-probs under the reference model. It gets those that were unknown.
+            policies: See `forward`.
         """
-        train = self.args.train
+        train, reference_model = self.args.train, self.initial_model_group if policies else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
-        actor = dealt.ask(self.actor_model_group, images=True, alone=beside_actor)
+        actor = dealt.ask(self.actor_model_group if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic_model_group, alone=train.colocate_all or train.colocate_critic_reward)
-        reference = dealt.ask(self.initial_model_group, known.missing, images=True, alone=beside_actor)
+        reference = dealt.ask(reference_model, known.missing, images=True, alone=beside_actor)
         log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
         known.keep(reference(), dealt.samples)
         for batch, action_log_probs, value in zip(dealt.batches, log_probs, values, strict=True):
             batch.action_log_probs, batch.values = action_log_probs, value
-            self._set_kl(batch, None if self.initial_model_group is None else known.of(batch))
+            if policies:
+                self._set_kl(batch, None if reference_model is None else known.of(batch))
+            else:
+                batch.kl = torch.zeros(batch.action_mask.shape)
         return dealt.batches
 
     def _set_kl(self, batch: Experience, reference: torch.Tensor | None) -> None:

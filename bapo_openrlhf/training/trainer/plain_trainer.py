@@ -10,6 +10,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.training.trainer.critic_groups import TOKENS
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.rollout import RecordedSamplesGenerator
@@ -124,6 +125,8 @@ class RecordedPPOTrainer(StoppableTrainer):
         status["rollouts/left_over"] = left_over(self.args, len(trained))
         if trained:
             status["length/fresh"] = tokens / len(trained)
+        if self.critic_model_group is not None:
+            status[TOKENS] = tokens
         return status
 
 

@@ -10,6 +10,7 @@ import ray
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap
+from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, tokens_of
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain
 from bapo_openrlhf.training.trainer.recorder import explained_variance
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
@@ -25,7 +26,8 @@ class CriticPretraining:
         maker: Makes the experience.
         reviewer: Takes out groups whose log-probs are not finite or that are too far from today's policy.
         critic: OpenRLHF's group of the critic's processes; None without a critic.
-        train: Trains the critic, and only the critic, on what was sent to it. Returns OpenRLHF's metrics.
+        train: Makes OpenRLHF's optimizer steps on what was sent to actor and critic. It takes the number of the step,
+            and returns OpenRLHF's metrics.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class CriticPretraining:
         maker: AdaptedExperienceMaker,
         reviewer: Reviewer,
         critic: Any,
-        train: Callable[[], dict[str, Any]],
+        train: Callable[[int], dict[str, Any]],
     ) -> None:
         self.epochs = args.adapt.value_pretraining
         self.steps = max(args.critic.freezing_steps, 0) + 1  # the first one, and all in which the actor is frozen
@@ -70,6 +72,7 @@ class CriticPretraining:
             experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
         for _ in range(self.epochs):
             ray.get(self.critic.async_run_method_batch(method_name="append", experience=experiences))
-            loss = self.train_critic()["critic_loss"]
+            loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
+        status[TOKENS] = self.epochs * tokens_of(experiences)
         return status | {f"{name}_before": value for name, value in before.items()}

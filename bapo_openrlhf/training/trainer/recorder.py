@@ -12,6 +12,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
+from bapo_openrlhf.adapt import baseline as adapt_baseline
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
@@ -185,7 +186,6 @@ def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:
     ]
     if not tokens:
         return {}
-    returns, values = torch.cat(tokens, dim=1)
-    spread = float(returns.var(correction=0))
-    left = float((returns - values).var(correction=0))
-    return {"value/explained_variance": 1 - left / spread} if spread else {}
+    returns, values = torch.cat(tokens, dim=1).numpy()
+    explained = adapt_baseline.explained_variance(returns, values)
+    return {} if explained is None else {"value/explained_variance": explained}

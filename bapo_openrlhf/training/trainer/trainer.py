@@ -27,6 +27,7 @@ from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
+from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, CriticGroups
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
@@ -101,9 +102,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
         )
         self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
         self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
-        self.pretraining = CriticPretraining(
-            args, state=self.state, maker=maker, reviewer=self.reviewer, critic=critic, train=lambda: self.ppo_train(-1)
-        )
+        options = {"state": self.state, "maker": maker, "critic": critic}
+        self.critic_groups = CriticGroups(args, **options)
+        self.pretraining = CriticPretraining(args, **options, reviewer=self.reviewer, train=self.ppo_train)
 
     # ── One step of Algorithm 1 ──
 
@@ -123,7 +124,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
             self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, rollout_samples, hard)
-        pretrained = self.pretraining.train(generated.fresh, state.gap)
+        taught = self.pretraining.train(generated.fresh, state.gap)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
@@ -138,6 +139,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         state.gap = reviewed.gap
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
+        taught |= self.critic_groups.make(generated, reviewed.batch, experience, tokens=taught.get(TOKENS, 0))
         seconds = time.perf_counter() - start
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
@@ -146,10 +148,10 @@ class AdaptedPPOTrainer(StoppableTrainer):
         start = time.perf_counter()
         self._sync(reviewed.rollout_shift)
         state.weights_since = state.step if MOVES & status.keys() else state.weights_since
-        if experience:
+        if "timing/ppo_train" in status:
             timing |= {"timing/make_experience": seconds, "timing/broadcast": time.perf_counter() - start}
         # Every group that was generated ends in exactly one counted state.
-        status |= pretrained | timing | self.demonstrations.metrics(reviewed.batch)
+        status |= taught | timing | self.demonstrations.metrics(reviewed.batch)
         status |= self.accounts.settle(step, generated, rollout, reviewed)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
         return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
@@ -161,20 +163,25 @@ class AdaptedPPOTrainer(StoppableTrainer):
         if experience is None:
             return self._update_without_groups(reviewed.batch, shown or filler, global_step)
         metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
-        metrics |= self._scale_learning_rate(experience)
+        metrics |= scale_learning_rate(self, experience) if self.args.adapt.scale_learning_rate else {}
         status, _ = super().train_step([*experience.experiences, *shown], global_step)
         with timed(status, "timing/ppo_train"):
             metrics |= self.demonstrations.fine_tune(reviewed.batch)
         return status | metrics
 
     def _update_without_groups(self, batch: Batch, samples: list[Any], global_step: int) -> dict[str, Any]:
-        """The update on worked solutions or a filler, if there are any; no update if nothing is left to train on."""
+        """The update on worked solutions or a filler, or of the critic on what it has, if there is any of these."""
+        status = dict[str, Any]()
         if samples:
             self.demonstrations.send(samples)
-        status = (self.ppo_train(global_step) if samples else {}) | self.demonstrations.fine_tune(batch)
-        if not status:
+        if self.critic_groups.waiting:
+            with timed(status, "timing/ppo_train"):
+                status |= self.ppo_train(CRITIC_ONLY)
+        else:
+            status |= (self.ppo_train(global_step) if samples else {}) | self.demonstrations.fine_tune(batch)
+        if not MOVES & status.keys():
             self.recorder.warn(global_step + 1, "skipped", "the batch is empty, so the update is skipped")
-            status = {"skipped_update": 1}
+            status["skipped_update"] = 1
         return status
 
     def _sync(self, rollout_shift: float) -> None:
@@ -188,16 +195,6 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.state.step += 1
         self.rollout_weights.follow(self.state.step, early=limit is not None and rollout_shift > limit)
         self.state.phase = "finishing the step"
-
-    def _scale_learning_rate(self, experience: BatchExperience) -> dict[str, float]:
-        """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
-        if not self.args.adapt.scale_learning_rate:
-            return {}
-        on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
-        full = self.arithmetic.full_samples(len(on_policy))
-        factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
-        ray.get(self.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
-        return {"importance/learning_rate_factor": factor}
 
     # ── OpenRLHF's hooks ──
 
@@ -224,6 +221,12 @@ class AdaptedPPOTrainer(StoppableTrainer):
             self.rollout_weights.set_up(self.args.ds.lora)
             self.samples_generator.set_up_engines()
             return super().fit(global_step)
+
+    @extends(Base)
+    def ppo_train(self, global_steps: int) -> dict:
+        """OpenRLHF's optimizer steps. Before them the critic gets what it trains on beside the actor's batch."""
+        self.critic_groups.send()
+        return super().ppo_train(global_steps)
 
     @extends(Base)
     def broadcast_to_vllm(self) -> None:
@@ -288,6 +291,15 @@ def timed(timing: dict[str, float], name: str) -> Iterator[None]:
         yield
     finally:
         timing[name] = timing.get(name, 0.0) + time.perf_counter() - start
+
+
+def scale_learning_rate(trainer: AdaptedPPOTrainer, experience: BatchExperience) -> dict[str, float]:
+    """Send the factor of this step to the actor (`--adapt.scale_learning_rate`). Returns its metric."""
+    on_policy = [origin.on_policy for origin in experience.origins]  # their ratio starts at 1
+    full = trainer.arithmetic.full_samples(len(on_policy))
+    factor = learning_rate_factor(np.where(on_policy, 0.0, experience.log_ratios), full)
+    ray.get(trainer.actor_model_group.async_run_method(method_name="scale_learning_rate", factor=factor))
+    return {"importance/learning_rate_factor": factor}
 
 
 def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:

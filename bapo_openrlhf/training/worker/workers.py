@@ -17,7 +17,7 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils import get_tokenizer
 
 from bapo_openrlhf.adapt.batch import Skipped
-from bapo_openrlhf.flags.sizes import pretraining_steps
+from bapo_openrlhf.flags.sizes import critic_steps
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 from bapo_openrlhf.training.wire.signals import leave_to_driver
@@ -190,8 +190,7 @@ class PlainCriticWorker(_Worker, CRITIC):
         Args:
             strategy: OpenRLHF's strategy, with the arguments of the run.
             pretrain: Name or folder of the model.
-            max_steps: Optimizer steps of the actor. The learning-rate schedule also spans those of the critic's
-                pretraining.
+            max_steps: Optimizer steps of the actor. The learning-rate schedule spans those of the critic.
         """
         args = strategy.args
         self.disable_ds_ckpt = args.ckpt.disable_ds
@@ -211,7 +210,7 @@ class PlainCriticWorker(_Worker, CRITIC):
         # A tokenizer is only saved with the critic's weights.
         self.tokenizer = tokenizer_of(pretrain, critic, strategy) if args.critic.save_value_network else None
         checkpoint_gradients(critic, args)
-        optimizer = optimizer_of(args.critic, max_steps + pretraining_steps(args))
+        optimizer = optimizer_of(args.critic, critic_steps(args, max_steps))
         self.critic, self.critic_optim, self.critic_scheduler = strategy.prepare((critic, optimizer))
         load_checkpoint(strategy, self.critic, "_critic")
         if args.ds.enable_sleep:

@@ -109,6 +109,22 @@ def average_groups(algorithm: Algorithm, workload: Workload, constants: Constant
     return Groups(*((1 - share) * a + share * b for a, b in zip(astuple(plain), astuple(again), strict=True)))
 
 
+def critic_groups(algorithm: Algorithm, workload: Workload, groups: Groups, steps: int) -> float:
+    """Number of groups that the critic trains on in an average step of `steps`, with the passes of its pretraining.
+
+    Args:
+        groups: The groups of an average step.
+    """
+    if not algorithm.critic:
+        return 0.0
+    if not algorithm.adapted:
+        return groups.trained
+    adapt, frozen = workload.args.adapt, max(workload.args.critic.freezing_steps, 0)
+    passes = adapt.value_pretraining * min(frozen + 1, steps) / steps
+    every_step = groups.trained if adapt.critic_groups == "batch" else groups.generated + groups.x3
+    return every_step + passes * groups.fresh
+
+
 def happenings(delay: int, every: int, steps: int) -> tuple[int, int, int]:
     """What happens in the steps 0 ... steps - 1 of a run, counted in closed form.
 

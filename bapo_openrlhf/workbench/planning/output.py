@@ -46,7 +46,7 @@ def _not_predicted(plan: Plan) -> list[str]:
 
 
 def _groups(plan: Plan) -> str:
-    head = ("fresh", "again", "x1", "x2", "x3", "trained", "responses", "update_tokens", "rollouts")
+    head = ("fresh", "again", "x1", "x2", "x3", "trained", "responses", "update_tokens", "critic_tokens", "rollouts")
     counts = [plan.counts(algorithm) for algorithm in ALGORITHMS]
     rows = [(e["method"], *(e[name] for name in head), e["rollouts"] / counts[0]["rollouts"]) for e in counts]
     table = Table.of(("method", *(name.replace("_", " ").replace("x", "X") for name in head), "x GRPO"), rows)

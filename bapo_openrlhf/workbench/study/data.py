@@ -28,7 +28,9 @@ RUN = ["arm", "seed"]  # the columns that name a run
 FIRST = ["method", "path", "label", "seed", "step", "done"]  # the columns before the metrics
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
 SHOWN = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED does not have
-UPDATED = "cost/updated"  # running total of tokens trained on: with those of worked solutions, and each epoch counted
+CRITIC = "tokens/critic"  # that the critic of a step trains on; an older record does not have them
+# Running total of tokens trained on: with those of worked solutions and of the critic, and each epoch counted.
+UPDATED = "cost/updated"
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
 NEEDED = (
@@ -168,8 +170,9 @@ class Results:
     def updated(self, steps: pandas.DataFrame) -> np.ndarray:
         """The column UPDATED of `steps`."""
         trained = steps[TOKENS_TRAINED]
-        if SHOWN in steps:
-            trained = trained + steps.fillna({SHOWN: 0.0}).groupby(RUN)[SHOWN].cumsum()
+        for more in (SHOWN, CRITIC):
+            if more in steps:
+                trained = trained + steps.fillna({more: 0.0}).groupby(RUN)[more].cumsum()
         flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
         epochs = [flags[arm, seed] for arm, seed in zip(steps["arm"], steps["seed"], strict=True)]
         return trained.to_numpy() * [count if is_number(count) else 1 for count in epochs]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
-from bapo_openrlhf.flags.sizes import batch_arithmetic, left_over, most_tokens, pretraining_steps
+from bapo_openrlhf.flags.sizes import batch_arithmetic, critic_steps, left_over, most_tokens, pretraining_steps
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,32 @@ def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
         train=SimpleNamespace(max_epochs=3, batch_size=16),
     )
     assert pretraining_steps(args) == steps
+
+
+@pytest.mark.parametrize("every", [0, 2, 3])
+@pytest.mark.parametrize(
+    ("groups", "batch", "rounds"), [("batch", None, 1), ("generated", None, 1), ("generated", 5, 4)]
+)
+def test_steps_of_the_critic_are_counted_step_by_step(every, groups, batch, rounds):
+    """4 prompts of 3 responses, 2 epochs, optimizer steps of 5 samples, 7 trainer steps; 3 passes of pretraining."""
+    args = SimpleNamespace(
+        adapt=AdaptConfig(
+            method="bapo", critic_groups=groups, batch_size=batch, reevaluate_every=every, max_reevaluated_prompts=3,
+            value_pretraining=3,
+        ),
+        algo=SimpleNamespace(dynamic_filtering_enable=rounds == 4, kl=SimpleNamespace(init_coef=0)),
+        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=1),
+        critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=1, model_name_or_path="critic", freezing_steps=-1),
+        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
+        rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=3),
+        train=SimpleNamespace(max_epochs=2, batch_size=5, micro_batch_size=1),
+    )  # fmt: skip
+    capacity, wanted = batch or 4, 3 * 2 * math.ceil(rounds * 12 / 5)
+    for step in range(7):
+        again = 3 if every and step and step % every == 0 else 0
+        most = capacity if groups == "batch" else rounds * 4 + again + capacity
+        wanted += 2 * math.ceil(most * 3 / 5)
+    assert critic_steps(args, 7 * 2 * math.ceil(capacity * 3 / 5)) == wanted
 
 
 class TestLeftOver:

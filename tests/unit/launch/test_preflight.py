@@ -736,8 +736,17 @@ class TestCombinations:
             run.check(algorithm="bapo_grpo", **long, adapt__method=method)
             run.check(algorithm="bapo_grpo", **stop, adapt__method=method)
 
-    @pytest.mark.parametrize(("flag", "value"), [("critic_lambd", 0.0), ("value_pretraining", 2)])
-    def test_flags_of_vc_ppo_need_a_critic_and_batch_adaptation(self, run, flag, value):
+    @pytest.mark.parametrize(
+        ("flag", "value"),
+        [
+            ("critic_lambd", 0.0),
+            ("value_pretraining", 2),
+            ("critic_groups", "generated"),
+            ("critic_baseline", "batch"),
+            ("length_adaptive_lambd", 0.05),
+        ],
+    )
+    def test_flags_of_a_critic_need_a_critic_and_batch_adaptation(self, run, flag, value):
         run.check(algorithm="ba_ppo", **{f"adapt__{flag}": value})
         for algorithm, estimator, method in (("bapo_grpo", "group_norm", "bapo"), ("ppo", "gae", "none")):
             text = rf"^adapt\.{flag} is {value}; it needs .*estimator is {estimator} with adapt.method {method}$"

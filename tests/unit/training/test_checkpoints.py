@@ -261,6 +261,7 @@ class TestResume:
             **{"prompts": 16, "algorithm": "ba_ppo", "algo.advantage.lambd": 0.9, "adapt.critic_lambd": 0.8},
             **{"adapt.value_pretraining": 2, "critic.freezing_steps": 2},  # also resumed while the actor is frozen
         },
+        {"prompts": 14, "algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.value_pretraining": 1},
         {"prompts": 16, "eval.steps": 3, "evaluation": 1, **SCORED},
         {"prompts": 60, "adapt.batch_size": 10, **DYNAMIC},  # steps have up to four rounds of prompts
         {"prompts": 32, "adapt.partial_rollout_tokens": 1, "adapt.rollout_delay": 2},  # groups are in flight

@@ -107,6 +107,8 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
             kl_target="reference",
             returns="gae",
             critic_lambd=None,
+            length_adaptive_lambd=None,
+            critic_baseline="critic",
             max_second_moment=None,
         ),
         algo=SimpleNamespace(
@@ -499,7 +501,7 @@ def made_by_openrlhf(monkeypatch):
     ]
     asked = []
     monkeypatch.setattr(
-        AdaptedExperienceMaker, "_pass", lambda self, dealt, known: asked.append(dealt.batches) or experiences
+        AdaptedExperienceMaker, "_pass", lambda self, dealt, known, **_: asked.append(dealt.batches) or experiences
     )
     return SimpleNamespace(current=current, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
@@ -512,6 +514,7 @@ def whole(
     def note(experiences, groups, args, *, log_ratios, **_):
         """The advantages may be asked for afterwards."""
         experience_maker.groups, experience_maker.log_ratios = groups, log_ratios
+        return {}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experience_module, "set_advantages", note)
@@ -776,7 +779,7 @@ def forward(samples: list[Experience]) -> list[Experience]:
     return samples
 
 
-def by_the_models(self: AdaptedExperienceMaker, dealt: DealtBatch, known: object) -> list[Experience]:
+def by_the_models(self: AdaptedExperienceMaker, dealt: DealtBatch, known: object, **_: object) -> list[Experience]:
     """The same, and actor and critic are asked."""
     batches = forward(dealt.batches)
     for name, model in {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}.items():
@@ -1155,7 +1158,7 @@ class TestVtrace:
         case = Case(2, (1, 1), 3)
         experience_maker = maker(case=case, **VTRACE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known: forward(dealt.batches))
+            patch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known, **_: forward(dealt.batches))
             for seed, count in ((1, 8), (2, 4)):
                 samples = [generated(n, seed) for n in range(count)]
                 passed = experience_maker.forward(to_train(copy.deepcopy(samples), origins_of(count)))
@@ -1189,7 +1192,7 @@ class TestTokensOfTheLoss:
         samples = [generated(n) for n in range(12)]
         experience_maker = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
 
-        def models(self, dealt, known):
+        def models(self, dealt, known, **_):
             for batch in forward(dealt.batches):
                 batch.values = batch.values if critic else None
                 batch.rollout_log_probs = batch.rollout_log_probs / 4  # near enough that not all is clipped

@@ -185,7 +185,7 @@ class TestMixedGroups:
 
         def correct(*args, log_ratios, **kwargs):
             corrections.append(log_ratios)
-            set_advantages(*args, log_ratios=log_ratios, **kwargs)
+            return set_advantages(*args, log_ratios=log_ratios, **kwargs)
 
         monkeypatch.setattr(maker, "finish", spy)
         monkeypatch.setattr(experience_module, "set_advantages", correct)

@@ -108,6 +108,9 @@ def test_update_tokens_count_the_epochs():
     for row in epochs.run.rows[1:]:
         row["demonstrations/tokens"] = 2.0  # worked solutions are trained on too
     assert Results(study_of(), [epochs]).numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2) * 3]
+    for row in epochs.run.rows:
+        row["tokens/critic"] = 5.0  # and so does the critic
+    assert Results(study_of(), [epochs]).numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2 + 4 * 5) * 3]
 
 
 def test_the_baseline_is_the_plain_method_or_the_first_arm():

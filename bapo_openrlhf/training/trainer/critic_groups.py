@@ -1,0 +1,86 @@
+"""The critic's own experience: everything that a step generated (`--adapt.critic_groups generated`)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.critic import beside_batch
+from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience
+from bapo_openrlhf.training.trainer.generated import GeneratedStep
+from bapo_openrlhf.training.trainer.recorder import explained_variance
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+CRITIC_ONLY = -1  # as the number of a step, OpenRLHF then trains no actor
+TOKENS = "tokens/critic"
+
+
+class CriticGroups:
+    """Gives the critic the batch of the actor, together with what the step generated beside it.
+
+    The actor's batch and its experience stay as they are.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        state: Where the run is.
+        maker: Makes the experience.
+        critic: OpenRLHF's group of the critic's processes; None without a critic.
+
+    Attributes:
+        waiting: What the critic's next update trains on; nothing if it is the batch that OpenRLHF sends to both models.
+    """
+
+    def __init__(self, args: SimpleNamespace, *, state: RunState, maker: AdaptedExperienceMaker, critic: Any) -> None:
+        self.generated = args.adapt.critic_groups == "generated"
+        self.state, self.maker, self.critic = state, maker, critic
+        self.waiting: list[Experience] = []
+
+    def make(
+        self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int = 0
+    ) -> dict[str, float]:
+        """Make what the critic's next update trains on. Returns its metrics; none without a critic.
+
+        Args:
+            generated: What this step generated.
+            batch: The batch that the actor trains on.
+            experience: The experience of that batch; None if it is empty.
+            tokens: Tokens on which the critic has trained in this step before.
+        """
+        if self.critic is None:
+            return {}
+        own = experience.experiences if experience else []
+        if not self.generated:
+            return {TOKENS: tokens + tokens_of(own)}
+        beside = beside_batch(generated.fresh + generated.reevaluated, batch)
+        more = self.maker.for_critic(beside, self.state.weights_since) if beside else []
+        samples = sum(len(part.index) for part in own)
+        self.waiting = [values_only(part, 0) for part in own] + [values_only(part, samples) for part in more]
+        known = explained_variance(self.waiting)
+        metrics = {f"{name}_generated": value for name, value in known.items()}
+        return metrics | {TOKENS: tokens + tokens_of(self.waiting)}
+
+    def send(self) -> None:
+        """Send the critic what waits for it, in the place of the batch that it may have got."""
+        waiting, self.waiting = self.waiting, []
+        if waiting:
+            ray.get(self.critic.async_run_method_batch(method_name="append", experience=waiting))
+
+
+def values_only(experience: Experience, first: int) -> Experience:
+    """What a critic reads of an experience.
+
+    Args:
+        experience: Its `index` has the positions of its samples.
+        first: Position of the first of all samples among those of the critic.
+    """
+    unread = dict.fromkeys(("action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "kl"))
+    return replace(experience, **unread, info={}, index=[first + place for place in experience.index])
+
+
+def tokens_of(experiences: Sequence[Experience]) -> int:
+    """Number of generated tokens."""
+    return sum(int(experience.action_mask.sum()) for experience in experiences)

@@ -1,0 +1,180 @@
+"""The baseline of the actor's advantages, and its lambda by length, against sums that are written out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from fake_stack import by_position
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_experience import MASKS, by_sample, maker, off_policy, split, whole_group
+
+import torch  # isort: skip
+
+from bapo_openrlhf.training.trainer.advantages import set_advantages
+
+SIZE = 4
+BATCHES = {
+    "rewards": st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=4 * SIZE, max_size=4 * SIZE),
+    "fresh": st.lists(st.booleans(), min_size=4, max_size=4),
+    "knows": st.floats(0, 1.5),
+    "seed": st.integers(0, 99),
+    "kl": st.sampled_from([0.0, 0.5]),
+    "returns": st.sampled_from(["gae", "vtrace"]),
+}  # fmt: skip
+
+
+def made(rewards, fresh, knows, seed, kl, returns, **words):
+    """Experience before and after, the choice, and what follows each token (Monte Carlo), by sample."""
+    parts = np.array_split(np.random.default_rng(seed).permutation(len(rewards)), 3)
+    parts = [part.tolist() for part in parts]
+    words = {"adapt__critic_lambd": 0.7, "adapt__returns": returns} | words
+    experience_maker = maker("gae", kl=kl, **words)
+    experiences = split(rewards, parts, seed=seed, kl=0.3)
+    for experience in experiences:  # a critic that knows something: it adds its noise, too
+        experience.values = knows * experience.rewards.unsqueeze(-1) + 0.3 * experience.values
+    follows = {
+        index: (
+            (rows := experience.action_mask[row].bool()),
+            [
+                experience.rewards[row].item() - kl * float(experience.kl[row][place:][rows[place:]].sum())
+                for place in rows.nonzero().flatten().tolist()
+            ],
+        )[1]
+        for experience in experiences
+        for row, index in enumerate(experience.index)
+    }
+    chosen = set_advantages(
+        experiences,
+        [whole_group(sample // SIZE) for sample in range(len(rewards))],
+        experience_maker.args,
+        kl_coefficient=kl,
+        critic_lambd=0.7,
+        log_ratios=off_policy(parts, seed) if returns == "vtrace" else (),
+        fresh=None if fresh is None else np.repeat(fresh, SIZE),
+    )
+    return experiences, chosen, follows
+
+
+def whitened(numbers):
+    every = np.concatenate([*map(np.array, numbers.values())])
+    return {
+        sample: (np.array(row) - every.mean()) / math.sqrt(max(every.var(), 1e-8)) for sample, row in numbers.items()
+    }
+
+
+@settings(deadline=None)
+@given(**BATCHES, kind=st.sampled_from(["batch", "group"]))
+def test_which_baseline_and_what_it_makes(kind, **given):
+    rewards, fresh = given["rewards"], given["fresh"]
+    experiences, chosen, follows = made(**given, adapt__critic_baseline=kind)
+    values = by_sample(experiences, "values")
+    others = {  # the mean of the other responses of the group, or of the batch
+        sample: np.mean([rewards[other] for other in range(sample // SIZE * SIZE, (sample // SIZE + 1) * SIZE)
+                         if other != sample]) if kind == "group" else np.mean(rewards)
+        for sample in follows
+    }  # fmt: skip
+    left, other, every = (
+        np.array([number for sample, row in follows.items() if fresh[sample // SIZE] for number in make(sample, row)])
+        for make in (
+            lambda sample, row: np.array(row) - values[sample],
+            lambda sample, row: np.array(row) - others[sample],
+            lambda _, row: row,
+        )
+    )
+    by_critic = bool(len(left)) and left.var() < other.var()
+    if len(left) and abs(left.var() - other.var()) < 1e-6:
+        return  # float32 may say otherwise
+    assert chosen["value/critic_is_baseline"] == by_critic
+    if len(left) and every.var() > 1e-9:
+        assert chosen["value/explained_variance_fresh"] == pytest.approx(
+            1 - left.var() / every.var(), rel=1e-3, abs=1e-4
+        )
+    plain, _, _ = made(**given | {"fresh": None})
+    assert by_sample(experiences, "returns") == by_sample(plain, "returns")  # the critic trains either way
+    actual = by_sample(experiences, "advantages")
+    if by_critic:
+        assert actual == by_sample(plain, "advantages")
+        return
+    wanted = whitened({sample: np.array(row) - others[sample] for sample, row in follows.items()})
+    for sample, row in actual.items():
+        assert row == pytest.approx(wanted[sample], rel=1e-3, abs=1e-3)
+
+
+def test_without_a_choice_the_critic_is_the_baseline():
+    given = {
+        "rewards": [0.0, 1.0] * 8,
+        "fresh": [True, False] * 2,
+        "knows": 0.0,
+        "seed": 1,
+        "kl": 0.0,
+        "returns": "gae",
+    }
+    experiences, chosen, _ = made(**given)
+    plain, nothing, _ = made(**given | {"fresh": None})
+    assert chosen["value/critic_is_baseline"] == 1 and nothing == {}
+    assert chosen["value/explained_variance_fresh"] < 0  # it would be left by the other choices
+    assert by_sample(experiences, "advantages") == by_sample(plain, "advantages")
+
+
+@pytest.mark.parametrize("returns", ["gae", "vtrace"])
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 0.6, 2.0])
+def test_lambda_by_length(returns, alpha):
+    """Each response has a lambda of its own; those of less than 1 / alpha tokens have 0. The returns keep lambda 1."""
+    rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0], [[0, 1, 2], [3], [4, 5]]
+    words = {"adapt__length_adaptive_lambd": alpha, "adapt__returns": returns, "algo__advantage__no_std_norm": True}
+    ratios = off_policy(parts) if returns == "vtrace" else ()
+    experiences = split(rewards, parts)
+    set_advantages(
+        experiences, [*map(whole_group, range(6))], maker("gae", **words).args, kl_coefficient=0.0, log_ratios=ratios
+    )
+    given = {
+        index: (experience, row, ratio)
+        for experience, ratio in zip(experiences, ratios or [None] * 3, strict=True)
+        for row, index in enumerate(experience.index)
+    }
+    wanted, seen = {}, set()
+    for sample, (experience, row, ratio) in given.items():
+        mask = MASKS[sample % len(MASKS)].numpy()
+        tokens = int(mask.sum())
+        lambd = max(0.0, 1 - 1 / (alpha * tokens))
+        seen.add(lambd)
+        values = experience.values[row].numpy() * mask
+        earned = np.zeros(len(mask))
+        earned[mask.nonzero()[0][-1]] = rewards[sample]
+        rho = np.ones(len(mask)) if ratio is None else np.where(mask, np.minimum(1, np.exp(ratio[row])), 1)
+        delta = earned + np.append(values[1:], 0) - values
+        wanted[sample] = [
+            delta[s]
+            + sum(lambd ** (t - s) * math.prod(rho[s + 1 : t]) * rho[t] * delta[t] for t in range(s + 1, len(mask)))
+            for s in mask.nonzero()[0]
+        ]
+        targets = [
+            values[s] + sum(math.prod(rho[s:t]) * rho[t] * delta[t] for t in range(s, len(mask)))
+            for s in mask.nonzero()[0]
+        ]
+        assert by_sample(experiences, "returns")[sample] == pytest.approx(targets, abs=1e-5)
+    assert len(seen) > 1 or alpha == 0.05
+    mean = np.concatenate([*wanted.values()]).mean()
+    for sample, row in by_sample(experiences, "advantages").items():
+        assert row == pytest.approx(np.array(wanted[sample]) - mean, abs=1e-5)
+
+
+def test_a_run_chooses_on_fresh_groups(world):
+    """With the values of the fake critic, which knows nothing: the advantages of every step are those of the means."""
+    words = {"algorithm": "ba_ppo", "adapt.critic_baseline": "group"}
+    run = world(**words)
+    run.trainer.fit()
+    for (_, experiences), row in zip(run.trained, run.metrics(), strict=True):
+        assert row["value/critic_is_baseline"] == 0 and row["value/explained_variance_fresh"] < 0
+        rewards = torch.cat([e.rewards for e in experiences])[
+            torch.argsort(torch.tensor([n for e in experiences for n in e.index]))
+        ]
+        groups = rewards.view(-1, 4)
+        relative = (groups - (groups.sum(1, keepdim=True) - groups) / 3).flatten().tolist()
+        samples = by_position(experiences)
+        wanted = whitened({place: [relative[place]] * len(samples[place][0][2:]) for place in samples})
+        for place, (*_, advantages, _) in samples.items():
+            assert advantages == pytest.approx(wanted[place], abs=1e-4)

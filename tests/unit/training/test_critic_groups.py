@@ -1,0 +1,261 @@
+"""`--adapt.critic_groups generated`: which samples the critic trains on, their returns, and the loss of its ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from fake_stack import digest, trained
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ranks import Ranks, arguments
+from test_updates import VALUE_CLIP, trainer
+
+import torch  # isort: skip
+
+from bapo_openrlhf.training.engine.engines import request_seed
+from bapo_openrlhf.training.trainer.dealing import shares
+from bapo_openrlhf.training.wire.packing import packed, unpacked
+from bapo_openrlhf.training.worker.updates import WholeBatchCriticTrainer
+
+GENERATED = {"algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.max_failed_share": 1}
+BATCH = GENERATED | {"adapt.critic_groups": "batch"}
+
+
+def fitted(world, words, **options):
+    run = world(**words, **options)
+    run.trainer.fit()
+    return run
+
+
+def samples_of(experiences):
+    """The tokens of each sample, counted."""
+    return Counter(
+        tuple(row[mask.bool()].tolist())
+        for experience in experiences
+        for row, mask in zip(experience.sequences, experience.attention_mask, strict=True)
+    )
+
+
+def rows_of(experiences):
+    """Tokens, reward, values and returns of each sample."""
+    return [
+        (
+            tuple(e.sequences[row][e.attention_mask[row].bool()].tolist()),
+            float(e.rewards[row]),
+            *(getattr(e, name)[row][e.action_mask[row].bool()].tolist() for name in ("values", "returns")),
+        )
+        for e in experiences
+        for row in range(len(e.sequences))
+    ]
+
+
+def tokens_of_request(request):
+    """The tokens of its four responses, as the fake engine makes them."""
+    drawn = [
+        digest(request.prompt, request.weights, n, request.seed and request_seed(request.seed, n)) for n in range(4)
+    ]
+    return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
+
+
+def generated_in(run, step):
+    """The tokens of each response that a step generated, counted; without groups that have no reward."""
+    result = Counter()
+    for request in run.requests:
+        rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
+        if request.step == step and None not in rewards:
+            result += Counter(tokens_of_request(request))
+    return result
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    delay=st.integers(1, 3), again=st.integers(0, 2), capacity=st.integers(1, 5),
+    ranks=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    scheme=st.sampled_from(["range", "none", "uniform"]), broken=st.integers(0, 3), seed=st.integers(0, 99),
+    limit=st.sampled_from([None, 0.0]),
+)  # fmt: skip
+def test_the_critic_trains_once_on_all_that_a_random_step_generated(
+    world, delay, again, capacity, ranks, scheme, broken, seed, limit
+):
+    """With what is replayed. Of a step whose groups are finite and have rewards, nothing else is left out."""
+    words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "adapt.batch_size": capacity,
+             "adapt.filter": scheme, "train.seed": seed, "adapt.max_shift_fresh": limit,
+             "actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1],
+             "train.batch_size": 12, "train.micro_batch_size": 1}  # fmt: skip
+    run = world(**GENERATED | words)
+    reward = run.reward
+    run.reward = lambda prompt, *about: None if digest(prompt, seed) % 8 < broken else reward(prompt, *about)
+    run.trainer.fit()
+    batches, taught = dict(run.trained), dict(run.taught)  # of a step, the last one that was sent counts
+    for step, row in enumerate(run.metrics()):
+        assert row["groups/nonfinite"] == 0
+        wanted = generated_in(run, step)
+        actor = samples_of(batches.get(step, []))
+        replayed = sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated")) * 4
+        critic = samples_of(taught.get(step, []))
+        assert critic.total() == wanted.total() + 4 * row["groups/replayed"]
+        assert not wanted - critic and not actor - critic  # all of both, and nothing twice
+        assert sorted(place for e in taught.get(step, []) for place in e.index) == list(range(critic.total()))
+        assert replayed + 4 * row["groups/replayed"] == actor.total()
+        assert row["tokens/critic"] == sum((len(tokens) - 2) * count for tokens, count in critic.items())
+    assert run.updates["critic"] == sum(bool(row["tokens/critic"]) for row in run.metrics())
+
+
+def test_the_actors_batch_does_not_change(world):
+    """The values of the fake critic depend only on the number of its updates."""
+    run, plain = fitted(world, GENERATED), fitted(world, BATCH)
+    assert all(row["groups/fresh"] + row["groups/replayed"] for row in run.metrics())
+    assert sum(row["groups/filtered"] for row in run.metrics())
+    assert trained(run, 0) == trained(plain, 0)
+    ours, theirs = ([row["tokens/critic"] for row in one.metrics()] for one in (run, plain))
+    assert theirs == [row["tokens/trained"] for row in plain.metrics()] and sum(ours) > sum(theirs)
+
+
+def test_a_group_that_is_not_finite_is_left_out(world):
+    """Also one of the dropped groups, if the actor passes them."""
+    words = {"algo.kl.init_coef": 0.02, "rollout.batch_size": 8}
+    run = world(**GENERATED | words)
+    run.spoilt = {5, 6, 7}
+    run.trainer.fit()
+    left_out = 0
+    for (step, experiences), row in zip(run.taught, run.metrics(), strict=False):
+        left_out += row["groups/nonfinite"]
+        assert all(e.returns[e.action_mask.bool()].isfinite().all() for e in experiences)
+        assert not any({5, 6, 7} & set(tokens) for tokens in samples_of(dict(run.taught)[step]))
+    assert left_out
+
+
+def returns_by_hand(rewards, values, log_ratios, *, lambd):
+    """V-trace's targets (Eq. 1 of arXiv 1802.01561, in its sum form) of one response, token by token."""
+    rho = [min(1.0, math.exp(ratio)) for ratio in log_ratios]
+    following = [*values[1:], 0.0]
+    delta = [rho[t] * (rewards[t] + following[t] - values[t]) for t in range(len(values))]
+    return [
+        values[s] + sum(math.prod(lambd * rho[i] for i in range(s, t)) * delta[t] for t in range(s, len(values)))
+        for s in range(len(values))
+    ]
+
+
+@pytest.mark.parametrize("words", [
+    {},
+    {"adapt.critic_lambd": 0.8},
+    {"adapt.critic_lambd": 0.8, "algo.kl.init_coef": 0.1},
+    {"adapt.critic_lambd": 0.8, "algo.kl.init_coef": 0.1, "adapt.kl_target": "behaviour"},
+    {"adapt.critic_lambd": 0.8, "algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k2"},
+    {"adapt.critic_lambd": 0.8, "adapt.returns": "vtrace"},
+    {"adapt.returns": "vtrace", "algo.kl.init_coef": 0.1, "adapt.kl_target": "behaviour"},
+], ids=lambda words: " ".join(map(str, words.values())))  # fmt: skip
+def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
+    """And the actor passes them only if it must."""
+    run = world(**GENERATED | {"adapt.rollout_delay": 2, "algo.kl.estimator": "k1"} | words)
+    passed, updates = [], {}
+    forward, fit = run.groups["actor"].forward, run.groups["critic"].workers[0].fit
+
+    def watched_forward(sequences):
+        passed.extend((run.step, tuple(row[row != 0].tolist())) for row in sequences)
+        return forward(sequences)
+
+    def watched_fit(**more):
+        updates[run.step] = dict(run.updates)
+        return fit(**more)
+
+    run.groups["actor"].forward, run.groups["critic"].workers[0].fit = watched_forward, watched_fit
+    run.trainer.fit()
+    kl, adapt, checked, asked = run.args.algo.kl, run.args.adapt, 0, 0
+    coefficient = 0.0 if kl.use_loss else kl.init_coef
+    for step, experiences in dict(run.taught).items():
+        actor, before = samples_of(dict(run.trained).get(step, [])), updates[step]
+        behind = {tokens: request.weights for request in run.requests if request.step == step
+                  for tokens in tokens_of_request(request)}  # fmt: skip
+        for tokens, reward, values, returns in rows_of(experiences):
+            if tokens in actor:
+                continue
+            today, alpha, reference = (
+                run.log_probs([*tokens], weights)[1:] for weights in (before["actor"], behind[tokens], -1)
+            )
+            target = alpha if adapt.kl_target == "behaviour" else reference
+            shaped = [-coefficient * (one - other) for one, other in zip(today, target, strict=True)]
+            shaped[-1] += reward
+            moved = [one - other if adapt.returns == "vtrace" else 0 for one, other in zip(today, alpha, strict=True)]
+            wanted = returns_by_hand(shaped, values, moved, lambd=adapt.critic_lambd or 1.0)
+            assert returns == pytest.approx(wanted, abs=1e-5)
+            assert values == pytest.approx([math.sin(token + before["critic"]) for token in tokens[2:]], abs=1e-6)
+            checked, asked = checked + 1, asked + ((step, tokens) in passed)
+    assert checked and bool(asked) == bool(coefficient or adapt.returns == "vtrace")
+
+
+def test_an_empty_batch_trains_only_the_critic(world):
+    """Every group is all right: there is nothing for the actor, and its weights stay."""
+    run = world(**GENERATED)
+    run.reward = lambda *_: 1.0
+    run.trainer.fit()
+    assert run.updates == {"actor": 0, "critic": 8} and not run.trained
+    assert run.trainer.state.step == 8 and run.trainer.state.weights_since == 0
+    for row in run.metrics():
+        assert row["skipped_update"] == 1 and row["critic_loss"] > 0 and row["groups/filtered"] == 4
+        assert {"timing/make_experience", "timing/ppo_train"} <= row.keys()
+
+
+def test_explained_variance_of_all_groups_by_numpy(world):
+    run = fitted(world, GENERATED)
+    for (_, experiences), row in zip(run.taught[1::2], run.metrics(), strict=True):  # OpenRLHF sends the batch first
+        values, returns = (np.concatenate(numbers) for numbers in list(zip(*rows_of(experiences), strict=True))[2:])
+        wanted = 1 - (returns - values).var() / returns.var()
+        assert row["value/explained_variance_generated"] == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("tokens", [None, 12])
+def test_loss_of_a_micro_batch_by_numpy(world, ranks, tokens):
+    """Of what a run sends to the critic: every token weighs the same, whether its group was dropped or not."""
+    run = fitted(world, GENERATED)
+    _, experiences = max(run.taught, key=lambda sent: sum(len(e.index) for e in sent[1]))
+    assert any(row["groups/filtered"] for row in run.metrics())
+    group, weight = Ranks(ranks), torch.tensor([0.3, -0.2, 0.1], dtype=torch.double, requires_grad=True)
+    given = [unpacked(packed(share)) for share in shares(experiences, ranks)]
+    subjects, losses = [], [[] for _ in range(ranks)]
+    for rank in range(ranks):
+        strategy = group.strategy(arguments(8, tokens))
+        subject = trainer(WholeBatchCriticTrainer, [], 0, None, strategy, size=2, accumulated=8 // 2 // ranks,
+                          weight=weight)  # fmt: skip
+        subject.aux_loss = False
+        subject.replay_buffer.take(*(given[rank][name][0] for name in ("experience", "filler", "samples")))
+        loss = subject.loss
+
+        def watched(experience, part, loss=loss, seen=losses[rank]):
+            experience.sequences = experience.sequences.double()  # the model's tokens are numbers
+            value = loss(experience, part)
+            seen.append((experience, part, float(value)))
+            return value
+
+        subject.loss = watched
+        subjects.append(subject)
+    group.run(lambda rank: subjects[rank].ppo_train())
+    seen = [sample for of_rank in losses for experience, _, _ in of_rank for sample in rows_of([experience])]
+    assert Counter(row[0] for row in seen if len(row[2])) == samples_of(experiences)
+    numbers = [0] * ranks
+    of_step: dict[int, list] = {}
+    for rank, of_rank in enumerate(losses):
+        for experience, part, loss in of_rank:
+            of_step.setdefault(numbers[rank], []).append((experience, part, loss))
+            numbers[rank] += part.plan.closes
+    for parts in of_step.values():
+        errors = [squared_errors(experience, weight.detach().numpy()) for experience, _, _ in parts]
+        count, average = sum(map(len, errors)), parts[0][1].whole
+        for error, (_, _, loss) in zip(errors, parts, strict=True):
+            assert loss == pytest.approx(error.sum() / (count / average), rel=1e-5)
+
+
+def squared_errors(experience, weight):
+    """Half the clipped squared error of each generated token (Eq. 9 of arXiv 1506.02438 with PPO's value clip)."""
+    errors = []
+    for row, mask in enumerate(experience.action_mask.bool().numpy()):
+        token = experience.sequences[row, 1:].numpy().astype(float)[mask]
+        values = np.sin(np.stack([token, token**2, np.cos(token)], -1) @ weight)
+        old, returns = experience.values[row].numpy()[mask], experience.returns[row].numpy()[mask]
+        near = old + np.clip(values - old, -VALUE_CLIP, VALUE_CLIP)
+        errors.append(np.maximum((near - returns) ** 2, (values - returns) ** 2) / 2)
+    return np.concatenate(errors)
