@@ -36,7 +36,12 @@ MINUTES = 13  # of `make test` on 2 idle cores of a CPU with instructions for bf
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give `datasets` a folder for this run's copies of data. Say first what the time depends on."""
+    """Give `datasets` a folder for this run's copies of data. Say first what the time depends on.
+
+    SIGHUP has its usual effect, because tests send it to processes that would inherit that nohup ignores it.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if "HF_DATASETS_CACHE" not in os.environ:
         copies = tempfile.TemporaryDirectory(prefix="bapo_openrlhf_datasets")
         config.add_cleanup(copies.cleanup)

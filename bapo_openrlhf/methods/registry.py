@@ -37,8 +37,8 @@ VARIANTS = """
         Use it if training takes most of a step: it saves that, and has nothing to tune. | \
         arXiv 2602.20722, Eq. 5, first term
     skip_two_updates | GRPO with two updates a rollout that skips groups without a signal and divides by them. | \
-        Use it if nothing but rewards is to be learned: without KL penalty and entropy bonus, it is GRPO with less to \
-        compute. | this project
+        Use it without KL penalty and entropy bonus: it learns as GRPO does, and computes less. | \
+        this project, after arXiv 2402.03300
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
         Use it with twice as large batches as rollouts, if neither smaller ones nor two epochs are possible. | \
         this project, after arXiv 2602.20722
@@ -54,6 +54,8 @@ VARIANTS = """
         Use it if the ratios of single tokens differ wildly, as in a mixture of experts. | arXiv 2507.18071
     vc_ppo | BA-PPO whose critic is pretrained and has a lambda of its own. | \
         Use it with a critic that begins without knowledge. | arXiv 2503.01491
+    gated_reuse | Up to four epochs over a batch, which end before the gradient of the output head rises too fast. | \
+        Use it with several epochs, if some of them may harm. | arXiv 2605.19425
     critic_generated | BA-PPO whose critic trains on all groups, and is used only if it beats the group's mean. | \
         Use it if a critic explains nothing behind the filter. | this project; arXiv 2604.19485
     dapo | Plain OpenRLHF that draws prompts until the batch is full of groups with signal. | \
