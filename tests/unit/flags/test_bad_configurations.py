@@ -558,8 +558,8 @@ MEANT = [
      r"meant; write $'...\n...' in bash, and double quotes in YAML"),
     ("adapt.skip_zero_advantage algo.kl.init_coef=0.01", "algo.kl.init_coef is 0.01, and adapt.skip_zero_advantage is"),
     *((f"adapt.skip_zero_advantage algo.kl.init_coef=0 {flag}={value}", f"{flag} is {value}, and adapt.skip_zero_adv")
-      for flag, value in (("actor.entropy_coef", "0.001"), ("actor.aux_loss_coef", "0.001"),
-                          ("reward.overlong_buffer_len", "4.0"), ("reward.stop_properly_penalty_coef", "0.0"))),
+      for flag, value in (("actor.entropy_coef", "0.001"), ("reward.overlong_buffer_len", "4.0"),
+                          ("reward.stop_properly_penalty_coef", "0.0"))),
     ("algorithm=grpo adapt.skip_zero_advantage", "adapt.skip_zero_advantage is True: no effect, because batches are "),
     ("ckpt.best_metric_key=x", "ckpt.best_metric_key is x: no effect, because eval.dataset is not set"),
     ("data.solution_key=input", "data.solution_key is input: no effect, because adapt.method bapo does not train"),
@@ -689,7 +689,7 @@ MEANT = [
 @pytest.mark.parametrize(("words", "text"), MEANT, ids=[words for words, _ in MEANT])
 def test_what_may_be_meant_is_a_warning(capsys, words, text):
     status, out, err = check(capsys, words)
-    assert status == 0 and out.endswith("configuration is valid\n")
+    assert status == 0 and out.endswith("configuration is valid\n"), err
     assert err.startswith("warning: ") and err.count("\n") == 1 and text in err
 
 

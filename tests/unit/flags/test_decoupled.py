@@ -80,7 +80,7 @@ def trained(monkeypatch):
             info={},
         )
         maker = AdaptedExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), strategy, None)
-        maker._deal, maker._pass = lambda samples: None, lambda dealt, known: [experience]
+        maker._deal, maker._pass = lambda samples: None, lambda dealt, known, policies: [experience]
         origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)
         (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences
