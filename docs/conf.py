@@ -66,6 +66,7 @@ CONTENTS = {
         "research/study_results",
         "research/decision_design",
         "research/results/decision/decision",
+        "research/fair_trial_design",
         "research/first_study",
         "research/faster_steps",
         "research/results/corrections",

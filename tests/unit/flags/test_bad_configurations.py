@@ -155,6 +155,7 @@ BAD = [
     ("actor.dual_clip=1", "actor.dual_clip is 1.0; it must be above 1"),
     ("actor.entropy_coef=-5", "actor.entropy_coef is -5.0; it must be in [-1, 1]"),
     ("actor.aux_loss_coef=-1", "actor.aux_loss_coef is -1.0; it must be finite and at least 0"),
+    ("adapt.skip_zero_advantage actor.aux_loss_coef=0.1", "actor.aux_loss_coef is 0.1, and actor.model_name_or_path"),
     ("critic.value_clip=-0.5", "critic.value_clip is -0.5; it must be above 0"),
     ("algorithm=ba_ppo adapt.critic_baseline=group algo.advantage.gamma=0.9",
      "adapt.critic_baseline is group, and algo.advantage.gamma is 0.9; it must be 1"),
