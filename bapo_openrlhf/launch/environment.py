@@ -1,7 +1,7 @@
 """Find what in the environment of a process a run would stumble over."""
 
 import os
-import sys
+import sysconfig
 import tempfile
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -37,10 +37,10 @@ def _check_working_folder() -> None:
     """
     here = Path.cwd()
     check_utf8(f"the working folder is {here}", here)
-    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
+    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
     for name in sorted({entry.name.partition(".")[0] for entry in here.iterdir()} - {PACKAGE, *TESTS}):
         mine = _origin(name, [str(here)]) if name.isidentifier() else None
-        theirs = _origin(name, elsewhere) if mine else None
+        theirs = _origin(name, installed) if mine else None
         if mine and theirs and mine.resolve() != theirs.resolve():
             raise ConfigError(
                 f"{mine} would be imported in the place of the library {name}, because it is in the folder in "

@@ -39,7 +39,16 @@ def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
     installed.mkdir()
     name = file.partition("/")[0]
     (installed / name).symlink_to(tmp_path / name)
-    monkeypatch.setattr("sys.path", [str(tmp_path), str(installed)])
+    monkeypatch.setattr("sysconfig.get_path", lambda kind: str(installed))
+    check_environment()
+
+
+def test_a_folder_of_scripts_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "scripts").mkdir()
+    for folder in (tmp_path, tmp_path / "scripts"):
+        (folder / "agent.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "scripts")
+    monkeypatch.chdir(tmp_path)
     check_environment()
 
 
