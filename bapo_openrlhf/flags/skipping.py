@@ -16,8 +16,8 @@ def _skips(f: Flags) -> bool:
 
 SKIPPING = [
     Rule("algo.advantage.estimator", lambda f: _skips(f) and f["algo.advantage.estimator"] not in UNWHITENED,
-         "{it}; with adapt.skip_zero_advantage it must be one of " + ", ".join(UNWHITENED) + ", because only with them "
-         "the advantages of equal rewards are 0"),
+         "{it}; with adapt.skip_zero_advantage True it must be one of " + ", ".join(UNWHITENED) + ", because only "
+         "with them the advantages of equal rewards are 0"),
     Rule("adapt.scale_learning_rate", lambda f: _skips(f) and f["adapt.scale_learning_rate"],
          "{it}; it must be False with adapt.skip_zero_advantage, because the factor needs the weight pi/alpha of each "
          "response"),

@@ -15,7 +15,7 @@ def _of_tokens(flag: str) -> Rule:
 
 def _with_gate(flag: str, broken: Callable[[Any], Any], allowed: str) -> Rule:
     return Rule(flag, lambda f: f.adapted and f["adapt.reuse_gate"] is not None and broken(f[flag]),
-                "{it}; with adapt.reuse_gate it must be " + allowed)  # fmt: skip
+                "{it}; with adapt.reuse_gate {f[adapt.reuse_gate]} it must be " + allowed)  # fmt: skip
 
 
 UPDATES = [
