@@ -36,8 +36,6 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
     "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
-    "openrlhf.utils.utils": ("DeepspeedStrategy",),
-    "openrlhf.utils.deepspeed.deepspeed": ("shutil",),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -47,6 +45,7 @@ CALLED = {
     "openrlhf.cli.train_ppo_ray:__main__": "host.py runs its statements",
     "openrlhf.cli.train_ppo_ray:train": "training/driver/build.py does its work",
     "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/driver/build.py does its work",
+    "openrlhf.utils.utils:get_strategy": "training/worker/strategy.py does its work",
     "openrlhf.cli.train_sft:__main__": "host.py runs its statements",
     "openrlhf.cli.serve_rm:__main__": "host.py runs its statements",
     "openrlhf.cli.serve_rm:RewardModelProxy.__init__": "cli/serve_rm.py extends it",

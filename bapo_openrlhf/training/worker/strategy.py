@@ -1,28 +1,39 @@
 """How a worker saves: OpenRLHF's strategy, where an old checkpoint or another user's rights end no run."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from openrlhf import utils
-from openrlhf.utils import deepspeed
+from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
 
-from bapo_openrlhf.host import extends, rebound
+from bapo_openrlhf.host import extends
 from bapo_openrlhf.record.discard import discard
 from bapo_openrlhf.record.durable import open_to_others
 
 
-class Strategy(deepspeed.DeepspeedStrategy):
+class Strategy(DeepspeedStrategy):
     """OpenRLHF's strategy."""
 
-    @extends(deepspeed.DeepspeedStrategy)
-    def save_ckpt(self, model: Any, save_dir: str, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint. Older ones that are too many and cannot be deleted are moved out of the way."""
-        deletes = SimpleNamespace(rmtree=lambda folder: discard(Path(folder), Path(save_dir).parent))
-        with rebound(deepspeed.deepspeed, shutil=deletes):
-            super().save_ckpt(model, save_dir, *args, **kwargs)
+    @extends(DeepspeedStrategy)
+    def save_ckpt(
+        self, model: Any, save_dir: str, tag: str, max_num: int = 3, max_mem: float = 1000, *args: Any, **kwargs: Any
+    ) -> None:
+        """Save a checkpoint, after the older ones that are too many were deleted, or else were moved out of the way.
 
-    @extends(deepspeed.DeepspeedStrategy)
+        OpenRLHF then has none to delete. If it had, one that cannot be deleted would end the run.
+
+        Args:
+            model: DeepSpeed's engine.
+            save_dir: Folder of the model's checkpoints, in `ckpt.path`.
+            tag: Name of the checkpoint. There is one whose name begins with "best", which does not count.
+            max_num: Largest number of checkpoints.
+            max_mem: Largest size of those that are there before, in GiB.
+            args, kwargs: Further arguments of OpenRLHF's method.
+        """
+        if self.is_rank_0():
+            make_room(Path(save_dir), tag, max_num, max_mem)
+        super().save_ckpt(model, save_dir, tag, max_num, max_mem, *args, **kwargs)
+
+    @extends(DeepspeedStrategy)
     def save_model(self, model: Any, tokenizer: Any, output_dir: str, **kwargs: Any) -> None:
         """Save a model that others may read, as far as the umask allows it."""
         super().save_model(model, tokenizer, output_dir, **kwargs)
@@ -30,7 +41,37 @@ class Strategy(deepspeed.DeepspeedStrategy):
             open_to_others(Path(output_dir))
 
 
+def make_room(folder: Path, tag: str, max_num: int, max_mem: float) -> None:
+    """Delete the best checkpoint before a new best one, and the oldest of the others while they are too many or large.
+
+    Args:
+        folder, tag, max_num, max_mem: See `Strategy.save_ckpt`.
+    """
+    saved = sorted((path for path in folder.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    best = [path for path in saved if path.name.startswith("best")]
+    others = [path for path in saved if path not in best]
+    if is_best := tag.startswith("best"):
+        for path in best:
+            if path.name != tag:
+                discard(path, folder.parent)
+    while others and ((not is_best and len(others) >= max_num) or size_of(folder) > max_mem * 1024**3):
+        discard(others.pop(0), folder.parent)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder's folders."""
+    return sum(path.stat().st_size for path in folder.glob("*/**/*") if path.is_file())
+
+
 def strategy_of(args: Any) -> Strategy:
-    """What OpenRLHF's `get_strategy` returns, as this class."""
-    with rebound(deepspeed, DeepspeedStrategy=Strategy):
-        return utils.get_strategy(args)
+    """OpenRLHF's `get_strategy` with this class. The arguments are those of a run or of a warm-up."""
+    train = args.train
+    return Strategy(
+        seed=train.seed,
+        full_determinism=getattr(train, "full_determinism_enable", False),
+        max_norm=getattr(args, "max_norm", 1.0),
+        micro_train_batch_size=train.micro_batch_size,
+        train_batch_size=train.batch_size,
+        zero_stage=args.ds.zero_stage,
+        args=args,
+    )

@@ -1,8 +1,11 @@
 """What OpenRLHF's own saving does with this project's strategy."""
 
 import errno
+import math
 import os
+import shutil
 import stat
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -35,13 +38,41 @@ def strategy(monkeypatch):
 
 
 class Engine(module.deepspeed.DeepSpeedEngine):
-    """DeepSpeed's class, which only makes the folder."""
+    """DeepSpeed's class, which only makes the folder, with a file of a MiB."""
 
     def __init__(self):
         torch.nn.Module.__init__(self)
 
     def save_checkpoint(self, folder, tag, **_):
         os.makedirs(os.path.join(folder, tag))
+        with open(os.path.join(folder, tag, "weights"), "wb") as file:
+            file.truncate(2**20)
+
+
+@pytest.mark.parametrize("limits", [(2, math.inf), (1, math.inf), (9, 2.5 / 1024), (3, 1.5 / 1024)])
+@pytest.mark.parametrize("best", [(), (2,), (1, 4), (3, 4, 5)])
+def test_the_same_are_deleted_as_by_openrlhf(strategy, tmp_path, monkeypatch, limits, best):
+    """And OpenRLHF itself has none left to delete."""
+    left = {}
+    for name, save in (("theirs", module.DeepspeedStrategy.save_ckpt), ("ours", Strategy.save_ckpt)):
+        if name == "ours":
+            monkeypatch.setattr(module.shutil, "rmtree", refuse_within(module.__file__, shutil.rmtree))
+        for step in range(1, 7):
+            for tag in [f"global_step{step}", *([f"best_global_step{step}"] if step in best else [])]:
+                save(strategy, Engine(), str(tmp_path / name / "_actor"), tag, *limits)
+                os.utime(tmp_path / name / "_actor" / tag, (step, step))
+            left[name, step] = sorted(os.listdir(tmp_path / name / "_actor"))
+    assert [left["ours", step] for step in range(1, 7)] == [left["theirs", step] for step in range(1, 7)]
+
+
+def refuse_within(file, rmtree):
+    """A `shutil.rmtree` that fails if it is called from this file."""
+
+    def checked(*args, **kwargs):
+        assert sys._getframe(1).f_code.co_filename != file
+        rmtree(*args, **kwargs)
+
+    return checked
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_ends_no_run(strategy, tmp_path, monkeypatch):
