@@ -85,13 +85,27 @@ def read_base() -> dict[str, int]:
 
 def write_base(root: Path) -> None:
     """Count the base model's right responses, unless that has been done."""
-    if BASE_COUNTS.is_file():
+    count_base(root, BASE_COUNTS, "hard_sums/trained", "hard_base", responses=BASE, limit=TRAINED)
+
+
+def count_base(root: Path, file: Path, problems: str, name: str, *, responses: int, limit: int) -> None:
+    """Write how many of its responses to each of some problems the base model has right, unless the file is there.
+
+    Args:
+        root: The project's folder.
+        file: The table: input, right.
+        problems: Path of the problems in `runs/`, without its ending.
+        name: Folder of the evaluation in `runs/eval/`.
+        responses: Responses to each problem.
+        limit: Number of problems.
+    """
+    if file.is_file():
         return
-    problems, out = root / "runs" / "hard_sums" / "trained.jsonl", root / "runs" / "eval" / "hard_base"
-    scores = evaluate(root / "runs" / "steps_model", problems, BASE, out, root, limit=TRAINED, seed=42)
-    BASE_COUNTS.parent.mkdir(parents=True, exist_ok=True)
+    data, out = root / "runs" / f"{problems}.jsonl", root / "runs" / "eval" / name
+    scores = evaluate(root / "runs" / "steps_model", data, responses, out, root, limit=limit, seed=42)
+    file.parent.mkdir(parents=True, exist_ok=True)
     table = pd.DataFrame({"input": list(scores), "right": [right(of_problem) for of_problem in scores.values()]})
-    write_atomically(BASE_COUNTS, table.to_csv(index=False).encode())
+    write_atomically(file, table.to_csv(index=False).encode())
 
 
 def write_never(root: Path) -> None:

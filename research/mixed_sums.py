@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 from folders import RESULTS, ROOT
-from hard_prompts import evaluate, right
-
-from bapo_openrlhf.record.durable import write_atomically
+from hard_prompts import count_base
 
 POOL, RESPONSES, OF_EACH = 512, 8, 128  # prompts that are asked, responses to each, and prompts of each kind
 COUNTS = RESULTS / "fair" / "base.csv"
@@ -26,13 +24,7 @@ COUNTS = RESULTS / "fair" / "base.csv"
 
 def write_counts(root: Path) -> None:
     """Count the base model's right responses, unless that has been done."""
-    if COUNTS.is_file():
-        return
-    problems, out = root / "runs" / "reasoning_gym" / "train.jsonl", root / "runs" / "eval" / "mixed_base"
-    scores = evaluate(root / "runs" / "steps_model", problems, RESPONSES, out, root, limit=POOL, seed=42)
-    COUNTS.parent.mkdir(parents=True, exist_ok=True)
-    table = pd.DataFrame({"input": list(scores), "right": [right(of_prompt) for of_prompt in scores.values()]})
-    write_atomically(COUNTS, table.to_csv(index=False).encode())
+    count_base(root, COUNTS, "reasoning_gym/train", "mixed_base", responses=RESPONSES, limit=POOL)
 
 
 def mixed(prompts: Sequence[str], counts: Mapping[str, int]) -> set[str]:
