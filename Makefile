@@ -33,17 +33,12 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# What needs no GPU; benchmarks/gpu.py needs one.
+# What needs no GPU; research/benchmarks/gpu.py needs one.
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/adaptation.py
-	$(BIN)/python benchmarks/asynchronous.py
-	$(BIN)/python benchmarks/delay.py
-	$(BIN)/python benchmarks/kernels.py
-	$(BIN)/python benchmarks/products.py
-	$(BIN)/python benchmarks/start.py
-	$(BIN)/python benchmarks/steps.py
-	$(BIN)/python benchmarks/floor.py
-	$(BIN)/python benchmarks/trainer_process.py
+	$(BIN)/python research/benchmarks/adaptation.py
+	$(BIN)/python research/benchmarks/math_verifiers.py
+	$(BIN)/python research/benchmarks/steps.py
+	$(BIN)/python research/benchmarks/trainer_process.py
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

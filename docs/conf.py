@@ -45,20 +45,20 @@ CONTENTS = {
         "CHANGELOG",
     ],
     "Measured": [
-        "benchmarks/results/adaptation",
-        "benchmarks/results/asynchronous",
-        "benchmarks/results/delay",
-        "benchmarks/results/faster",
-        "benchmarks/results/floor",
-        "benchmarks/results/gpu_first",
-        "benchmarks/results/gpu_second",
-        "benchmarks/results/gpu_third",
-        "benchmarks/results/kernels",
-        "benchmarks/results/math_verifiers",
-        "benchmarks/results/products",
-        "benchmarks/results/start",
-        "benchmarks/results/steps",
-        "benchmarks/results/trainer_process",
+        "research/benchmarks/results/adaptation",
+        "research/benchmarks/results/asynchronous",
+        "research/benchmarks/results/delay",
+        "research/benchmarks/results/faster",
+        "research/benchmarks/results/floor",
+        "research/benchmarks/results/gpu_first",
+        "research/benchmarks/results/gpu_second",
+        "research/benchmarks/results/gpu_third",
+        "research/benchmarks/results/kernels",
+        "research/benchmarks/results/math_verifiers",
+        "research/benchmarks/results/products",
+        "research/benchmarks/results/start",
+        "research/benchmarks/results/steps",
+        "research/benchmarks/results/trainer_process",
     ],
     "Research": [
         "research/README",
@@ -78,8 +78,8 @@ CONTENTS = {
 
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "examples/*/*.md", "benchmarks/results/*.md", "research/*.md", "research/results/*.md",
-    "research/results/decision/*.md",
+    "*.md", "docs/*.md", "examples/*/*.md", "research/*.md", "research/results/*.md", "research/results/decision/*.md",
+    "research/benchmarks/results/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]
 extensions = ["myst_parser"]

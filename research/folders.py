@@ -11,4 +11,4 @@ RESULTS = ROOT / "research" / "results"
 IMAGES = ROOT / "research" / "images"  # of the pages in research/
 DOCS_IMAGES = ROOT / "docs" / "images"  # of docs/results.md, study_results.md and the README
 
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "research" / "benchmarks"))

@@ -25,7 +25,7 @@ NOT_SOURCE = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "dist", "runs", "_build"
 )  # what a project's folder may contain and the copy does not need
 IN_SDIST = ("Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml", "requirements",
-            "configs", "examples", "docs", "tests", "benchmarks", "tools")  # fmt: skip
+            "configs", "examples", "docs", "tests", "tools")  # fmt: skip
 
 USE = """
 import importlib, importlib.metadata, pathlib, pkgutil, sys

@@ -1,6 +1,6 @@
 """A run of `bapo-openrlhf train` with the trainer of probe_classes.py and the actor of ragged_probe_classes.py.
 
-The stack tests start it as a script. Its folder and benchmarks/ are on PYTHONPATH, so that Ray's workers find the
+The stack tests start it as a script. Its folder is on PYTHONPATH, so that Ray's workers find the
 classes.
 """
 

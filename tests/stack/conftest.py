@@ -20,7 +20,6 @@ from bapo_openrlhf.cpu.prefork.serving import python
 DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for tests that share helpers
-BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
 # One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens.
@@ -163,7 +162,7 @@ def train(workspace, request):
         values |= {key.replace("__", "."): value for key, value in flags.items()}
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
         words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
-        python_path = os.pathsep.join([str(HERE), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         more = {"PYTHONPATH": python_path} | (environment or {})
         if not own_ray:
             # Workers of a shared Ray do not inherit the environment of a run. This is how Ray's own jobs pass it on.

@@ -18,7 +18,6 @@ from bapo_openrlhf.record.state_file import load_state
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).parent
-BENCHMARKS = HERE.parents[1] / "benchmarks"  # has the classes that tell digests of weights
 STEPS, DELAY, EVERY = 4, 3, 2
 
 
@@ -35,7 +34,7 @@ def folder(workspace):
 
 
 def environment(folder):
-    folders = (HERE, BENCHMARKS, folder / "site", os.environ.get("PYTHONPATH", ""))
+    folders = (HERE, folder / "site", os.environ.get("PYTHONPATH", ""))
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "PROBE_FOLDER": str(folder / "probe"),

@@ -1,6 +1,6 @@
 """A run of `bapo-openrlhf train` with the trainer of vision_probe_classes.py, started as a script by the stack tests.
 
-Its folder and benchmarks/ are on PYTHONPATH, so that Ray's workers find the classes.
+Its folder is on PYTHONPATH, so that Ray's workers find the classes.
 """
 
 import sys

@@ -110,7 +110,7 @@ def commits(text):
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_no_page_names_a_commit(page):
-    """Pages say what is. Records, with the commits that they are of, are in benchmarks/results and research/."""
+    """Pages say what is. Records, with the commits that they are of, are in research/."""
     assert commits("at commit `8fa3f6f`, 1234567 steps, d73d4c9e; read at commit\n59df918") == ["8fa3f6f", "d73d4c9e"]
     assert commits(written_by_hand(page.read_text())) == []
 

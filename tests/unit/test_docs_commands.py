@@ -198,7 +198,7 @@ def is_the_benchmarks_version(words, here):
     """The environment that the page makes has the version of TRL that was measured."""
     assert words[:2] == ["install", "."]
     [series] = [word.removeprefix("trl==").removesuffix("*") for word in words if word.startswith("trl==")]
-    assert f"TRL {series}" in (ROOT / "benchmarks" / "results" / "steps.md").read_text()
+    assert f"TRL {series}" in (ROOT / "research" / "benchmarks" / "results" / "steps.md").read_text()
 
 
 def is_a_script(words, here):

@@ -23,7 +23,7 @@ def site(tmp_path_factory):
 
 
 def test_every_page_is_there_and_looks_alike(site):
-    folders = (".", "docs", "examples/trl", "benchmarks/results", "research", "research/results")
+    folders = (".", "docs", "examples/trl", "research/benchmarks/results", "research", "research/results")
     pages = [path for folder in folders for path in (ROOT / folder).glob("*.md")]
     for page in pages:
         html = (site / page.relative_to(ROOT)).with_suffix(".html").read_text()

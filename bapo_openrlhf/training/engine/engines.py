@@ -1,8 +1,8 @@
 """The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards.
 
 The delayed weights of Algorithm 1 (line 3) stay in the engine. Each vLLM worker copies its own tensors to host memory
-and later back. So a restore is a local copy, which needs neither the actor nor the network. benchmarks/delay.py
-compares its time with that of a second broadcast.
+and later back. So a restore is a local copy, which needs neither the actor nor the network.
+docs/performance.md compares its time with that of a second broadcast.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ class Constants:
         3 * GIB, "bytes", "memory of an engine without weights and KV cache", ASSUMED
     )
     reserve_bytes: float = _constant(
-        6 * GIB, "bytes", "memory of a GPU for CUDA, NCCL, buffers", "5.2 GiB in benchmarks/results/gpu_first.md"
+        6 * GIB, "bytes", "memory of a GPU for CUDA, NCCL, buffers", "5.2 GiB on an H200 (docs/performance.md)"
     )
     cut_logit_bytes: float = _constant(10, "bytes per token and vocabulary entry", "logits of a cut head", "OpenRLHF")
     logit_block: float = _constant(2**27, "logits", "most that are held at a time, in bf16", SLICED)

@@ -13,7 +13,7 @@ from ray._private.worker import _maybe_modify_runtime_env
 
 from bapo_openrlhf.cpu import flash_attention
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+STACK = Path(__file__).parents[2] / "stack"  # has weight_digests, which the tests there send to engines
 NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
 
 
@@ -75,7 +75,7 @@ def test_what_runs_in_an_engine_needs_no_flash_attn():
     modules = [f"bapo_openrlhf.training.engine.{name}" for name in ("engines", "weight_receipt", "adapters")]
     names = [*modules, "openrlhf.trainer.ray.utils", "weight_digests"]
     script = f"import sys; sys.modules['flash_attn'] = None; import {', '.join(names)}"
-    path = os.pathsep.join([str(BENCHMARKS), *sys.path])
+    path = os.pathsep.join([str(STACK), *sys.path])
     environment = os.environ | {"PYTHONPATH": path, "BAPO_OPENRLHF_CPU": "0"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert not done.returncode, done.stderr

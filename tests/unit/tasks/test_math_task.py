@@ -22,8 +22,8 @@ from bapo_openrlhf.training.engine.reward_pool import RewardPool
 
 pytestmark = pytest.mark.usefixtures("patient_judge")
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-CASES = [json.loads(line) for line in (BENCHMARKS / "math_answers.jsonl").read_text(encoding="utf-8").splitlines()]
+TABLE = Path(__file__).with_name("math_answers.jsonl")
+CASES = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
 
 
 def right(answer, label):

@@ -88,16 +88,6 @@ def test_when_its_data_has_ended_it_goes_to_its_end(world):
     assert run.trainer.checkpoints.store.tags() == ["global_step4"] and len(run.metrics()) == 4
 
 
-def test_the_trainer_of_the_floor_passes_it_on(world, tmp_path, monkeypatch):
-    import floor_classes
-
-    monkeypatch.setenv(floor_classes.FOLDER, str(tmp_path))
-    kind = type("Kind", (floor_classes.RecordingTrainer, RecordedPPOTrainer), {})
-    run = told(world(algorithm="grpo", kind=kind, **NEVER), 1, "training")
-    run.groups["actor"].workers[0].write_notes = lambda name: run.note("written", name)
-    assert run.trainer.fit() == 2 and run.noted("written") == ["actor"]
-
-
 def test_before_its_first_step_nothing_is_saved_yet(world):
     run = world(**NEVER)
     run.trainer.stop()

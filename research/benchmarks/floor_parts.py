@@ -1,0 +1,150 @@
+"""The work of a step in one process, as fast as a machine can: the parts of the floor of gpu_floor.py.
+
+Generation with vLLM's offline `LLM`, forward and training passes in a bare PyTorch loop, and a copy of the weights
+within the process. Advantages, returns and old log-probs are made up, because no time depends on them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Batch = dict[str, "torch.Tensor"]
+"""A micro-batch: `sequences` and `attention_mask` of shape (B, S), `action_mask` of shape (B, A)."""
+
+
+@dataclass
+class Step:
+    """What a step does.
+
+    Attributes:
+        calls: a list of groups for each call of the engine: (token ids of the prompt, lengths of its responses).
+        forward: micro-batches of the forward passes of actor, critic and reference, by model.
+        train: micro-batches of training, by model. One optimizer step follows them.
+        syncs: number of weight syncs.
+    """
+
+    calls: list[list[tuple[list[int], list[int]]]] = field(default_factory=list)
+    forward: dict[str, list[Batch]] = field(default_factory=dict)
+    train: dict[str, list[Batch]] = field(default_factory=dict)
+    syncs: int = 0
+
+
+def head(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, *, entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probs of the labels and the entropies, shape (N,), of the hidden states (N, H) under the head (V, H)."""
+    import torch
+
+    log_probs = torch.nn.functional.linear(hidden, weight).float().log_softmax(-1)
+    chosen = log_probs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(log_probs.exp() * log_probs).sum(-1) if entropy else None
+
+
+class Trained:
+    """A model with AdamW as the stack has it: bfloat16 in the passes, float32 weights and moments in the optimizer."""
+
+    def __init__(self, folder: str, *, critic: bool, device: str = "cpu") -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
+        self.model, self.weight = model, model.lm_head.weight
+        trained = list((model.model if critic else model).parameters())
+        if critic:
+            zeros = torch.zeros(1, model.config.hidden_size, dtype=torch.bfloat16, device=device)
+            self.weight = torch.nn.Parameter(zeros)
+            trained.append(self.weight)
+        self.parameters = trained
+        self.masters = [parameter.detach().float() for parameter in trained]
+        self.optimizer = torch.optim.AdamW(self.masters, lr=1e-6, weight_decay=0.0, fused=True)
+
+    def hidden(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states before the response tokens, (N, H), and these tokens, (N,)."""
+        mask, count = batch["attention_mask"], batch["action_mask"].shape[1]
+        places = (mask.long().cumsum(-1) - 1).masked_fill_(mask == 0, 1)
+        output = self.model.model(batch["sequences"], attention_mask=mask, position_ids=places, use_cache=False)
+        chosen = batch["action_mask"].bool()
+        return output.last_hidden_state[:, -count - 1 : -1][chosen], batch["sequences"][:, -count:][chosen]
+
+    def update(self) -> None:
+        """Clip the gradients, step, and round the weights."""
+        import torch
+
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.parameters, self.masters)
+
+
+class Floor:
+    """The models of the floor, all in this process: an engine and two or three trained models."""
+
+    llm: Any
+    actor: Trained
+    reference: Trained
+    critic: Trained
+
+    def generate(self, step: Step) -> None:
+        """Generate responses of these lengths.
+
+        The end of a text is ignored, so a response ends at its `max_tokens`. Responses of a prompt that are equally
+        long are one request with n. No text and no log-probs are asked for.
+        """
+        from vllm import SamplingParams
+
+        for groups in step.calls:
+            prompts, params = [], []
+            for ids, lengths in groups:
+                for length, count in Counter(lengths).items():
+                    prompts.append({"prompt_token_ids": ids})
+                    params.append(SamplingParams(n=count, max_tokens=length, ignore_eos=True, detokenize=False))
+            self.llm.generate(prompts, params, use_tqdm=False)
+
+    def forward(self, step: Step) -> None:
+        """Pass the micro-batches through the models: log-probs of actor and reference, values."""
+        import torch
+
+        with torch.no_grad():
+            for name, batches in step.forward.items():
+                model = getattr(self, name)
+                for batch in batches:
+                    hidden, labels = model.hidden(batch)
+                    torch.nn.functional.linear(hidden, model.weight) if name == "critic" else head(
+                        hidden, model.weight, labels
+                    )
+
+    def train(self, step: Step) -> None:
+        """Forward and backward passes of the micro-batches, and one optimizer step for each model."""
+        import torch
+
+        for name, batches in step.train.items():
+            model = getattr(self, name)
+            for batch in batches:
+                hidden, labels = model.hidden(batch)
+                if name == "critic":
+                    values = torch.nn.functional.linear(hidden, model.weight).squeeze(-1).float()
+                    old, returns = values.detach(), 1.0
+                    clipped = old + (values - old).clamp(-0.2, 0.2)
+                    loss = 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).mean()
+                else:
+                    log_probs, entropy = head(hidden, model.weight, labels, entropy=True)
+                    old, advantages = log_probs.detach(), torch.linspace(-1, 1, len(labels), device=labels.device)
+                    ratio, difference = (log_probs - old).exp(), old - 0.1 - log_probs
+                    policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+                    kl = difference.exp() - difference - 1
+                    loss = (policy + 0.001 * kl - 0.001 * entropy).mean()
+                (loss / len(batches)).backward()
+            model.update()
+
+    def copy(self, step: Step) -> None:
+        """Copy the actor's weights into vLLM's model as often as they were synced."""
+        for _ in range(step.syncs):
+            weights = list(self.actor.model.named_parameters())
+            self.llm.apply_model(lambda model, weights=weights: model.load_weights(weights) and None)
