@@ -7,14 +7,10 @@ The drop-in for `python -m openrlhf.cli.serve_rm`, which needs flash-attn even i
 import importlib
 from typing import Any
 
-from bapo_openrlhf.cpu import flash_attention
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 
 if __name__ == "__main__":
-    cpu.prepare_environment()
-    cpu.install()
-    if not cpu.active() and flash_attention.missing():
-        flash_attention.set_up_worker()
+    machine.set_up()
 
     from bapo_openrlhf import host
     from bapo_openrlhf.host import require_name

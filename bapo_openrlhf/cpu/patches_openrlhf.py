@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cpu.patching import AROUND, replaces, require
 from bapo_openrlhf.cpu.threads import use_threads
 

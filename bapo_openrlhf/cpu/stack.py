@@ -124,11 +124,6 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def offline() -> str:
-    """What an error about a model of the hub adds if the hub is not asked."""
-    return " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
-
-
 def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
     """Arguments of `ray.init` for a local Ray with `num_logical_gpus` devices that exist only in its bookkeeping.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.data import sources
 from bapo_openrlhf.data.findings import Findings
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
@@ -50,7 +50,7 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         ConfigError: The data cannot be read, or rows are not as a run needs them.
     """
     if not ahead:
-        cpu.prepare_environment()  # before `datasets` loads the hub's library, which reads it only once
+        machine.prepare()  # before `datasets` loads the hub's library, which reads it only once
     renderer, warnings = cache(lambda: _renderer(args, ahead=ahead)), []
     data = Data(None, None, warnings)
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []

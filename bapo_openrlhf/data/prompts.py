@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.data.messages import left_out
 from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, apart
 from bapo_openrlhf.data.worked import header_of, wrong_response
@@ -93,7 +93,7 @@ class Renderer:
             self.tokenizer = (apart if quick else Tokenizer)(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
-            why = "" if Path(model).is_dir() else cpu.offline()
+            why = "" if Path(model).is_dir() else machine.offline()
             raise ConfigError(f"{flag} is {model}; its tokenizer cannot be loaded{why}: {one_line(error)}") from error
         if missing:
             raise ConfigError(

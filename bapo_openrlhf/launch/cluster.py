@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.cpu import threads
+from bapo_openrlhf import machine
 
 
 @contextmanager
@@ -22,22 +21,18 @@ def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
     Yields:
         The environment variables with which the process of a run connects to this Ray.
     """
-    if os.environ.get("RAY_ADDRESS") and not cpu.active():
+    if os.environ.get("RAY_ADDRESS") and not machine.on_cpu():
         yield {}
         return
-    with cpu.forked_processes():
+    with machine.processes():
         import ray
 
         from bapo_openrlhf.training.driver.own_ray import connect, token
 
-        if cpu.active():
-            context = connect(**cpu.ray_init_kwargs(devices))
-            name = cpu.SHARED_RAY
-            limits = {threads.LIMIT: str(max(1, threads.limit() // runs))}
-        else:
-            context = connect(address="local", include_dashboard=False, logging_level="warning")
-            name, limits = "RAY_ADDRESS", {}
+        with_gpus = {"address": "local", "include_dashboard": False, "logging_level": "warning"}
+        context = connect(**(machine.own_ray(devices) or with_gpus))
         try:
-            yield {name: context.address_info["gcs_address"], **token(), **limits}
+            address = {machine.shared_address(): context.address_info["gcs_address"]}
+            yield address | token() | machine.share_of_cores(runs)
         finally:
             ray.shutdown()

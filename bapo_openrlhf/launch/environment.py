@@ -7,7 +7,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.paths import check_utf8
 
@@ -60,7 +60,7 @@ def _check_temporary_folder() -> None:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(f"TMPDIR is {os.environ.get('TMPDIR')}; {error.strerror}: set it to another folder") from None
-    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(cpu.SHARED_RAY)  # of a Ray that is there already
+    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(machine.shared_address())  # of a Ray that is there already
     places = [("TMPDIR", temporary, VLLMS)]
     if not shared:
         name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")

@@ -6,11 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf import user_file
+from bapo_openrlhf import machine, user_file
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer
@@ -115,7 +114,7 @@ def check_packages(args: SimpleNamespace) -> None:
             "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
         )
     problem = lacking(args)
-    if problem and not cpu.active():
+    if problem and not machine.on_cpu():
         raise ConfigError(problem)
 
 

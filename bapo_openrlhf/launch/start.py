@@ -10,8 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf.cpu import flash_attention, products
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import Checked, flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
@@ -86,6 +85,7 @@ def launch(
     clock = time.perf_counter()
     steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None
     label = args.algorithm or f"{args.algo.advantage.estimator}+{args.adapt.method}"
+    products = machine.bf16_products()
     metadata = {
         "name": args.run.name,
         "algorithm": label,
@@ -93,7 +93,7 @@ def launch(
         "started": record.now(),
         "total_steps": steps,
         **record.provenance(secret=args.logger.wandb.key),
-        "bf16_products": products_by_step(args, products.way(), start) if cpu.active() else None,
+        "bf16_products": products_by_step(args, products, start) if products else None,
         **settings,
     }
     if resumes:
@@ -112,7 +112,7 @@ def launch(
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with recorded(args, folder, command):
-        with cpu.forked_processes(), bar:
+        with machine.processes(), bar:
             _train(args, signals)
         _summarise(args, folder, metadata, clock)
     return folder
@@ -137,7 +137,7 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
 
 def _check_device(args: SimpleNamespace) -> None:
     given, shared = flags_of(args), args.train.colocate_all and not args.train.async_enable
-    if not cpu.active():
+    if not machine.on_cpu():
         if shared and args.vllm.sync_backend != "nccl" and not args.vllm.sync_with_ray:
             raise ConfigError(
                 f"vllm.sync_backend is {args.vllm.sync_backend}; on GPUs with train.colocate_all it must be nccl, "
@@ -170,18 +170,18 @@ def _lost_nodes() -> str:
 
 def _train(args: SimpleNamespace, signals: Signals) -> None:
     """Build the run and train. On the CPU it gets a Ray of its own."""
-    cpu.install()
-    if not cpu.active():
-        flash_attention.do_without()
+    machine.set_up()
+    if machine.without_flash_attention():
+        print("flash-attn is not installed, so this run packs no samples", file=sys.stderr)
 
     import ray
 
     from bapo_openrlhf.training.driver.build import train
     from bapo_openrlhf.training.driver.own_ray import connect
 
-    own_ray = cpu.active() and not ray.is_initialized()
+    own_ray = None if ray.is_initialized() else machine.own_ray(logical_gpus(args))
     if own_ray:
-        connect(**cpu.ray_init_kwargs(logical_gpus(args)))
+        connect(**own_ray)
     try:
         train(args, signals)
     except ray.exceptions.RayError as error:

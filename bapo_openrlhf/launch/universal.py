@@ -11,7 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
 from bapo_openrlhf.flags.rule import Flags, refuse
 from bapo_openrlhf.flags.rules import UNIVERSAL as RULES
@@ -82,7 +82,7 @@ def _converted(source: Path, folder: Path) -> Path:
     Returns:
         The folder with all states by the names of parameters.
     """
-    cpu.prepare_environment()
+    machine.prepare()
     if _has_no_state(source):
         raise ConfigError(
             f"{source} has no state of an optimizer, because no batch has trained this model yet; only the same number "

@@ -14,9 +14,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
-from bapo_openrlhf import host
-from bapo_openrlhf.cpu import flash_attention
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import host, machine
 from bapo_openrlhf.data.check import check_warmup
 from bapo_openrlhf.data.prompts import check_tokenizer
 from bapo_openrlhf.data.reading import read
@@ -43,7 +41,7 @@ def check(args: SimpleNamespace) -> None:
         raise ConfigError(
             f"ckpt.output_dir is {out}, which already has a model; give another --ckpt.output_dir, or delete that model"
         )
-    if cpu.active():
+    if machine.on_cpu():
         allowed = {"attn_implementation": "eager", "packing_samples": False, "load_in_4bit": False}
         for name, value in allowed.items():
             if getattr(args.ds, name) != value:
@@ -87,7 +85,7 @@ def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
 
 
 def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
-    if not cpu.active() and "LOCAL_RANK" not in os.environ:
+    if not machine.on_cpu() and "LOCAL_RANK" not in os.environ:
         runner = ["-m", "deepspeed.launcher.runner", "--no_local_rank", "--module", "bapo_openrlhf.cli", "warmup"]
         if subprocess.run([sys.executable, *runner, *words]).returncode != 0:
             raise RunError("the warm-up failed; the messages of its processes stand above")
@@ -123,12 +121,9 @@ def _train(args: SimpleNamespace) -> None:
 
 def _set_up() -> None:
     """Patch this process as far as the machine needs it. On the CPU also set what DeepSpeed's launcher would set."""
-    if not cpu.active():
-        if flash_attention.missing():
-            flash_attention.set_up_worker()
+    machine.set_up()
+    if not machine.on_cpu():
         return
-    cpu.prepare_environment()
-    cpu.install()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         only = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

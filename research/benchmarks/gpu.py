@@ -50,8 +50,8 @@ from gpu_setting import (
 from gpu_watch import Watch, cards
 from report import RESULTS, again, origin, python_path
 
+from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.cpu import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.errors import ConfigError

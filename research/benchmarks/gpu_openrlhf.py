@@ -6,7 +6,7 @@ patches, for dry runs.
 
 import runpy
 
-from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cpu import stack as cpu
 
 if __name__ == "__main__":

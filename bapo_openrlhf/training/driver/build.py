@@ -27,6 +27,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from transformers import AutoProcessor
 
+from bapo_openrlhf import machine
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.host import require_version
@@ -241,7 +242,7 @@ def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:
         "trust_remote_code": True,
         "max_model_len": args.data.max_len,
         "tensor_parallel_size": size,
-        "distributed_executor_backend": "uni" if size == 1 else "ray",
+        **machine.engine_settings(size, full_determinism=args.train.full_determinism_enable),
         "worker_extension_cls": "openrlhf.trainer.ray.vllm_worker_wrap.WorkerWrap",
         "enforce_eager": vllm.enforce_eager,
         "enable_prefix_caching": vllm.enable_prefix_caching,

@@ -24,7 +24,6 @@ from openrlhf.utils.vlm_utils import dedup_media_tokens
 from vllm.inputs import TokensPrompt
 from vllm.sampling_params import RequestOutputKind
 
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.durable import open_to_others
@@ -131,12 +130,6 @@ class RolloutEngine(Engine):
             mm_pad_token_ids: Tokens that stand for a part of an image or of a video.
             kwargs: Arguments of vLLM's engine.
         """
-        if full_determinism and cpu.in_cpu_run():
-            # With one sequence at a time, a response does not depend on the others in the batch. In bf16, another
-            # number of rows rounds differently. On a GPU, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
-            kwargs["max_num_seqs"] = 1
-        if kwargs.get("distributed_executor_backend") == "ray" and cpu.in_cpu_run():
-            kwargs["distributed_executor_backend"] = "mp"  # for tensor parallelism: vLLM has no Ray workers on the CPU
         self.faster = faster
         if faster:
             kwargs.setdefault("disable_log_stats", True)  # they are counted at each token, and nobody reads them

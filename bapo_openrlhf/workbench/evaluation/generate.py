@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import RunError, one_line
 from bapo_openrlhf.training.engine.engine_core import ENGINE
 from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
@@ -56,8 +56,7 @@ def generate(
     Raises:
         RunError: The model cannot be loaded, or the engine failed.
     """
-    cpu.prepare_environment()
-    cpu.install()
+    machine.set_up()
     os.environ[ENGINE] = str(os.getpid())  # Then vLLM's engine process ends whenever this process ends.
     llm = None
     try:
@@ -86,7 +85,7 @@ def _load(request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], ma
         "max_model_len": max_model_len,
         "tensor_parallel_size": request.tensor_parallel_size,
         "gpu_memory_utilization": request.gpu_memory_utilization,
-        "enforce_eager": cpu.active(),
+        "enforce_eager": machine.on_cpu(),
         "disable_log_stats": True,
     }
     if request.max_num_seqs is not None:

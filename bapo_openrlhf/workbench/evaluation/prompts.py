@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu
+from bapo_openrlhf import machine
 from bapo_openrlhf.data.prompts import check_tokenizer, fill
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.launch.model_files import positions_of
@@ -52,7 +52,7 @@ class Prompter:
             ConfigError: There is no tokenizer, it cannot be loaded, or there are images and no chat template.
         """
         check_tokenizer("model", model)
-        cpu.prepare_environment()
+        machine.prepare()
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
         try:

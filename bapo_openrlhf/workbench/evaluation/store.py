@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bapo_openrlhf import machine
 from bapo_openrlhf.adapt.rewards import as_range
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import run_record as record
@@ -75,14 +75,14 @@ def fingerprint(model: str) -> str:
 
 
 def _commit(model: str) -> str:
-    cpu.prepare_environment()  # It sets HF_HUB_OFFLINE unless the user did.
+    machine.prepare()  # It sets HF_HUB_OFFLINE unless the user did.
     from huggingface_hub import hf_hub_download
 
     try:
         config = hf_hub_download(model, "config.json")
     except Exception as error:  # There is no such name, no network or no access.
         raise ConfigError(
-            f"model is {model}; there is no such folder, and the hub does not provide it{cpu.offline()}: "
+            f"model is {model}; there is no such folder, and the hub does not provide it{machine.offline()}: "
             f"{one_line(error)}"
         ) from error
     return Path(config).parent.name  # .../snapshots/COMMIT/config.json

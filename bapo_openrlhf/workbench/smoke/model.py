@@ -5,7 +5,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.cpu import stack as cpu_stack
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.user_file import at_home
@@ -52,7 +52,7 @@ def make_small_model(
     Returns:
         The sizes that are smaller.
     """
-    cpu_stack.prepare_environment()
+    machine.prepare()
 
     import torch
     import transformers

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from bapo_openrlhf import machine
 from bapo_openrlhf.adapt.rewards import UNIT
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
 from bapo_openrlhf.record import run_record as record
@@ -85,7 +85,7 @@ class Smoke:
         """Both runs; each claim about them, and what contradicts it."""
         args, stages = self.args, self.stages
         with stages.stage("checks"):
-            on_cpu = cpu.active()
+            on_cpu = machine.on_cpu()
             checked = check_inputs(args, weights=False)
             changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bapo_openrlhf.cpu.prefork import client
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.workbench.pages.text import duration
 
@@ -21,7 +21,7 @@ SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"Agent", b"monitor.py")
 
 def marked(mark: str) -> dict[str, str]:
     """Environment variables by which the processes of a run are found. They fork from a process of their own."""
-    return {MARK: mark, client.ADDRESS: ""}
+    return {MARK: mark, **machine.ALONE}
 
 
 def processes(mark: str) -> Iterator[Path]:

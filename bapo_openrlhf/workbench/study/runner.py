@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bapo_openrlhf.cpu.prefork import serving
+from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.settings import Settings, changes
 from bapo_openrlhf.record import run_record as record
@@ -212,7 +212,7 @@ def _start(run: Planned, environment: dict[str, str]) -> Running:
     (run.folder / COMMAND).write_text(json.dumps(run.words, indent=2) + "\n", encoding="utf-8")
     with (run.folder / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
-            [serving.python(), *TRAIN, *run.words],
+            [machine.python(), *TRAIN, *run.words],
             env=os.environ | environment,
             stdout=output,
             stderr=subprocess.STDOUT,

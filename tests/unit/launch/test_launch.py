@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, Ended, RunError
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.config import Checked
@@ -29,7 +31,7 @@ COMMAND = ("bapo-openrlhf", "train", "--config", "my run.yaml")
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """start(flag=value...) launches a run that trains nothing, and returns the record that the training would find."""
-    monkeypatch.setattr(launch.cpu, "active", lambda: False)
+    monkeypatch.setenv(cpu.SWITCH, "0")
     result = []
 
     def run(
@@ -560,19 +562,19 @@ def test_it_is_plain_json(start, tmp_path):
 
 def test_with_a_gpu_flash_attn_need_not_be_there(monkeypatch):
     """OpenRLHF is imported after this."""
-    monkeypatch.setattr(launch.cpu, "active", lambda: False)
+    monkeypatch.setenv(cpu.SWITCH, "0")
 
     def do_without():
         raise InterruptedError
 
-    monkeypatch.setattr(launch.flash_attention, "do_without", do_without)
+    monkeypatch.setattr(flash_attention, "do_without", do_without)
     with pytest.raises(InterruptedError):
         launch._train(None, Signals())
 
 
 def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
     """OpenRLHF takes CUDA IPC only with nccl, and otherwise a group of NCCL with two ranks on a GPU."""
-    monkeypatch.setattr(launch.cpu, "active", lambda: False)
+    monkeypatch.setenv(cpu.SWITCH, "0")
     together = {"train__colocate_all": True, "vllm__num_engines": 8}
     says = "^vllm.sync_backend is gloo; on GPUs with train.colocate_all it must be nccl, because"
     with pytest.raises(ConfigError, match=says):
@@ -591,7 +593,7 @@ def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
 )  # eager attention rules it out
 def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
     """Muon would compile for a GPU, and wait for ever if another process began to."""
-    monkeypatch.setattr(launch.cpu, "active", lambda: True)
+    monkeypatch.setenv(cpu.SWITCH, "1")
     allowed = launch.ON_THE_CPU[flag]
     given = {"gloo": "nccl", "eager": "sdpa", "adam": "muon"}.get(allowed, not allowed)
     flags = {name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | {flag: given}).items()}

@@ -147,7 +147,8 @@ class Place:
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls that are noted from now on. Both sides get the same classes."""
+    """The calls that are noted from now on, on a machine with GPUs. Both sides get the same classes."""
+    monkeypatch.setenv(cpu.SWITCH, "0")
     calls = Calls()
     strategy = SimpleNamespace(print=lambda *_: None)
 
@@ -213,6 +214,17 @@ def test_a_plain_run_asks_for_what_openrlhf_asks_for(calls, variant):
     if "train.colocate_all" in variant and "sleep" not in variant and "async" not in variant:
         of_ours = Counter({call: n for call, n in of_ours.items() if "get_num_unfinished" not in call})
     assert of_ours == called
+
+
+@pytest.mark.parametrize(("size", "workers"), [(1, "uni"), (2, "mp")])
+def test_an_engine_without_a_gpu_has_no_workers_of_ray(monkeypatch, size, workers):
+    """And one sequence at a time, if the run is to be repeatable."""
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    args = arguments_of(f"vllm.tensor_parallel_size={size} train.full_determinism_enable")
+    settings = build.settings_of_engines(args)
+    assert (settings["distributed_executor_backend"], settings["max_num_seqs"]) == (workers, 1)
+    args.train.full_determinism_enable = False
+    assert "max_num_seqs" not in build.settings_of_engines(args)
 
 
 def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):

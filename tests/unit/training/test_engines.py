@@ -11,7 +11,6 @@ from openrlhf.utils.agent import AgentExecutorBase
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training.engine import engines
 from bapo_openrlhf.training.engine.engines import RolloutEngine
 from bapo_openrlhf.training.engine.single_turn import SingleTurn
@@ -111,12 +110,6 @@ def made_by(kind, monkeypatch, given, **environment):
         engine = object.__new__(kind)
         asyncio.run(kind.__init__(engine, **given))
         return vars(engine), dict(os.environ)
-
-
-def test_an_engine_on_the_cpu_has_one_sequence_at_a_time_and_no_workers_of_ray(monkeypatch):
-    given = {"num_gpus": 0.2, "full_determinism": True, "distributed_executor_backend": "ray"}
-    made, _ = made_by(RolloutEngine, monkeypatch, given, **{cpu.SWITCH: "1"})
-    assert (made["kwargs"]["max_num_seqs"], made["kwargs"]["distributed_executor_backend"]) == (1, "mp")
 
 
 def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch):

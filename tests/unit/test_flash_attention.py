@@ -11,9 +11,9 @@ import pytest
 import torch
 from ray._private.worker import _maybe_modify_runtime_env
 
-from bapo_openrlhf.cpu import flash_attention
+from bapo_openrlhf import flash_attention
 
-STACK = Path(__file__).parents[2] / "stack"  # has weight_digests, which the tests there send to engines
+STACK = Path(__file__).parents[1] / "stack"  # has weight_digests, which the tests there send to engines
 NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
 
 

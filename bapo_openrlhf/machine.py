@@ -1,0 +1,92 @@
+"""The machine of a process: whether it has a GPU, and what OpenRLHF, Ray and vLLM need there before they are imported.
+
+Everything else asks here. Nothing else imports `cpu/`, which replaces what a missing GPU takes.
+"""
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+from bapo_openrlhf import flash_attention
+from bapo_openrlhf.cpu import products, stack, threads
+from bapo_openrlhf.cpu.prefork import client, serving
+
+ALONE = {client.ADDRESS: ""}
+"""The environment of a process that is not to fork from another one."""
+
+
+def on_cpu() -> bool:
+    """Whether runs on this machine have no GPU.
+
+    Raises:
+        ConfigError: The variable that can say so has another value than 0, 1 and auto.
+    """
+    return stack.active()
+
+
+def prepare() -> None:
+    """Set the environment variables of a run, and keep those that are set. Call it before the stack is imported."""
+    stack.prepare_environment()
+
+
+def set_up() -> None:
+    """Let this process, and the Ray workers that it starts, import OpenRLHF.
+
+    Without a GPU names are replaced that only a GPU has. With one, only flash-attn has a stand-in, if it is missing.
+    """
+    prepare()
+    if on_cpu():
+        stack.install()
+    else:
+        flash_attention.do_without()
+
+
+def without_flash_attention() -> bool:
+    """Whether runs on GPUs of this machine have a stand-in for flash-attn, so that no samples can be packed."""
+    return not on_cpu() and flash_attention.missing()
+
+
+def processes() -> AbstractContextManager[None]:
+    """A block in which the processes of runs start as fast as they can: without a GPU they fork."""
+    return stack.forked_processes()
+
+
+def python() -> str:
+    """The program that starts a process of a run, within a block of `processes` or without one."""
+    return serving.python()
+
+
+def own_ray(devices: int) -> dict[str, Any] | None:
+    """Arguments of `ray.init` for a Ray whose devices are only counted; None on GPUs, where Ray finds them."""
+    return stack.ray_init_kwargs(devices) if on_cpu() else None
+
+
+def shared_address() -> str:
+    """The variable that names the Ray that several runs of this machine share."""
+    return stack.SHARED_RAY if on_cpu() else "RAY_ADDRESS"
+
+
+def share_of_cores(runs: int) -> dict[str, str]:
+    """The environment of each of several runs that share the cores. With GPUs there is nothing to share."""
+    return {threads.LIMIT: str(max(1, threads.limit() // runs))} if on_cpu() else {}
+
+
+def bf16_products() -> str | None:
+    """The way in which bfloat16 matrices are multiplied without a GPU, which a record keeps; None on GPUs."""
+    return products.way() if on_cpu() else None
+
+
+def engine_settings(tensor_parallel_size: int, *, full_determinism: bool) -> dict[str, Any]:
+    """What vLLM's engine is given because of the machine.
+
+    With one sequence at a time, a response does not depend on the others in the batch. Without a GPU another number of
+    rows rounds differently in bf16. With one, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
+    """
+    several = "mp" if on_cpu() else "ray"  # vLLM has no Ray workers on the CPU
+    settings = {"distributed_executor_backend": several if tensor_parallel_size > 1 else "uni"}
+    return settings | ({"max_num_seqs": 1} if on_cpu() and full_determinism else {})
+
+
+def offline() -> str:
+    """What an error about a model of the hub adds if the hub is not asked."""
+    return " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") == "1" else ""
