@@ -128,7 +128,7 @@ def positions_of(config: Mapping[str, Any]) -> float:
     return float(most * factor)
 
 
-def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:
+def check_adapters(model: str, targets: Sequence[str], config: Mapping[str, Any], shapes: Shapes) -> None:
     """Check that each of `ds.lora.target_modules` is the end of the name of a matrix of a model, as PEFT compares them.
 
     Args:
@@ -137,8 +137,14 @@ def check_adapters(model: str, targets: Sequence[str], shapes: Shapes) -> None:
         shapes: Those of the model's weights; none if they are not known.
 
     Raises:
-        ConfigError: One is not. The message names those that are.
+        ConfigError: One is not, or its matrix is also that of the embeddings. The message names those that may be.
     """
+    tied = config.get("tie_word_embeddings") or (EMBEDDINGS in shapes and HEAD not in shapes)
+    if "lm_head" in targets and tied:
+        raise ConfigError(
+            f"ds.lora.target_modules is {' '.join(targets)}; lm_head must not be among them, because the embeddings of "
+            f"{model} are the same matrix (tie_word_embeddings), and an adapter changes only one of them"
+        )
     if targets == ALL_LINEAR or not shapes:
         return
     matrices = {name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}

@@ -165,7 +165,7 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
         language = config.get("text_config") or config
         check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
         if args.ds.lora.rank:
-            check_adapters(f"{flag} {name}", args.ds.lora.target_modules, shapes)
+            check_adapters(f"{flag} {name}", args.ds.lora.target_modules, config | language, shapes)
         if args.actor.aux_loss_coef and "output_router_logits" not in config:
             raise ConfigError(
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "

@@ -76,3 +76,17 @@ def merge_adapters(worker: Any, scale: float) -> None:
     """Let a vLLM worker merge adapters from now on."""
     model = worker.model_runner.model
     model.load_weights = MergingLoader(model.load_weights, scale)
+
+
+def require_merged(worker: Any) -> None:
+    """Check that a sync has left no part of an adapter behind. A worker that merges none has none.
+
+    Raises:
+        RuntimeError: Parts of a layer have come, and others have not.
+    """
+    held: dict[str, dict[str, torch.Tensor]] = getattr(worker.model_runner.model.load_weights, "held", {})
+    for layer, parts in held.items():
+        raise RuntimeError(
+            f"of {layer} only {', '.join(sorted(parts))} reached the engine, so its adapter cannot be merged "
+            "(ds.lora.target_modules)"
+        )

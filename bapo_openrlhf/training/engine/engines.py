@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.durable import open_to_others
-from bapo_openrlhf.training.engine.adapters import merge_adapters
+from bapo_openrlhf.training.engine.adapters import merge_adapters, require_merged
 from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.engine.engine_core import ENGINE, end_with
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
@@ -331,7 +331,11 @@ class RolloutEngine(Engine):
         Otherwise a response to a prompt that is generated again would use image embeddings of much older weights. A
         request that goes on, such as one of an agent that was given up, begins again with the new weights. Otherwise
         vLLM would keep all keys and values.
+
+        Raises:
+            RuntimeError: A part of an adapter did not arrive.
         """
+        await self.llm.collective_rpc(require_merged)
         self.weights_version = version
         await self.llm.reset_prefix_cache(reset_running_requests=True)
         await self.llm.reset_encoder_cache()

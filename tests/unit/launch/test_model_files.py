@@ -121,19 +121,30 @@ def test_a_model_that_cannot_be_trained(real, tmp_path, changed, without, says):
 
 
 def test_adapters_are_of_matrices_of_the_model(real):
-    shapes = real[1]
-    check_adapters("m", "all-linear", shapes)
-    check_adapters("m", ["x"], {})  # its weights are in a .bin file
-    check_adapters("m", ["q_proj", "self_attn.v_proj", "lm_head"], shapes)
+    config, shapes = real
+    check_adapters("m", "all-linear", config, shapes)
+    check_adapters("m", ["x"], config, {})  # its weights are in a .bin file
+    check_adapters("m", ["q_proj", "self_attn.v_proj", "lm_head"], config, shapes)
     names = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     for name in ("q_proj,v_proj", "c_attn", "proj", "all-linear", "embed_tokens", "norm"):
         with pytest.raises(ConfigError) as error:
-            check_adapters("actor.model_name_or_path m", ["q_proj", name], shapes)
+            check_adapters("actor.model_name_or_path m", ["q_proj", name], config, shapes)
         assert str(error.value) == (
             f"ds.lora.target_modules is q_proj {name}; {name} is no matrix of actor.model_name_or_path m, which has "
             f"{names}: give some of them, or leave the flag out for all"
             + ("; there are spaces between names, and no commas" if "," in name else "")
         )
+
+
+def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused(real):
+    config, shapes = real
+    untied = {"tie_word_embeddings": False}
+    headless = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
+    for tied, files in ((config | {"tie_word_embeddings": True}, {}), ({}, headless), (config | untied, headless)):
+        check_adapters("m", ["q_proj"], tied, files)
+        check_adapters("m", "all-linear", tied, files)  # PEFT leaves the head out
+        with pytest.raises(ConfigError, match=r"^ds\.lora\.target_modules is q_proj lm_head; .*tie_word_embeddings"):
+            check_adapters("m", ["q_proj", "lm_head"], tied, files)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """Merging LoRA adapters in a vLLM worker: the weights that arrive are PEFT's merged model, whatever the parcels."""
 
+import asyncio
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
-from bapo_openrlhf.training.engine.adapters import MergingLoader
+from bapo_openrlhf.training.engine.adapters import MergingLoader, merge_adapters, require_merged
+from bapo_openrlhf.training.engine.engines import RolloutEngine
 
 
 class Net(torch.nn.Module):
@@ -79,3 +83,39 @@ def test_an_adapter_of_an_embedding_is_refused():
     loader = MergingLoader(lambda weights: None, 1.0)
     with pytest.raises(RuntimeError, match=r"embed_tokens\.lora_embedding_A\.default cannot be merged"):
         loader([("base_model.model.model.embed_tokens.lora_embedding_A.default", torch.ones(2, 2))])
+
+
+def worker_of(load):
+    return SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=load)))
+
+
+def test_a_sync_that_leaves_a_part_of_an_adapter_behind_is_an_error():
+    """PEFT's model of tied weights names the shared matrix once, so that the head's own base never comes."""
+    tied, worker = torch.nn.Module(), worker_of(lambda weights: {"some"})
+    tied.embed_tokens, tied.lm_head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False)
+    tied.lm_head.weight = tied.embed_tokens.weight
+    require_merged(worker)  # before it merges adapters
+    merge_adapters(worker, 1.0)
+    model = get_peft_model(tied, LoraConfig(r=2, target_modules=["lm_head"]))
+    sent = list(model.named_parameters())
+    worker.model_runner.model.load_weights(sent)
+    with pytest.raises(RuntimeError, match=r"^of lm_head only lora_A\.default, lora_B\.default reached"):
+        require_merged(worker)
+    worker.model_runner.model.load_weights([("base_model.model.lm_head.base_layer.weight", torch.zeros(5, 4))])
+    require_merged(worker)
+
+
+def test_an_engine_asks_its_workers_for_parts_that_were_left_behind_after_each_change_of_weights():
+    called = []
+
+    class Llm:
+        async def collective_rpc(self, function):
+            called.append(function)
+
+        async def reset_prefix_cache(self, *, reset_running_requests): ...
+        async def reset_encoder_cache(self): ...
+
+    engine = object.__new__(RolloutEngine)
+    engine.llm = Llm()
+    asyncio.run(engine.changed(3))
+    assert called == [require_merged] and engine.weights_version == 3
