@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.flags.attention import lacking
-from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
@@ -132,6 +132,8 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
         rows += _adaptation(args, checked)
+    proof = f"compared in the first steps; the run ends above a KL divergence of {adapt.max_gap:g} in a token"
+    rows.append(("engine and actor", proof if adapt.enabled else "not compared, because batches are not adapted"))
     if args.train.async_enable and not adapt.enabled:
         rows.append(("record", "only run.json and OpenRLHF's own logs: the asynchronous trainer is used as it is"))
     return [*rows, *_folders(args), *_epoch(args, checked)]

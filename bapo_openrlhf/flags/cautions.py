@@ -16,7 +16,7 @@ OF_ALL_METHODS = (
     "partial_rollout_tokens", "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd",
     "length_adaptive_lambd", "critic_groups", "critic_baseline", "value_pretraining", "ratio", "max_second_moment",
     "veto_ratio", "scale_learning_rate", "skip_zero_advantage", "reuse_gate", "reuse_gate_window", "kl_target",
-    "max_failed_share", "eps",
+    "max_failed_share", "max_gap", "keep_dropout", "eps",
 )  # fmt: skip
 # Fresh filters and their own flags.
 FILTERS = (("gaussian", "gaussian_mean"), ("gaussian", "gaussian_std"), ("top_p", "top_p_share"))

@@ -211,6 +211,14 @@ class AdaptConfig:
     max_failed_share: float = _flag(0.5,
         "the run stops if more than this share of a step's groups cannot be used, because they have no reward or "
         "log-probs that are not finite; fewer are left out and counted", allowed="in [0, 1]", type=float)
+    max_gap: float = _flag(0.02,
+        "the run ends before it trains on responses of today's weights if engine and actor differ by more than this in "
+        "a token: the mean KL divergence (k3), in nats. It looks in the first step, after the first sync that follows "
+        "an update, and after each resume; with a mixture of experts, or top_p below 1, it only warns",
+        symbol="gap/kl", source="docs/smoke.md", allowed="finite and above 0", type=float)
+    keep_dropout: bool = _flag(False,
+        "actor and critic keep the dropout of their config.json. Otherwise it is 0, because the first ratio of a step "
+        "is 1 only if the actor computes one log-prob for a token", source="beyond the paper", action="store_true")
     eps: float = _flag(1e-6,
         "smoothing of the group's reward variance",
         symbol="epsilon", source="Eq. 2, 11-13", allowed="above 0", type=float)
@@ -366,25 +374,6 @@ class DataConfig:
         "methods that train on them", symbol="X4", source="arXiv 2504.14945; 2506.07527")
 
     # fmt: on
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What the checks before a run work out from its flags, its inputs and its checkpoints: `args.checked` of a run.
-
-    Attributes:
-        arithmetic: Batch arithmetic of the configuration.
-        prompts: Prompts that the run takes from the training data; None if the data is not on this machine.
-        candidates: Prompts that the method draws for each prompt for which it generates responses.
-        resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
-        warnings: What may be meant, but is seldom what a user wants, a sentence each.
-    """
-
-    arithmetic: BatchArithmetic
-    prompts: int | None = None
-    candidates: int = 1
-    resume_tag: str | None = None
-    warnings: tuple[str, ...] = ()
 
 
 class Arguments(SimpleNamespace):

@@ -11,7 +11,7 @@ MAY_CHANGE = {
     "the batch adaptation from now on": (
         "adapt.rollout_delay", "adapt.reevaluate_every", "train.async_queue_size", "adapt.max_staleness",
         "adapt.max_shift_*", "adapt.c1", "adapt.c2", "adapt.c3", "adapt.threshold_direction", "adapt.buffer_size",
-        "adapt.max_failed_share",
+        "adapt.max_failed_share", "adapt.max_gap",
     ),
     "the evaluation": ("eval.*",),
     "how the machines compute it": (

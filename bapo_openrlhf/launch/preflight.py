@@ -17,7 +17,7 @@ from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
-from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
@@ -28,6 +28,7 @@ from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weigh
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.engine.reward_worker import Invalid, checked, limit_memory
+from bapo_openrlhf.training.worker.dropout import noise_of
 
 CALLED = "called with an empty response to the first prompt"
 
@@ -171,10 +172,26 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
                 "the model is no mixture of experts with a loss of its router (no output_router_logits in config.json)"
             )
+        warnings += _noise(f"{flag} is {name}", config | language, args)
         if (flag, name) == trained[0]:
             vision.check_model(f"{flag} is {name}", folder, config, args)
             _check_shape(f"{flag} {name}", language, args)
     return warnings
+
+
+def _noise(model: str, config: dict[str, Any], args: SimpleNamespace) -> list[str]:
+    """A warning of dropout that a model trains with, also if it is the default of the model's kind."""
+    if args.adapt.enabled:
+        return []
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    defaults = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+    noise = ", ".join(f"{name} {value:g}" for name, value in noise_of(defaults | config).items())
+    return [
+        f"{model}, whose config.json has {noise}: without batch adaptation a model trains with this, so that the first "
+        "ratio is not 1, and tokens are clipped before anything was learned; with 0 in config.json it does not"
+    ] * bool(noise)
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:

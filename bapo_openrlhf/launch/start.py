@@ -12,7 +12,8 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, RunError
-from bapo_openrlhf.flags.config import Checked, flags_of
+from bapo_openrlhf.flags.checked import Checked
+from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute, run_folder
 from bapo_openrlhf.flags.sizes import run_steps

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import left_over
@@ -18,6 +19,7 @@ from bapo_openrlhf.training.trainer.samples import in_groups
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
 
 Base = plain_class(PPOTrainer)
+logger = init_logger(__name__)
 
 
 class RecordedPPOTrainer(StoppableTrainer):
@@ -45,6 +47,7 @@ class RecordedPPOTrainer(StoppableTrainer):
 
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
+        logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
         self.samples_generator.set_up_engines()
         stopped = super().fit(global_step)
         if self.filtered and stopped is None:

@@ -34,6 +34,7 @@ from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, Ba
 from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
 from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
 from bapo_openrlhf.training.trainer.probe import GradientProbe
+from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
 from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator
@@ -95,6 +96,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
             state=self.state, method=self.method, **engines, generate_kwargs=kwargs, ahead=self.ahead
         )
         self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
+        self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
         self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, arithmetic=self.arithmetic)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
         self.probe = GradientProbe(
@@ -137,6 +139,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         passed = self.experience_maker.forward(BatchToTrain.of(batch, state.weights_since))
         reviewed = self.reviewer.review(batch, passed, state.gap)
         state.gap = reviewed.gap
+        self.proof.check_gap()
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
         taught |= self.critic_groups.make(generated, reviewed.batch, experience, tokens=taught.get(TOKENS, 0))
@@ -164,7 +167,9 @@ class AdaptedPPOTrainer(StoppableTrainer):
             return self._update_without_groups(reviewed.batch, shown or filler, global_step)
         metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
         metrics |= scale_learning_rate(self, experience) if self.args.adapt.scale_learning_rate else {}
+        self.proof.before_update(experience)
         status, _ = super().train_step([*experience.experiences, *shown], global_step)
+        self.proof.after_update(status)
         with timed(status, "timing/ppo_train"):
             metrics |= self.demonstrations.fine_tune(reviewed.batch)
         return status | metrics

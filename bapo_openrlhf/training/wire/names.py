@@ -7,3 +7,5 @@ OWN = frozenset((
     "ppo_clip_ratio", "ppo_kl", "response_clip_ratio", "response_length", "return", "reward", "score", "segments",
     "skipped_update", "step", "stopped", "total_length", "truncated", "values", "version_max", "version_min", "vllm_kl",
 ))  # fmt: skip
+
+FIRST_RATIO = "gap/first_ratio"  # a metric that the actor returns, and from which the trainer knows that it has looked

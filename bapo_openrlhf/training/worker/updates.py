@@ -46,8 +46,9 @@ from bapo_openrlhf.adapt.reuse import ReuseGate
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
-from bapo_openrlhf.training.wire.names import OWN
+from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
 from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.first_ratio import FirstRatio
 from bapo_openrlhf.training.worker.means import Means
 from bapo_openrlhf.training.worker.shards import head_energy, optimizer_left_out, part_of
 from bapo_openrlhf.training.worker.veto import after_veto
@@ -233,11 +234,13 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         gate: Ends the uses of a batch (`--adapt.reuse_gate`); None if there is no gate.
         rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
         cross_entropy: Whether the loss is only that of fine-tuning on demonstrations.
+        first_ratio: Looks at the next optimizer step, whose ratio must be 1; None if nothing does.
     """
 
     name = "actor"
     rate_factor = 1.0
     cross_entropy = False
+    first_ratio: FirstRatio | None = None
 
     gate = cached_property(lambda self: ReuseGate.of(self.args.adapt))
     engine = property(lambda self: self.actor.model)
@@ -254,6 +257,13 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             self._set_rates(1.0)
         if part.plan.closes and self.ema_model and not self.tripped:
             self._average_weights()
+
+    def _require_finite(self) -> None:
+        """Raise also if the first ratio of the run is not 1."""
+        super()._require_finite()
+        if self.first_ratio and not self.cross_entropy:
+            first, self.first_ratio = self.first_ratio, None
+            self.means.add(FIRST_RATIO, first.require(), first.tokens)
 
     def _gated(self, part: Part) -> AbstractContextManager[None]:
         if self.gate is None or self.cross_entropy or not part.plan.closes:
@@ -304,6 +314,8 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             kind = {"token_level": self.actor_loss_fn.token_level_loss, "cross_entropy": self.cross_entropy}
             shown = demonstration_loss(log_probs, experience, part.normalisers, **kind)
             experience = without_demonstrations(experience)
+        if self.first_ratio and not self.cross_entropy:
+            self.first_ratio.add(log_probs, experience)
         advantages, vetoed = after_veto(log_probs, experience, self.args.adapt.veto_ratio)
         policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
             log_probs,

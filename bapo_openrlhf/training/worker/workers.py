@@ -17,10 +17,13 @@ from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 from openrlhf.utils import get_tokenizer
 
 from bapo_openrlhf.adapt.batch import Skipped
+from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.flags.sizes import critic_steps
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 from bapo_openrlhf.training.wire.signals import leave_to_driver
+from bapo_openrlhf.training.worker.dropout import without_noise
+from bapo_openrlhf.training.worker.first_ratio import FirstRatio
 from bapo_openrlhf.training.worker.gradients import probe_gradients
 from bapo_openrlhf.training.worker.log_probs import SlicedActor
 from bapo_openrlhf.training.worker.normalisation import restore_normalisation
@@ -125,6 +128,7 @@ class PlainPolicyWorker(_Worker, POLICY):
             use_liger_kernel=args.ds.use_liger_kernel,
             freeze_visual_encoder=args.actor.freeze_visual_encoder,
         )
+        quieten(actor, args.adapt)
         strategy.print(actor)
         self.tokenizer = tokenizer_of(pretrain, actor.model, strategy)
         average = None
@@ -205,6 +209,7 @@ class PlainCriticWorker(_Worker, CRITIC):
             init_value_head=args.actor.model_name_or_path == args.critic.model_name_or_path,
         )
         restore_normalisation(critic)
+        quieten(critic, args.adapt)
         strategy.print(critic)
         strategy.print(f"values are normalized: {args.reward.normalize_enable}, {critic.mean}, {critic.std}")
         # A tokenizer is only saved with the critic's weights.
@@ -263,6 +268,12 @@ def training_arguments(strategy: Any) -> dict[str, Any]:
     lora = strategy.args.ds.lora
     adapter = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     return adapter | {"target_modules": lora.target_modules, "ds_config": strategy.get_ds_train_config()}
+
+
+def quieten(model: Any, adapt: AdaptConfig) -> None:
+    """Set the dropout of a model that is trained to 0 if batches are adapted, unless the run asks for it."""
+    if adapt.enabled and not adapt.keep_dropout:
+        without_noise(model)
 
 
 def optimizer_of(model: Any, steps: int | None) -> dict[str, Any]:
@@ -359,6 +370,10 @@ class PolicyWorker(_TrainingWorker, PlainPolicyWorker):
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rate by the factor in the optimizer steps that follow."""
         self.trainer.rate_factor = factor
+
+    def expect_first_ratio(self, limit: float | None) -> None:
+        """Compare log-probs in the next optimizer step, see `FirstRatio`; not if there is no limit."""
+        self.trainer.first_ratio = limit and FirstRatio(limit)
 
     def fine_tune(self) -> dict[str, float]:
         """Train on the demonstrations that it took with cross-entropy. The learning-rate schedule stays where it is."""

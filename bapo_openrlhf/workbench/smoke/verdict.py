@@ -6,14 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf.adapt.shift import USUAL_KL
 from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.smoke.model import changed_weights
 
 LOSSES = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm")
-# Largest mean KL divergence of a token between actor and engine for the same weights. docs/smoke.md says why.
-MOST_KL = 0.003
 
 Row = Mapping[str, Any]
 
@@ -76,4 +75,4 @@ def _not_finite(row: Row) -> str:
 
 def _disagreement(row: Row) -> str:
     kl = row["gap/kl"]
-    return "" if kl <= MOST_KL else f"their KL divergence is {kl:.2g} a token, and rounding explains {MOST_KL:g}"
+    return "" if kl <= USUAL_KL else f"their KL divergence is {kl:.2g} a token, and rounding explains {USUAL_KL:g}"

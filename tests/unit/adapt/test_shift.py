@@ -108,7 +108,7 @@ class TestGap:
         assert gap.cut_share == 1 / 5  # the token of e^-2
         assert gap.metrics(9) == {
             **{"gap/square": gap.square, "gap/tv": gap.tv, "gap/kl": gap.kl, "gap/absolute": gap.absolute},
-            **{"gap/cut_share": gap.cut_share, "gap/age": 2},
+            **{"gap/cut_share": gap.cut_share, "gap/tokens": 5, "gap/age": 2},
         }
         assert Gap(**gap.state_dict()) == gap
 
@@ -116,6 +116,10 @@ class TestGap:
         before = Gap(0.5, 0.25, step=3)
         for rows in ([], [2]):  # the last one has no tokens
             assert before.measured(7, LOGS[rows].sum(-1), TokenSums.of(LOGS, MASK).at(rows)) is before
+
+    @pytest.mark.parametrize(("absolute", "wanted"), [(0.0, 0.01), (0.004, 0.01), (0.03, 0.06)])
+    def test_explains_twice_as_much_of_the_first_ratio(self, absolute, wanted):
+        assert Gap(absolute=absolute).explained == pytest.approx(wanted)
 
     def test_has_no_metrics_before_it_was_measured(self):
         assert Gap().metrics(3) == {}

@@ -16,7 +16,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, Ended, RunError
 from bapo_openrlhf.flags import config
-from bapo_openrlhf.flags.config import Checked
+from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import resume
 from bapo_openrlhf.launch import start as launch

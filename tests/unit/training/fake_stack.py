@@ -30,7 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 from bapo_openrlhf.adapt import vocabulary  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.flags.config import Checked  # noqa: E402
+from bapo_openrlhf.flags.checked import Checked  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
@@ -249,6 +249,9 @@ class Worker:
 
     def scale_learning_rate(self, factor: float) -> None:
         self.world.note("scale", factor)
+
+    def expect_first_ratio(self, limit: float | None) -> None:
+        self.world.note("first ratio", limit)
 
     def reload_states(self) -> None:
         self.world.note("reload")

@@ -23,6 +23,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.worker import updates
+from bapo_openrlhf.training.worker.first_ratio import FirstRatio
 from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
@@ -154,12 +155,12 @@ class Update:
     """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps.
 
     Every `shown`-th sample is a demonstration. A share of the samples is `silent`: they have no advantage, and they are
-    skipped. The trainer of each rank gets the `attributes`.
+    skipped. `first_ratio` is the limit of the first ratio. The trainer of each rank gets the `attributes`.
     """
 
     def __init__(
         self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, silent=None,
-        veto=None, **attributes,
+        veto=None, first_ratio=None, **attributes,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
@@ -191,6 +192,7 @@ class Update:
         for subject in self.trainers:
             vars(subject).update(attributes)
             subject.args.adapt.veto_ratio = veto
+            subject.first_ratio = first_ratio and FirstRatio(first_ratio)
         for rank_seen, subject in zip(self.seen, self.trainers, strict=True):
             self.watch(subject, rank_seen)
         arguments_of_loss = (COEF,) if kind is WholeBatchActorTrainer else ()
@@ -549,6 +551,63 @@ def test_the_actors_metrics(**shape):
         assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
         assert all(map(math.isfinite, metrics.values()))
         assert metrics["actor_lr"] == 0.1 and metrics["actor_grad_norm"] == len(windows)
+
+
+@UNHURRIED
+@given(**SHAPES)
+def test_the_first_ratio_is_that_of_the_first_optimizer_step(**shape):
+    """The mean of |log ratio| over its tokens on all ranks. It is looked at once, in the first use of the batch."""
+    update = Update(WholeBatchActorTrainer, **shape, max_epochs=2, first_ratio=1e6)
+    weight, (first, *_) = update.weight.detach(), update.windows()
+    samples = [*itertools.chain(*first)]
+    moved = of_tokens(samples, lambda one: one.action_log_probs - Model(weight).outputs(one.sequences))
+    for metrics, subject in zip(update.metrics, update.trainers, strict=True):
+        assert metrics["gap/first_ratio"] == pytest.approx(float(torch.cat(moved).abs().mean()), rel=1e-5)
+        assert subject.first_ratio is None
+
+
+def test_demonstrations_and_fine_tuning_have_no_first_ratio():
+    """A demonstration has no behaviour policy, and the loss of fine-tuning no ratio."""
+    shape = {"total": 6, "ranks": 1, "size": 2, "accumulated": 3, "seed": 3}
+    update = Update(WholeBatchActorTrainer, **shape, shown=2, first_ratio=1e6)
+    model = Model(update.weight.detach())
+    moved = of_tokens(update.samples[1::2], lambda one: one.action_log_probs - model.outputs(one.sequences))
+    wanted = torch.cat(moved).abs().mean()
+    assert update.metrics[0]["gap/first_ratio"] == pytest.approx(float(wanted), rel=1e-5)
+    tuned = Update(WholeBatchActorTrainer, **shape, shown=2, cross_entropy=True, first_ratio=1e6)
+    assert "gap/first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.tokens == 0
+
+
+def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step():
+    subject = trainer(WholeBatchActorTrainer, [], 0, None, Ranks(1).strategy(arguments(4)), size=1, accumulated=2,
+                      weight=torch.ones(1, requires_grad=True))  # fmt: skip
+    subject.means, subject._losses, subject._norms, subject._rates = Means(), 0.0, [], []
+    subject.first_ratio = FirstRatio(0.01)
+    made_engine = subject.engine
+    experience = Experience(
+        sequences=torch.zeros(1, 3), action_log_probs=torch.tensor([[-1.0, -9.0]]), action_mask=torch.tensor([[1, 0]])
+    )
+
+    def loss(experience, *_):
+        subject.first_ratio.add(torch.tensor([[6.0, 0.0]]), experience)  # 7 from what it was, for one token
+        return made_engine.weight.sum()
+
+    subject.loss = loss
+    subject.train_micro_batch(experience, Part(MicroBatch(1, False, 2, 2), 1.0, 2, {}))
+    with pytest.raises(RuntimeError, match=r"\|log ratio\| of 2 tokens is 7, and rounding explains 0\.01"):
+        subject.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
+    assert made_engine.steps == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "moved", "ends"), [(10, 0.99, False), (10, 1.01, True), (2000, 0.0099, False), (2000, 0.0101, True)]
+)
+def test_missing_tokens_have_the_ratio_1(tokens, moved, ends):
+    first = FirstRatio(0.01)
+    mask = torch.ones(1, tokens)
+    first.add(torch.full((1, tokens), moved), Experience(action_log_probs=torch.zeros(1, tokens), action_mask=mask))
+    with pytest.raises(RuntimeError) if ends else nullcontext():
+        assert first.require() == pytest.approx(moved, rel=1e-5)
 
 
 @UNHURRIED

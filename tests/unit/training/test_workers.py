@@ -319,9 +319,26 @@ def calls_of(kind, args, more, monkeypatch):
     monkeypatch.setattr(workers.PlainCriticWorker, "trainer_class", staticmethod(noted("trainer")))
     for repair in ("make_savable", "restore_frequencies", "restore_normalisation"):
         monkeypatch.setattr(workers, repair, lambda model: None)
+    monkeypatch.setattr(workers, "without_noise", noted("without_noise"))
     worker = object.__new__(kind)
     worker.init_model_from_pretrained(strategy, "model", *more)
     return calls, {name: value for name, value in vars(worker).items() if name != "strategy"}
+
+
+@pytest.mark.parametrize("kind", ["PlainPolicyWorker", "PlainCriticWorker"])
+@pytest.mark.parametrize(
+    ("words", "noiseless"),
+    [("algorithm=ba_ppo", True), ("algorithm=ba_ppo adapt.keep_dropout", False), ("algorithm=ppo", False)],
+)
+def test_only_an_adapted_run_sets_the_noise_of_its_models_to_0(monkeypatch, kind, words, noiseless):
+    given = {name: f"{name}={value}" for name, value in (FLAGS | {"rollout.n_samples_per_prompt": 4}).items()}
+    args = arguments.parse(
+        [f"--{word}" for word in (given | {word.split("=")[0]: word for word in words.split()}).values()]
+    )
+    more = (100, None) if kind == "PlainPolicyWorker" else (100,)
+    names = [call[0] for call in calls_of(getattr(workers, kind), args, more, monkeypatch)[0]]
+    assert names.count("without_noise") == noiseless
+    assert not noiseless or names.index("model") < names.index("without_noise") < names.index("prepare")
 
 
 @pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])

@@ -1,0 +1,24 @@
+"""What the checks before a run hand on to it."""
+
+from dataclasses import dataclass
+
+from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the checks before a run work out from its flags, its inputs and its checkpoints: `args.checked` of a run.
+
+    Attributes:
+        arithmetic: Batch arithmetic of the configuration.
+        prompts: Prompts that the run takes from the training data; None if the data is not on this machine.
+        candidates: Prompts that the method draws for each prompt for which it generates responses.
+        resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
+        warnings: What may be meant, but is seldom what a user wants, a sentence each.
+    """
+
+    arithmetic: BatchArithmetic
+    prompts: int | None = None
+    candidates: int = 1
+    resume_tag: str | None = None
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,185 @@
+"""What a run proves of itself in its first steps, and what it warns of."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bapo_openrlhf.adapt.shift import Gap
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from bapo_openrlhf.training.trainer import experience, proof  # noqa: E402
+from bapo_openrlhf.training.trainer.proof import Proof  # noqa: E402
+from bapo_openrlhf.training.trainer.run_state import RunState  # noqa: E402
+
+MOST, WARNED = 0.02, 0.003
+
+
+class Run:
+    """A proof without a run around it, and the warnings that it gave."""
+
+    def __init__(self, *, since=0, model="model", **flags):
+        self.warnings, self.asked = [], []
+        adapt = {"max_gap": MOST, "keep_dropout": False, "ratio": "behaviour"}
+        lora = {"rank": 0, "dropout": 0.0}
+        self.args = SimpleNamespace(
+            actor=SimpleNamespace(model_name_or_path=str(model)),
+            adapt=SimpleNamespace(**{name: flags.get(name, value) for name, value in adapt.items()}),
+            rollout=SimpleNamespace(top_p=flags.get("top_p", 1.0)),
+            ds=SimpleNamespace(lora=SimpleNamespace(**{name: flags.get(name, value) for name, value in lora.items()})),
+        )
+        self.state = RunState(step=since, weights_since=since)
+        self.proof = Proof(self.args, state=self.state, warn=lambda *warning: self.warnings.append(warning), actor=self)
+
+    def step(self, kl, tokens, *, moved=True):
+        """Look at a gap in this step, and go on to the next one. Returns "ends", "warns" or ""."""
+        self.state.gap = Gap(kl=kl, tokens=tokens, step=self.state.step)
+        before = len(self.warnings)
+        try:
+            self.proof.check_gap()
+            result = "warns" if len(self.warnings) > before else ""
+        except RuntimeError as error:
+            result, self.error = "ends", str(error)
+        self.state.step += 1
+        self.state.weights_since = self.state.step if moved else self.state.weights_since
+        return result
+
+    def async_run_method(self, method_name, limit):
+        assert method_name == "expect_first_ratio"
+        self.asked.append(limit)
+        return []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def configs():
+    """The name of a model is its config.json, and `model` is a dense one."""
+
+    class Config:
+        @staticmethod
+        def from_pretrained(name, trust_remote_code):
+            found = {} if name == "model" else json.loads(name)
+            return SimpleNamespace(to_dict=lambda: found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "AutoConfig", Config)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kl", "result"), [(0.0029, ""), (0.0031, "warns"), (0.0199, "warns"), (0.0201, "ends"), (93, "ends")]
+)
+@pytest.mark.parametrize("since", [0, 7])
+def test_the_first_step_of_a_process_is_looked_at(kl, result, since):
+    run = Run(since=since)
+    assert run.step(kl, 1000) == result
+    if result == "ends":
+        assert "adapt.max_gap is 0.02" in run.error and ("transformers" in run.error)
+        assert ("beside those" in run.error) == (since == 0)  # at the beginning both have read the folder
+    if result == "warns":
+        assert run.warnings[0][:2] == (since + 1, "gap")
+
+
+kls, flags = st.sampled_from([0.0, 0.001, 0.004, 0.019, 0.021, 0.3]), st.booleans()
+steps = st.lists(st.tuples(kls, st.integers(1, 1500), flags, flags), min_size=1, max_size=8)
+
+
+@given(steps=steps)
+@settings(derandomize=True, database=None, deadline=None)
+def test_it_ends_by_the_mean_over_a_thousand_tokens_before_and_after_the_first_update(steps):
+    """Brute force: all tokens of all steps in two lists, of which those after the first thousand prove nothing."""
+    run, phases, moved_so_far = Run(), {False: [], True: []}, False
+    for kl, tokens, has_responses, moves in steps:
+        if not has_responses:  # the gap is that of an earlier step
+            run.state.gap = Gap(kl=99.0, tokens=5000, step=run.state.step - 1)
+            run.proof.check_gap()
+            run.state.step += 1
+            run.state.weights_since = run.state.step if moves else run.state.weights_since
+            moved_so_far |= moves and run.proof._began is not None
+            continue
+        listed = phases[moved_so_far]
+        proven = len(listed) >= 1000
+        new = [kl] * tokens
+        judged = new if proven else listed + new
+        phases[moved_so_far] = listed if proven else judged
+        mean = sum(judged) / max(len(judged), 1000)
+        wanted = "" if mean <= WARNED else "warns" if proven or mean <= MOST else "ends"
+        if min(abs(mean - WARNED), abs(mean - MOST)) < 1e-9:
+            return
+        assert run.step(kl, tokens, moved=moves) == wanted
+        if wanted == "ends":
+            return
+        moved_so_far |= moves
+
+
+def test_a_higher_limit_is_taken():
+    assert Run(max_gap=0.5).step(0.4, 2000) == "warns"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"top_p": 0.9}, "rollout.top_p is 0.9"),
+        ({"model": json.dumps({"num_local_experts": 8})}, "experts"),
+        ({"model": json.dumps({"text_config": {"n_routed_experts": 64}})}, "experts"),
+        ({"model": json.dumps({"quantization_config": {"quant_method": "fp8"}})}, "quantized"),
+    ],
+)
+def test_what_is_known_to_differ_only_warns(flags, named):
+    run = Run(**flags)
+    assert run.step(5.0, 2000) == "warns" and named in run.warnings[0][2]
+
+
+def test_one_expert_is_a_dense_model():
+    assert Run(model=json.dumps({"num_experts": 1, "num_experts_per_tok": None})).step(5.0, 2000) == "ends"
+
+
+def batch(*on_policy):
+    return SimpleNamespace(origins=[experience.SampleOrigin("fresh", today, None) for today in on_policy])
+
+
+@pytest.mark.parametrize(
+    ("flags", "on_policy", "asked"),
+    [
+        ({}, (True, True), [0.05]),  # twice the gap
+        ({}, (True, False), [None]),
+        ({"ratio": "decoupled"}, (True, False), [0.05]),
+        ({"keep_dropout": True}, (True, True), []),
+        ({"rank": 8}, (True, True), [0.05]),
+        ({"rank": 8, "dropout": 0.1}, (True, True), []),
+        ({"dropout": 0.1}, (True, True), [0.05]),
+    ],
+)
+def test_when_the_actor_looks_at_the_first_ratio(no_ray, flags, on_policy, asked):
+    run = Run(**flags)
+    run.state.gap = Gap(absolute=0.025, tokens=10, step=0)
+    run.proof.before_update(batch(*on_policy))
+    assert run.asked == asked
+
+
+def test_the_actor_looks_until_it_has_looked(no_ray):
+    run = Run()
+    for status in ({}, {"actor_lr": 1.0, "gap/first_ratio": 0.0}, {}):  # frozen at first
+        run.proof.before_update(batch(True))
+        run.proof.after_update(status)
+    assert run.asked == [0.01, 0.01]
+
+
+def test_a_run_ends_before_it_trains_on_other_weights(world):
+    """The engines have read other weights than the actor. The first update would be on their responses."""
+    run = world(**{"adapt.max_gap": 1e-6})
+    run.engines[0].weights = 40
+    with pytest.raises(RuntimeError, match=r"^step 1, making experience: RuntimeError: .*adapt\.max_gap is 1e-06"):
+        run.trainer.fit()
+    assert run.requests and not run.trained
+
+
+def test_a_run_proves_its_first_ratio_before_its_first_update(world):
+    run = world(**{"adapt.rollout_delay": 1})
+    run.trainer.fit()
+    names = [name for name, _ in run.events if name in ("first ratio", "fit")]
+    assert names[:2] == ["first ratio", "fit"] and run.noted("first ratio")[0] == 0.01
