@@ -172,17 +172,16 @@ def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
                 "the model is no mixture of experts with a loss of its router (no output_router_logits in config.json)"
             )
-        warnings += _noise(f"{flag} is {name}", config | language, args)
+        if not args.adapt.enabled and (flag == trained[0][0] or name != trained[0][1]):
+            warnings += _noise(f"{flag} is {name}", config | language)
         if (flag, name) == trained[0]:
             vision.check_model(f"{flag} is {name}", folder, config, args)
             _check_shape(f"{flag} {name}", language, args)
     return warnings
 
 
-def _noise(model: str, config: dict[str, Any], args: SimpleNamespace) -> list[str]:
+def _noise(model: str, config: dict[str, Any]) -> list[str]:
     """A warning of dropout that a model trains with, also if it is the default of the model's kind."""
-    if args.adapt.enabled:
-        return []
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")

@@ -128,6 +128,21 @@ class TestModel:
         (run.model / "config.json").write_text('{"model_type": "qwen2", "text_config": null}')
         run.check()
 
+    @pytest.mark.parametrize(
+        ("config", "named"),
+        [
+            ({"model_type": "qwen2", "attention_dropout": 0.3}, "attention_dropout 0.3"),
+            ({"model_type": "gpt2"}, "attn_pdrop 0.1"),  # by default
+            ({"model_type": "mine", "text_config": {"hidden_dropout": 0.2}}, "hidden_dropout 0.2"),
+        ],
+    )
+    def test_dropout_of_a_plain_run_is_said_once(self, run, config, named):
+        (run.model / "config.json").write_text(json.dumps(config))
+        for algorithm in ("ppo", "grpo", "ba_ppo", "bapo_grpo"):
+            said = [text for text in run.check(algorithm=algorithm).warnings if named in text]
+            assert len(said) == (algorithm in ("ppo", "grpo"))
+            assert all(text.startswith(f"actor.model_name_or_path is {run.model}, ") for text in said)
+
     def test_unset(self, run):
         text = run.refusal(actor__model_name_or_path=None, algorithm="grpo")
         assert text.startswith("actor.model_name_or_path is not set")

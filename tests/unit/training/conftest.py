@@ -25,10 +25,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def world(tmp_path: Path, no_ray: None) -> Callable[..., Any]:
-    """Makes a world with a trainer in it; `world(**{"adapt.c1": 0})` changes flags."""
+def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes a world with a trainer in it; `world(**{"adapt.c1": 0})` changes flags. Its model has no folder."""
     from fake_stack import AdaptedPPOTrainer, World
 
+    from bapo_openrlhf.training.trainer import proof
+
+    monkeypatch.setattr(proof, "known_to_differ", lambda args: None)
     numbers = itertools.count()
 
     def make(

@@ -519,7 +519,8 @@ class TestCounts:
     def test_a_batch_may_have_any_number_of_groups(self, world, make_group, ranks, count):
         """On models with these numbers of ranks; one of its groups leaves in the review, if there are several."""
         words = {"actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1], "train.batch_size": 12}
-        run = world(algorithm="ba_ppo", **words, **{"adapt.max_failed_share": 1, "adapt.batch_size": 5})
+        words |= {"adapt.max_failed_share": 1, "adapt.batch_size": 5, "adapt.max_gap": 9}  # its log-probs are made up
+        run = world(algorithm="ba_ppo", **words)
         extras = EXTRAS | {"info": {"reward": 0.5}}
         batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
         run.trainer.method.build_batch = lambda *_: batch
