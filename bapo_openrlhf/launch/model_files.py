@@ -142,8 +142,8 @@ def check_adapters(model: str, targets: Sequence[str], config: Mapping[str, Any]
     tied = config.get("tie_word_embeddings") or (EMBEDDINGS in shapes and HEAD not in shapes)
     if "lm_head" in targets and tied:
         raise ConfigError(
-            f"ds.lora.target_modules is {' '.join(targets)}; lm_head must not be among them, because the embeddings of "
-            f"{model} are the same matrix (tie_word_embeddings), and an adapter changes only one of them"
+            f"ds.lora.target_modules is {' '.join(targets)}; lm_head must not be among them, because in {model} it is "
+            "the matrix of the embeddings (tie_word_embeddings), and its adapter must not change these in the engines"
         )
     if targets == ALL_LINEAR or not shapes:
         return

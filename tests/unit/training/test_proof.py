@@ -116,6 +116,12 @@ def test_it_ends_by_the_mean_over_a_thousand_tokens_before_and_after_the_first_u
         moved_so_far |= moves
 
 
+def test_what_is_proven_is_only_warned_of_later():
+    run = Run()
+    assert [run.step(0.001, 1000, moved=False), run.step(5.0, 2000)] == ["", "warns"]
+    assert [run.step(0.001, 400), run.step(0.001, 600), run.step(5.0, 2000)] == ["", "", "warns"]
+
+
 def test_a_higher_limit_is_taken():
     assert Run(max_gap=0.5).step(0.4, 2000) == "warns"
 
