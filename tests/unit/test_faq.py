@@ -95,10 +95,6 @@ PRINTED = {
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
     "batch size": [*CHECK, "--train.batch_size", "100"],
-    "image without template": [
-        *[*CHECK, "--algorithm", "bapo_grpo", "--data.max_images_per_prompt", "1"],
-        *["--data.prompt_dataset", "data/geometry/train.jsonl", "--actor.model_name_or_path", "vision"],
-    ],
 }
 
 
@@ -112,10 +108,6 @@ def folder(tmp_path, monkeypatch):
         "runs/base_model/pytorch_model.bin": "",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
         "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
-        "data/geometry/train.jsonl": json.dumps({"input": "<image> x?", "label": "1", "images": ["a.png"]}),
-        "vision/config.json": json.dumps({"model_type": "qwen2_vl", "vision_config": {}}),
-        "vision/preprocessor_config.json": "{}",
-        "vision/pytorch_model.bin": "",
     }
     for name, text in files.items():
         path = tmp_path / name

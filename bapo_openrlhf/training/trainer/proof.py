@@ -25,6 +25,7 @@ SENT = (
     "Usually a part of the weights did not reach the engines: an adapter, or a tensor that vLLM names differently. It "
     "may also be that vLLM computes this model in another way than transformers"
 )
+AGENT = ". Or the agent does not sample with the parameters that it is given"
 
 
 class Proof:
@@ -74,6 +75,7 @@ class Proof:
         reason = known_to_differ(self.args)
         if looks and not reason and kl > most:
             cause = SENT if state.weights_since else READ.format(model=self.args.actor.model_name_or_path)
+            cause += AGENT if self.args.train.agent_func_path else ""
             raise RuntimeError(f"{found}; adapt.max_gap is {most:g}, so they are not the same policy. {cause}")
         self.warn(state.step + 1, "gap", found + (f"; {reason}" if reason else ""))
 

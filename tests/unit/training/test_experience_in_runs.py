@@ -341,7 +341,7 @@ class TestReview:
         ("share", "bad", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 1, True), (1, 4, False)]
     )
     def test_too_many_broken_groups_stop_the_run(self, world, make_group, share, bad, stops):
-        run = world(**{"adapt.max_failed_share": share})
+        run = world(**{"adapt.max_failed_share": share, "adapt.max_gap": 9})  # its log-probs are made up
         groups = [make_group(1, size=4, extras=EXTRAS | {"info": {"reward": 0.5}}) for _ in range(4)]
         run.trainer.method.build_batch = lambda *_: Batch(fresh=groups)
         run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})

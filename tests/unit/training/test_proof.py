@@ -31,6 +31,7 @@ class Run:
             actor=SimpleNamespace(model_name_or_path=str(model)),
             adapt=SimpleNamespace(**{name: flags.get(name, value) for name, value in adapt.items()}),
             rollout=SimpleNamespace(top_p=flags.get("top_p", 1.0)),
+            train=SimpleNamespace(agent_func_path=flags.get("agent")),
             ds=SimpleNamespace(lora=SimpleNamespace(**{name: flags.get(name, value) for name, value in lora.items()})),
         )
         self.state = RunState(step=since, weights_since=since)
@@ -120,6 +121,12 @@ def test_what_is_proven_is_only_warned_of_later():
     run = Run()
     assert [run.step(0.001, 1000, moved=False), run.step(5.0, 2000)] == ["", "warns"]
     assert [run.step(0.001, 400), run.step(0.001, 600), run.step(5.0, 2000)] == ["", "", "warns"]
+
+
+def test_an_agent_is_named_if_there_is_one():
+    for agent in (None, "agent.py"):
+        run = Run(agent=agent)
+        assert run.step(5.0, 2000) == "ends" and ("the agent" in run.error) == bool(agent)
 
 
 def test_a_higher_limit_is_taken():
