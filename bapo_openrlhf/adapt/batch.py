@@ -34,14 +34,16 @@ class Batch:
         fresh: X1, fresh groups that passed the filter.
         reevaluated: X2, groups of prompts that were too hard before and are informative under today's policy.
         replayed: X3, informative groups of the last few steps.
+        prefixed: Groups with a signal whose responses all begin with one prefix.
         filtered: Fresh groups that the filter dropped.
         unimproved: Groups generated again that are still too hard.
         solved: Groups generated again that have nothing left to learn from.
+        unsteered: Groups with a prefix and without a signal.
         demonstration: Groups that are not trained on, because the worked solution of their prompt is: in this step, or
             in a later one if it has to wait.
-        cut: Groups that were selected for X1 or X2 but did not fit, because the batch is full.
+        cut: Groups that were selected for X1 or X2, or have a prefix, but did not fit, because the batch is full.
         too_far: Groups selected for X1 on which the shift of today's policy is larger than allowed.
-        nonfinite: Groups selected for X1 or X2 whose importance ratio today is not a finite number.
+        nonfinite: Such groups whose importance ratio today is not a finite number.
         unused: Groups that were drawn for X3 and left out for one of the last two reasons. An earlier step generated
             them.
         demonstrations: X4, worked solutions that the update trains on together with X1, X2 and X3.
@@ -51,9 +53,11 @@ class Batch:
     fresh: list[Group] = field(default_factory=list)
     reevaluated: list[Group] = field(default_factory=list)
     replayed: list[Group] = field(default_factory=list)
+    prefixed: list[Group] = field(default_factory=list)
     filtered: list[Group] = field(default_factory=list)
     unimproved: list[Group] = field(default_factory=list)
     solved: list[Group] = field(default_factory=list)
+    unsteered: list[Group] = field(default_factory=list)
     demonstration: list[Group] = field(default_factory=list)
     cut: list[Group] = field(default_factory=list)
     too_far: list[Group] = field(default_factory=list)
@@ -63,7 +67,7 @@ class Batch:
     fine_tuned: list[Prompt] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.fresh) + len(self.reevaluated) + len(self.replayed)
+        return len(self.with_sources())
 
     @property
     def responses(self) -> int:
@@ -81,7 +85,7 @@ class Batch:
         return [group for group in self.filtered if not has_signal(group)]
 
     def with_sources(self) -> list[tuple[Source, Group]]:
-        """All groups with their source: X1 first, then X2, then X3."""
+        """All groups with their source: X1 first, then X2, X3 and those with a prefix."""
         return [(source, group) for source in SOURCES for group in getattr(self, source)]
 
 
@@ -91,12 +95,13 @@ def fill(
     keep: Sequence[bool],
     reevaluated: Sequence[Group] = (),
     *,
+    prefixed: Sequence[Group] = (),
     most_fresh: int | None = None,
     replay: Callable[[int], list[Group]] | None = None,
 ) -> Batch:
-    """A batch of at most `capacity` responses: X1 and X2 first, then X3 in the room that is left (Eq. 7).
+    """A batch of at most `capacity` responses: X1, X2 and groups with a prefix, and X3 in the room they leave (Eq. 7).
 
-    If X1 and X2 do not fit, the groups with the highest reward variance stay (see `highest_variance`). The others are
+    If those do not fit, the groups with the highest reward variance stay (see `highest_variance`). The others are
     cut.
 
     Args:
@@ -104,6 +109,7 @@ def fill(
         fresh: All fresh groups of the step.
         keep: Says of each fresh group whether it belongs to X1. The others are filtered.
         reevaluated: X2.
+        prefixed: Groups with a prefix that are worth training on.
         most_fresh: Responses of X1 at most, for a method that reserves places for X2 or X3. None means that there is no
             limit but the capacity.
         replay: Draws X3. It takes the number of responses that still fit. The stored groups that it returns have at
@@ -112,12 +118,14 @@ def fill(
     filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
     x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
     within = highest_variance(x1, capacity if most_fresh is None else most_fresh)
-    selected = {group.uid for group in highest_variance([*within, *reevaluated], capacity)}
+    again = [*reevaluated, *prefixed]
+    selected = {group.uid for group in highest_variance([*within, *again], capacity)}
     batch = Batch(
         fresh=[group for group in x1 if group.uid in selected],
         reevaluated=[group for group in reevaluated if group.uid in selected],
+        prefixed=[group for group in prefixed if group.uid in selected],
         filtered=filtered,
-        cut=[group for group in (*x1, *reevaluated) if group.uid not in selected],
+        cut=[group for group in (*x1, *again) if group.uid not in selected],
     )
     if replay:
         batch.replayed = replay(capacity - batch.responses)
@@ -194,12 +202,13 @@ def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] =
         nonfinite: uids of groups with a ratio that is not finite. A group that is in both sets counts as nonfinite.
     """
     far, unfit = too_far - nonfinite, too_far | nonfinite
-    selected = batch.fresh + batch.reevaluated
+    selected = batch.fresh + batch.reevaluated + batch.prefixed
     return replace(
         batch,
         fresh=[group for group in batch.fresh if group.uid not in unfit],
         reevaluated=[group for group in batch.reevaluated if group.uid not in unfit],
         replayed=[group for group in batch.replayed if group.uid not in unfit],
+        prefixed=[group for group in batch.prefixed if group.uid not in unfit],
         too_far=batch.too_far + [group for group in selected if group.uid in far],
         nonfinite=batch.nonfinite + [group for group in selected if group.uid in nonfinite],
         unused=batch.unused + [group for group in batch.replayed if group.uid in unfit],

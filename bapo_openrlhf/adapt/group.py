@@ -33,11 +33,17 @@ class Prompt:
         text: The prompt as sent to the rollout engine.
         label: What the reward function compares with (OpenRLHF's label column).
         images: Image paths or URLs of a vision-language prompt, otherwise None.
+        prefix: Token ids with which all responses of a group begin (`adapt.prefixes`). They are context as the prompt
+            is: no response has them among its generated tokens.
     """
 
     text: str
     label: Any = None
     images: Any = None
+    prefix: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prefix", tuple(self.prefix))
 
     @cached_property
     def id(self) -> str:

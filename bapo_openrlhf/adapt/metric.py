@@ -15,7 +15,7 @@ class Metric:
     """One metric, or one for each source.
 
     Attributes:
-        name: Name in metrics.jsonl. SOURCE in it stands for each of the three sources.
+        name: Name in metrics.jsonl. SOURCE in it stands for each of the sources.
         unit: Unit of the number. "" if it has none.
         title: Title of a figure that shows it.
         sentence: What it says.

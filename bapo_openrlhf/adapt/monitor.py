@@ -82,7 +82,7 @@ def off_policy(
         constants: K1, K2 and K3 (Eq. 11-13).
         eps: Smoothing of the variance in Eq. 2.
     """
-    sources = dict(zip(SOURCES, constants, strict=True))
+    sources = dict(zip(SOURCES, (*constants, constants[0]), strict=True))  # a prefix leaves any group with a signal
     metrics = {f"theory/k{number}": constant for number, constant in enumerate(constants, 1)}
     start, bound = 0, 0.0
     for source, constant in sources.items():

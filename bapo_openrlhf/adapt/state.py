@@ -8,7 +8,8 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 
 def prompt_state(prompt: Prompt) -> dict[str, Any]:
     """A prompt as plain data. `Prompt(**state)` is the inverse."""
-    return {"text": prompt.text, "label": prompt.label, "images": prompt.images}
+    prefix = {"prefix": list(prompt.prefix)} if prompt.prefix else {}
+    return {"text": prompt.text, "label": prompt.label, "images": prompt.images, **prefix}
 
 
 def group_state(group: Group) -> dict[str, Any]:

@@ -139,7 +139,8 @@ class _Trial:
         """One step. Returns its batch, and what the method did in it, as one text."""
         prompts, right = draws["prompts"], draws["right"]
         self.call("wanted", lambda: int(method.wanted(self.step, count)))
-        method.solutions = {prompt.id for prompt in prompts[::2]} if method.demonstrates else frozenset()
+        taught = prompts[::2] if method.demonstrates or method.prefixed else []
+        method.solutions = {prompt.id: np.arange(2) for prompt in taught}
         chosen = list(range(count))
         if method.candidates > 1:
             chosen = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)

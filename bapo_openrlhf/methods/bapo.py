@@ -7,17 +7,18 @@ advantages are made.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt, mean_reward
 from bapo_openrlhf.adapt.metric import ATTEMPTS
+from bapo_openrlhf.adapt.prefixes import Prefixes, by_prefix
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.adapt.theory import k1, k2, k3
 from bapo_openrlhf.adapt.thresholds import AdaptiveThresholds, Interval
-from bapo_openrlhf.methods.base import FilteredMethod
+from bapo_openrlhf.methods.base import FilteredMethod, option
 
 C2 = Interval(Fraction(1, 8), Fraction(4, 8))  # where c2 and c3 move, Table 3
 C3 = Interval(Fraction(2, 8), Fraction(5, 8))
@@ -29,6 +30,13 @@ class BAPO(FilteredMethod):
 
     The fields have the symbols and defaults of Table 3, and the names of the --adapt flags. The mini-test of Sec. 5.2
     sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
+
+    With `prefix_share` above 0, up to half of the prompts of a re-evaluation are generated from a prefix, as
+    `prefix_sampling` does it. A hard prompt without a right response begins with its worked solution, if the data has
+    one. A group with a prefix takes no prompt out of the hard buffer, moves no threshold, and is not replayed.
+
+    Args:
+        prefix_share: First share of a stored response that is a prefix. 0 means that there are no prefixes.
     """
 
     NAME = "bapo"
@@ -36,7 +44,9 @@ class BAPO(FilteredMethod):
     USE = "Use it to reproduce the paper: the other methods are compared with it."
     SOURCE = "arXiv 2602.20722"
     STATE: ClassVar[tuple[str, ...]] = ("rng", "thresholds", "hard", "replay")
-    METRICS = (ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS)
+    METRICS = (
+        ATTEMPTS, *HardBuffer.METRICS, *ReplayBuffer.METRICS, *AdaptiveThresholds.METRICS, *Prefixes.METRICS
+    )  # fmt: skip
 
     c1: Fraction = Fraction(1, 8)
     c2: Interval = C2
@@ -47,12 +57,14 @@ class BAPO(FilteredMethod):
     reevaluate_every: int = 5  # m; 0 turns X2 off
     max_reevaluated_prompts: int = 128
     eps: float = 1e-6
+    prefix_share: Fraction = option(Fraction(0), "in [0, 1)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.thresholds = AdaptiveThresholds(self.c2, self.c3, direction=self.threshold_direction)
         self.hard = HardBuffer(self.buffer_size)
         self.replay = ReplayBuffer(self.buffer_size, self.replay_steps)
+        self.prefixes, self.prefixed = Prefixes(self.buffer_size, self.prefix_share), self.prefix_share > 0
         self._unanswered: Sequence[Prompt] = ()
 
     def wanted(self, step: int, prompts: int) -> int:
@@ -61,12 +73,18 @@ class BAPO(FilteredMethod):
         return self.capacity - sum(map(self.replayable, self.replay))
 
     def begin_step(self, step: int) -> list[Prompt]:
-        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first."""
+        """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first.
+
+        Prompts with a prefix come last, and are at most half of them.
+        """
         self.replay.expire(step)
         count = self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0
-        named = [entry.prompt for entry in self.hard.oldest(count)]
+        hard, half = self.hard.oldest(count), count // 2 if self.prefixed else 0
+        never_right = [entry.prompt for entry in hard[: count - half] if not entry.mean]
+        begun = self.prefixes.take(half, never_right, self.solutions)
+        named = [entry.prompt for entry in hard[: count - len(begun)]]
         self.hard.send(named)
-        return named
+        return [*named, *begun]
 
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """Up to `count` of the stored groups that are accepted, drawn uniformly (Eq. 7)."""
@@ -95,15 +113,17 @@ class BAPO(FilteredMethod):
         """Lines 8-9, 11 and 14-17."""
         self.step = step
         self.thresholds.update(mean_reward(fresh))  # Eq. 8
-        x2, unimproved, solved = self._review(reevaluated)
+        plain, begun = by_prefix(reevaluated)
+        x2, unimproved, solved = self._review(plain)
+        prefixed, unsteered = self.prefixes.review(begun)
 
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, which was asked again in this step.
         prompts = {group.prompt.id for group in x2}
-        batch = fill(self.room(), fresh, self.keeps(fresh), x2, replay=lambda free: self.draw_replay(
+        batch = fill(self.room(), fresh, self.keeps(fresh), x2, prefixed=prefixed, replay=lambda free: self.draw_replay(
             free // self.group_size, lambda group: self.replayable(group) and group.prompt.id not in prompts
         ))  # fmt: skip
-        batch.unimproved, batch.solved = unimproved, solved
+        batch.unimproved, batch.solved, batch.unsteered = unimproved, solved, unsteered
 
         # Stored last: a step's own groups are neither re-evaluated nor replayed in that same step.
         for group in fresh:
@@ -111,16 +131,29 @@ class BAPO(FilteredMethod):
                 self.hard.add(group)
             if self.replay_steps and self.replayable(group):
                 self.replay.add(group)
+        if self.prefixed:
+            self.prefixes.store((*fresh, *plain), self.rng)
 
         self.hard.check()
         self.replay.check()
         self.measured = {
-            "groups/reevaluation_attempts": len(reevaluated),
+            "groups/reevaluation_attempts": len(plain),
             **self.hard.metrics(step),
             **self.replay.metrics(step),
             **self.thresholds.metrics(),
+            **(self.prefixes.metrics() if self.prefixed else {}),
         }
         return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in `Method`. Without prefixes it has no state of them."""
+        return super().state_dict() | ({"prefixes": self.prefixes.state_dict()} if self.prefixed else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        super().load_state_dict(state)
+        if "prefixes" in state:
+            self.prefixes.load_state_dict(state["prefixes"])
 
     def _review(self, reevaluated: Sequence[Group]) -> tuple[list[Group], list[Group], list[Group]]:
         """Divide the groups into X2, still too hard, and solved. Only a prompt that is too hard stays in the buffer."""
@@ -142,6 +175,9 @@ class BAPO(FilteredMethod):
             else:
                 self.hard.add(group)  # the newer failure replaces the older one
         for prompt in self._unanswered:
+            if prompt.prefix:
+                self.prefixes.back(prompt)
+                continue
             self.hard.back(prompt)
             self.hard.postpone(prompt)  # otherwise one whose verifier always fails would stay first in the queue
         self._unanswered = ()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.demonstrations import demonstration_of
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.prefixes import by_prefix
 from bapo_openrlhf.methods import bapo
 from bapo_openrlhf.methods.base import option
 
@@ -58,7 +59,7 @@ class DemonstratingBAPO(bapo.BAPO):
     def _count(self, reevaluated: Sequence[Group]) -> set[int]:
         """Count the failures of re-evaluated prompts. Returns the uids of the groups whose solution is shown now."""
         shown = set[int]()
-        for group in reevaluated:
+        for group in by_prefix(reevaluated)[0]:
             name = group.prompt.id
             count = self.failed.pop(name, 0) + 1
             if self.improved(group) or group.mean > self.c1 or name not in self.solutions:

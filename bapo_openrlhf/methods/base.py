@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from fractions import Fraction
 from types import MappingProxyType
@@ -44,9 +44,11 @@ class Method(ABC):
         adds_rewards: Whether its filter sees fresh groups with a reward that they were not generated with, of a worked
             solution or of a stored success.
         demonstrates: Whether it trains on worked solutions (`Batch.demonstrations`, `Batch.fine_tuned`).
+        prefixed: Whether `begin_step` names prompts with a prefix (`adapt.prefixes`).
         first_responses: Responses to each prompt that are generated first. None means that all G are.
         measured: Metrics of the last step. `build_batch` sets it.
-        solutions: Ids of the prompts that have a worked solution (`--data.solution_key`). The trainer sets it.
+        solutions: Token ids of the worked solution of each prompt that has one, by prompt id (`--data.solution_key`).
+            The trainer sets it.
     """
 
     NAME: ClassVar[str] = ""
@@ -61,9 +63,10 @@ class Method(ABC):
     related_to_generated: ClassVar[bool] = False
     adds_rewards: ClassVar[bool] = False
     demonstrates: ClassVar[bool] = False
+    prefixed: bool = False
     first_responses: int | None = None
     measured: Mapping[str, float] = MappingProxyType({})
-    solutions: Container[str] = frozenset()
+    solutions: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The prompts to generate for in this step: positions among the candidates, each at most once.

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch, drop, fill, fitting, highest_variance
+from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 X4 = ("demonstrations", "fine_tuned")  # they have no groups
 LISTS = [field.name for field in fields(Batch) if field.name not in X4]
@@ -25,11 +26,13 @@ class TestBatch:
         assert len(Batch()) == 0 and Batch().with_sources() == []
 
     def test_sources_come_in_order_and_what_is_not_trained_on_is_no_part(self, make_group):
-        a, b, c, d = (make_group(4, uid=uid) for uid in range(4))
-        others = {name: [make_group(4)] for name in LISTS if name not in ("fresh", "reevaluated", "replayed")}
-        batch = Batch(fresh=[b, a], reevaluated=[d], replayed=[c], **others)
-        assert len(others) == 8 and len(batch) == 4
-        assert batch.with_sources() == [("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c)]
+        a, b, c, d, e = (make_group(4, uid=uid) for uid in range(5))
+        others = {name: [make_group(4)] for name in LISTS if name not in SOURCES}
+        batch = Batch(prefixed=[e], fresh=[b, a], reevaluated=[d], replayed=[c], **others)
+        assert len(others) == 9 and len(batch) == 5
+        assert batch.with_sources() == [
+            ("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c), ("prefixed", e)
+        ]  # fmt: skip
 
     def test_two_batches_share_nothing(self, make_group):
         for name in LISTS:
@@ -118,12 +121,13 @@ class TestFill:
     @given(data=st.data())
     @settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
-        """Over all ways to fill it: X1 and X2 as many and as varied as possible, then as much of X3 as fits."""
+        """Over all ways to fill it: all but X3 as many and as varied as possible, then as much of X3 as fits."""
         keep = data.draw(st.lists(st.booleans(), max_size=5))
         counts = st.integers(0, 4)
         capacity, limit = data.draw(st.integers(0, 8)), data.draw(st.none() | counts)
         fresh = [make_group(data.draw(counts), size=4, uid=uid) for uid in range(len(keep))]
         hard = [make_group(data.draw(counts), size=4, uid=20 + uid) for uid in range(data.draw(counts))]
+        begun = [make_group(data.draw(counts), size=4, uid=30 + uid) for uid in range(data.draw(st.integers(0, 2)))]
         old = [make_group(2, size=4, uid=40 + uid) for uid in range(data.draw(counts))]
         asked = []
 
@@ -133,7 +137,7 @@ class TestFill:
             return old[: free // 4]
 
         most_fresh = None if limit is None else 4 * limit
-        batch = fill(4 * capacity, fresh, keep, hard, most_fresh=most_fresh, replay=replay)
+        batch = fill(4 * capacity, fresh, keep, hard, prefixed=begun, most_fresh=most_fresh, replay=replay)
 
         def varied(groups, size):
             return max(itertools.combinations(groups, min(size, len(groups))), key=rank, default=())
@@ -142,13 +146,13 @@ class TestFill:
             return sorted(((group.variance, group.weights_version, group.uid) for group in groups), reverse=True)
 
         x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
-        selected = varied([*varied(x1, capacity if limit is None else limit), *hard], capacity)
-        assert batch.fresh + batch.reevaluated == [group for group in (*x1, *hard) if group in selected]
+        selected = varied([*varied(x1, capacity if limit is None else limit), *hard, *begun], capacity)
+        chosen = batch.fresh + batch.reevaluated + batch.prefixed
+        assert chosen == [group for group in (*x1, *hard, *begun) if group in selected]
+        assert not set(uids(batch.prefixed)) - set(uids(begun))
         assert asked == [capacity - len(selected)] and batch.replayed == old[: capacity - len(selected)]
         assert len(batch) <= capacity
-        assert Counter(uids(batch.fresh + batch.filtered + batch.cut + batch.reevaluated)) == Counter(
-            uids(fresh + hard)
-        )
+        assert Counter(uids(chosen + batch.filtered + batch.cut)) == Counter(uids(fresh + hard + begun))
 
     def test_highest_variance_of_more_than_there_are(self, make_group):
         groups = [make_group(1), make_group(4)]
@@ -204,7 +208,7 @@ class TestDrop:
     @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
         """Against moving the unfit one by one: nothing else leaves, however many are left."""
-        sizes = [data.draw(st.integers(0, 7 if name in ("fresh", "reevaluated", "replayed") else 2)) for name in LISTS]
+        sizes = [data.draw(st.integers(0, 7 if name in SOURCES else 2)) for name in LISTS]
         order = iter(data.draw(st.permutations(range(sum(sizes)))))
         batch = Batch(
             *(
@@ -225,7 +229,7 @@ class TestDrop:
         result = drop(batch, too_far=too_far, nonfinite=nonfinite)
 
         expected = {name: list(groups) for name, groups in before.items()}
-        for name in ("fresh", "reevaluated", "replayed"):
+        for name in SOURCES:
             for group in before[name]:
                 if group.uid in nonfinite or group.uid in too_far:
                     why = "unused" if name == "replayed" else "nonfinite" if group.uid in nonfinite else "too_far"
@@ -234,7 +238,7 @@ class TestDrop:
 
         for name in LISTS:
             kept = len(before[name])
-            if name in ("fresh", "reevaluated", "replayed"):
+            if name in SOURCES:
                 assert getattr(result, name) == expected[name]  # in their order
             else:
                 assert getattr(result, name)[:kept] == before[name]

@@ -37,15 +37,17 @@ def test_states_are_those_of_the_design():
     assert set(STATES) == {
         "fresh",
         "reevaluated",
+        "prefixed",
         "filtered",
         "unimproved",
         "solved",
+        "unsteered",
         "demonstration",
         "cut",
         "too_far",
         "nonfinite",
     }
-    assert len(STATES) == 9 and FAILED == "failed"
+    assert len(STATES) == 11 and FAILED == "failed"
 
 
 def test_every_list_of_a_batch_is_a_state_or_of_earlier_steps_or_of_worked_solutions():
@@ -63,6 +65,8 @@ def test_one_step_by_hand(batch_of):
         demonstration=[26, 27, 28, 29, 30, 31, 32, 33],
         too_far=[19, 20, 21, 22, 23],
         nonfinite=[6, 7, 8, 9, 24, 25],
+        prefixed=[40, 41, 42, 43, 44, 45, 46, 47, 48],
+        unsteered=[50, 51, 52, 53, 54, 55, 56, 57, 58, 59],
     )
     ledger = Ledger()
     expected = {
@@ -75,8 +79,10 @@ def test_one_step_by_hand(batch_of):
         "cut": 1,
         "too_far": 5,
         "nonfinite": 6,
+        "prefixed": 9,
+        "unsteered": 10,
         "failed": 7,
-        "generated": 34 + 7,
+        "generated": 53 + 7,
     }
     groups, responses = ledger.settle(groups.values(), batch, failed=[8] * 7)
     assert groups == expected and ledger.counts == expected
