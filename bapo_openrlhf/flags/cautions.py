@@ -168,7 +168,8 @@ NO_EFFECT = [
          lambda f: f["ckpt.best_metric_key"] not in (None, "", "none") and not f["eval.dataset"],
          "{it}: no effect, because eval.dataset is not set, and the best checkpoint is that of an evaluation"),
     Rule("data.solution_key",
-         lambda f: f["data.solution_key"] and not (f.adapted and (f.method is None or f.method.demonstrates)),
+         lambda f: f["data.solution_key"]
+         and not (f.adapted and (f.method is None or f.method.demonstrates or f.method.prefixed)),
          "{it}: no effect, because adapt.method {f[adapt.method]} does not train on worked solutions"),
     Rule("ds.use_universal_ckpt", lambda f: f["ds.use_universal_ckpt"] and not f["ckpt.load_enable"],
          "{it}: no effect, because ckpt.load_enable is False, and it is about the checkpoint that is loaded"),

@@ -80,7 +80,7 @@ class AdaptConfig:
         "lists, or FILE.py:CLASS",
         source="Algorithm 1, Sec. 5.2")
     options: list[str] | None = _flag(None,
-        "NAME=VALUE ...: the method's own options; bapo has none in addition to these flags",
+        "NAME=VALUE ...: the method's own options; bapo has prefix_share (0)",
         source="docs/methods.md", nargs="+")
     batch_size: int | None = _flag(None,
         "largest number of groups in a training batch; default: --rollout.batch_size",

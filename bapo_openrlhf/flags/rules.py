@@ -13,6 +13,7 @@ from bapo_openrlhf.adapt.advantage import ESTIMATORS, GROUP_ESTIMATORS
 from bapo_openrlhf.flags.config import ALGORITHMS, MEASURED
 from bapo_openrlhf.flags.critic import CRITIC
 from bapo_openrlhf.flags.placement import PLACEMENT
+from bapo_openrlhf.flags.prefixes import PREFIXES
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags, Rule, refuse
 from bapo_openrlhf.flags.skipping import SKIPPING
@@ -436,6 +437,5 @@ def _cut(f: Flags) -> bool:
 
 COMBINATIONS = [
     *ADAPTERS, *NEEDED, *CRITIC, *PROBE, *PARTIAL, *WITH_ADAPTATION, *UPDATES, *UNIVERSAL, *RANKS, *DEMONSTRATIONS,
-    *OF_METHODS,
-    *SKIPPING, *OF_DATA,
+    *PREFIXES, *OF_METHODS, *SKIPPING, *OF_DATA,
 ]  # fmt: skip

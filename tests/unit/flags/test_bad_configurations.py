@@ -420,6 +420,13 @@ BAD = [
     ("adapt.method=bapo_demonstrations data.solution_key=input reward.overlong_buffer_len=4",
      "reward.overlong_buffer_len is 4.0; with adapt.method bapo_demonstrations it must not be set, because "),
     ("adapt.method=luffy data.solution_key=input train.async_enable", "train.async_enable is True; it must be False w"),
+    ("adapt.method=prefix_sampling reward.remote_url= train.agent_func_path=agent.py",
+     "train.agent_func_path is agent.py; with adapt.method prefix_sampling, which generates from prefixes of stored"),
+    ("adapt.method=prefix_sampling data.max_images_per_prompt=1",
+     "data.max_images_per_prompt is 1; with adapt.method prefix_sampling, which generates from prefixes of stored "),
+    ("adapt.method=prefix_sampling run.faster=none", "run.faster is none; with adapt.method prefix_sampling, which ge"),
+    ("adapt.options=prefix_share=1/2 run.faster=none", "run.faster is none; with adapt.method bapo, which generates f"),
+    ("adapt.options=prefix_share=1", "ValueError: prefix_share is 1; it must be in [0, 1)"),
     ("adapt.method=luffy data.solution_key=worked", "row 1: no column 'worked' (data.solution_key); it has input"),
 ]  # fmt: skip
 
