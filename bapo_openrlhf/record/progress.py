@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import REWARD, read_warnings
@@ -129,5 +129,6 @@ def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool
 
 def _note(row: Mapping[str, Any]) -> str:
     """Reward and batch composition of one step."""
-    counts = [int(row.get(f"groups/{source}") or 0) for source in SOURCES]
-    return f"reward {row.get(REWARD) or 0:.3f}, groups {counts[0]}+{counts[1]}+{counts[2]}"
+    counts = {source: int(row.get(f"groups/{source}") or 0) for source in SOURCES}
+    groups = "+".join(str(counts[source]) for source in shown_sources(counts))
+    return f"reward {row.get(REWARD) or 0:.3f}, groups {groups}"

@@ -35,7 +35,7 @@ from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupT
 from bapo_openrlhf.training.engine.user_agent import load_agent
 from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
 from bapo_openrlhf.training.wire.failures import Failures
-from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup
+from bapo_openrlhf.training.wire.responses import PREFIX, STOPPED, VERSIONS, PackedGroup
 from bapo_openrlhf.training.wire.signals import leave_to_driver
 from bapo_openrlhf.training.wire.weights import Piece
 
@@ -236,14 +236,14 @@ class RolloutEngine(Engine):
             if generated.finish_reason == STOPPED:
                 judged: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
             else:
-                tokens = [*encoded.tokens, *generated.token_ids]
+                tokens = [*turn.context, *generated.token_ids]
                 judged = await self.executor.judged(self.tokenizer, tokens, prompt, label)
             return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
-        return PackedGroup.of(
-            shared | {"number": number}, encoded.tokens, await asyncio.gather(*map(made, range(num_samples)))
-        )
+        given = len(turn.context) - len(encoded.tokens)
+        shared |= {"number": number, **({PREFIX: given} if given else {})}
+        return PackedGroup.of(shared, turn.context, await asyncio.gather(*map(made, range(num_samples))))
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:

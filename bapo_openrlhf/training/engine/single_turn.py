@@ -163,7 +163,10 @@ class GroupTurn:
         seeds: Seed of each response; None if they share vLLM's stream of random numbers, and so one request.
         size: Number of responses.
         budget: Tokens that each response may generate now; None for no limit but its own.
-        prefix: What the one response has already; None for nothing.
+        prefix: What the one response has already, or with what all of them begin; None for nothing.
+
+    Attributes:
+        context: Token ids of the prompt and of a prefix that is context.
     """
 
     def __init__(
@@ -173,6 +176,7 @@ class GroupTurn:
         self.engine, self.prompt, self.seeds, self.size = engine, prompt, seeds, size
         before = [] if prefix is None else prefix.tokens.tolist()
         self.prefix, self._tokens = prefix, [*prompt.tokens, *before]
+        self.context = self._tokens if prefix and prefix.is_context else prompt.tokens
         self.left = prompt.params.max_tokens - len(before)
         self.params = copy(prompt.params)
         self.params.max_tokens = self.left if budget is None else min(self.left, budget)
@@ -184,7 +188,7 @@ class GroupTurn:
         """The response in this place, with what it had already."""
         new = await self._new_tokens(place)
         stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.left
-        if self.prefix is not None:
+        if self.prefix and not self.prefix.is_context:
             new = new.after(self.prefix)
         return replace(new, finish_reason=STOPPED) if stopped else new
 

@@ -11,6 +11,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.prefixes import by_prefix
 from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
@@ -123,7 +124,8 @@ class StepAccounts:
         status["staleness/rollout_policy"] = step - rollout.weights_version
         status |= replay_ages(batch, step, self.args.adapt.rollout_delay, uses) | reviewed.gap.metrics(step)
         status["groups/capacity"] = self.arithmetic.capacity
-        status |= composition(batch, self.arithmetic.most_samples, len(generated.reevaluated))
+        attempts = len(by_prefix(generated.reevaluated)[0])
+        status |= composition(batch, self.arithmetic.most_samples, attempts)
         trained = status["tokens/trained"]
         status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
         if self.args.adapt.skip_zero_advantage:

@@ -73,10 +73,14 @@ class Solutions:
     def __contains__(self, name: object) -> bool:
         return name in self._tokens
 
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Token ids of the solution of the prompt with this id."""
+        ids, start = self._tokens[name]
+        return ids[start:]
+
     def length(self, prompt: Prompt) -> int:
         """Number of tokens of the prompt's solution."""
-        ids, start = self._tokens[prompt.id]
-        return len(ids) - start
+        return len(self[prompt.id])
 
     def sample(
         self, prompt: Prompt, advantage: float = 0.0, *, place: int = 0, like: Experience | None = None

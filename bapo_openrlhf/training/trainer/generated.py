@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response, mean_reward
 from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_mean, exact_rewards
 from bapo_openrlhf.adapt.vocabulary import Source
 from bapo_openrlhf.training.trainer.samples import groups_of, prompt_of
-from bapo_openrlhf.training.wire.responses import VERSIONS
+from bapo_openrlhf.training.wire.responses import PREFIX, VERSIONS
 
 logger = init_logger(__name__)
 
@@ -27,7 +27,7 @@ class GeneratedGroup:
 
     Attributes:
         uid: Number of the group. A `Group` of the same samples has the same number.
-        source: Either fresh or reevaluated.
+        source: One of fresh, reevaluated and prefixed.
         prompt: The prompt.
         samples: All its samples.
         mean: Exact group mean reward, mapped from the task's range to [0, 1]; None if the group cannot be used.
@@ -54,6 +54,7 @@ class GeneratedGroup:
             "mean": None if self.mean is None else float(self.mean),
             "responses": len(self.samples),
             "tokens": self.tokens,
+            **({PREFIX: len(self.prompt.prefix)} if self.prompt.prefix else {}),
         }
 
 
@@ -63,7 +64,7 @@ class GeneratedStep:
 
     Attributes:
         fresh: Fresh groups that can be used.
-        reevaluated: Re-evaluated groups that can be used.
+        reevaluated: Groups of the method's prompts that can be used, with or without a prefix.
         recorded: All groups, also those that cannot be used. The record gets them.
     """
 
@@ -144,7 +145,9 @@ def generated_groups(
     groups = []
     for failed, chunk in sorted(((not all(map(usable, chunk)), chunk) for chunk in samples), key=itemgetter(0)):
         mean = None if failed else exact_mean(exact_rewards(rewards_of(chunk), reward_range))
-        groups.append(GeneratedGroup(first_uid + len(groups), source, prompt_of(chunk[0]), chunk, mean))
+        prompt = prompt_of(chunk[0])
+        kind = "prefixed" if prompt.prefix else source
+        groups.append(GeneratedGroup(first_uid + len(groups), kind, prompt, chunk, mean))
     return groups
 
 

@@ -153,14 +153,14 @@ def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenize
     Only these responses are decoded.
 
     Args:
-        groups: The groups of a step.
+        groups: The groups of a step. One with a prefix says nothing of its prompt alone.
         prompts: What earlier groups have told of their prompts. It is updated.
         tokenizer: Tokenizer of the model.
         chars: Largest number of characters of a response.
     """
     rows = []
     for group in groups:
-        kind = prompts.news(group.prompt.id, group.mean)
+        kind = None if group.prompt.prefix else prompts.news(group.prompt.id, group.mean)
         if kind is None:
             continue
         sample = max(group.samples, key=lambda sample: float(sample.rewards[0]))  # the first one if several are equal

@@ -2,11 +2,12 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -25,6 +26,7 @@ from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.trainer.samples import by_request, prompt_of, reward_of
+from bapo_openrlhf.training.wire.responses import PREFIX, Prefix
 
 
 def chosen_prompts(
@@ -55,6 +57,13 @@ def chosen_prompts(
     if not are_positions(chosen, count, len(drawn)):
         raise ValueError(f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}")
     return iter([(None, *([part] for part in drawn[place])) for place in chosen]), len(drawn) - count, ended
+
+
+def with_prefixes(extras: Iterable[Mapping[str, Any]], prompts: Sequence[Prompt]) -> Iterator[Mapping[str, Any]]:
+    """What the requests of these prompts have of their own, and the prefix of each prompt that has one."""
+    for extra, prompt in zip(extras, prompts, strict=False):
+        prefix = {"prefix": Prefix(np.array(prompt.prefix, dtype=np.int32))} if prompt.prefix else {}
+        yield {**extra, **prefix}
 
 
 class RecordedSamplesGenerator(DispatchingGenerator):
@@ -217,11 +226,12 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             draft.hard_requests = self._send_prompts(self._hard_prompts(draft), ask=hard, **kwargs)
         return refs
 
-    def _send_prompts(self, prompts: Sequence[Prompt], **kwargs: Any) -> list[Any]:
+    def _send_prompts(self, prompts: Sequence[Prompt], *, ask: Ask, **kwargs: Any) -> list[Any]:
         """Send these prompts to the engines. Returns Ray's references."""
         columns = [[getattr(prompt, name) for prompt in prompts] for name in ("text", "label", "images")]
         texts, labels, images = columns
-        return self._dispatch_prompts_to_vllm(texts, labels, images=images, **kwargs) if prompts else []
+        ask = replace(ask, extras=with_prefixes(ask.extras, prompts))
+        return self._dispatch_prompts_to_vllm(texts, labels, images=images, ask=ask, **kwargs) if prompts else []
 
     @extends(SamplesGenerator)
     def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
@@ -231,6 +241,8 @@ class AdaptedSamplesGenerator(DispatchingGenerator):
             score = reward  # OpenRLHF does the same if there is no score
         sample = super()._process_response_into_experience(response | {"reward": reward, "scores": score}, **kwargs)
         sample.index = [response["number"]]  # only to sort the samples; a batch gives them other positions
+        if response.get(PREFIX):
+            sample.info[PREFIX] = torch.tensor([response[PREFIX]])
         return sample
 
     @extends(SamplesGenerator)

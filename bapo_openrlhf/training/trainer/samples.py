@@ -11,7 +11,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT, Range
-from bapo_openrlhf.training.wire.responses import SEGMENTS
+from bapo_openrlhf.training.wire.responses import PREFIX, SEGMENTS
 
 
 def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
@@ -21,8 +21,13 @@ def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def prompt_of(sample: Experience) -> Prompt:
-    """The prompt of a generated sample. A row whose list of images is empty has the prompt of one without images."""
-    return Prompt(sample.prompts[0], sample.labels[0], (sample.images and sample.images[0]) or None)
+    """The prompt of a generated sample. A row whose list of images is empty has the prompt of one without images.
+
+    The prefix is what comes right before the first generated token, which is token i + 1 for place i of the mask.
+    """
+    images, count = (sample.images and sample.images[0]) or None, int(sample.info.get(PREFIX, 0))
+    end = int(sample.action_mask[0].int().argmax()) + 1 if count else 0
+    return Prompt(sample.prompts[0], sample.labels[0], images, sample.sequences[0][end - count : end].tolist())
 
 
 def reward_of(value: Any) -> float | None:
@@ -52,7 +57,7 @@ def response_of(sample: Experience) -> Response:
         log_probs=sample.rollout_log_probs[0][mask].numpy(),
         reward=float(sample.rewards[0]),
         extras={
-            "info": {key: value[0].item() for key, value in sample.info.items() if key != SEGMENTS},
+            "info": {key: value[0].item() for key, value in sample.info.items() if key not in (SEGMENTS, PREFIX)},
             "score": None if sample.scores is None else float(sample.scores[0]),
             "truncated": bool(sample.truncated[0]),
             "mm_train_inputs": sample.mm_train_inputs[0] if sample.mm_train_inputs else None,
@@ -109,11 +114,11 @@ def groups_of(
         reward_range: The least and the greatest reward of the task.
 
     Raises:
-        ValueError: A group has several prompts.
+        ValueError: A group has several prompts, or prefixes.
     """
     groups = []
     for number, members in enumerate(samples):
-        if len({(m.prompts[0], str(m.labels[0])) for m in members}) != 1:
+        if len({(prompt.text, str(prompt.label), prompt.prefix) for prompt in map(prompt_of, members)}) != 1:
             raise ValueError(f"the samples of group {first_uid + number} are not responses to one prompt")
         responses = tuple(map(response_of, members))
         uid, prompt = first_uid + number, prompt_of(members[0])

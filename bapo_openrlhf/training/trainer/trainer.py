@@ -130,7 +130,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
-            self.method.unanswered([group.prompt for group in generated.failed if group.source == "reevaluated"])
+            self.method.unanswered([group.prompt for group in generated.failed if group.source != "fresh"])
             batch = self.method.build_batch(step, generated.fresh, generated.reevaluated)
         self.accounts.require_capacity(batch)
         batch = without_silent(batch) if self.args.adapt.skip_zero_advantage else batch

@@ -12,6 +12,7 @@ VERSIONS = ("version_min", "version_max")
 # The same if partial rollouts are on: the version and the number of tokens of each part of the response.
 SEGMENTS = "segments"
 STOPPED = "stopped"  # entry of the `info` of a response that is not finished
+PREFIX = "prefix_tokens"  # entry of the `info` of a response that begins with a prefix: the number of its tokens
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class PackedGroup:
     Attributes:
         shared: What is equal for all responses: prompt, label, images, their tensors, and the number of the request.
         responses: For each response, all its other entries.
-        prompt_tokens: Token ids of the prompt, int32, shape (P,).
+        prompt_tokens: Token ids of the prompt and of a prefix that is context, int32, shape (P,).
         tokens: Generated token ids of all responses one after the other, int32, shape (T,).
         log_probs: Their log-probs, float32, shape (T,); None if they were not asked for.
         lengths: Number of generated tokens of each response, shape (G,).
@@ -42,7 +43,7 @@ class PackedGroup:
 
         Args:
             shared: See the attribute.
-            prompt_tokens: Token ids of the prompt.
+            prompt_tokens: See the attribute.
             made: What vLLM generated for each response (`Generated`), and its other entries.
         """
         parts = [generated for generated, _ in made]
@@ -75,12 +76,18 @@ class PackedGroup:
 
 @dataclass(frozen=True)
 class Prefix:
-    """What a response has already, if it goes on in a later step (partial rollouts).
+    """What a response has already: it goes on in a later step (partial rollouts), or its prompt has a prefix.
 
     Attributes:
-        tokens: Its generated token ids, int32, shape (P,).
-        log_probs: Their log-probs under the weights that sampled them, float32, shape (P,).
+        tokens: Its token ids, int32, shape (P,).
+        log_probs: Their log-probs under the weights that sampled them, float32, shape (P,); None if the tokens are
+            context, so that they are not the response's own.
     """
 
     tokens: np.ndarray
-    log_probs: np.ndarray
+    log_probs: np.ndarray | None = None
+
+    @property
+    def is_context(self) -> bool:
+        """Whether its tokens are context, and all responses of the request begin with them."""
+        return self.log_probs is None

@@ -41,7 +41,7 @@ from bapo_openrlhf.training.trainer.generated import generated_groups, is_usable
 from bapo_openrlhf.training.trainer.samples import in_groups  # noqa: E402
 from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
 from bapo_openrlhf.training.wire.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS  # noqa: E402
+from bapo_openrlhf.training.wire.responses import PREFIX, STOPPED, VERSIONS  # noqa: E402
 
 STATES = (*vocabulary.STATES, vocabulary.FAILED)
 
@@ -168,7 +168,7 @@ class Engine:
     ) -> list[dict]:  # fmt: skip
         self.world.fail_at("generate")
         self.world.requests.append(
-            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed)
+            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed, prefix=prefix)
         )
         answers = []
         for sample in range(num_samples):
@@ -177,8 +177,8 @@ class Engine:
             stopped = budget is not None and count > budget
             new = [5 + drawn // 7**place % 40 for place in range(budget if stopped else count)]
             before = [3, 4] if prefix is None else [3, 4, *prefix.tokens.tolist()]
-            tokens = before + new
-            known = [0.0, 0.0] if prefix is None else [0.0, 0.0, *prefix.log_probs.tolist()]
+            tokens, first = before + new, len(before) if prefix and prefix.is_context else 2
+            known = [0.0] * first if prefix is None or prefix.is_context else [0.0, 0.0, *prefix.log_probs.tolist()]
             reward = self.world.reward(prompt, self.weights, sample) if self.world.judge is None else None
             reward = None if stopped else reward
             answers.append(
@@ -187,7 +187,7 @@ class Engine:
                     "label": label,
                     "images": images,
                     "observation_tokens": tokens,
-                    "action_ranges": [(2, len(tokens))],
+                    "action_ranges": [(first, len(tokens))],
                     "rollout_log_probs": [*known, *self.world.log_probs(tokens, self.weights)[len(before) - 1 :]],
                     "truncated": False,
                     "reward": reward,
@@ -195,6 +195,7 @@ class Engine:
                     "extra_logs": dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {}),
                     "number": number,
                 }
+                | ({PREFIX: first - 2} if first > 2 else {})
             )
         return answers
 
@@ -359,7 +360,7 @@ class World:
     """Everything outside the trainer's process.
 
     Attributes:
-        requests: what was generated: prompt, weights, step and seed.
+        requests: what was generated: prompt, weights, step, seed and prefix.
         trained: the step and the experiences of each update.
         taught: the same for the critic, also if the actor is not updated.
         skipped: the step and the samples that are dealt with what is sent to be trained on, and that no model passes.

@@ -481,3 +481,25 @@ def test_a_response_that_fills_the_context_has_not_stopped():
 
     (group,) = ours(engine_of(RolloutEngine, SingleTurn(), Full()), ["abc"], **shared() | {"budget": 5})
     assert [(response["truncated"], response["extra_logs"]) for response in group] == [(True, {})] * SIZE
+
+
+@pytest.mark.parametrize("seed", [None, 5], ids=["one request", "seeded"])
+@pytest.mark.parametrize("length", [30, 14])  # with 14, the prompt loses its first two tokens, and the prefix none
+def test_all_responses_begin_with_a_prefix_that_is_context(tmp_path, seed, length):
+    (tmp_path / "reward.py").write_text(REWARD)
+    engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "reward.py")))
+    part = {"prefix": Prefix(np.array([120, 121], dtype=np.int32)), "seed": seed}
+    asked = shared(max_length=length, max_tokens=9)
+    group = asyncio.run(engine.generate_groups([request("abcdefg", number=4) | part], **asked))
+    prompt = [ord(letter) for letter in "abcdefg"][7 - min(7, length - 9) :]
+    context, most = [*prompt, 120, 121], 9 - 2
+    assert all(tokens == context and params.max_tokens == most for tokens, params in engine.llm.asked)
+    assert len(engine.llm.asked) == (1 if seed is None else SIZE)
+    for place, response in enumerate(pickle.loads(pickle.dumps(group))):
+        tokens, log_probs, reason = response_to(context, place)
+        assert response["observation_tokens"].tolist() == context + tokens[:most]
+        assert response["rollout_log_probs"].tolist() == pytest.approx([0.0] * len(context) + log_probs[:most])
+        assert response["action_ranges"] == [(len(context), len(context) + len(tokens[:most]))]
+        assert (response["prompt"], response["number"], response["prefix_tokens"]) == ("abcdefg", 4, 2)
+        assert response["reward"] == len(context) + len(tokens[:most])  # the verifier sees all of it
+        assert response["truncated"] == (reason == "length")

@@ -1,0 +1,198 @@
+"""Prefixes in whole runs on the fake stack: what is asked for, which tokens train, what is recorded, and resumed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()
+
+from fake_stack import STATES, trained, without_times  # noqa: E402
+from test_checkpoints import REPEATABLE, resumed  # noqa: E402
+from test_demonstrations_in_runs import Letters  # noqa: E402
+
+from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.demonstrations import Solutions  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import groups_of, prompt_of, response_of, sample_of  # noqa: E402
+from bapo_openrlhf.training.wire.responses import PREFIX  # noqa: E402
+
+SYNCHRONOUS = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1, "train.num_episodes": 3}
+AHEAD = SYNCHRONOUS | {"train.async_enable": True, "train.async_queue_size": 2, "adapt.rollout_delay": 2}
+BAPO = {"adapt.method": "bapo", "adapt.options": "prefix_share=1/2", "adapt.buffer_size": 16}
+BAPO |= {"adapt.max_reevaluated_prompts": 8}
+SAMPLING = {"adapt.method": "prefix_sampling", "adapt.options": "prefix_share=1/2"}
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """A worked solution of each second prompt: its letters, and the end token 0."""
+
+    def of(args, strategy, dataset, tokenizer):
+        pairs = [(Prompt(text, label), f"{text} solved" if int(label) % 2 else None) for _, text, label, _ in dataset]
+        limits = SimpleNamespace(rollout=SimpleNamespace(max_new_tokens=30), data=SimpleNamespace(max_len=64))
+        return Solutions(pairs, Letters(), limits)
+
+    monkeypatch.setattr(Solutions, "of", of)
+
+
+def watched(run) -> tuple[list, list]:
+    """What the method gets in each step, and its batches."""
+    seen, batches, build = [], [], run.trainer.method.build_batch
+
+    def build_batch(step, fresh, reevaluated):
+        seen.append((step, list(fresh), list(reevaluated)))
+        batches.append(build(step, fresh, reevaluated))
+        return batches[-1]
+
+    run.trainer.method.build_batch = build_batch
+    return seen, batches
+
+
+def own(response) -> list[int]:
+    """The generated tokens of a response."""
+    ((start, end),) = response.action_spans
+    return response.token_ids[start:end].tolist()
+
+
+@pytest.mark.parametrize(
+    ("method", "algorithm", "mode"),
+    [
+        (BAPO, "bapo_grpo", SYNCHRONOUS),
+        (BAPO, "ba_ppo", AHEAD),
+        (SAMPLING, "ba_ppo", SYNCHRONOUS | {"adapt.rollout_delay": 2}),
+        (SAMPLING, "bapo_grpo", AHEAD),
+    ],
+    ids=["bapo", "bapo ahead", "prefix_sampling delayed", "prefix_sampling ahead"],
+)
+class TestRun:
+    @pytest.fixture
+    def run(self, world, solved, method, algorithm, mode):
+        made = world(prompts=24, algorithm=algorithm, evaluation=1, **mode | method | {"eval.steps": 2})
+        made.seen, made.batches = watched(made)
+        made.trainer.fit()
+        return made
+
+    def test_prefixes_are_of_stored_responses_of_the_prompt(self, run, method):
+        stored, kinds = {}, set()
+        for _, fresh, again in run.seen:
+            for group in again:
+                prefix, begin = list(group.prompt.prefix), 2 + len(group.prompt.prefix)
+                for response in group.responses:
+                    assert response.token_ids[2:begin].tolist() == prefix
+                    assert response.action_spans == ((begin, len(response.token_ids)),)
+                    assert len(response.log_probs) == len(response.token_ids) - begin
+                if not prefix:
+                    continue
+                worked = [ord(letter) for letter in f"{group.prompt.text} solved"]
+                if prefix == worked[: len(prefix)]:
+                    assert 1 <= len(prefix) <= len(worked) and int(group.prompt.label) % 2
+                    kinds.add("worked")
+                    continue
+                kind, tokens = next(one for one in stored[group.prompt.id] if one[1][: len(prefix)] == prefix)
+                kinds.add(kind)
+                assert 1 <= len(prefix) < len(tokens)
+            for group in [*fresh, *(group for group in again if not group.prompt.prefix)]:
+                few = {1: 1.0, 3: 0.0}.get(int(4 * group.mean))
+                stored.setdefault(group.prompt.id, []).extend(
+                    ("right" if few else "wrong", own(one)) for one in group.responses if one.reward == few
+                )
+        assert kinds == {"right", "wrong"} | ({"worked"} if method is BAPO else set())
+        for request in run.requests:
+            assert request.prefix is None or (request.prefix.is_context and request.prompt.startswith("prompt"))
+
+    def test_only_tokens_after_the_prefix_train(self, run, algorithm):
+        seen = 0
+        for step, experiences in run.trained + run.taught:
+            rows = [(group, one) for _, group in run.batches[step].with_sources() for one in group.responses]
+            for e in experiences:
+                for row, place in enumerate(e.index):
+                    group, response = rows[place]
+                    tokens, mask = e.sequences[row][e.attention_mask[row].bool()].tolist(), e.action_mask[row].bool()
+                    assert tokens == response.token_ids.tolist()
+                    begin = 2 + len(group.prompt.prefix)
+                    trained = [place + 1 for place, on in enumerate(mask.tolist()) if on]
+                    assert trained == list(range(begin, len(tokens)))
+                    if not group.prompt.prefix:
+                        continue
+                    seen, rewards = seen + 1, np.array([one.reward for one in group.responses])
+                    if algorithm == "ba_ppo":  # gamma = lambda = 1 and no KL: each return is the reward
+                        wanted = [response.reward] * len(trained)
+                        assert e.returns[row][mask].tolist() == pytest.approx(wanted, abs=1e-5)
+                    else:
+                        wanted = (response.reward - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
+                        assert e.advantages[row][mask].tolist() == pytest.approx([wanted] * len(trained), rel=1e-4)
+        assert seen > 4
+
+    def test_they_have_an_origin_and_a_count_of_their_own(self, run):
+        rows, groups = run.metrics(), read_groups(run.record)
+        lengths = {g.uid: len(g.prompt.prefix) for _, _, again in run.seen for g in again if g.prompt.prefix}
+        assert {g["uid"]: g["prefix_tokens"] for g in groups if g["source"] == "prefixed"} == lengths
+        assert {g["state"] for g in groups if g["source"] == "prefixed"} >= {"prefixed", "unsteered"}
+        assert not {"prefixed", "unsteered"} & {g["state"] for g in groups if g["source"] != "prefixed"}
+        for row, (step, _, again) in zip(rows, run.seen, strict=True):
+            of_step = [g for g in groups if g["step"] == step + 1]
+            assert row["groups/generated"] == len(of_step) == sum(row[f"groups/{state}"] for state in STATES)
+            for state in ("prefixed", "unsteered"):
+                assert row[f"groups/{state}"] == sum(g["state"] == state for g in of_step)
+            begun = [g for g in again if g.prompt.prefix]
+            assert row["tokens/generated"] == sum(g["tokens"] for g in of_step)
+            given = sum(len(g.prompt.prefix) * 4 for g in begun)
+            made = sum(len(own(response)) for g in begun for response in g.responses)
+            assert row.get("prefix/token_share") == (pytest.approx(given / (given + made)) if begun else None)
+            attempts = len(again) - len(begun)
+            assert row.get("groups/reevaluation_attempts", 0) == attempts
+            assert row.get("reevaluation/improved_share", 0) == row["groups/reevaluated"] / max(attempts, 1)
+        assert sum(row["groups/prefixed"] for row in rows) > 2
+
+
+@pytest.mark.parametrize("mode", [SYNCHRONOUS, AHEAD], ids=["synchronous", "ahead"])
+@pytest.mark.parametrize("method", [BAPO, SAMPLING], ids=["bapo", "prefix_sampling"])
+def test_a_resumed_run_is_the_same(world, solved, tmp_path, method, mode):
+    words = mode | method | REPEATABLE | {"algorithm": "ba_ppo"}
+    run = world(prompts=24, **words)
+    run.trainer.fit()
+    for saved in (3, 7):
+        again = resumed(run, tmp_path / f"again {saved}", f"global_step{saved}", **words)
+        again.trainer.fit()
+        assert trained(again, saved) == trained(run, saved)
+        assert without_times(again) == without_times(run)
+    assert sum(row["groups/prefixed"] for row in run.metrics()[7:]) > 0
+
+
+def test_no_prompt_is_solved_by_a_group_with_a_prefix(world, solved):
+    """The first answers of a prompt are those of its own groups: one that failed, and one that solved it."""
+    run = world(prompts=24, **SYNCHRONOUS | BAPO | {"algorithm": "bapo_grpo"})
+    run.reward = lambda prompt, weights, sample: float(run.requests[-1].prefix is not None and sample % 2)
+    run.trainer.fit()
+    assert sum(row["groups/prefixed"] for row in run.metrics()) > 2
+    assert {row["kind"] for row in read_answers(run.record)} == {"failed"}
+    assert len(run.trainer.method.hard) == 16 and not run.trainer.method.replay
+
+
+def test_a_group_without_a_reward_comes_back_too(world, solved):
+    run = world(prompts=24, **SYNCHRONOUS | BAPO)
+    run.reward = lambda prompt, weights, sample: 0.0 if run.requests[-1].prefix is None else None
+    run.trainer.fit()
+    groups = read_groups(run.record)
+    assert {row["state"] for row in groups if row["source"] == "prefixed"} == {"failed"}
+    assert run.trainer.method.prefixes.state_dict()["sent"] == []
+
+
+def test_a_sample_says_where_its_prefix_is(make_group):
+    group = make_group(2, size=2, prompt="a", prompt_tokens=5, extras={
+        "info": {}, "score": None, "truncated": False, "mm_train_inputs": None
+    })  # fmt: skip
+    samples = [sample_of(group.prompt, response) for response in group.responses]
+    for sample, response in zip(samples, group.responses, strict=True):
+        assert prompt_of(sample) == group.prompt
+        sample.info[PREFIX] = np.array([2])
+        assert prompt_of(sample) == Prompt("a", prefix=response.token_ids[3:5].tolist())
+        assert response_of(sample).extras["info"] == {}
+    with pytest.raises(ValueError, match="one prompt"):  # the prefixes differ
+        groups_of([samples], first_uid=0, step=0, weights_version=0)
