@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES
+from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES, shown_sources
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.run_record import REWARD, end_means, phase_seconds
 from bapo_openrlhf.workbench.findings import far
@@ -14,8 +14,9 @@ from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
 from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
 
-NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"}
-FILLED, EMPTY, SIGNS = "█", "░", {"fresh": "█", "reevaluated": "▓", "replayed": "▒"}  # parts of a bar
+NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed", "prefixed": "with a prefix"}
+FILLED, EMPTY = "█", "░"  # parts of a bar
+SIGNS = {"fresh": "█", "reevaluated": "▓", "replayed": "▒", "prefixed": "▚"}
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
 COUNTED = ("skipped", "failed", "nonfinite")  # kinds of warnings that are left out here, because the rows say more
 MOST_POINTS = 512  # most points of the reward curve
@@ -161,7 +162,7 @@ def _batches(seen: Seen, width: int, most: int) -> list[Text]:
     if not capacity:
         return []
     legend = Text("batches  ")
-    for source in SOURCES:
+    for source in shown_sources({source: _sum(shown, f"groups/{source}") for source in SOURCES}):
         legend.append(SIGNS[source], style=COLOURS[source]).append(f" {NAMES[source]}  ")
     legend.append(EMPTY, style=FAINT).append(f" unused of {capacity:.0f}")
     counts = [_counts(row) for row in shown]
@@ -296,7 +297,8 @@ def _seconds_left(seen: Seen) -> float | None:
 
 
 def _counts(row: Mapping[str, Any]) -> str:
-    return "+".join(f"{count:.0f}" for count in _groups(row))
+    counts = dict(zip(SOURCES, _groups(row), strict=True))
+    return "+".join(f"{counts[source]:.0f}" for source in shown_sources(counts))
 
 
 def _groups(row: Mapping[str, Any]) -> list[float]:

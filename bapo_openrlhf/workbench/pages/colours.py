@@ -9,7 +9,8 @@ import re
 LIGHT = {
     "palette-0": "#0072B2", "palette-1": "#D55E00", "palette-2": "#009E73", "palette-3": "#CC79A7",
     "palette-4": "#E69F00", "palette-5": "#56B4E9", "palette-6": "#6B6B6B",
-    "fresh": "#0072B2", "reevaluated": "#E69F00", "replayed": "#56B4E9", "cell": "#0072B2", "on-cell": "#FFFFFF",
+    "fresh": "#0072B2", "reevaluated": "#E69F00", "replayed": "#56B4E9", "prefixed": "#CC79A7",
+    "cell": "#0072B2", "on-cell": "#FFFFFF",
     "paper": "#FFFFFF", "card": "#FFFFFF", "ink": "#1A1D21", "muted": "#565D66", "grid": "#E1E4E8", "line": "#D0D5DB",
     "link": "#005A8F", "mark": "#FFF4D6", "good": "#00664A", "bad": "#A33F00",
 }  # fmt: skip
@@ -25,19 +26,26 @@ PALETTE = tuple(f"var(--palette-{place})" for place in range(7))
 DASHES = ("", "7 3", "2 2", "7 2 2 2")
 NONE_RIGHT, ALL_RIGHT = "#D55E00", "#009E73"  # an orange and a green that can be told apart with any colour vision
 
-SOURCE_LABELS = {"fresh": "fresh (X1)", "reevaluated": "re-evaluated (X2)", "replayed": "replayed (X3)"}
+SOURCE_LABELS = {
+    "fresh": "fresh (X1)",
+    "reevaluated": "re-evaluated (X2)",
+    "replayed": "replayed (X3)",
+    "prefixed": "with a prefix",
+}
 SOURCE_COLOURS = {source: f"var(--{source})" for source in SOURCE_LABELS}
 
 # What can become of a generated group. The order is that of the tables.
 STATE_LABELS = {
     "fresh": "trained on: fresh (X1)",
     "reevaluated": "trained on: re-evaluated (X2)",
+    "prefixed": "trained on: with a prefix",
     "none_right": "filtered: no response was right",
     "all_right": "filtered: every response was right",
     "by_draw": "filtered: by the filter's draw",
     "filtered": "filtered: reason not recorded",
     "unimproved": "re-evaluated, still too hard",
     "solved": "re-evaluated, nothing left to learn from",
+    "unsteered": "with a prefix, and without a signal",
     "demonstration": "not solved: its worked solution is trained on",
     "cut": "selected, but there was no room",
     "too_far": "selected, but too far from today's policy",

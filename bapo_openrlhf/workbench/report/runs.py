@@ -26,7 +26,7 @@ class Run:
         name: What the page calls the run. No two runs have the same name.
         rows: Metrics from metrics.jsonl, a row for each trainer step.
         metadata: Facts from run.json; empty for runs of older versions.
-        groups: Generated groups from groups.jsonl, in the order of the file. A mean that is no finite number is NaN.
+        groups: Generated groups, see `groups_frame`.
         answers: Sampled answers from answers.jsonl.
         summary: Facts from summary.json; empty until the run has ended.
     """
@@ -76,8 +76,12 @@ class Run:
 
 
 def groups_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows of groups.jsonl as a frame."""
-    frame = pd.DataFrame(list(rows))
+    """Rows of groups.jsonl as a frame, in the order of the file. A mean that is no finite number is NaN.
+
+    Groups with a prefix are left out, because they say nothing of their prompt alone.
+    """
+    rows = [row for row in rows if row.get("source") != "prefixed"]
+    frame = pd.DataFrame(rows)
     return frame.assign(mean=[row["mean"] if is_number(row["mean"]) else np.nan for row in rows]) if rows else frame
 
 

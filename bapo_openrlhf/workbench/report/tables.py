@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bapo_openrlhf.adapt.vocabulary import shown_sources
 from bapo_openrlhf.record.run_record import REWARD, SOURCES, end_means, phase_seconds
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
@@ -59,8 +60,8 @@ def sources(page: Comparison) -> Table:
     """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
-        [label, *(share(of_run[source], sum(of_run.values())) for of_run in counts)]
-        for source, label in SOURCE_LABELS.items()
+        [SOURCE_LABELS[source], *(share(of_run[source], sum(of_run.values())) for of_run in counts)]
+        for source in shown_sources({source: sum(of_run[source] for of_run in counts) for source in SOURCES})
     ]
     title = "Groups trained on, over the whole run. In the paper 40 to 60 % of them are fresh (A.6)"
     return _by_run(page, "source", rows, title)

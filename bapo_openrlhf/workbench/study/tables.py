@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas
 
-from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, many
@@ -188,13 +188,14 @@ def seconds(results: Results) -> Table:
 def sources(results: Results) -> Table:
     """The sources of the groups that were trained on, over whole runs."""
     totals = results.means.groupby("arm").sum()
+    of_pages = shown_sources({source: totals[f"groups/{source}"].sum() for source in SOURCES})
     rows = []
     for arm in results.arms:
-        counts = totals.loc[arm.name, [f"groups/{source}" for source in SOURCES]]
+        counts = totals.loc[arm.name, [f"groups/{source}" for source in of_pages]]
         shares = [share(count, counts.sum()) for count in counts]
         capacity = totals.loc[arm.name, "groups/capacity"]
         rows.append([results.labels[arm.name], *shares, f"{counts.sum() / capacity:.0%}" if capacity else "–"])
-    head = ["arm", *(SOURCE_LABELS[source] for source in SOURCES), "capacity used"]
+    head = ["arm", *(SOURCE_LABELS[source] for source in of_pages), "capacity used"]
     title = "Groups trained on in a run, means over the seeds. In the paper 40 to 60 % are fresh (A.6)"
     return Table.of(head, rows, title)
 

@@ -42,6 +42,13 @@ def run_of(rows=(), groups=(), answers=(), summary=None, **config):
     )
 
 
+@given(records(), st.randoms())
+def test_a_group_with_a_prefix_says_nothing_of_its_prompt(rows, random):
+    marked = [row | ({"source": "prefixed", "prefix_tokens": 3} if random.random() < 0.4 else {}) for row in rows]
+    frame = groups_frame(marked)
+    assert list(frame.get("uid", [])) == [row["uid"] for row in marked if row["source"] != "prefixed"]
+
+
 # ── a run's metrics ──
 
 
