@@ -142,11 +142,11 @@ the metrics of OpenRLHF's evaluations (`eval/...`).
 
 ## Names
 
-Names are `kind/what`, in lower case. `SOURCE` stands for `fresh`, `reevaluated` or `replayed`: X1, X2, X3. A name ends
-in `_mean` or `_max` if it is one of several numbers about the same thing, in `_total` if it counts the run so far, in
-`_share` if it is a part of 1, and in `_bytes` or `_seconds` for its unit. Names without a slash are those of OpenRLHF's
-training, `skipped_update`, and what a reward function returns as `extra_logs`, under its own names. Your own method may
-report more.
+Names are `kind/what`, in lower case. `SOURCE` stands for `fresh`, `reevaluated` or `replayed` (X1, X2, X3), or
+`prefixed`. A name ends in `_mean` or `_max` if it is one of several numbers about the same thing, in `_total` if it
+counts the run so far, in `_share` if it is a part of 1, and in `_bytes` or `_seconds` for its unit. Names without a
+slash are those of OpenRLHF's training, `skipped_update`, and what a reward function returns as `extra_logs`, under its
+own names. Your own method may report more.
 
 `step` is OpenRLHF's count and starts at 1: the row with `step` k is that of t = k - 1. A value that is not a number is
 null. A metric that does not apply to a step is not in its row.
@@ -163,9 +163,10 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   what they changed in `changed`. `inputs` has digests of the data, the models and the code that flags name.
 - `metrics.jsonl` has a line for each trainer step: the metrics of this page.
 - `groups.jsonl` has a line for each generated group: `step`; `uid`, its number; `prompt`, an id that is the same in
-  every run; `source`, which is `fresh` or `reevaluated`; `state`, what became of it; `mean`, its mean reward, mapped
-  from `--adapt.reward_range` to [0, 1] (null if it failed, or if a reward model judges without batch adaptation);
-  `responses`, G; `tokens`, the sum over its responses.
+  every run; `source`, which is `fresh`, `reevaluated` or `prefixed`; `state`, what became of it; `mean`, its mean
+  reward, mapped from `--adapt.reward_range` to [0, 1] (null if it failed, or if a reward model judges without batch
+  adaptation); `responses`, G; `tokens`, the sum over its responses; and, if it has a prefix, `prefix_tokens`, which
+  are not among them.
 - `answers.jsonl` has sampled answers: `step`, `prompt`, `kind`, `text` of the prompt, `label`, `response`, `reward`. A
   prompt has at most one answer of kind `failed`, from its first group with mean reward 0. After that it has at most one
   of kind `solved`, the best response of its first group above 0. The middle of a response longer than
@@ -182,9 +183,9 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   `eval_SET_passN` and lengths.
 - `summary.json` is written at the end. It has what the run did, from its metrics.
 
-The `state` of a group is the name of its count `groups/STATE` below: `fresh` or `reevaluated` (trained on), `filtered`,
-`unimproved`, `solved`, `demonstration`, `cut`, `too_far`, `nonfinite` or `failed`. A resumed run drops the lines of the
-steps that it does again.
+The `state` of a group is the name of its count `groups/STATE` below: `fresh`, `reevaluated` or `prefixed` (trained on),
+`filtered`, `unimproved`, `solved`, `unsteered`, `demonstration`, `cut`, `too_far`, `nonfinite` or `failed`. A resumed
+run drops the lines of the steps that it does again.
 """
 METRICS_FOOT = """
 ## What a reward function reports
@@ -216,9 +217,10 @@ is in the reward.
 value, at least 1 counts as right.
 
 **`theory/*`**: rewards must be 0 or 1. The groups of X1 and X3 were chosen by the rewards of the same responses that TV
-and surrogate are averaged over, which biases both a little. K1 bounds groups that passed the range filter. K2 bounds X2
-as long as c1 is at most 1/G. With the filters `uniform` and `none`, or a larger c1, the numbers are only the paper's
-formula. With c1 = 0, as in the mini-test, K2 is 999 (at the default eps) and its bound says nothing.
+and surrogate are averaged over, which biases both a little. K1 bounds groups that passed the range filter, and those
+with a prefix. K2 bounds X2 as long as c1 is at most 1/G. With the filters `uniform` and `none`, or a larger c1, the
+numbers are only the paper's formula. With c1 = 0, as in the mini-test, K2 is 999 (at the default eps) and its bound
+says nothing.
 
 **Plain `ppo` and `grpo`**: `groups/generated` is the sum of `groups/fresh` and `groups/filtered`. The latter are
 dropped by `--algo.dynamic_filtering_enable`. If a whole batch was dropped, its groups count in the next step.
