@@ -59,7 +59,7 @@ class PrefixShare:
 
     def length(self, tokens: int) -> int:
         """Tokens of the prefix of a response of at least 2. At least one is in it, and at least one is not."""
-        return min(max(int(self.share * tokens), 1), tokens - 1)
+        return max(int(self.share * tokens), 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Its numbers, the share as an exact string."""

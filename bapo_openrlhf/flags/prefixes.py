@@ -19,4 +19,7 @@ PREFIXES = [
                "be 0, because vLLM would take an image token of a prefix for an image"),
     _no_prefix("run.faster", lambda f: not {"requests", "all"} & set(f["run.faster"] or ()),
                "have requests, because OpenRLHF's requests have no place for a prefix"),
+    _no_prefix("reward.overlong_buffer_len", lambda f: f["reward.overlong_buffer_len"] is not None,
+               "not be set, because a prefix does not count as length, so that a response that is cut would pass for a "
+               "short one"),
 ]  # fmt: skip

@@ -104,6 +104,8 @@ def accounts_for_every_response(method, algorithm, folder):
             assert rows[0]["groups/replayed"] == 0 < sum(row["groups/replayed"] for row in rows)
         case "prompt_replay" | "bapo_authors_code" | "exgrpo":
             assert sum(row["groups/reevaluated"] for row in rows) > 0
+        case "prefix_sampling":
+            assert sum(row["groups/prefixed"] for row in rows) > 0
         case "mopps":  # 8 of 24 at each step, and none twice in an epoch of 2 steps
             assert [row["prompts/passed_over"] for row in rows] == [16] * 6
             for epoch in range(3):

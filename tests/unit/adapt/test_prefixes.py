@@ -9,7 +9,7 @@ from fractions import Fraction as F
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.group import Prompt
@@ -59,6 +59,8 @@ def test_a_part_of_the_response_is_left(share, tokens):
     assert length == sorted((1, math.floor(share * tokens), tokens - 1))[1]
 
 
+@example([0.0] * 20, True, True, 10)  # it changes whenever it may
+@example([1.0] * 99, False, True, 3)
 @given(
     st.lists(st.integers(0, 8).map(lambda right: right / 8), max_size=60), st.booleans(), st.booleans(),
     st.integers(1, 19),

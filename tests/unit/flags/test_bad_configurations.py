@@ -426,6 +426,8 @@ BAD = [
      "data.max_images_per_prompt is 1; with adapt.method prefix_sampling, which generates from prefixes of stored "),
     ("adapt.method=prefix_sampling run.faster=none", "run.faster is none; with adapt.method prefix_sampling, which ge"),
     ("adapt.options=prefix_share=1/2 run.faster=none", "run.faster is none; with adapt.method bapo, which generates f"),
+    ("adapt.method=prefix_sampling reward.overlong_buffer_len=4", "reward.overlong_buffer_len is 4.0; with adapt.method"
+     " prefix_sampling, which generates from prefixes of stored responses, it must not be set"),
     ("adapt.options=prefix_share=1", "ValueError: prefix_share is 1; it must be in [0, 1)"),
     ("adapt.method=luffy data.solution_key=worked", "row 1: no column 'worked' (data.solution_key); it has input"),
 ]  # fmt: skip

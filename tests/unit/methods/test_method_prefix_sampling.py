@@ -133,6 +133,21 @@ def test_a_prompt_without_an_answer_comes_back(make_group):
         assert [bool(prompt.prefix) for prompt in named] == [False, True]
         method.unanswered(named)
         assert len(method.build_batch(step, [], [])) == 0
+        assert method.state_dict()["prefixes"]["sent"] == []
+
+
+def test_a_group_that_was_generated_again_gives_a_start_too(make_group, tmp_path):
+    """And what waits goes through a file."""
+    method, hard = bapo(), make_group(0, prompt="a")
+    method.build_batch(0, [hard], [])
+    [again] = method.begin_step(1)
+    better = make_group(2, prompt=again, step=1, response_tokens=6)
+    assert method.build_batch(1, [], [better]).reevaluated == [better]
+    save_state(tmp_path, method.state_dict())
+    method = bapo()
+    method.load_state_dict(load_state(tmp_path))
+    [begun] = method.begin_step(2)
+    assert begun.prefix in [tuple(response.token_ids[3:6].tolist()) for response in better.responses[:2]]
 
 
 @pytest.mark.parametrize("method", [PrefixSampling(capacity=4, group_size=G), bapo()])
@@ -156,6 +171,7 @@ def test_no_demonstration_for_a_group_with_a_prefix(make_group):
     method.build_batch(0, [hard], [])
     batch = method.build_batch(1, [], [make_group(0, prompt=prompt, step=1) for prompt in method.begin_step(1)])
     assert (len(batch.unimproved), len(batch.unsteered), batch.demonstration) == (1, 1, [])
+    assert method.failed == {hard.prompt.id: 1}
 
 
 def test_the_share_stays_if_it_is_not_steered(make_group):
