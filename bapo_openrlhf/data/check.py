@@ -1,6 +1,6 @@
 """Check the data of a run: read it as the run does, and look at every row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +31,13 @@ class Data:
         prompts: Number of prompts that a run takes from it; None if a part of it was not read.
         problem: Prompt and label of its first row as a run gets them; None if none was read.
         warnings: What is seldom meant, a sentence each; also of the data that the run is evaluated on.
+        not_found: What is to be said of rows if responses can only be found by their prompts.
     """
 
     prompts: int | None
     problem: tuple[str, Any] | None
     warnings: list[str]
+    not_found: list[str] = field(default_factory=list)
 
 
 def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
@@ -51,8 +53,8 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
     """
     if not ahead:
         machine.prepare()  # before `datasets` loads the hub's library, which reads it only once
-    renderer, warnings = cache(lambda: _renderer(args, ahead=ahead)), []
-    data = Data(None, None, warnings)
+    renderer, warnings, not_found = cache(lambda: _renderer(args, ahead=ahead)), [], []
+    data = Data(None, None, warnings, not_found)
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
     for request in (*evaluation, sources.of_training(args)):
         missing = _unprepared(request) if ahead else []
@@ -63,10 +65,11 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         warnings += [_elsewhere(request.flag, source.name) for source in what.elsewhere]
         looked = RowCheck(request, args, renderer() if what.parts else None).look(what)
         warnings += looked.warnings
+        not_found += looked.not_found
         if request.flag == "eval.dataset" and not what.elsewhere:
             _check_best(args, what)
         if request.flag == "data.prompt_dataset":
-            data = Data(what.rows, looked.problem, warnings)
+            data = Data(what.rows, looked.problem, warnings, not_found)
         elif (what.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "

@@ -1,7 +1,7 @@
 """Make prompts of rows with OpenRLHF's own functions: input template, chat template and tokenizer."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,8 +150,3 @@ class Renderer:
             return None
         header = header_of(content, self.tokenizer.apply_chat_template) if self._chat else ""
         return wrong_response(prompt, solution, end=self._end, header=header)
-
-    def lengths(self, prompts: Sequence[str]) -> list[int]:
-        """The number of tokens of each prompt; those of images do not count."""
-        assert self.tokenizer is not None
-        return self.tokenizer.lengths(list(prompts))

@@ -12,6 +12,7 @@ from bapo_openrlhf.data import original
 from bapo_openrlhf.data.sources import ENDINGS, TEXTS, Request, Source, sources
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
+from bapo_openrlhf.training.wire.messages import blending
 
 STEP = 1000  # rows that are read together
 DATA = {*ENDINGS} - {".json"}  # endings of files that hold rows; a .json file may describe them
@@ -111,7 +112,8 @@ def _blended(request: Request, names: str, probabilities: str | None = None) -> 
     strategy = SimpleNamespace(
         args=SimpleNamespace(use_ms=request.modelscope), print=lambda *_: None, is_rank_0=lambda: False
     )
-    return module_of("datasets/utils.py").blending_datasets(
+    messages = (request.prompt, request.columns.get("data.output_key"))
+    return blending(module_of("datasets/utils.py").blending_datasets, messages)(
         names, probabilities, strategy, request.seed, max_count=request.most, dataset_split=request.split
     )
 

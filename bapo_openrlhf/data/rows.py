@@ -25,11 +25,11 @@ OF_PROMPTS = ("context", "image", "images", "instruction", "system", "system_pro
 
 
 class Waiting(NamedTuple):
-    """A prompt whose tokens are not counted yet, its place, how many images it has, and its worked solution."""
+    """A prompt whose tokens are not counted yet, its place, its images, and its worked solution."""
 
     place: str
     prompt: str
-    images: int
+    images: list[Any]
     solution: str | None
 
 
@@ -41,10 +41,12 @@ class Looked:
         problem: Prompt and label of the first row as the reward function gets them; None if no row is on this machine.
             If the tokenizer is not on this machine, messages are JSON.
         warnings: What is seldom meant, a sentence each.
+        not_found: What is to be said of prompts that are not in their queries as they are; empty if all are.
     """
 
     problem: tuple[str, Any] | None
     warnings: list[str]
+    not_found: list[str]
 
 
 class Values:
@@ -145,7 +147,7 @@ class RowCheck:
         self._other_labels = 0
         self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
         self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
-        self._altered: list[str] = []  # places of prompts that the tokenizer does not give back
+        self._not_found: list[str] = []  # places of prompts that are not in the text of their tokens
         self._solution = request.columns.get(SOLUTION)
         self._solved = 0  # rows with a worked solution
         # Place of each that no response could hold, its tokens, and those of its prompt.
@@ -192,7 +194,7 @@ class RowCheck:
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
         self._warn()
-        return Looked(self._problem, self._findings.warnings)
+        return Looked(self._problem, self._findings.warnings, self._said_of_not_found())
 
     def _warn_of_columns(self, part: Part) -> None:
         read = {*self._request.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
@@ -259,9 +261,9 @@ class RowCheck:
         self._labelled = self._labelled or bool(others and others[0] != "")
         self._problem = self._problem or (prompt, others[0] if others else "")
         self._labels.look(place, others[0] if others else "")
-        count = len(vision.images_of(row.get(self._args.data.image_key))) if images else 0
-        self._pictured.setdefault(count > 0, place)
-        yield Waiting(place, prompt, count, solution)
+        pictures = vision.images_of(row.get(self._args.data.image_key)) if images else []
+        self._pictured.setdefault(bool(pictures), place)
+        yield Waiting(place, prompt, pictures, solution)
 
     def _check_mixed(self) -> None:
         """Refuse rows with and without images in one run."""
@@ -278,11 +280,14 @@ class RowCheck:
         """Count the tokens of prompts, and of worked solutions with their ends."""
         if self._render is None or self._render.tokenizer is None or not prompts:
             return
-        lengths = self._render.lengths([one.prompt for one in prompts])
-        # The form of other letters may change. The query of a prompt with images has more than its text.
-        others = [one for one in prompts if not one.images and not one.prompt.isascii()]
-        kept = self._render.tokenizer.keeps([one.prompt for one in others]) if others else []
-        self._altered += [one.place for one, same in zip(others, kept, strict=True) if not same]
+        texts_and_images = [(one.prompt, vision.counted(one.images)) for one in prompts]
+        measured = self._render.tokenizer.measured(texts_and_images, self._max_prompt)
+        lengths = [length for length, _, _ in measured]
+        for one, (_, found, wrong) in zip(prompts, measured, strict=True):
+            if not found:
+                self._not_found.append(one.place)
+            if wrong:
+                self._findings.error("processor", f"{one.place}: the model's processor refuses the images: {wrong}")
         solved = [
             (one.place, one.solution, length) for one, length in zip(prompts, lengths, strict=True) if one.solution
         ]
@@ -298,14 +303,15 @@ class RowCheck:
                 self._findings.error(f"unknown token of {what}", f"{place}: the {what} {wrong}")
         for (place, prompt, images, _), length in zip(prompts, lengths, strict=True):
             token = self._image_token
-            if token and (count := prompt.count(token)) > images:
-                text = f"the prompt has {count} {token}, the model's own token for an image, and {images} images; a row"
-                self._findings.error("image token", f"{place}: {text} must have an image for each")
+            if token and (count := prompt.count(token)) > len(images):
+                text = f"{place}: the prompt has {count} {token}, the model's own token for an image, and"
+                self._findings.error("image token", f"{text} {len(images)} images; a row must have an image for each")
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
             elif length > self._max_prompt and images:
-                text = f"the prompt has images and at least {length} tokens; it must have at most {self._limit}"
-                self._findings.error("long with images", f"{place}: {text}")
+                counted = "" if vision.counted(images) else "at least "
+                text = f"the prompt and its images have {counted}{length} tokens, and it cannot be cut"
+                self._findings.error("long with images", f"{place}: {text}; it must have at most {self._limit}")
             elif length > self._max_prompt:
                 self._long.append((place, length))
 
@@ -321,15 +327,8 @@ class RowCheck:
         if self._long:
             place, length = self._long[0]
             warn(
-                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}, so that a "
-                f"reward function does not find it in the query; so it is with {len(self._long)} of {self._count} "
-                f"prompts ({len(self._long) / self._count:.0%})"
-            )
-        if self._altered:
-            warn(
-                f"{self._altered[0]}: the tokenizer changes the prompt, so that a reward function does not find it in "
-                f"the query; so it is with {len(self._altered)} of {self._count} prompts. Letters in Unicode's form "
-                "NFC (unicodedata.normalize) may stay"
+                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}; so it is "
+                f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
             )
         if self._long_solutions:
             place, length, asked = self._long_solutions[0]
@@ -350,6 +349,17 @@ class RowCheck:
                 f"of an earlier row{labels}"
             )
         self._findings.warn_of_counted(self._count)
+
+    def _said_of_not_found(self) -> list[str]:
+        """What is to be said of a reward that cuts the prompt out of the query, if the prompt is not always there."""
+        if not self._not_found:
+            return []
+        return [
+            f"{self._not_found[0]}: the prompt is not in the query as it is, because it is cut, has images, or the "
+            f"tokenizer changes it; so it is with {len(self._not_found)} of {self._count} prompts. A reward that "
+            "looks for the prompt in the query is wrong for them. Take what the model wrote from the argument "
+            "responses of reward_func, or from the field that verifier.send_responses gives to a server"
+        ]
 
 
 def _not_sendable(label: Any) -> str | None:

@@ -12,6 +12,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, cast
 
+from bapo_openrlhf.errors import one_line
+from bapo_openrlhf.training.engine.pictures import pictures
+
 
 class Tokenizer:
     """The tokenizer that OpenRLHF loads (`get_tokenizer`); of a model with vision, that of its processor."""
@@ -33,6 +36,8 @@ class Tokenizer:
         self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
         config = _local_config(model) or {}
         self._vocab_size: int | None = (config.get("text_config") or config).get("vocab_size")
+        self._sees = hasattr(self._loaded, "image_processor")
+        self._added: dict[tuple[tuple[int, int], ...], int] = {}  # tokens, by the sizes of a prompt's images
         self._images = {config.get(name) for name in ("image_token_id", "image_token_index")}  # images replace it
 
     def has_chat_template(self) -> bool:
@@ -73,10 +78,33 @@ class Tokenizer:
         """The number of tokens of each text."""
         return list(map(len, self._ids(texts)))
 
-    def keeps(self, texts: list[str]) -> list[bool]:
-        """Whether each text is in the text of its tokens, which is what a reward function gets."""
-        decoded = (self._tokenizer.decode(ids, skip_special_tokens=False) for ids in self._ids(texts))
-        return [text in made for text, made in zip(texts, decoded, strict=True)]
+    def measured(self, prompts: list[tuple[str, Any]], most: int) -> list[tuple[int, bool, str]]:
+        """The number of tokens of each prompt, whether it stays in their text, and what is wrong with its images.
+
+        That text is what a reward function gets: of all tokens of images, and without those that are cut.
+
+        Args:
+            prompts: Text and images of each.
+            most: Tokens of a prompt without images that are not cut.
+        """
+        result = []
+        for (text, images), ids in zip(prompts, self._ids([text for text, _ in prompts]), strict=True):
+            kept = text in self._tokenizer.decode(ids[-most:], skip_special_tokens=False)
+            more, wrong = self._of_images(text, images, len(ids)) if images and self._sees else (0, "")
+            result.append((len(ids) + more, kept and not more, wrong))
+        return result
+
+    def _of_images(self, text: str, images: Any, alone: int) -> tuple[int, str]:
+        """How many tokens images add to a prompt that has so many `alone`, and what is wrong with them."""
+        try:
+            seen = pictures(images)
+            sizes = tuple(image.size for image in seen)
+            if sizes not in self._added:
+                ids = self._loaded(text=[text], images=seen, add_special_tokens=False)["input_ids"]
+                self._added[sizes] = len(ids[0]) - alone
+            return self._added[sizes], ""
+        except Exception as error:  # a processor raises what it likes
+            return 0, one_line(error)
 
     def beyond(self, texts: list[str]) -> list[str | None]:
         """What is wrong with each text that has a token without an embedding in the model, by its local config.json."""

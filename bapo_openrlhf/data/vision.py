@@ -93,6 +93,11 @@ def images_of(cell: Any) -> list[Any]:
     return [image for image in (cell if isinstance(cell, list) else [cell]) if image is not None]
 
 
+def counted(images: list[Any]) -> list[Any]:
+    """The images if the tokens of all of them can be counted: nothing is downloaded for that."""
+    return [] if any(isinstance(image, str) and image.startswith(NOT_FILES[:2]) for image in images) else images
+
+
 def places(prompt: Any) -> int:
     """Count the places for images in a prompt: each <image> in a text or message, and each image part of a message."""
     if isinstance(prompt, str):

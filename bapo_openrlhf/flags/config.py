@@ -38,9 +38,7 @@ ALGORITHMS = {
     "grpo": Algorithm(GROUP_ESTIMATORS, "none", "plain OpenRLHF with group-relative advantages"),
 }
 
-
 MEASURED = "measured"  # --adapt.reward_range: the first step says what it is
-
 # What this project does in another way than OpenRLHF only because it takes less time (`--run.faster`).
 FASTER = ("requests", "weights", "log_probs")
 
@@ -360,6 +358,8 @@ class VerifierConfig:
     memory_gib: float = _flag(4.0,
         "GiB that one process may allocate in addition to what importing the file took",
         allowed="finite and above 0", type=float)
+    send_responses: bool = _flag(False,
+        "reward servers also get what the model wrote, as the field responses of a request", action="store_true")
 
     # fmt: on
 

@@ -164,6 +164,9 @@ OPTIONS = [
          "actor.eps_clip_low_high is {f[actor.eps_clip_low_high][0]} for LOW; it must be in (0, 1], because the ratio "
          "is above 0"),
     *map(_only_source, ("reward.remote_url", "train.agent_func_path")),
+    Rule("verifier.send_responses",
+         lambda f: f["verifier.send_responses"] and not "".join(f["reward.remote_url"] or "").startswith("http"),
+         "{it}; it needs the address of a reward server in reward.remote_url: a function has the argument responses"),
     _rewarded_at_once(FILTERING, lambda f: True, "a reward model gives its rewards after the generation"),
     _rewarded_at_once("eval.dataset", lambda f: not f.adapted, "without batch adaptation, a reward model is not asked "
                       "in an evaluation"),

@@ -1,6 +1,7 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
 from bapo_openrlhf.launch.reward_model import check_reward_model
 from bapo_openrlhf.methods.registry import METHODS
-from bapo_openrlhf.training.engine.reward_worker import Invalid, checked, limit_memory
+from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 from bapo_openrlhf.training.worker.dropout import noise_of
 
 CALLED = "called with an empty response to the first prompt"
@@ -73,7 +74,7 @@ def check_inputs(
     check_combinations(args, method=method, prompts=prompts)
     if args.adapt.enabled and args.adapt.method not in METHODS:
         check_method(args, arithmetic, data_check.problem)
-    warnings += check_reward(args, data_check.problem)
+    warnings += check_reward(args, data_check.problem, data_check.not_found)
     steps = None if prompts is None else run_steps(args, prompts, candidates)
     return Checked(
         arithmetic=arithmetic,
@@ -212,13 +213,18 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
         raise ConfigError(f"data.max_len is {args.data.max_len}; it must be at most {most:g}, the positions of {model}")
 
 
-def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
+def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str] = ()) -> list[str]:
     """Check that the reward function, the agent or the server exists, and call it once if a row is given.
 
     Function and server must give one finite reward for an empty response, the agent must play an episode.
 
+    Args:
+        args: Parsed arguments.
+        problem: Prompt and label.
+        not_found: What is to be said if responses can only be found by their prompts (`Data`).
+
     Returns:
-        A warning for each that could not be called.
+        A warning for each that could not be called, and what is to be said of prompts.
     """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
     if agent:
@@ -230,23 +236,28 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list
     if not endpoints or not endpoints[0].endswith(".py"):
         from bapo_openrlhf.launch.reward_server import check_reward_servers  # it imports aiohttp
 
-        return check_reward_servers(endpoints, problem)
+        sent = args.verifier.send_responses
+        warnings = check_reward_servers(endpoints, problem, send_responses=sent)
+        return warnings if sent or not endpoints else [*warnings, *not_found]
     if len(endpoints) > 1:
         raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
     path = user_file.at_home(endpoints[0])
     seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
     try:
         return apart(
-            lambda begins: _call(path, problem, args.verifier, begins), str(path), loading=seconds, calling=seconds
-        )
+            lambda begins: _call(path, problem, args.verifier, begins, not_found),
+            str(path), loading=seconds, calling=seconds,
+        )  # fmt: skip
     except Lost as lost:
         whose = "loading it" if lost.place is None else "reward_func"
         called = "" if lost.place is None else f", {CALLED}{_at(lost.place)}"
         raise ConfigError(f"reward.remote_url {path}: {whose} {lost}{called}") from None
 
 
-def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Begins) -> list[str]:
-    """Load a reward file, and call its function once if a row is given."""
+def _call(
+    path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Begins, not_found: Sequence[str]
+) -> list[str]:
+    """Load a reward file, and call its function once if a row is given. Returns what is to be said of prompts."""
     function = getattr(user_file.load("reward.remote_url", path), "reward_func", None)
     if not callable(function):
         raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
@@ -257,7 +268,7 @@ def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Be
     try:
         if verifier.processes:
             limit_memory(int(verifier.memory_gib * 2**30))
-        checked(function([prompt], [prompt], [label]))
+        checked(call(function, [prompt], [prompt], [label], [""]))
     except Invalid as error:
         raise ConfigError(f"reward.remote_url {path}: reward_func {error}{_at(place)}") from None
     except MemoryError:
@@ -272,7 +283,7 @@ def _call(path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Be
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
             f"{_at(user_file.place(error, function))}, {CALLED}{how}"
         ) from error
-    return []
+    return [] if names_responses(function) else [*not_found]
 
 
 def _at(place: str) -> str:

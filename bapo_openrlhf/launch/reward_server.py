@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 
 from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.training.engine.reward_server import answer_of, request_of
 from bapo_openrlhf.training.engine.reward_worker import Invalid, checked
 
 FLAG = "reward.remote_url"
@@ -14,12 +15,15 @@ SECONDS = 30.0  # that a server has for its answer
 NOT_READY = (502, 503, 504)  # statuses of HTTP with which a server or what is before it asks to come again
 
 
-def check_reward_servers(endpoints: Sequence[str], problem: tuple[str, Any] | None) -> list[str]:
+def check_reward_servers(
+    endpoints: Sequence[str], problem: tuple[str, Any] | None, *, send_responses: bool
+) -> list[str]:
     """Check the addresses, and ask each server for the reward of an empty response if there is a problem.
 
     Args:
         endpoints: Addresses of the servers.
         problem: Prompt and label.
+        send_responses: Whether they also get what the model wrote.
 
     Returns:
         A warning for each server that does not answer: it may be started later, or be reached only from elsewhere.
@@ -36,14 +40,16 @@ def check_reward_servers(endpoints: Sequence[str], problem: tuple[str, Any] | No
             )
     if problem is None:
         return []
-    return [warning for endpoint in dict.fromkeys(endpoints) if (warning := _ask(endpoint, problem))]
+    prompt, label = problem
+    request = request_of(prompt, prompt, label, "" if send_responses else None)
+    return [warning for endpoint in dict.fromkeys(endpoints) if (warning := _ask(endpoint, request))]
 
 
-def _ask(endpoint: str, problem: tuple[str, Any]) -> str:
+def _ask(endpoint: str, request: dict[str, Any]) -> str:
     """A warning if the server does not answer."""
     asked = f"{FLAG} is {endpoint}; asked for the reward of an empty response to the first prompt"
     try:
-        checked(asyncio.run(_answer(endpoint, problem)))
+        checked(asyncio.run(answer_of(endpoint, request, SECONDS)))
     except (aiohttp.ClientResponseError, aiohttp.ClientConnectionError, TimeoutError) as error:
         if isinstance(error, aiohttp.ClientResponseError) and error.status not in NOT_READY:
             raise ConfigError(f"{asked}, it answered {error.status} {error.message}") from None
@@ -53,14 +59,3 @@ def _ask(endpoint: str, problem: tuple[str, Any]) -> str:
     except (aiohttp.ClientError, ValueError, TypeError) as error:  # such as an answer or a label that is no JSON
         raise ConfigError(f"{asked}: {one_line(error)}") from None
     return ""
-
-
-async def _answer(endpoint: str, problem: tuple[str, Any]) -> Any:
-    prompt, label = problem
-    request = {"query": [prompt], "prompts": [prompt], "labels": [label]}
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SECONDS)) as session,
-        session.post(endpoint, json=request) as answer,
-    ):
-        answer.raise_for_status()
-        return await answer.json()

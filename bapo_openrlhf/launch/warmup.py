@@ -101,6 +101,7 @@ def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
 
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
+    from bapo_openrlhf.training.wire.messages import blending
     from bapo_openrlhf.training.worker.rotary import restore_frequencies
     from bapo_openrlhf.training.worker.savable import make_savable
     from bapo_openrlhf.training.worker.strategy import strategy_of
@@ -115,7 +116,8 @@ def _train(args: SimpleNamespace) -> None:
             restore_frequencies(model)
             super().__init__(model=model, **others)
 
-    with rebound(script, SFTTrainer=RestoringTrainer, get_strategy=strategy_of):
+    blended = blending(script.blending_datasets, (args.data.input_key, args.data.output_key))
+    with rebound(script, SFTTrainer=RestoringTrainer, get_strategy=strategy_of, blending_datasets=blended):
         script.train(args)
 
 

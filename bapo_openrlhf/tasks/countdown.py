@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, shares, vector
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, shares, vector, written
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -343,6 +343,7 @@ def answer(response: str) -> str | None:
     Then the expression is its first side that is no number. A response without these tags must be an expression, then
     special tokens. Time and memory are linear in the length of the text.
     """
+    response = said(response)
     before, closed, _ = response.rpartition("</answer>")
     if not closed:
         match = _RESPONSE.fullmatch(response)
@@ -353,8 +354,8 @@ def answer(response: str) -> str | None:
     text = "".join(text.split()).strip("$")
     formula = _FORMULA.fullmatch(text)
     text = formula[1] if formula else text
-    for sign, written in _WRITTEN.items():
-        text = written.sub(sign, text)
+    for sign, forms in _WRITTEN.items():
+        text = forms.sub(sign, text)
     return _solution(text.split("=", MAX_EQUALS))
 
 
@@ -374,13 +375,17 @@ def _solution(sides: Sequence[str]) -> str | None:
     return next((side for side in sides if not side.isdigit()), sides[0])
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs) -> dict:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0.
 
     Args:
         queries: Prompt and response in one text each, with special tokens.
         prompts: The prompts. Their words do not matter.
         labels: The problems, for example "3 5 7:22".
+        responses: What the model wrote.
 
     Returns:
         "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "well_formed" of the same shape. It is
@@ -390,11 +395,9 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
         ValueError: A label is not of this task. A response never raises it.
     """
     rewards, well_formed = [], []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
+    for response, label in zip(written(queries, prompts, responses), labels, strict=True):
         numbers, target = parse_problem(label)
-        # The prompt is searched for because a tokenizer may put a token before it.
-        _, separator, response = query.partition(prompt)
-        expression = answer(response) if separator else None
+        expression = answer(response)
         value = None if expression is None else _value_over(expression, numbers)
         rewards.append(float(value is not None and value == target))
         well_formed.append(float(value is not None))

@@ -1,8 +1,8 @@
 r"""Visual geometry: problems with a figure and a final answer in \boxed{} (the paper's Geometry3K runs, Section 4).
 
 A problem's text has one <image> for each of its images. OpenRLHF puts the images there with the model's chat template
-(`--data.apply_chat_template --data.max_images_per_prompt 1`). It opens the files that `prepare` wrote. tasks/math.py
-judges the answers.
+(`--data.apply_chat_template --data.max_images_per_prompt 1`). It opens the files that `prepare` wrote. The reward
+function is that of tasks/math.py.
 
 Images are opened here to find broken ones, because OpenRLHF would only warn and leave them out. `generate` needs no
 data: it draws figures whose numbers are only in the image.
@@ -12,13 +12,14 @@ import hashlib
 import io
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import math as mathematics
 from bapo_openrlhf.tasks.math import answer as answer  # Majority votes need it.
+from bapo_openrlhf.tasks.math import reward_func as reward_func
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task
 
 if TYPE_CHECKING:  # Functions import Pillow when they need it, because the reward function does not.
@@ -226,42 +227,6 @@ def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
     for figure in rng.sample(candidates, n):
         image = draw(figure, turned=rng.uniform(0, 360))
         yield Problem(f"{TAG}{figure.text}", str(figure.answer), figure.name, (image,))
-
-
-# ------------------------------------------------------------------------------------------------------ verification
-
-
-def response_of(query: str, prompt: str) -> str:
-    """The part of a query after the prompt.
-
-    OpenRLHF decodes the query from tokens. So the query has all tokens of an image where the prompt has one
-    placeholder. This function finds, by bisection, the longest end of the prompt that is in the query. That is the text
-    after the last image, or the whole prompt if there is no image.
-    """
-    shortest, longest = 0, len(prompt)
-    while shortest < longest:
-        middle = (shortest + longest + 1) // 2
-        if prompt[len(prompt) - middle :] in query:
-            shortest = middle
-        else:
-            longest = middle - 1
-    end = prompt[len(prompt) - shortest :]
-    return query[query.index(end) + len(end) :]
-
-
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
-    """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0.
-
-    Args:
-        queries: Prompt and response in one text each, with special tokens.
-        prompts: The prompts, with one placeholder for each image.
-        labels: The reference answers.
-
-    Returns:
-        As `rewards_of` of tasks/math.py.
-    """
-    responses = [response_of(query, prompt) for query, prompt in zip(queries, prompts, strict=True)]
-    return mathematics.rewards_of(responses, labels)
 
 
 # --------------------------------------------------------------------------------------------------------------- task

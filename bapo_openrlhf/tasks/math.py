@@ -21,7 +21,7 @@ from typing import Any
 from bapo_openrlhf.tasks import choices, forms, letters
 from bapo_openrlhf.tasks.labels import is_answer, is_mathematics
 from bapo_openrlhf.tasks.notation import closes, is_text, parts
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, text_key, vector
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, text_key, vector, written
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -205,35 +205,25 @@ def takes(label: Any) -> bool:
     return isinstance(label, (str, int, float)) and is_answer(text) and score(rf"\boxed{{{text}}}", text) == 1.0
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function.
 
     Args:
         queries: Prompt and response in one text each.
         prompts: The prompts.
         labels: The reference answers.
+        responses: What the model wrote.
 
     Returns:
-        As `rewards_of`.
-    """
-    # The prompt is searched for because a tokenizer may put a token before it. If the decoded prompt differs, it stays
-    # in the response. Its box does not matter then because the response's own box is the last one.
-    responses = [
-        query.partition(prompt)[2] if prompt and prompt in query else query
-        for query, prompt in zip(queries, prompts, strict=True)
-    ]
-    return rewards_of(responses, labels)
-
-
-def rewards_of(responses: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    """The result of a reward function for responses without their prompts.
-
-    Returns:
-        "rewards" and "scores" of shape (len(responses),), and "extra_logs" with "boxed" of the same shape. It is 1.0 if
+        "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "boxed" of the same shape. It is 1.0 if
         there is an answer in a box, right or wrong.
     """
-    rewards = vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
-    boxed = vector([float(answer(response) is not None) for response in responses])
+    texts = written(queries, prompts, responses)
+    rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
+    boxed = vector([float(answer(text) is not None) for text in texts])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"boxed": boxed}}
 
 

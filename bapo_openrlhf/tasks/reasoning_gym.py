@@ -31,7 +31,7 @@ import numpy as np
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import worked
-from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, said, shares, vector
+from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, said, shares, vector, written
 from bapo_openrlhf.user_file import read_yaml
 
 VERSION = "0.1.25"  # FENCES and LITERALS were found in this version.
@@ -383,23 +383,23 @@ def takes(label: Any) -> bool:
         return False
 
 
-def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **kwargs: Any) -> dict[str, Any]:
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function.
 
     Args:
-        queries: Prompt and response in one text each.
-        prompts: The prompts.
-        labels: The labels that `prepare` wrote.
+        queries, prompts: Prompt and response in one text each, and the prompts.
+        labels, responses: The labels that `prepare` wrote, and what the model wrote.
 
     Returns:
         "rewards" and "scores" of shape (len(queries),), within 0..1, and "extra_logs" with "answered" of the same
         shape. It is 1.0 if the response has an answer within tags.
     """
-    # The prompt is searched for because a tokenizer may put a token before it. It has tags without an answer.
-    parts = [query.partition(prompt) for query, prompt in zip(queries, prompts, strict=True)]
-    responses = [after if separator else before for before, separator, after in parts]
-    rewards = vector([score(response, label) for response, label in zip(responses, labels, strict=True)])
-    answered = vector([float(answer(response) is not None) for response in responses])
+    texts = written(queries, prompts, responses)
+    rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
+    answered = vector([float(answer(text) is not None) for text in texts])
     return {"rewards": rewards, "scores": rewards, "extra_logs": {"answered": answered}}
 
 

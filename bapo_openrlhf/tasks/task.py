@@ -134,9 +134,28 @@ def shares(count: int, weights: Mapping[str, float]) -> dict[str, int]:
     return counts
 
 
+THINK = "<think>"
+
+
+def written(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[str] | None) -> list[str]:
+    """What the model wrote, after the `<think>` with which its prompt may end.
+
+    Args:
+        queries: Prompt and response in one text each.
+        prompts: The prompts.
+        responses: The responses. OpenRLHF's own engine gives none; then each is what follows the prompt in its query,
+            and nothing if the prompt is not there as it was, because the rest of it could have an answer.
+    """
+    if responses is None:
+        pairs = zip(queries, prompts, strict=True)
+        responses = [query.partition(prompt)[2] if prompt else query for query, prompt in pairs]
+    opened = (THINK if prompt.rstrip().endswith(THINK) else "" for prompt in prompts)
+    return [begun + response for begun, response in zip(opened, responses, strict=True)]
+
+
 def said(response: str) -> str:
     """A response without thinking that has begun with `<think>` and has not ended."""
-    before, begun, after = response.rpartition("<think>")
+    before, begun, after = response.rpartition(THINK)
     return before if begun and "</think>" not in after else response
 
 

@@ -3,9 +3,9 @@
 import re
 
 
-def reward_func(queries, prompts, labels, **kwargs):
+def reward_func(queries, prompts, labels, responses, **kwargs):
     rewards = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        answer = re.fullmatch(r"(\d+(?:\+\d+)*)(?:<eos>)?", query.split(prompt, 1)[1])
+    for response, label in zip(responses, labels, strict=True):
+        answer = re.fullmatch(r"(\d+(?:\+\d+)*)(?:<eos>)?", response)
         rewards.append(float(answer is not None and sum(map(int, answer[1].split("+"))) == int(label)))
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

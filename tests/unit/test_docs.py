@@ -325,7 +325,7 @@ class TestCustomTask:
         reward_func = runpy.run_path(str(self.FOLDER / "reward.py"))["reward_func"]
         answers = {"3+4<eos>": 1, "7": 1, "3+3<eos>": 0, "3+4+": 0, "": 0, "10-3": 0, "1+1+5": 1, "x": 0}
         queries = [f"3 4:7={answer}" for answer in answers]
-        result = reward_func(queries, ["3 4:7="] * len(queries), ["7"] * len(queries))
+        result = reward_func(queries, ["3 4:7="] * len(queries), ["7"] * len(queries), [*answers])
         assert result["rewards"] == list(answers.values())
 
     def test_problems_are_what_they_say(self):

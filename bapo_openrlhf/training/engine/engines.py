@@ -30,6 +30,7 @@ from bapo_openrlhf.record.durable import open_to_others
 from bapo_openrlhf.training.engine.adapters import merge_adapters, require_merged
 from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.engine.engine_core import ENGINE, end_with
+from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
 from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupTurn, SingleTurn
 from bapo_openrlhf.training.engine.user_agent import load_agent
@@ -164,10 +165,10 @@ class RolloutEngine(Engine):
             if verifier.processes and adapted:
                 self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
             return
-        self.rewards = executor
+        self.rewards, executor.send_responses = executor, verifier.send_responses
         if verifier.processes and executor.reward_func:
             self.rewards = executor.reward_func = RewardPool(
-                executor.reward_endpoints[0],
+                executor.endpoints[0],
                 processes=verifier.processes,
                 timeout=verifier.timeout,
                 memory_gib=verifier.memory_gib,
@@ -179,14 +180,16 @@ class RolloutEngine(Engine):
 
     @extends(Engine)
     async def generate_responses(
-        self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, seed: int | None = None,
-        number: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
+        self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, images: Any = None,
+        seed: int | None = None, number: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
 
         The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
         """
-        generate = partial(super().generate_responses, hf_tokenizer=self.tokenizer or hf_tokenizer)
+        tokenizer = self.tokenizer or hf_tokenizer
+        seen = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
+        generate = partial(super().generate_responses, hf_tokenizer=tokenizer, images=seen)
         first = self.weights_version
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
@@ -197,7 +200,8 @@ class RolloutEngine(Engine):
                 seeded.seed = request_seed(seed, sample)
                 tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
             responses = [response for group in await asyncio.gather(*tasks) for response in group]
-        return [self._versioned(response, first) | {"number": number} for response in responses]
+        asked = {"number": number, "images": images}
+        return [self._versioned(response, first) | asked for response in responses]
 
     def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:
         """A response that began with weights of version `first`, with its versions. OpenRLHF puts them in `info`."""
@@ -236,8 +240,8 @@ class RolloutEngine(Engine):
             if generated.finish_reason == STOPPED:
                 judged: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
             else:
-                tokens = [*turn.context, *generated.token_ids]
-                judged = await self.executor.judged(self.tokenizer, tokens, prompt, label)
+                whole = [*turn.context[len(encoded.tokens) :], *generated.token_ids]  # a prefix is judged, too
+                judged = await self.executor.judged(self.tokenizer, encoded.tokens, whole, prompt, label)
             return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}

@@ -3,7 +3,7 @@
 OpenRLHF calls `reward_func` in threads of its rollout engine. A thread cannot be stopped, an endless regular expression
 holds the interpreter's lock, and a segmentation fault ends the engine. A process can be killed. So a call that hangs,
 crashes or takes too much memory costs one reward and not the engine. The reward file stays as it is,
-`reward_func(queries, prompts, labels)`.
+`reward_func(queries, prompts, labels)`, and may take `responses`.
 
 This limits accidents and is not a sandbox: the function may do everything that the user may do. The memory limit holds
 for each process separately. A program that the function starts is killed with it, unless it runs in a session of its
@@ -125,9 +125,9 @@ class RewardPool:
         self._closed = False
         atexit.register(self.close)
 
-    def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> dict:
+    def __call__(self, query: str, prompt: str, label: Any, response: str) -> dict:
         """Compute the reward of one response, and wait for it. See `submit`."""
-        call = self.submit(queries, prompts, labels)
+        call = self.submit(query, prompt, label, response)
         try:
             return call.result()
         except BaseException:
@@ -136,14 +136,14 @@ class RewardPool:
                 call.worker.kill()
             raise
 
-    def submit(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]) -> _Call:
-        """Let the reward of one response be computed, in the form that OpenRLHF's executor expects.
+    def submit(self, query: str, prompt: str, label: Any, response: str) -> _Call:
+        """Let the reward of one response be computed.
 
         Args:
-            queries: The prompt with the response; length 1.
-            prompts: The prompt; length 1.
-            labels: The label; length 1. It goes through JSON: a tuple arrives as a list, and a key that is a number as
-                a string.
+            query: The prompt with the response.
+            prompt: The prompt.
+            label: The label. It goes through JSON: a tuple arrives as a list, and a key that is a number as a string.
+            response: What the model wrote.
 
         Returns:
             The future of {"rewards": float, "scores": float, "extra_logs": {name: float}}. It has RewardFailure if
@@ -153,13 +153,10 @@ class RewardPool:
             TypeError: JSON cannot hold the label.
             RuntimeError: The pool is closed.
         """
-        if not len(queries) == len(prompts) == len(labels) == 1:
-            lengths = len(queries), len(prompts), len(labels)
-            raise ValueError(f"{lengths} queries, prompts and labels; a reward pool takes one response a call")
         try:
-            call = _Call(encode([list(queries), list(prompts), list(labels)]))
+            call = _Call(encode([[query], [prompt], [label], [response]]))
         except TypeError as error:
-            raise TypeError(f"label of type {type(labels[0]).__name__} cannot be sent as JSON: {error}") from error
+            raise TypeError(f"label of type {type(label).__name__} cannot be sent as JSON: {error}") from error
         with self._changed:
             self._check_open()
             self._calls.append(call)

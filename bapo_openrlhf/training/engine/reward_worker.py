@@ -6,7 +6,7 @@ Requests and replies are lines of JSON on a separate socket. So nothing that the
 and nothing is ever unpickled.
 
     first request   [0, the parent's sys.path]                       reply ["result", FILE:LINE of reward_func, 0]
-    then            [number, [queries, prompts, labels]]             reply ["result", {"rewards": ..., ...}, number]
+    then            [number, [queries, prompts, labels, responses]]  reply ["result", {"rewards": ..., ...}, number]
     a failure       reply [kind, [what happened, FILE:LINE], number], with kind "raised", "invalid" or "memory"
 
 A request may come before the one before it is answered. The number tells that a reply belongs to its request; that of
@@ -18,6 +18,7 @@ in less than a tenth of a second. It needs Linux.
 """
 
 import ctypes
+import inspect
 import json
 import math
 import numbers
@@ -29,12 +30,12 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from inspect import isawaitable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_NAME = "responses"
 
 
 class Invalid(ValueError):
@@ -43,6 +44,30 @@ class Invalid(ValueError):
     def __init__(self, message: str, place: str | None = None) -> None:
         super().__init__(message)
         self.place = place
+
+
+def call(
+    function: Callable[..., Any], queries: list[str], prompts: list[str], labels: list[Any], responses: list[str]
+) -> Any:
+    """What a reward function returns. It gets the keyword `responses` if it names it or takes any keyword."""
+    keywords = _keywords(function, follow_wrapped=False)
+    more = {_NAME: responses} if _NAME in keywords or inspect.Parameter.VAR_KEYWORD in keywords.values() else {}
+    return function(queries, prompts, labels, **more)
+
+
+def names_responses(function: Callable[..., Any]) -> bool:
+    """Whether a reward function names the argument `responses`, so that it need not look for them in the queries."""
+    return _NAME in _keywords(function)
+
+
+def _keywords(function: Callable[..., Any], **how: Any) -> dict[str, Any]:
+    """The kinds of the arguments that may be given by their names; none if that is not known, as of a function of C."""
+    others = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    try:
+        parameters = inspect.signature(function, **how).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: parameter.kind for parameter in parameters if parameter.kind not in others}
 
 
 def encode(message: Any) -> bytes:
@@ -60,7 +85,7 @@ def checked(result: Any) -> dict[str, Any]:
     Raises:
         Invalid: A reward or score is not one finite number, or see `logged`. The message names it.
     """
-    if isawaitable(result):
+    if inspect.isawaitable(result):
         raise Invalid(f"returned {shown(result)}; it must not be async")
     if not isinstance(result, Mapping):
         raise Invalid(
@@ -154,8 +179,8 @@ def answered(function: Callable[..., Any], request: bytes) -> bytes:
     """
     number = int(request[1 : request.index(b",")])
     try:
-        _, (queries, prompts, labels) = json.loads(request)
-        return encode(["result", checked(function(queries, prompts, labels)), number])
+        _, lists = json.loads(request)
+        return encode(["result", checked(call(function, *lists)), number])
     except MemoryError:
         raise
     except Invalid as error:

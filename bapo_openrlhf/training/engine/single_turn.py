@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,8 +22,11 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import one_line
 from bapo_openrlhf.host import extends
+from bapo_openrlhf.training.engine.pictures import pictures
+from bapo_openrlhf.training.engine.response_text import texts
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
-from bapo_openrlhf.training.engine.reward_worker import Invalid, checked
+from bapo_openrlhf.training.engine.reward_server import asked, request_of
+from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.responses import STOPPED, Prefix
 
@@ -34,76 +38,83 @@ class SingleTurn(SingleTurnAgentExecutor):
     """OpenRLHF's executor. Its reward file is loaded as everywhere, and its rewards may come from a pool of processes.
 
     Attributes:
-        failures: The calls of the reward function or of the endpoint that failed. A pool counts its own.
+        failures: The calls of the reward function or of a server that failed. A pool counts its own.
+        reward_func: The reward function, or the pool that calls it; None if there is none.
+        endpoints: The reward file, or the addresses of reward servers.
+        send_responses: Whether a server also gets what the model wrote.
     """
 
     def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
-        endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url or []
-        file = bool(endpoints) and endpoints[0].endswith(".py")
-        super().__init__([] if file else endpoints)
-        self.failures = Failures()
-        self._judge = "the reward server", ", ".join(endpoints)  # what gives the rewards, and where that is
-        if file:
-            self.reward_endpoints = endpoints
-            self.reward_func = user_file.load("reward.remote_url", Path(endpoints[0])).reward_func
-            self._judge = "reward_func", user_file.definition(self.reward_func)
+        super().__init__([])  # so that its `execute` judges nothing
+        self.endpoints = [remote_rm_url] if isinstance(remote_rm_url, str) else remote_rm_url or []
+        self.failures, self.send_responses = Failures(), False
+        self._servers = cycle(self.endpoints)
+        if self.endpoints and self.endpoints[0].endswith(".py"):
+            self.reward_func = user_file.load("reward.remote_url", Path(self.endpoints[0])).reward_func
 
     @extends(SingleTurnAgentExecutor)
-    async def _fetch_rewards_via_func(
-        self, queries_list: Sequence[str], prompts_list: Sequence[str], labels_list: Sequence[Any]
-    ) -> list[dict[str, Any]]:
-        """The reward of the one response. A pool needs no thread that waits for it."""
-        if isinstance(self.reward_func, RewardPool):
-            return [await asyncio.wrap_future(self.reward_func.submit(queries_list, prompts_list, labels_list))]
-        try:
-            answers = await super()._fetch_rewards_via_func(queries_list, prompts_list, labels_list)
-        except Exception as error:
-            place = user_file.place(error, self.reward_func)
-            self.failures.add("raised", f"reward_func raised {one_line(error)}", place)
-            raise
-        return self._checked(answers)
+    async def execute(self, *, hf_tokenizer: Any, **request: Any) -> dict[str, Any]:
+        """OpenRLHF's response, judged as every response is."""
+        made = await super().execute(hf_tokenizer=hf_tokenizer, **request)
+        ((start, _),), tokens = made["action_ranges"], made["observation_tokens"]
+        return made | await self.judged(hf_tokenizer, tokens[:start], tokens[start:], made["prompt"], made["label"])
 
-    @extends(SingleTurnAgentExecutor)
-    async def _fetch_rewards_via_http(self, *request: Any) -> list[dict[str, Any]]:
-        """The reward of the one response from an endpoint."""
-        try:
-            answers = await super()._fetch_rewards_via_http(*request)
-        except Exception as error:
-            self.failures.add("raised", f"no reward came: {one_line(error)}", self._judge[1])
-            raise
-        return self._checked(answers)
-
-    def _checked(self, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """The answers as plain numbers. One that cannot be used is counted, and is a RewardFailure."""
-        try:
-            return [checked(answer) for answer in answers]
-        except Invalid as error:
-            whose, place = self._judge
-            self.failures.add("invalid", f"{whose} {error}", place)
-            raise RewardFailure("invalid", f"{place}: {whose} {error}", place) from None
-
-    async def judged(self, tokenizer: Any, tokens: Sequence[int], prompt: str, label: Any) -> dict[str, Any]:
-        """What the reward function or the endpoint says of a response: reward, score, and numbers for the log.
+    async def judged(
+        self, tokenizer: Any, before: Sequence[int], tokens: Sequence[int], prompt: str, label: Any
+    ) -> dict[str, Any]:
+        """What the reward function or a server says of a response: reward, score, and numbers for the log.
 
         They are None, and there are no numbers, if nothing judges it here or the call failed.
 
         Args:
             tokenizer: Makes text of the tokens.
-            tokens: Token ids of prompt and response.
+            before: Token ids of the prompt.
+            tokens: Token ids of the response.
             prompt: Text of the prompt.
             label: Its label.
         """
         answer: dict[str, Any] = {}
-        if self.reward_endpoints:
-            fetch = self._fetch_rewards_via_func if self.reward_func else self._fetch_rewards_via_http
+        if self.endpoints:
+            judge = self.by_function if self.reward_func else self.by_server
             try:
-                query = tokenizer.decode(tokens, skip_special_tokens=False)
-                (answer,) = await fetch([query], [prompt], [label])
+                query, response = texts(tokenizer, before, tokens)
+                answer = await judge(query, prompt, label, response)
             except Exception as error:
                 logger.info(f"no reward: {one_line(error)}")
         reward, score = answer.get("rewards"), answer.get("scores")
         logs = answer.get("extra_logs") or {}
         return {"reward": reward, "scores": reward if score is None else score, "extra_logs": logs}
+
+    async def by_function(self, query: str, prompt: str, label: Any, response: str) -> dict[str, Any]:
+        """What the reward function says. A pool needs no thread that waits for it."""
+        function: Any = self.reward_func
+        if isinstance(function, RewardPool):
+            return await asyncio.wrap_future(function.submit(query, prompt, label, response))
+        try:
+            answer = await asyncio.to_thread(call, function, [query], [prompt], [label], [response])
+        except Exception as error:
+            place = user_file.place(error, function)
+            self.failures.add("raised", f"reward_func raised {one_line(error)}", place)
+            raise
+        return self._checked(answer, "reward_func", user_file.definition(function))
+
+    async def by_server(self, query: str, prompt: str, label: Any, response: str) -> dict[str, Any]:
+        """What the next server says."""
+        request = request_of(query, prompt, label, response if self.send_responses else None)
+        try:
+            answer = await asked(next(self._servers), request)
+        except Exception as error:
+            self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.endpoints))
+            raise
+        return self._checked(answer, "the reward server", ", ".join(self.endpoints))
+
+    def _checked(self, answer: Any, whose: str, place: str) -> dict[str, Any]:
+        """An answer as plain numbers. One that cannot be used is counted, and is a RewardFailure."""
+        try:
+            return checked(answer)
+        except Invalid as error:
+            self.failures.add("invalid", f"{whose} {error}", place)
+            raise RewardFailure("invalid", f"{place}: {whose} {error}", place) from None
 
 
 @dataclass(frozen=True)
@@ -138,8 +149,8 @@ class Encoded:
         """
         params, media, inputs = deepcopy(sampling_params), None, None
         if images and hasattr(tokenizer, "image_processor"):
-            tokens, inputs, pictures = process_prompt_with_images(tokenizer, prompt, images)
-            media = {"image": pictures} if pictures else None
+            tokens, inputs, seen = process_prompt_with_images(tokenizer, prompt, pictures(images))
+            media = {"image": seen} if seen else None
         else:
             tokens = tokenizer(text=prompt, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
         if params.max_tokens is None:

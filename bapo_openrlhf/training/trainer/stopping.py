@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.host import extends, plain_class
+from bapo_openrlhf.host import extends, plain_class, rebound
 from bapo_openrlhf.record.discard import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.wire.messages import blending
 from bapo_openrlhf.training.wire.signals import leave_to_driver
 
 Base = plain_class(PPOTrainer)
@@ -42,7 +44,9 @@ class StoppableTrainer(Base):
         self.state = RunState()
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
-        super().__init__(pretrain, strategy, *args, **kwargs)
+        columns = (strategy.args.data.input_key,)
+        with rebound(ppo_trainer, blending_datasets=blending(ppo_trainer.blending_datasets, columns)):
+            super().__init__(pretrain, strategy, *args, **kwargs)
 
     def place(self) -> tuple[int, str]:
         """The number of the step and the phase."""

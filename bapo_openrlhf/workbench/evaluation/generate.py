@@ -11,7 +11,9 @@ from typing import Any
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import RunError, one_line
 from bapo_openrlhf.training.engine.engine_core import ENGINE
-from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, open_images
+from bapo_openrlhf.training.engine.pictures import pictures
+from bapo_openrlhf.training.engine.response_text import texts
+from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 
 
@@ -87,6 +89,7 @@ def _load(request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], ma
         "gpu_memory_utilization": request.gpu_memory_utilization,
         "enforce_eager": machine.on_cpu(),
         "disable_log_stats": True,
+        "trust_remote_code": True,  # as OpenRLHF
     }
     if request.max_num_seqs is not None:
         options["max_num_seqs"] = request.max_num_seqs
@@ -107,7 +110,7 @@ def _outputs(
         keys[str(number)] = key
         request: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
         if prompt.images:
-            request["multi_modal_data"] = {"image": open_images(prompt.images)}
+            request["multi_modal_data"] = {"image": pictures(list(prompt.images))}
         params = SamplingParams(
             n=sampling.runs,
             temperature=sampling.temperature,
@@ -127,8 +130,6 @@ def _outputs(
 
 
 def _response(tokenizer: Any, prompt_token_ids: list[int], part: Any) -> SampledResponse:
-    # As in OpenRLHF, the query is decoded from tokens. It has all tokens of an image, the prompt one placeholder.
-    token_ids = list(part.token_ids)
-    query = tokenizer.decode([*prompt_token_ids, *token_ids], skip_special_tokens=False)
-    text = tokenizer.decode(token_ids, skip_special_tokens=False)
-    return SampledResponse(query, text, len(token_ids), part.finish_reason == "length")
+    # The tokens are those that the model saw, with all tokens of an image, as in training.
+    query, text = texts(tokenizer, prompt_token_ids, part.token_ids)
+    return SampledResponse(query, text, len(part.token_ids), part.finish_reason == "length")

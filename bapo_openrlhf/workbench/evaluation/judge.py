@@ -30,17 +30,17 @@ class Judge:
         self.path = path
         self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
         try:
-            self._pool([prompt], [prompt], [label])
+            self._pool(prompt, prompt, label, "")
             self._answer = getattr(user_file.load("reward file", path), "answer", None)
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
         self.answers = self._answer is not None
 
-    def score(self, query: str, prompt: str, label: Any) -> tuple[float, str | None]:
+    def score(self, query: str, prompt: str, label: Any, response: str) -> tuple[float, str | None]:
         """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
         try:
-            return self._pool([query], [prompt], [label])["rewards"], None
+            return self._pool(query, prompt, label, response)["rewards"], None
         except RewardFailure as failure:
             return 0.0, failure.kind
 

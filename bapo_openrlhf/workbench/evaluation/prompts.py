@@ -1,7 +1,6 @@
 """From a problem to the model's prompt and its tokens, as in training."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +8,7 @@ from bapo_openrlhf import machine
 from bapo_openrlhf.data.prompts import check_tokenizer, fill
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.launch.model_files import positions_of
+from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
 
 
@@ -56,8 +56,9 @@ class Prompter:
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
         try:
-            config = AutoConfig.from_pretrained(model)
-            self._processor: Any = (AutoProcessor if images else AutoTokenizer).from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=True)  # as OpenRLHF
+            kind = AutoProcessor if images else AutoTokenizer
+            self._processor: Any = kind.from_pretrained(model, trust_remote_code=True)
         except Exception as error:  # transformers raises many kinds of errors for a bad folder.
             raise ConfigError(f"model is {model}; its tokenizer cannot be loaded: {one_line(error)}") from error
         if images and not hasattr(self._processor, "image_processor"):
@@ -81,23 +82,10 @@ class Prompter:
         token_ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         length = len(token_ids)
         if problem.images:
-            inputs = self._processor(text=[text], images=open_images(problem.images), add_special_tokens=False)
+            try:
+                seen = pictures(list(problem.images))
+            except ValueError as error:
+                raise ConfigError(f"problem {problem.id}: {error}") from None
+            inputs = self._processor(text=[text], images=seen, add_special_tokens=False)
             length = len(inputs["input_ids"][0])
         return EncodedPrompt(text, token_ids, problem.images, length)
-
-
-def open_images(paths: Sequence[str]) -> list[Any]:
-    """Pillow images in RGB.
-
-    Raises:
-        ConfigError: A file is not an image.
-    """
-    from PIL import Image
-
-    images = []
-    for path in paths:
-        try:
-            images.append(Image.open(path).convert("RGB"))
-        except OSError as error:
-            raise ConfigError(f"image {path} cannot be read: {one_line(error)}") from None
-    return images

@@ -157,8 +157,8 @@ def _ask(
         needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:
             for key, responses in generate.generate(request, prompts, request.max_model_len or needed):
-                score, text, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
-                scores = [threads.submit(score, response.query, text, label) for response in responses]
+                score, asked = judges[files[key[0]]].score, (prompts[key].text, problems[key].label)
+                scores = [threads.submit(score, made.query, *asked, made.text) for made in responses]
                 judging.append((key, responses, scores))
                 while judging and (len(judging) > BACKLOG or all(score.done() for score in judging[0][2])):
                     store_oldest()

@@ -11,17 +11,17 @@ def answer(response):
     return numbers[-1].replace(",", "") if numbers else None
 
 
-def reward_func(queries, prompts, labels, **kwargs):
+def reward_func(queries, prompts, labels, responses, **kwargs):
     """One reward for each response.
 
     Args:
         queries: Prompt and response in one text each, with the model's special tokens.
         prompts: The prompts, as the model sees them.
         labels: The column `label` of the data.
+        responses: What the model wrote, also with special tokens.
     """
     rewards = []
-    for query, prompt, label in zip(queries, prompts, labels, strict=True):
-        _, found, response = query.partition(prompt)  # a prompt that was cut is not found
-        given = answer(response) if found else None
+    for response, label in zip(responses, labels, strict=True):
+        given = answer(response)
         rewards.append(1.0 if given is not None and float(given) == float(label) else 0.0)
     return {"rewards": rewards, "scores": rewards, "extra_logs": {}}

@@ -13,7 +13,7 @@ ROWS = [json.loads(line) for text in TEXTS for line in text.split("\n") if line]
 
 
 def reward(response, label, prompt="What is 6 x 7?"):
-    return REWARD([prompt + response], [prompt], [label])["rewards"]
+    return REWARD([prompt + response], [prompt], [label], [response])["rewards"]
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,6 @@ def test_responses(response, expected):
 
 def test_an_answer_in_the_prompt_does_not_count():
     assert reward("I do not know.", "42", prompt="Write it as Answer: 42") == [0]
-
-
-def test_an_answer_in_a_prompt_that_was_cut_does_not_count():
-    assert REWARD(["as Answer: 42. I do not know."], ["Write it as Answer: 42."], ["42"])["rewards"] == [0]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["input"][:40])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks.task import vector
-from bapo_openrlhf.training.engine.reward_worker import checked
+from bapo_openrlhf.training.engine.reward_worker import call, checked
 from bapo_openrlhf.user_file import at_home
 
 CHANCES = (1, 3, 4, 6)  # in 8: hard prompts, and prompts with all kinds of groups
@@ -35,8 +35,8 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
         low, high: The rewards of a bad and of a good response.
     """
 
-    def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:
-        given = checked(function(queries, prompts, labels, **kwargs)) if function else {}
+    def reward_func(queries: list[str], prompts: list[str], labels: list[Any], responses: list[str]) -> dict[str, Any]:
+        given = checked(call(function, queries, prompts, labels, responses)) if function else {}
         rewards = []
         for query, prompt in zip(queries, prompts, strict=True):
             chance = CHANCES[zlib.crc32(prompt.encode()) % len(CHANCES)]

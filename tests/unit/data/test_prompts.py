@@ -231,21 +231,29 @@ class TestLengths:
             f", row {first}: the prompt has {tokens} tokens, and a run cuts it from the left to {limit} = " in warning
         )
         assert f"with {len(cut)} of 8 prompts ({len(cut) / 8:.0%})" in warning
+        (found,) = with_tokenizer(self.ROWS, **flags).not_found
+        assert f", row {first}: the prompt is not in the query" in found and f"with {len(cut)} of 8 prompts" in found
 
-    def test_those_that_the_tokenizer_changes_are_counted(self, with_tokenizer, tokenizer_folder):
-        """As Qwen's does with letters that are not in form NFC. A reward function that looks for them finds nothing."""
-        import unicodedata
-
+    @pytest.mark.parametrize(
+        ("change", "texts"),
+        [
+            (("NFC",), ["\u00e9?", "e\u0300?", "e\u0302?"]),  # as Qwen's does
+            (("Replace", "  ", " "), ["a b", "a  b", "  a"]),  # transformers#40088
+        ],
+    )
+    def test_those_that_the_tokenizer_changes_are_counted(self, with_tokenizer, tokenizer_folder, change, texts):
+        """A reward function that looks for them in the query finds nothing."""
         from tokenizers import Tokenizer, normalizers
 
-        prompts = {"é?": "NFC", "è?": "NFD", "ê?": "NFD"}
-        rows = [{"q": unicodedata.normalize(form, text), "a": "x"} for text, form in prompts.items()]
-        assert not with_tokenizer(rows).warnings
+        rows = [{"q": text, "a": "x"} for text in texts]
+        assert not with_tokenizer(rows).not_found
         made = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-        made.normalizer = normalizers.NFC()
+        made.normalizer = getattr(normalizers, change[0])(*change[1:])
         made.save(str(tokenizer_folder / "tokenizer.json"))
-        (warning,) = with_tokenizer(rows).warnings
-        assert ", row 2: the tokenizer changes the prompt" in warning and "with 2 of 3 prompts" in warning
+        checked = with_tokenizer(rows)
+        (found,) = checked.not_found
+        assert ", row 2: the prompt is not in the query" in found and "with 2 of 3 prompts" in found
+        assert not checked.warnings
 
     def test_the_chat_templates_own_tokens_count(self, with_tokenizer):
         """<user> and <ai> have 6 and 4 tokens."""
@@ -422,7 +430,7 @@ class TestTokenizer:
         assert [one for one in tokenizers if not any(map(prompts.TOKENIZER_NAME.fullmatch, one))] == []
 
     def test_prompts_without_tokens(self, with_tokenizer, monkeypatch):
-        monkeypatch.setattr(prompts.Renderer, "lengths", lambda self, texts: [len(text) - 1 for text in texts])
+        monkeypatch.setattr(Tokenizer, "measured", lambda self, texts, most: [(len(t) - 1, True, "") for t, _ in texts])
         with pytest.raises(ConfigError, match=r", row 2: the prompt 'x' has no tokens$"):
             with_tokenizer([{"q": "xx", "a": "x"}, {"q": "x", "a": "x"}])
 
@@ -454,11 +462,63 @@ class TestTokenizer:
         Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
         flags = {"data__max_images_per_prompt": 1, "data__max_len": 20, "rollout__max_new_tokens": 10}
         row = {"q": "x" * 11, "a": "x", "images": [str(tmp_path / "a.png")]}
-        with pytest.raises(ConfigError, match=r", row 1: the prompt has images and at least 11 tokens; it must"):
+        with pytest.raises(
+            ConfigError, match=r", row 1: the prompt and its images have 11 tokens, and it cannot be cut; it"
+        ):
             with_tokenizer([row], **flags)
         (warning,) = with_tokenizer([row | {"images": None}], **flags).warnings
         assert "the prompt has 11 tokens, and a run cuts it" in warning
         assert with_tokenizer([row | {"q": "x" * 10}], **flags).warnings == []
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_tokens_of_images_are_counted_with_the_models_processor(
+        self, with_tokenizer, tokenizer_folder, tmp_path, monkeypatch, turned
+    ):
+        """R1-V#161: as a run does it, also for a photo that the camera has noted as turned."""
+        from PIL import Image
+
+        class Processor:
+            """It gives an image as many tokens as it is wide, and takes none that is 13 wide."""
+
+            image_processor, image_token = object(), "#"
+
+            def __init__(self):
+                self.tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
+                self.chat_template = self.tokenizer.chat_template
+
+            def apply_chat_template(self, messages, **options):
+                return "".join("#" if part["type"] == "image" else part["text"] for part in messages[0]["content"])
+
+            def __call__(self, text, images, add_special_tokens):
+                assert not add_special_tokens
+                widths = iter([image.width for image in images])
+                if 13 in (image.width for image in images):
+                    raise ValueError("13 brings bad luck")
+                (whole,) = text
+                whole = "".join(letter * next(widths) if letter == "#" else letter for letter in whole)
+                return {"input_ids": [self.tokenizer(whole, add_special_tokens=False)["input_ids"]]}
+
+        configure(tokenizer_folder, bos_token=None)
+        config = tokenizer_folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"vision_config": {}}))
+        monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda *_, **__: Processor())
+
+        def row(*widths):
+            paths = [str(tmp_path / f"{width}.jpg") for width in widths]
+            for path, width in zip(paths, widths, strict=True):
+                noted = Image.Exif()
+                noted[0x0112] = 6 if turned else 1  # the camera was turned by a quarter
+                Image.new("RGB", (8, width) if turned else (width, 8)).save(path, exif=noted)
+            return {"q": "<image>" * len(widths) + "x?", "a": "x", "images": paths}
+
+        flags = {"data__max_images_per_prompt": 2, "data__apply_chat_template": True, "rollout__max_new_tokens": 10}
+        rows = [row(1), row(30), row(30) | {"q": "<image>y?"}, row(20, 16)]
+        checked = with_tokenizer(rows, data__max_len=38 + 10, **flags)
+        assert not checked.warnings and "row 2: " in checked.not_found[0] and "3 of 4" in checked.not_found[0]
+        with pytest.raises(ConfigError, match=r", row 4: the prompt and its images have 38 tokens, and it cannot be"):
+            with_tokenizer(rows, data__max_len=37 + 10, **flags)
+        with pytest.raises(ConfigError, match=r", row 2: the model's processor refuses .*: ValueError: 13 brings"):
+            with_tokenizer([row(1), row(13)], data__max_len=40, **flags)
 
     @pytest.mark.parametrize("key", ["q", "s"])
     def test_a_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, key):
@@ -540,4 +600,4 @@ def test_one_template_makes_one_prompt(template, tokenizer_folder, keep_environm
     render = prompts.Renderer("model", str(tokenizer_folder), template=template, chat=False)
     asked = Prompter(str(tokenizer_folder), chat=template, images=False)(BenchmarkProblem("1", "1+1", "2"))
     assert render("1+1") == asked.text == expected
-    assert render.lengths([expected]) == [len(asked.token_ids)] == [len(expected)]
+    assert render.tokenizer.lengths([expected]) == [len(asked.token_ids)] == [len(expected)]

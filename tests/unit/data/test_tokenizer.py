@@ -42,7 +42,7 @@ def test_it_is_the_one_of_openrlhf(load, tokenizer_folder):
 def test_its_process_ends_with_it(tokenizer_folder):
     before = active_children()
     render = prompts.Renderer("model", str(tokenizer_folder), template=None, chat=False, quick=True)
-    assert len(active_children()) == len(before) + 1 and render.lengths(["1+1"]) == [3]
+    assert len(active_children()) == len(before) + 1 and render.tokenizer.lengths(["1+1"]) == [3]
     del render
     assert active_children() == before
 
@@ -87,7 +87,7 @@ def test_a_process_that_loads_it_apart_imports_no_torch(tokenizer_folder):
     script = (
         "import sys\nfrom bapo_openrlhf.data.prompts import Renderer\n"
         f"render = Renderer('model', {str(tokenizer_folder)!r}, template=None, chat=False, quick=True)\n"
-        "print(render.lengths([render('1+1')]), 'torch' in sys.modules)"
+        "print(render.tokenizer.lengths([render('1+1')]), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[3]", "False"]

@@ -695,9 +695,31 @@ class TestReward:
 
     def test_a_server_is_asked_as_a_function_is(self, run, monkeypatch):
         asked = []
-        monkeypatch.setattr(reward_server, "check_reward_servers", lambda *given: asked.append(given) or ["it is slow"])
-        assert "it is slow" in run.check(reward__remote_url="http://a, http://b").warnings
-        assert asked == [(["http://a", "http://b"], ("1+1", "2"))]
+
+        def check(*given, send_responses):
+            asked.append((*given, send_responses))
+            return ["it is slow"]
+
+        monkeypatch.setattr(reward_server, "check_reward_servers", check)
+        for sent in (False, True):
+            flags = {"reward__remote_url": "http://a, http://b", "verifier__send_responses": sent or None}
+            assert "it is slow" in run.check(**flags).warnings
+        assert asked == [(["http://a", "http://b"], ("1+1", "2"), sent) for sent in (False, True)]
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [("", True), (", **others", True), (", responses", False), (", responses=None, **others", False)],
+    )
+    def test_prompts_that_it_cannot_find_are_said_unless_it_names_the_responses(self, run, arguments, said):
+        path = self.reward(run, f"def reward_func(queries, prompts, labels{arguments}):\n    return {{'rewards': 1}}\n")
+        args = run.parse(reward__remote_url=path)
+        assert preflight.check_reward(args, ("1+1", "2"), ["so it is"]) == ["so it is"] * said
+
+    @pytest.mark.parametrize("sent", [False, True])
+    def test_prompts_that_a_server_cannot_find_are_said(self, run, monkeypatch, sent):
+        monkeypatch.setattr(reward_server, "check_reward_servers", lambda *_, **__: [])
+        args = run.parse(reward__remote_url="http://a", verifier__send_responses=sent or None)
+        assert preflight.check_reward(args, ("1+1", "2"), ["so it is"]) == ["so it is"] * (not sent)
 
 
 class TestBatch:

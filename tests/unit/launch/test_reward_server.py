@@ -45,14 +45,16 @@ def serve() -> Iterator[Callable[..., str]]:
         server.server_close()
 
 
-def test_each_is_asked_once_as_a_run_asks(serve):
+@pytest.mark.parametrize("sent", [False, True])
+def test_each_is_asked_once_as_a_run_asks(serve, sent):
     first, second = serve(), serve()
-    assert check_reward_servers([first, second, first], PROBLEM) == []
-    assert serve.requests == [{"query": ["1+1="], "prompts": ["1+1="], "labels": ["2"]}] * 2
+    assert check_reward_servers([first, second, first], PROBLEM, send_responses=sent) == []
+    more = {"responses": [""]} if sent else {}
+    assert serve.requests == [{"query": ["1+1="], "prompts": ["1+1="], "labels": ["2"], **more}] * 2
 
 
 def test_none_is_asked_without_a_problem(serve):
-    assert check_reward_servers([serve(status=404)], None) == []
+    assert check_reward_servers([serve(status=404)], None, send_responses=False) == []
     assert serve.requests == []
 
 
@@ -70,26 +72,26 @@ def test_none_is_asked_without_a_problem(serve):
 def test_an_answer_of_no_use_is_an_error(serve, answer, error):
     endpoint = serve(**answer)
     with pytest.raises(ConfigError) as raised:
-        check_reward_servers([endpoint], PROBLEM)
+        check_reward_servers([endpoint], PROBLEM, send_responses=False)
     assert str(raised.value).startswith(f"reward.remote_url is {endpoint}; {error}")
 
 
 def test_a_label_that_is_no_json_is_an_error(serve):
     with pytest.raises(ConfigError, match="TypeError: Object of type object is not JSON serializable"):
-        check_reward_servers([serve()], ("1+1=", object()))
+        check_reward_servers([serve()], ("1+1=", object()), send_responses=False)
 
 
 @pytest.mark.parametrize("endpoint", ["http://", "http://host:port/x"])
 def test_an_address_of_no_use_is_an_error(endpoint):
     with pytest.raises(ConfigError, match=f"reward.remote_url is {endpoint}; {ASKED}: .*Inval"):
-        check_reward_servers([endpoint], PROBLEM)
+        check_reward_servers([endpoint], PROBLEM, send_responses=False)
 
 
 def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
     monkeypatch.setattr(reward_server, "SECONDS", 3.0)
     refuses = "http://127.0.0.1:9/get_reward"  # nothing listens at this port
     loads, slow, good = serve(status=503), serve(seconds=60), serve()
-    warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM)
+    warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM, send_responses=False)
     assert [text.split(";")[0] for text in warnings] == [
         f"reward.remote_url is {url}" for url in (refuses, loads, slow)
     ]

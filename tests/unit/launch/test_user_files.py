@@ -50,12 +50,12 @@ def test_an_edit_during_the_run_changes_nothing(kept):
         (mine / f"{name}.py").write_text("def broken(:\n")
     pool = RewardPool(args.reward.remote_url[0], processes=1, timeout=60, memory_gib=0.25)
     try:
-        assert pool([""], [""], [None])["rewards"] == 0.5  # it finds what is beside the original
+        assert pool("", "", None, "")["rewards"] == 0.5  # it finds what is beside the original
         for query, says in {"fails": "raised ZeroDivisionError", "ends": "ended its process: exit status 3"}.items():
             with pytest.raises(RewardFailure, match=f"^{mine / 'reward.py'}: reward_func {says}") as error:
-                pool([query], [""], [None])
+                pool(query, "", None, "")
             assert error.value.place == f"{mine / 'reward.py'}:{7 if query == 'fails' else 5}"
-            assert pool([""], [""], [None])["rewards"] == 0.5  # also in a new process
+            assert pool("", "", None, "")["rewards"] == 0.5  # also in a new process
     finally:
         pool.close()
     assert method_class(args.adapt.method).weight == 1

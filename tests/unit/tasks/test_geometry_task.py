@@ -428,65 +428,6 @@ def test_prepare_writes_images_that_open(tmp_path):
 
 # ── the reward ──
 
-PAD = "<|image_pad|>"
-HEAD = "<|im_start|>user\n<|vision_start|>"
-TAIL = "<|vision_end|>Find x.\n\nPut it in \\boxed{}.<|im_end|>\n<|im_start|>assistant\n"
-
-
-def query(response: str, tokens: int = 81, before: str = "") -> str:
-    return before + HEAD + PAD * tokens + TAIL + response
-
-
-plain = st.text(st.characters(exclude_characters="|", exclude_categories=("Cs",)), max_size=60)
-
-
-@given(
-    before=plain, pieces=st.lists(plain.filter(bool), min_size=1, max_size=4), tokens=st.integers(1, 9), response=plain
-)
-def test_the_response_is_what_follows_the_prompt(before, pieces, tokens, response):
-    """This holds for any number of images in the prompt, of tokens for each, and of tokens before the prompt."""
-    pieces[-1] += "|"  # a prompt's end, from its last image on, is nowhere else in it
-    prompt = PAD.join(["start", *pieces])
-    expanded = (PAD * tokens).join(["start", *pieces])
-    assert task.response_of(before + expanded + response, prompt) == response
-
-
-def test_a_prompt_that_is_not_in_the_query():
-    assert task.response_of(r"so \boxed{5}", "Find x?") == r"so \boxed{5}"
-    assert task.response_of("", "") == ""
-
-
-@pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        (r"The third side is \boxed{13}.<|im_end|>", 1.0),
-        (r"\boxed{12}, no: \boxed{13}", 1.0),
-        (r"\boxed{13}, no: \boxed{12}", 0.0),
-        ("13", 0.0),
-        ("", 0.0),
-        (r"\boxed{13", 0.0),
-    ],
-)
-@pytest.mark.parametrize("before", ["", "<bos>"])
-def test_reward(response, right, before):
-    prompt = HEAD + PAD + TAIL
-    result = task.reward_func([query(response, before=before)], [prompt], ["13"])
-    assert [float(value) for value in result["rewards"]] == [float(value) for value in result["scores"]] == [right]
-
-
-def test_a_box_in_the_prompt_is_no_answer():
-    prompt = HEAD + PAD + TAIL.replace(r"\boxed{}", r"\boxed{13}")
-    rewards = task.reward_func([prompt.replace(PAD, PAD * 81) + "no idea"], [prompt], ["13"])
-    assert float(rewards["rewards"][0]) == 0.0 and float(rewards["extra_logs"]["boxed"][0]) == 0.0
-
-
-def test_several_at_once():
-    prompt = HEAD + PAD + TAIL
-    answers = [r"\boxed{13}", r"\boxed{12}", "none"]
-    result = task.reward_func([query(answer) for answer in answers], [prompt] * 3, ["13"] * 3, other="kept out")
-    assert [float(value) for value in result["rewards"]] == [1.0, 0.0, 0.0]
-    assert [float(value) for value in result["extra_logs"]["boxed"]] == [1.0, 1.0, 0.0]
-
 
 def test_answers_for_votes_are_those_of_mathematics():
     assert task.answer(r"so \boxed{ 13 }") == task.answer(r"\boxed{13}") == "13"

@@ -16,6 +16,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf.tasks import geometry, gsm8k
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
@@ -443,7 +444,7 @@ def test_it_serves_as_a_reward_file():
     with closing(RewardPool(task.TASK.file, processes=1, timeout=120, memory_gib=4)) as pool:
         prompt = r"What is 1+1, within \boxed{}?"
         for response, reward, boxed in ((r"\boxed{4/2}", 1.0, 1.0), (r"\boxed{3}", 0.0, 1.0), ("2", 0.0, 0.0)):
-            result = pool([prompt + response], [prompt], ["2"])
+            result = pool(prompt, prompt, "2", response)
             assert result == {"rewards": reward, "scores": reward, "extra_logs": {"boxed": boxed}}
 
 
@@ -464,12 +465,22 @@ def test_reward_func_reads_the_response_and_not_the_prompt():
     assert list(map(float, result["extra_logs"]["boxed"])) == [1.0, 0.0, 1.0, 1.0]
 
 
-def test_a_prompt_that_the_tokenizer_writes_differently_does_no_harm():
-    prompt = "Say \\boxed{}, cafe\u0301. "
-    query = "Say \\boxed{}, café. "
-    result = task.reward_func([query + r"\boxed{42}", query + "42"], [prompt, prompt], ["42", "42"])
-    assert list(map(float, result["rewards"])) == [1.0, 0.0]
+@pytest.mark.parametrize("reward", [task.reward_func, gsm8k.reward_func, geometry.reward_func])
+def test_the_response_is_the_one_that_is_given(reward):
+    """A prompt that a tokenizer changed, or that has images, is not in the query. Its own example is no answer."""
+    prompt, query = "2  +  2 is \\boxed{4}, cafe\u0301. ", "2 + 2 is \\boxed{4}, café. "
+    texts = [r"\boxed{4}", "I do not know."]
+    asked = [query + text for text in texts], [prompt] * 2, ["4"] * 2
+    assert list(map(float, reward(*asked, responses=texts, other="ignored")["rewards"])) == [1.0, 0.0]
+    assert list(map(float, reward(*asked)["rewards"])) == [0.0, 0.0]  # in doubt no answer
     assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
+
+
+@pytest.mark.parametrize("opened", ["<think>", "<think>\n"])
+@pytest.mark.parametrize(("text", "right"), [(r"\boxed{4}. Wait", 0.0), (r"\boxed{5}</think>\boxed{4}", 1.0)])
+def test_thinking_that_the_prompt_has_begun_counts_as_begun(opened, text, right):
+    result = task.reward_func(["?"], [f"2 + 2?{opened}"], ["4"], [text])
+    assert list(map(float, result["rewards"])) == list(map(float, result["extra_logs"]["boxed"])) == [right]
 
 
 def test_the_lists_must_be_of_one_length():

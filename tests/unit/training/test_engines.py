@@ -84,7 +84,7 @@ def test_an_engine_is_made_as_openrlhf_makes_it(monkeypatch, given, faster):
     ours = made_by(RolloutEngine, monkeypatch, given | {"faster": faster})
     theirs = made_by(engines.Engine, monkeypatch, given)
     executors = [actual.pop("executor") for actual, _ in (ours, theirs)]
-    assert type(executors[0]) is SingleTurn and executors[0].reward_endpoints == executors[1].reward_endpoints
+    assert type(executors[0]) is SingleTurn and executors[0].endpoints == executors[1].reward_endpoints
     for settings in (ours[0]["kwargs"], ours[0]["llm"]):
         assert settings.pop("disable_log_stats", False) is faster
     assert ours[0].pop("rewards") is None and ours[1].pop(engines.ENGINE) and ours[0].pop("faster") is faster

@@ -74,7 +74,7 @@ def eventually(condition, seconds=30):
 
 
 def ask(pool, code, query=""):
-    return pool([query], ["prompt"], [code])
+    return pool(query, "prompt", code, "")
 
 
 def pid_of(pool):
@@ -351,10 +351,10 @@ DIGEST = """
 import hashlib, json
 def digest(text):
     return int(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12], 16)
-def reward_func(queries, prompts, labels):
-    (query,), (prompt,) = queries, prompts
+def reward_func(queries, prompts, labels, responses):
+    (query,), (prompt,), (response,) = queries, prompts, responses
     return {"rewards": digest(query), "scores": digest(prompt),
-            "extra_logs": {"label": digest(json.dumps(labels, sort_keys=True))}}
+            "extra_logs": {"label": digest(json.dumps(labels, sort_keys=True)), "written": digest(response)}}
 """
 
 
@@ -370,11 +370,12 @@ def digest(text):
 any_text = st.text(st.characters(exclude_categories=()))  # surrogates too
 
 
-@given(any_text, any_text)
+@given(any_text, any_text, any_text)
 @settings(max_examples=3 * settings.default.max_examples)
-def test_any_text_arrives_as_it_is(digest_pool, query, prompt):
-    result = digest_pool([query], [prompt], [query])
+def test_any_text_arrives_as_it_is(digest_pool, query, prompt, response):
+    result = digest_pool(query, prompt, query, response)
     assert (result["rewards"], result["scores"]) == (digest(query), digest(prompt))
+    assert result["extra_logs"]["written"] == digest(response)
 
 
 HOSTILE = ["\n", "\r\n\x85\u2028", "\0", "\ud800", "\ud83d\ude00", "\ufeff", "\U0010ffff", '"]\n["result", 1]\n']
@@ -382,13 +383,13 @@ HOSTILE = ["\n", "\r\n\x85\u2028", "\0", "\ud800", "\ud83d\ude00", "\ufeff", "\U
 
 @pytest.mark.parametrize("text", [*HOSTILE, "é\n" * 5_000_000], ids=lambda text: ascii(text[:20]))
 def test_hostile_text_arrives_as_it_is(digest_pool, text):
-    assert digest_pool([text], [text], [""])["rewards"] == digest(text)
+    assert digest_pool(text, text, "", "")["rewards"] == digest(text)
 
 
 @pytest.mark.parametrize("label", ["7", 7, 7.5, None, True, ["a", 1], {"tests": [{"in": "1\n", "out": "\ud800"}]}])
 def test_labels_arrive(digest_pool, label):
     expected = digest(json.dumps([label], sort_keys=True))
-    assert digest_pool(["q"], ["p"], [label])["extra_logs"]["label"] == expected
+    assert digest_pool("q", "p", label, "")["extra_logs"]["label"] == expected
 
 
 def test_other_labels_are_refused_at_once(make_pool):
@@ -396,9 +397,6 @@ def test_other_labels_are_refused_at_once(make_pool):
     for label in (object(), {1, 2}, b"x", {"a": 1j}):
         with pytest.raises(TypeError, match=f"label of type {type(label).__name__} "):
             ask(pool, label)
-    for arguments in (([], [], []), (["a", "b"], ["a", "b"], [1, 2]), (["a"], ["a"], [])):
-        with pytest.raises(ValueError, match="one response a call"):
-            pool(*arguments)
     assert not workers_of(pool.path) and not pool.failures.kinds
 
 
@@ -479,7 +477,7 @@ def test_a_call_whose_process_is_killed_from_outside_is_asked_once_more(make_poo
     pool, asked = make_pool(), tmp_path / "asked"
     tries = f"open({str(asked)!r}, 'a').write('x'); "
     once = f"{tries}len(open({str(asked)!r}).read()) > 1 or os.kill(os.getpid(), signal.SIGKILL); {GOOD}"
-    calls = [pool.submit([""], ["prompt"], [code]) for code in (GOOD, once, GOOD)]
+    calls = [pool.submit("", "prompt", code, "") for code in (GOOD, once, GOOD)]
     assert [call.result()["rewards"] for call in calls] == [0.5] * 3
     assert not pool.failures.kinds and asked.read_text() == "xx"
     with pytest.raises(RewardFailure, match="killed by signal 9") as caught:
@@ -740,9 +738,9 @@ def in_one_exchange(monkeypatch):
 
     def send(pool, codes, folder):
         pool._seconds = 1e-3  # as after quick calls
-        first = pool.submit([f"{folder}/go"], [""], [f"while not os.path.exists(query): time.sleep(0.01)\n{GOOD}"])
+        first = pool.submit(f"{folder}/go", "", f"while not os.path.exists(query): time.sleep(0.01)\n{GOOD}", "")
         assert eventually(first.running)
-        calls = [pool.submit([""], [""], [code]) for code in codes]
+        calls = [pool.submit("", "", code, "") for code in codes]
         (folder / "go").touch()
         for call in [first, *calls]:
             call.exception()  # waits
@@ -813,7 +811,7 @@ def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):
         return ask_worker(self, requests, seconds)
 
     monkeypatch.setattr(reward_pool._Worker, "ask", noted)
-    calls = [pool.submit([""], [""], [f"time.sleep(0.1)\n{GOOD}"]) for _ in range(6)]
+    calls = [pool.submit("", "", f"time.sleep(0.1)\n{GOOD}", "") for _ in range(6)]
     assert [call.result()["rewards"] for call in calls] == [0.5] * 6
     assert set(sizes) == {1}
 
@@ -885,7 +883,7 @@ PARENT = """
 import sys, threading
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
 pool = RewardPool(sys.argv[1], processes=2, timeout=600, memory_gib=1)
-pool([sys.argv[2]], [""], [sys.argv[3]])
+pool(sys.argv[2], "", sys.argv[3], "")
 """
 
 

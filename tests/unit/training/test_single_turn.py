@@ -15,13 +15,13 @@ cpu.install()
 
 import torch  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from openrlhf.utils import agent  # noqa: E402
 from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
 from PIL import Image  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 from vllm.logprobs import FlatLogprobs, Logprob  # noqa: E402
 from vllm.sampling_params import RequestOutputKind  # noqa: E402
 
+from bapo_openrlhf.training.engine import reward_server  # noqa: E402
 from bapo_openrlhf.training.engine.engines import Engine, RolloutEngine, request_seed  # noqa: E402
 from bapo_openrlhf.training.engine.reward_pool import RewardPool  # noqa: E402
 from bapo_openrlhf.training.engine.single_turn import SingleTurn  # noqa: E402
@@ -185,7 +185,22 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
             assert response["number"] == number
     assert engine.tokenizer.asked == prompts  # each once
     assert len(engine.llm.asked) == len(prompts)
-    assert len(engine.tokenizer.decoded) == (0 if path is None else len(prompts) * asked["num_samples"])
+    assert len(engine.tokenizer.decoded) == (0 if path is None else 2 * len(prompts) * asked["num_samples"])
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_one_response_a_request_is_what_openrlhf_makes(tmp_path, long):
+    """Without `requests` among `run.faster`. The function also gets what the model wrote."""
+    (tmp_path / "reward.py").write_text(REWARD)
+    written = REWARD.replace("labels):", "labels, **more):")
+    (tmp_path / "written.py").write_text(written.replace("float(labels[0])", "float(len(more['responses'][0]))"))
+    asked = shared(max_length=11) if long else shared()
+    (wanted,) = theirs(SingleTurnAgentExecutor(str(tmp_path / "reward.py")), ["abc"], **asked)
+    engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "written.py")))
+    making = engine.generate_responses(**request("abc"), hf_tokenizer=engine.tokenizer, **asked)
+    for response, other in zip(asyncio.run(making), wanted, strict=True):
+        start, end = other["action_ranges"][0]
+        assert response == other | {"extra_logs": {"label": end - start}, "number": None}
 
 
 def test_samples_are_those_of_openrlhfs_lists():
@@ -208,15 +223,15 @@ def test_samples_are_those_of_openrlhfs_lists():
 def test_a_finished_response_does_not_wait_for_the_others():
     rewarded = asyncio.Event()
 
-    async def judge(queries, prompts, labels):
+    async def judge(query, prompt, label, response):
         rewarded.set()
-        return [{"rewards": 1.0}]
+        return {"rewards": 1.0}
 
     async def gate(place):
         await asyncio.wait_for(rewarded.wait(), 60)  # the others go on once the first one has its reward
 
     executor = SingleTurn()
-    executor.reward_endpoints, executor.reward_func, executor._fetch_rewards_via_func = ["reward.py"], print, judge
+    executor.endpoints, executor.reward_func, executor.by_function = ["reward.py"], print, judge
     (group,) = ours(engine_of(RolloutEngine, executor, Llm(gate)), ["abc"], **shared())
     assert [response["reward"] for response in group] == [1.0] * SIZE
 
@@ -238,12 +253,12 @@ def test_a_reward_file_in_the_engine_is_loaded_as_everywhere_and_its_failures_ar
     path = tmp_path / "reward.py"
     path.write_text(VERDICT)
     executor = SingleTurn([str(path)])
-    assert executor.reward_endpoints == [str(path)]
-    (right,) = asyncio.run(executor._fetch_rewards_via_func(["a"], ["b"], ["a"]))
+    assert executor.endpoints == [str(path)]
+    right = asyncio.run(executor.by_function("a", "b", "a", ""))
     assert right == {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
     for query in "ab":
         with pytest.raises(ZeroDivisionError):
-            asyncio.run(executor._fetch_rewards_via_func([query], [""], ["a"]))
+            asyncio.run(executor.by_function(query, "", "a", ""))
     assert executor.failures.kinds == {"raised": 2}
     assert str(executor.failures).endswith(f"reward_func raised ZeroDivisionError: division by zero ({path}:10)")
 
@@ -251,13 +266,13 @@ def test_a_reward_file_in_the_engine_is_loaded_as_everywhere_and_its_failures_ar
 def test_failures_of_an_endpoint_are_counted(monkeypatch):
     async def no_sleep(seconds): ...
 
-    monkeypatch.setattr(agent.asyncio, "sleep", no_sleep)
+    monkeypatch.setattr(reward_server.asyncio, "sleep", no_sleep)
     executor = SingleTurn("http://127.0.0.1:1/judge")  # where nobody listens
     with pytest.raises(RuntimeError):
-        asyncio.run(executor._fetch_rewards_via_http(["a"], ["b"], ["a"]))
+        asyncio.run(executor.by_server("a", "b", "a", ""))
     assert executor.failures.kinds == {"raised": 1}
     text = str(executor.failures)
-    assert "no reward came: RuntimeError: Request error for 5 times" in text
+    assert "no reward came: RuntimeError: ClientConnectorError" in text and "asked 5 times" in text
     assert text.endswith("(http://127.0.0.1:1/judge)")
 
 
@@ -265,13 +280,13 @@ class Server:
     """A reward server for `aiohttp`, and the session that asks it. Each request gets the next answer."""
 
     def __init__(self, *answers):
-        self.answers = iter(answers)
+        self.answers, self.asked = iter(answers), []
 
     def __call__(self, **kwargs):
         return self
 
     def post(self, url, json):
-        assert (url, json) == ("http://judge/", {"query": ["abc"], "prompts": ["ab"], "labels": ["7"]})
+        self.asked.append((url, json))
         return self
 
     async def __aenter__(self):
@@ -285,11 +300,14 @@ class Server:
         return next(self.answers)
 
 
-def judged_by_server(monkeypatch, *answers):
+def judged_by_server(monkeypatch, *answers, sent=False):
     """The executor, and what it makes of each answer of a server."""
-    monkeypatch.setattr(agent.aiohttp, "ClientSession", Server(*answers))
+    monkeypatch.setattr(reward_server.aiohttp, "ClientSession", server := Server(*answers))
     executor = SingleTurn("http://judge/")
-    judged = [asyncio.run(executor.judged(Tokenizer(), list(map(ord, "abc")), "ab", "7")) for _ in answers]
+    executor.send_responses = sent
+    judged = [asyncio.run(executor.judged(Tokenizer(), [97, 98], [99], "AB", "7")) for _ in answers]
+    request = {"query": ["abc"], "prompts": ["AB"], "labels": ["7"], **({"responses": ["c"]} if sent else {})}
+    assert server.asked == [("http://judge/", request)] * len(answers)
     return executor, judged
 
 
@@ -315,10 +333,11 @@ def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, ans
     )
 
 
-def test_an_answer_of_openrlhfs_server_is_taken(monkeypatch):
+@pytest.mark.parametrize("sent", [False, True])
+def test_an_answer_of_openrlhfs_server_is_taken(monkeypatch, sent):
     """serve_rm.py answers with lists of one entry for each query."""
     answer = {"rewards": [0.25], "scores": [0.5], "extra_logs": {"dummy_scores": [0.75]}}
-    executor, judged = judged_by_server(monkeypatch, answer)
+    executor, judged = judged_by_server(monkeypatch, answer, sent=sent)
     assert judged == [{"reward": 0.25, "scores": 0.5, "extra_logs": {"dummy_scores": 0.75}}]
     assert not executor.failures.kinds
 
@@ -327,7 +346,7 @@ def test_what_a_function_in_the_engine_returns_is_checked(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def reward_func(queries, prompts, labels):\n    return {'reward': [1.0]}\n")
     executor = SingleTurn(str(path))
-    judged = asyncio.run(executor.judged(Tokenizer(), [97], "a", "7"))
+    judged = asyncio.run(executor.judged(Tokenizer(), [97], [], "a", "7"))
     assert judged == {"reward": None, "scores": None, "extra_logs": {}}
     assert executor.failures.kinds == {"invalid": 1}
     assert str(executor.failures).endswith(f'as in {{"rewards": [1.0]}} ({path}:1)')
@@ -461,7 +480,7 @@ def test_a_response_stops_after_its_budget_and_goes_on(tmp_path, seed, most, bud
         before = np.array(tokens[:end], dtype=np.int32), np.array([-5.0 - place for place in range(end)])
         part = {"prefix": Prefix(*before)}
     assert (response["reward"], response["truncated"]) == (3.0 + done, cut)  # the length of prompt and response
-    assert engine.tokenizer.decoded == [prompt + tokens[:done]]
+    assert engine.tokenizer.decoded == [prompt + tokens[:done], prompt]
 
 
 def test_only_the_responses_of_a_group_that_are_finished_are_judged(tmp_path):
@@ -471,7 +490,7 @@ def test_only_the_responses_of_a_group_that_are_finished_are_judged(tmp_path):
     responses = list(group)
     assert [response["action_ranges"][0][1] - 3 for response in responses] == [1, 2, 2]
     assert [response["reward"] for response in responses] == [4.0, None, None]
-    assert len(engine.llm.asked) == 1 and len(engine.tokenizer.decoded) == 1
+    assert len(engine.llm.asked) == 1 and len(engine.tokenizer.decoded) == 2
 
 
 def test_a_response_that_fills_the_context_has_not_stopped():

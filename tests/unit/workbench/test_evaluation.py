@@ -684,21 +684,20 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
             assert not add_special_tokens and all(image.mode == "RGB" for image in images)
             return {"input_ids": [[0] * (len(text[0]) - len(images) + sum(image.width for image in images))]}
 
-    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda model: Processor())
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda model, **_: Processor())
     Image.new("L", (5, 3)).save(tmp_path / "a.png")
     Image.new("RGBA", (7, 3)).save(tmp_path / "b.png")
     paths = (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
-    prompt = prompts.Prompter(str(tokenizer_folder), chat=True, images=True)(
-        problems.BenchmarkProblem("1", "<image> Find x <image>", "2", paths)
-    )
+    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=True)
+    prompt = make(problem := problems.BenchmarkProblem("1", "<image> Find x <image>", "2", paths))
     image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
     assert seen == [[{"role": "user", "content": [image, text, image]}]]
     assert (prompt.text, len(prompt.token_ids), prompt.length, prompt.images) == ("#Find x#", 8, 6 + 5 + 7, paths)
     with pytest.raises(ConfigError, match="a prompt with images needs a chat template, and none is used"):
         prompts.Prompter(str(tokenizer_folder), chat=False, images=True)
     (tmp_path / "a.png").write_bytes(b"no image")
-    with pytest.raises(ConfigError, match=r"image .*a\.png cannot be read"):
-        prompts.open_images(paths)
+    with pytest.raises(ConfigError, match=r"problem 1: image .*a\.png' does not open"):
+        make(problem)
 
 
 # ── what vLLM is asked ──
@@ -819,8 +818,8 @@ def test_a_judge_that_hangs_costs_one_response(tmp_path):
     limits = VerifierConfig(processes=1, timeout=0.5)
     held = judge.Judge(tmp_path / "reward.py", limits, "p", "1")
     try:
-        assert held.score("p it hangs", "p", "1") == (0.0, "timeout")
-        assert held.score("p it is 1", "p", "1") == (1.0, None)
+        assert held.score("p it hangs", "p", "1", "") == (0.0, "timeout")
+        assert held.score("p it is 1", "p", "1", "") == (1.0, None)
     finally:
         held.close()
 
