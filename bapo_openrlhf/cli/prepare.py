@@ -90,7 +90,7 @@ def _token_counter(name: str) -> Callable[[str], int]:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     except Exception as error:
         raise ConfigError(f"--tokenizer is {name}; it cannot be loaded: {one_line(error)}") from None
 

@@ -142,7 +142,7 @@ def _warn_of_long_rows(args: SimpleNamespace) -> None:
     if data.multiturn or args.model.pretrain_mode_enable:
         return
     request = of_warmup(args)
-    tokenizer = AutoTokenizer.from_pretrained(args.model.model_name_or_path)
+    tokenizer = AutoTokenizer.from_pretrained(args.model.model_name_or_path, trust_remote_code=True)
     template = tokenizer.apply_chat_template if data.apply_chat_template else None
     texts = (
         "".join(preprocess_data(row, data.input_template, data.input_key, data.output_key, template))

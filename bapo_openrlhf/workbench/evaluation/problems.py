@@ -13,7 +13,7 @@ from bapo_openrlhf.data.findings import shown
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.rows import Values, rows_of
 from bapo_openrlhf.data.sources import Request as DataRequest
-from bapo_openrlhf.data.vision import images_of, places
+from bapo_openrlhf.data.vision import NOT_FILES, images_of, places
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
 from bapo_openrlhf.user_file import at_home, start_of
@@ -42,7 +42,7 @@ class BenchmarkProblem:
         id: Unique within the benchmark.
         input: The text of the prompt without chat markup, or a list of messages.
         label: What the judge compares a response with.
-        images: Paths in the order of the <image> tags in `input`.
+        images: Paths or addresses in the order of the <image> tags in `input`.
     """
 
     id: str
@@ -166,16 +166,16 @@ def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterato
 
 
 def _images(place: str, prompt: Any, images: list[Any]) -> tuple[str, ...]:
-    """The images of a problem.
+    """The images of a problem, which are those that a run takes: paths, addresses and `data:image`.
 
     Raises:
         ConfigError: One is missing, or there are not as many as the prompt has places for.
     """
     if not all(isinstance(image, str) for image in images):
-        raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths")
+        raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths or addresses")
     if images and len(images) != (tags := places(prompt)):
         raise ConfigError(f"{place}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")
     for image in images:
-        if not Path(image).is_file():
+        if not image.startswith(NOT_FILES) and not Path(image).is_file():
             raise ConfigError(f"{place}: there is no image {image}")
     return tuple(images)

@@ -19,7 +19,7 @@ class EncodedPrompt:
     Attributes:
         text: The text with chat markup.
         token_ids: Tokens of the text, with one placeholder for each image.
-        images: Paths of the images.
+        images: Paths or addresses of the images.
         length: Number of tokens that the model sees, including those of the images.
     """
 

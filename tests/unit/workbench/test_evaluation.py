@@ -18,6 +18,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import TASKS, get_task
+from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file
 from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
@@ -491,6 +492,32 @@ def test_bad_rows_are_named(request_, tmp_path, line, message):
         evaluate(request_)
 
 
+def test_images_that_are_no_files_are_taken_as_in_training(request_, tmp_path):
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+    given = [f"data:image/png;base64,{pixel}", "http://here/a.png", "https://here/a.png"]
+    row = {"input": "<image>" * 3, "label": "x", "images": given}
+    (tmp_path / "seen.jsonl").write_text(json.dumps(row) + "\n")
+    spec = f"mine={tmp_path / 'seen.jsonl'}"
+    (problem,) = problems.load(spec, tmp_path, request_.reward, None).problems
+    assert problem.images == tuple(given)
+    (image,) = pictures(list(problem.images[:1]))
+    assert (image.size, image.getpixel((0, 0))) == ((1, 1), (255, 0, 0))
+
+
+def test_a_tokenizer_with_code_of_its_own_is_loaded_as_in_training(tokenizer_folder, keep_environment, monkeypatch):
+    """evalscope#792: nobody is asked whether that is right, as a run does not ask."""
+    code = (
+        "from transformers import PreTrainedTokenizerFast\n\nclass Own(PreTrainedTokenizerFast):\n    theirs = True\n"
+    )
+    (tokenizer_folder / "tokenization_own.py").write_text(code)
+    file = tokenizer_folder / "tokenizer_config.json"
+    fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    assert make._processor.theirs and make(problems.BenchmarkProblem("1", "1?", "2")).length > 0
+
+
 def test_a_file_without_problems_and_a_missing_reward_file(request_, tmp_path):
     with pytest.raises(ConfigError, match=r"reward is .*none\.py; it must be a file that exists"):
         evaluate(replace(request_, reward=tmp_path / "none.py"))
@@ -766,6 +793,7 @@ def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
     assert answered["m", "0"] == [yes, SampledResponse(query="<s>abno", text="no", tokens=1, truncated=True)]
     (llm,) = fake_vllm
     assert llm.options["dtype"] == "bfloat16" and llm.options["max_model_len"] == 100
+    assert llm.options["trust_remote_code"] is True  # as OpenRLHF's engines
     assert llm.options["tensor_parallel_size"] == 2 and llm.options["max_num_seqs"] == 16
     assert llm.options["gpu_memory_utilization"] == 0.8 and "limit_mm_per_prompt" not in llm.options
     for (prompt, params), key in zip(llm.llm_engine.requests.values(), asked, strict=True):
