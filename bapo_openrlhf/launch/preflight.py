@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
@@ -277,7 +278,7 @@ def _call(
             f"reward.remote_url {path}: reward_func ran out of memory: {most}, {CALLED}{_at(place)}"
         ) from None
     except (Exception, SystemExit) as error:
-        begun = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+        begun = [*walk_tb(error.__traceback__)][2:]  # after the lines of this function and of `call`
         how = "" if begun else "; it must take the arguments queries, prompts, labels"
         raise ConfigError(
             f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
