@@ -373,7 +373,7 @@ BAD = [
     ("adapt.partial_rollout_tokens=8 adapt.method=mopps",
      "adapt.partial_rollout_tokens is 8, and adapt.method is mopps; they cannot be combined, because"),
     ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
-    ("verifier.send_responses", "verifier.send_responses is True; it needs the address of a reward server in reward.re"),
+    ("verifier.send_responses", "verifier.send_responses is True; it needs the address of a reward server in reward.r"),
     ("reward.model_name_or_path=model", "reward.model_name_or_path is model, and reward.remote_url is reward.py; onl"),
     ("reward.remote_url= train.agent_func_path=agent.py reward.model_name_or_path=model",
      "reward.model_name_or_path is model, and train.agent_func_path is agent.py; only one of them can give"),
