@@ -18,12 +18,12 @@ class RunError(RuntimeError):
 
 
 class Ended(SystemExit):
-    """A run that ends before its time and has not failed: a signal told it to, or it stalled.
+    """A run that has not failed, and ends before its time or without a result.
 
     It is no Exception, so that only the end of the process catches it.
 
     Args:
-        how: "stopped" or "stalled".
+        how: "stopped" by a signal, "stalled", or "untrained": it came to its end, and trained nothing.
         code: Status of the process.
         text: What is said at its end.
     """

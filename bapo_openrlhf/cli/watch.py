@@ -6,11 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import METRICS, RUN, no_run
+from bapo_openrlhf.workbench.terminal import printable
 from bapo_openrlhf.workbench.watch import picture
 
 TICK = 0.5  # seconds between two looks at the record
@@ -26,27 +28,36 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run on this machine")
     parser.add_argument("--once", action="store_true", help="show one picture and end")
     args = parser.parse_args(argv)
-    if args.run.is_dir() and not any((args.run / name).exists() for name in (RUN, METRICS)):
+    console = Console(highlight=False)
+    once = args.once or not console.is_terminal or console.is_dumb_terminal
+    if args.run.is_dir() and not _begun(args.run) and (once or any(args.run.glob(f"*/{RUN}"))):
         raise ConfigError(no_run(args.run))
 
-    console = Console(highlight=False)
     try:
-        follower = Follower(args.run)
-        if args.once or not console.is_terminal or console.is_dumb_terminal:
+        if once or args.run.is_file():
+            follower = Follower(args.run)
             follower.poll()
             if follower.problem:
                 raise RunError(follower.problem)
             console.print(picture(follower, console.width))
         else:
-            _live(follower, console)
+            _live(args.run, console)
     except KeyboardInterrupt:
         pass
     return 0
 
 
-def _live(follower: Follower, console: Console) -> None:
-    """Redraw the picture in place. There is no alternate screen, so the last picture stays."""
+def _begun(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RUN, METRICS))
+
+
+def _live(folder: Path, console: Console) -> None:
+    """Wait until a run has begun, and redraw its picture. There is no alternate screen, so the last picture stays."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while not _begun(folder):
+            live.update(Text(printable(f"{folder} has no run yet: waiting for it")), refresh=True)
+            time.sleep(TICK)
+        follower = Follower(folder)
         while True:
             start = time.monotonic()
             follower.poll()

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from bapo_openrlhf.errors import ConfigError, Ended, RunError, one_line
 from bapo_openrlhf.launch.resume import saved_step
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.record.state_file import CheckpointError
 
 
 @contextmanager
 def recorded(args: SimpleNamespace, folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Write down how the block ended. Ended then also says how the run goes on.
+    """Write down how the block ended. Ended then also says how the run goes on, if it does.
 
     Args:
         args: Arguments of the run.
@@ -24,7 +25,7 @@ def recorded(args: SimpleNamespace, folder: Path, command: Sequence[str]) -> Ite
     try:
         yield
     except Ended as ended:
-        text = f"{ended.text}. {_goes_on(args, command)}"
+        text = ended.text if ended.code == UNTRAINED else f"{ended.text}. {_goes_on(args, command)}"
         _note(folder, ended.how, ended.code, text)
         raise Ended(ended.how, ended.code, text) from None
     except Exception as error:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import machine
-from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.errors import ConfigError, Ended, RunError
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
@@ -28,7 +28,8 @@ from bapo_openrlhf.launch.resume import (
 from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.launch.user_files import keep_user_files
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.outcome import nothing_trained
+from bapo_openrlhf.record.held_out import change_in_words
+from bapo_openrlhf.record.outcome import UNTRAINED, nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
 from bapo_openrlhf.training.driver.signals import Signals
 
@@ -71,7 +72,7 @@ def launch(
     Raises:
         ConfigError: The run cannot start. Nothing was loaded.
         RunError: The run failed.
-        Ended: A signal stopped the run, or it stalled.
+        Ended: A signal stopped the run, it stalled, or it trained nothing.
     """
     settings = settings_of(args, checked.prompts)  # as the user gave them
     _check_device(args)
@@ -131,9 +132,11 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
+    if told := change_in_words(record.read_evaluations(folder)):
+        print(f"held-out: {told}", file=sys.stderr)
     print(f"finished: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)
     if summary["nothing_trained"]:
-        print(f"warning: {summary['nothing_trained']}", file=sys.stderr)
+        raise Ended("untrained", UNTRAINED, summary["nothing_trained"])
 
 
 def _check_device(args: SimpleNamespace) -> None:

@@ -17,10 +17,11 @@ from typing import Any, BinaryIO
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.owner import is_gone
-from bapo_openrlhf.record.run_record import METRICS, RUN, SUMMARY, WARNINGS, mean_of
+from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, WARNINGS, mean_of
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
+ROWS = {WARNINGS: ("warnings", shapes.WARNING), EVALUATIONS: ("evaluations", shapes.numbers)}  # files of few rows
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 
 
@@ -35,7 +36,7 @@ class Seen:
         age: Seconds since metrics.jsonl was written, or run.json if that was later. None if there is neither file.
         problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
-        warnings: Rows of warnings.jsonl.
+        warnings, evaluations: Rows of warnings.jsonl and of evaluations.jsonl.
         damaged: Names of the files that say something else than a run writes there, and were skipped.
         killed: Whether its process was one of this machine that is gone without a word.
         begins: Whether the run was started or resumed, and has made no step since: run.json is newer.
@@ -49,6 +50,7 @@ class Seen:
     problem: str | None = None
     broken: int = 0
     warnings: Sequence[Mapping[str, Any]] = ()
+    evaluations: Sequence[Mapping[str, Any]] = ()
     damaged: set[str] = field(default_factory=set)
     killed: bool = False
     begins: bool = False
@@ -70,9 +72,9 @@ class Seen:
 
     @property
     def how(self) -> str | None:
-        """How the run ended: finished, stopped, stalled, failed or killed. None if it goes on, as far as is known."""
+        """How the run ended: as run.json says it, or killed. None if it goes on, as far as is known."""
         if self.ended:
-            return "finished"
+            return "untrained" if self.summary.get("nothing_trained") else "finished"
         return self.run.get("ended", {}).get("how", "killed" if self.killed else None)
 
     @property
@@ -108,7 +110,7 @@ class Follower(Seen):
         self.problem = None if self.folder.is_dir() else f"{self.folder} is not there any more"
         if self.problem:
             return
-        for name in (RUN, METRICS, WARNINGS, SUMMARY):
+        for name in (RUN, METRICS, WARNINGS, EVALUATIONS, SUMMARY):
             try:
                 self._look(name)
             except OSError as error:  # for example a mount that has lost its server
@@ -135,7 +137,7 @@ class Follower(Seen):
             if name == METRICS:
                 self._begin_again()
             else:
-                self._take_document(name, b"" if name == WARNINGS else b"{}")
+                self._take_document(name, b"" if name in ROWS else b"{}")
 
     def _begin_again(self) -> None:
         self.rows, self.broken, self._end, self._last = [], 0, 0, b""
@@ -158,9 +160,10 @@ class Follower(Seen):
         self._end, self._last = self._end + len(new), (self._last + new)[-OVERLAP:]
 
     def _take_document(self, name: str, data: bytes) -> None:
-        """Take a JSON object, or the rows of warnings. What is half-written is taken when the file changes again."""
-        if name == WARNINGS:
-            self.warnings = [row for row in map(_row, data.split(b"\n")[:-1]) if row and shapes.WARNING(row)]
+        """Take a JSON object, or a few rows. What is half-written is taken when the file changes again."""
+        if name in ROWS:
+            attribute, shape = ROWS[name]
+            setattr(self, attribute, [row for row in map(_row, data.split(b"\n")[:-1]) if row and shape(row)])
             return
         self.damaged.add(name)
         with suppress(ValueError, RecursionError):

@@ -5,7 +5,9 @@ from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.vocabulary import ENDS
-from bapo_openrlhf.record.run_record import REWARD
+from bapo_openrlhf.record.run_record import ANSWERS, REWARD
+
+UNTRAINED = 3  # status of a run that came to its end and trained nothing
 
 
 def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:
@@ -30,7 +32,8 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
     if without:
         spread = " to ".join(f"{mean:g}" for mean in sorted({min(means), max(means)})) if means else "unknown"
         why = f"in each group all rewards were equal (mean reward {spread}), and only differences carry a signal"
-        return f"{what}. {generated}; {why}. Look at the reward function, or take prompts of another difficulty"
+        look = f"Read some of the responses in {ANSWERS}" if {*means} == {0} else "Look at the reward function"
+        return f"{what}. {generated}; {why}. {look}, or take prompts of another difficulty"
     ends = ", ".join(f"{count} {end.replace('_', ' ')}" for end in ENDS if (count := _total(rows, f"groups/{end}")))
     return f"{what}. {generated}: {ends}"
 

@@ -23,7 +23,8 @@ from rich.progress import (
 from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.run_record import REWARD, read_warnings
+from bapo_openrlhf.record.held_out import in_words
+from bapo_openrlhf.record.run_record import REWARD, read_evaluations, read_warnings
 
 LOG = "train.log"
 _ERROR = re.compile(r"[\w.]+(?:Error|Exception): \S.*")  # the last line of a traceback of Python
@@ -33,7 +34,7 @@ _ERROR = re.compile(r"[\w.]+(?:Error|Exception): \S.*")  # the last line of a tr
 def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[None]:
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
-    Each warning of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
+    Each warning and each evaluation of the run is shown once. If standard error is not a terminal, a plain line is printed now and then. If
     the block fails, the end of its log is printed, and the errors that the log names: the one of the block often only
     follows from one in another process. Nothing is printed if it ends before its time. The log of an earlier start
     stays.
@@ -49,7 +50,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     terminal = os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", errors="replace")
     log = (folder / LOG).open("ab")
     begun = log.tell()
-    known = {row["text"] for row in read_warnings(folder)}  # of a run that is resumed
+    known = {row["text"] for row in read_warnings(folder)} | {*map(_held_out, read_evaluations(folder))}  # of a resume
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     stop = threading.Event()
@@ -90,7 +91,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
 def _watch(
     folder: Path, total: int | None, title: str, terminal: TextIO, known: set[str], stop: threading.Event
 ) -> None:
-    """Draw the bar, and print warnings that are not known. If there is no terminal, print about ten lines instead."""
+    """Draw the bar, and print what is not in `known`. If there is no terminal, print about ten lines instead of it."""
     console = Console(file=terminal)
     columns = (
         SpinnerColumn(),
@@ -108,9 +109,11 @@ def _watch(
             print(f"{title}: {note}", file=terminal, flush=True)
         for seen, last in _looks(folder, stop):
             rows = seen.rows
-            for text in dict.fromkeys(row["text"] for row in seen.warnings if row["text"] not in known):
-                known.add(text)
-                console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+            told = {row["text"]: f"warning: {row['text']}" for row in seen.warnings}
+            told |= {text: text for text in map(_held_out, seen.evaluations)}
+            for text in told.keys() - known:
+                console.print(told[text], markup=False, highlight=False, soft_wrap=True)
+            known |= told.keys()
             if rows:
                 bar.update(task, completed=len(rows), note=_note(rows[-1]))
             if not console.is_terminal and (len(rows) >= shown + every or (last and len(rows) > shown)):
@@ -125,6 +128,10 @@ def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool
         last = stop.wait(0.5)
         follower.poll()
         yield follower, last
+
+
+def _held_out(row: Mapping[str, Any]) -> str:
+    return f"step {row['step']}: held-out {in_words(row) or 'evaluation without a score'}"
 
 
 def _note(row: Mapping[str, Any]) -> str:

@@ -155,7 +155,8 @@ def end_run(directory: str | os.PathLike, how: str, *, status: int, text: str) -
 
     Args:
         directory: Folder of the run.
-        how: "finished"; "stopped" (by a signal); "stalled"; or "failed".
+        how: "finished"; "untrained" (it came to its end, and trained nothing); "stopped" (by a signal); "stalled"; or
+            "failed".
         status: Status of its process.
         text: What it said at its end. Empty if it finished.
     """

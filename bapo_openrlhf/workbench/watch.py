@@ -8,7 +8,8 @@ from rich.text import Text
 
 from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES, shown_sources
 from bapo_openrlhf.record.follow import RECENT, Seen
-from bapo_openrlhf.record.run_record import REWARD, end_means, phase_seconds
+from bapo_openrlhf.record.held_out import change_in_words
+from bapo_openrlhf.record.run_record import ANSWERS, REWARD, end_means, phase_seconds
 from bapo_openrlhf.workbench.findings import far
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
@@ -36,6 +37,8 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
     for text in warnings(seen):
         lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
     if seen.rows:
+        held_out = printable(change_in_words(seen.evaluations))
+        lines += flow("held-out", [held_out], width) if held_out else []
         numbers = [Text(), *_numbers(seen, width)]
         lines_left = 21 if height is None else height - len(lines) - len(numbers)
         bars = min(max(lines_left // 3, LEAST_BATCHES), MOST_BATCHES)
@@ -51,8 +54,12 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
 def warnings(seen: Seen) -> list[str]:
     """What the user should look at, worst first, one line each."""
     lines = [seen.problem] if seen.problem else []
-    if seen.how not in (None, "finished"):
+    if seen.how == "untrained":
+        lines.append(seen.summary["nothing_trained"])
+    elif seen.how not in (None, "finished"):
         lines.append(seen.run.get("ended", {}).get("text") or "the run was killed: its process is gone without a word")
+    elif len(seen.recent) == RECENT and all(row.get(REWARD) == 0 for row in seen.recent):
+        lines.append(f"each reward of the last {RECENT} steps was 0: read some of the responses in {ANSWERS}")
     if seen.broken:
         lines.append(f"lines of metrics.jsonl that are left out because they are not rows: {seen.broken}")
     lines += [f"{name} is damaged, so what it says is left out" for name in sorted(seen.damaged)]
@@ -60,8 +67,6 @@ def warnings(seen: Seen) -> list[str]:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
         lines.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
-    if seen.ended and seen.summary.get("nothing_trained"):
-        lines.append(seen.summary["nothing_trained"])
     lines += [row["text"] for row in seen.warnings if row["kind"] not in COUNTED]
     skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
     if skipped:

@@ -171,7 +171,7 @@ def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(sub
 
 
 @pytest.mark.parametrize(
-    ("status", "again"), [(0, False), (1, False), (7, False), (143, False), (75, True), (128 + signal.SIGUSR1, True)]
+    ("status", "again"), [(0, False), (1, False), (3, False), (143, False), (75, True), (128 + signal.SIGUSR1, True)]
 )
 def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_go_on(submit, status, again):
     job = submit(status=status)

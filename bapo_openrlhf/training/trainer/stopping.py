@@ -35,6 +35,7 @@ class StoppableTrainer(Base):
     Attributes:
         state: Where the run is.
         recorder: Keeps the record. The subclass makes it.
+        restored: OpenRLHF's state in the checkpoint that the run goes on from.
     """
 
     recorder: StepRecorder
@@ -59,9 +60,24 @@ class StoppableTrainer(Base):
     def begin(self) -> None:
         """Begin a step, unless the run was told to stop and the last step is saved, or no step ever is."""
         state = self.state
+        if not state.begun:
+            self.evaluate_again()
         if state.stopping and (state.saved == state.step or self.args.ckpt.disable_ds):
             raise StopTraining
         state.begun, state.phase = state.step + 1, "generating"
+
+    def evaluate_again(self) -> None:
+        """Make the evaluation after the step that a run goes on from, if it is due and was not made to its end.
+
+        OpenRLHF evaluates a step after it has saved it, so a run may stop in between.
+        """
+        step, flags = self.state.step, self.args.eval
+        if not step or not self.eval_dataloader or step % flags.steps:
+            return
+        if step not in {row["step"] for row in read_evaluations(self.recorder.folder)}:
+            given = {"temperature": flags.temperature, "n_samples_per_prompt": flags.n_samples_per_prompt}
+            numbers = self.evaluate(step, **self.generate_kwargs | given)
+            self.save_best_checkpoint(numbers, step, self.restored)
 
     def save_if_stopping(self) -> None:
         """Once the run was told to stop, every step is saved: only the next one is left."""
@@ -79,6 +95,7 @@ class StoppableTrainer(Base):
         """Restore OpenRLHF's state, and the coefficient of the KL penalty."""
         states: dict[str, Any] = super().init_checkpoint_states()
         self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
+        self.restored = dict(states)
         return states
 
     @extends(Base)
@@ -147,5 +164,8 @@ class StoppableTrainer(Base):
             for log in filter(None, (self.wandb_logger, self.tensorboard_logger)):
                 log.close()  # as OpenRLHF does at the end
             return self.state.step
+        if not self.state.begun:  # no step was left
+            self.wandb_logger = self.tensorboard_logger = None  # they are closed
+            self.evaluate_again()
         self.state.begun, self.state.phase = self.state.step, "ending"  # the loop asked for a step that the data lack
         return None

@@ -25,6 +25,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.launch.preflight import check_inputs
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore, step_of
+from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.record.owner import LOCK
 from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
@@ -118,7 +119,7 @@ class Smoke:
         process, begun = self._start("resumed", "--ckpt.load_enable", f"--train.num_episodes={last}")
         self._follow(process, begun, [last], before)
         with stages.stage("end"):
-            stages.wait(lambda: process.poll() == 0, process)
+            stages.wait(lambda: process.poll() in (0, UNTRAINED), process)
         return list(findings(args, self.folder / RUN, last, (self.folder / "model1", self.folder / "saved")))
 
     def _empty_folder(self) -> None:

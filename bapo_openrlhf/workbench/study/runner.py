@@ -20,6 +20,7 @@ from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.settings import Settings, changes
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
 RUNS = "runs"
@@ -190,7 +191,7 @@ def run_all(
             ended = [one for one in running if one.process.poll() is not None]
             running = [one for one in running if one not in ended]
             for one in ended:
-                if one.process.returncode == 0 and one.planned.done:
+                if one.process.returncode in (0, UNTRAINED) and one.planned.done:
                     outcome.done += 1
                 else:
                     outcome.failed.append(one.planned.name)

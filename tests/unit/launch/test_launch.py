@@ -71,10 +71,13 @@ def start(tmp_path, monkeypatch):
     return run
 
 
-def test_a_run_that_trained_nothing_says_so_in_its_last_line(start, capsys):
-    _, summary = start(metrics={"skipped_update": 1, "groups/generated": 4, "groups/with_signal": 0})
-    assert capsys.readouterr().err.splitlines()[-1] == f"warning: {summary['nothing_trained']}"
-    assert summary["nothing_trained"].startswith("nothing was trained: the batch was empty in the only step. 4 groups")
+def test_a_run_that_trained_nothing_has_a_status_of_its_own(start, tmp_path):
+    with pytest.raises(Ended) as end:
+        start(metrics={"skipped_update": 1, "groups/generated": 4, "groups/with_signal": 0})
+    folder = tmp_path / "runs" / "mine"
+    assert end.value.code == 3 and end.value.text == record.read_summary(folder)["nothing_trained"]
+    ended = record.read_run(folder)["ended"]
+    assert (ended["how"], ended["status"], ended["text"]) == ("untrained", 3, end.value.text)
 
 
 def test_a_run_that_trained_says_where_its_model_is(start, tmp_path, capsys):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.run_record import WARNINGS, RunRecord
+from bapo_openrlhf.record.run_record import EVALUATIONS, WARNINGS, RunRecord
 
 
 def line(step, note=""):
@@ -274,14 +274,18 @@ def test_the_progress_bar_follows(tmp_path):
         "        run.append(step, {'reward/fresh_mean': step / 8, 'groups/fresh': step, 'groups/replayed': 2})\n"
         "        warning = {'kind': 'x' * step, 'text': f'step {min(step, 3)}: [bold] is long' + ' and so on' * 20}\n"
         "        run.append_rows(record.WARNINGS, step, [warning])\n"
+        "        run.append_rows(record.EVALUATIONS, step, [{'eval_[b]_pass1': step / 8}] if step in (1, 4) else [])\n"
         "        time.sleep(0.7)\n"  # so that it is looked at more than once
         "    print('to the log')"
     )
     RunRecord(tmp_path).append_rows(
         WARNINGS, 1, [{"kind": "old", "text": "step 1: [bold] is long" + " and so on" * 20}]
     )
+    RunRecord(tmp_path).append_rows(EVALUATIONS, 1, [{"eval_[b]_pass1": 0.125}])
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "", done.stderr
+    held_out = [line for line in done.stderr.splitlines() if "held-out" in line]  # once, and none of an earlier start
+    assert held_out == ["step 4: held-out [b] 0.500"]
     assert done.stderr.splitlines()[-1] == "night: step 5/20, reward 0.625, groups 5+0+2"
     said = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]  # each once, and no older one
     assert said == [f"warning: step {step}: [bold] is long" + " and so on" * 20 for step in (2, 3)]

@@ -35,6 +35,13 @@ def rows(*metrics):
             f"(mean reward 1), and only differences carry a signal. {TAIL}",
         ),
         (
+            [NOTHING | {"reward/fresh_mean": 0.0}],
+            "gae",
+            "nothing was learned in the only step. 4 groups were generated; in each group all rewards were equal (mean "
+            "reward 0), and only differences carry a signal. Read some of the responses in answers.jsonl, or take "
+            "prompts of another difficulty",
+        ),
+        (
             [SKIPPED | {"groups/with_signal": 3, "groups/filtered": 1, "groups/too_far": 3}] * 2,
             "rloo",
             "nothing was trained: the batch was empty in each of 2 steps. 8 groups were generated: 2 filtered, "

@@ -11,9 +11,10 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import World, trained, without_times  # noqa: E402
+from fake_stack import AdaptedPPOTrainer, World, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
+from bapo_openrlhf.record.run_record import read_evaluations  # noqa: E402
 from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
 from bapo_openrlhf.training.trainer.run_state import RunState  # noqa: E402
 
@@ -80,6 +81,33 @@ def test_it_stops_when_the_step_is_saved_and_the_resume_is_the_run_that_was_neve
     assert again.trainer.fit() is None
     assert without_times(again) == without_times(whole)
     assert trained(again, 0) == trained(whole, after)
+
+
+@pytest.mark.parametrize("kind", [AdaptedPPOTrainer, RecordedPPOTrainer])
+@pytest.mark.parametrize("step", [4, 8])  # after the last step nothing is left to train
+def test_an_evaluation_that_was_interrupted_is_made_again(world, kind, step):
+    words = REPEATABLE | {"eval.steps": 4, "ckpt.save_steps": 4}
+    words |= {"algorithm": "grpo"} if kind is RecordedPPOTrainer else {"adapt.rollout_delay": 3}
+    whole, run = (world(evaluation=2, kind=kind, **words) for _ in range(2))
+    whole.trainer.fit()
+    generate = run.trainer.samples_generator.generate_eval_samples
+
+    def interrupted(**kwargs):
+        if run.trainer.state.step == step:
+            raise KeyboardInterrupt
+        return generate(**kwargs)
+
+    run.trainer.samples_generator.generate_eval_samples = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.fit()
+    folder = run.checkpoints.parent
+    again = World(folder, words | {"ckpt.load_enable": True}, prompts=16, evaluation=2, engines=1)
+    again.choose_start()
+    again.make_trainer(kind)
+    again.trainer.fit()
+    rows, expected = (read_evaluations(one.trainer.recorder.folder) for one in (again, whole))
+    assert rows == expected and [row["step"] for row in rows] == [4, 8]
+    assert again.trainer.best_eval_metric_value == whole.trainer.best_eval_metric_value
 
 
 def test_when_its_data_has_ended_it_goes_to_its_end(world):

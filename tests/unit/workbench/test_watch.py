@@ -197,6 +197,7 @@ def test_how_a_run_ended_is_said_first():
         (Seen("x", make_rows(3, **{"timing/step_total": 60.0}), RUN, {}, 610.0), "silent"),
         (Seen("x", make_rows(60), RUN, {}, 1.0), "finishing"),
         (Seen("x", make_rows(60), RUN, {"steps": 60}, 9999.0), "finished"),
+        (Seen("x", make_rows(60), RUN, {"steps": 60, "nothing_trained": "why"}, 9999.0), "untrained"),
         (Seen("x", make_rows(5), ENDED, {}, 9999.0), "stopped"),
         (Seen("x", make_rows(5), RUN, {}, 1.0, killed=True), "killed"),
         (Seen("x", make_rows(60), RUN, {"steps": 60}, 1.0, killed=True), "finished"),
@@ -205,7 +206,7 @@ def test_how_a_run_ended_is_said_first():
 )
 def test_state(seen, state):
     assert shown(seen)[0].endswith(f" {state}")
-    assert seen.ended == (state == "finished")
+    assert seen.ended == (state in ("finished", "untrained"))
     silent = [text for text in warnings(seen) if "may have stopped" in text]
     assert bool(silent) == (state == "silent")
 
@@ -446,12 +447,34 @@ def test_live_until_the_end(terminal, folder):
     assert shell.process.wait(60) == 0
 
 
-def test_live_from_the_first_second(terminal, tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps(RUN))
-    shell = terminal([*COMMAND, str(tmp_path)])
+def test_live_before_the_run_has_a_folder(terminal, tmp_path):
+    """A folder with nothing but a lock is none yet."""
+    folder = tmp_path / "run"
+    shell = terminal([*COMMAND, str(folder)])
+    shell.until(r"waiting for it")
+    folder.mkdir()
+    (folder / ".lock").write_text("")
+    shell.until(r"waiting for it")
+    (folder / "run.json").write_text(json.dumps(RUN))
     shell.until(r"0/60 steps")
-    write(tmp_path, make_rows(1))
+    write(folder, make_rows(1))
     shell.until(r"1/60 steps")
+
+
+def test_evaluations_are_told_from_the_first_to_the_last():
+    rows = [{"step": step, "eval_sums_pass1": step / 10, "eval_sums_pass4": 0.9} for step in (2, 4, 6)]
+    rows.append({"step": 8, "eval_failed": 3})
+    assert section(shown(Seen("x", make_rows(8), RUN, evaluations=rows)), "held-out") == (
+        "held-out sums 0.200 to 0.600 (steps 2 to 6)"
+    )
+    assert not [line for line in shown(Seen("x", make_rows(8), RUN)) if line.startswith("held-out")]
+
+
+def test_rewards_of_0_everywhere_name_the_file_with_answers():
+    nothing = make_rows(20, **{"reward/fresh_mean": 0.0})
+    [said] = warnings(Seen("x", nothing, RUN, {}, 1.0))
+    assert "answers.jsonl" in said
+    assert warnings(Seen("x", [*nothing[:-1], make_rows(20)[-1]], RUN, {}, 1.0)) == []
 
 
 def test_warnings_of_the_run_itself():

@@ -1,0 +1,31 @@
+"""The held-out evaluations of a run, in words: for its console, its end, `watch` and `report`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PASS1 = re.compile(r"eval_(.+)_pass1")  # OpenRLHF's name of the mean reward of all answers to a data set
+
+
+def scores(row: Mapping[str, Any]) -> dict[str, float]:
+    """The mean reward of each data set in a row of evaluations.jsonl."""
+    matches = {match[1]: value for name, value in row.items() if (match := PASS1.fullmatch(name))}
+    return {name: value for name, value in matches.items() if value is not None}
+
+
+def in_words(row: Mapping[str, Any]) -> str:
+    """One evaluation. Empty if it has no score."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in scores(row).items())
+
+
+def change_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first and the last evaluation. Empty if none has a score."""
+    known = [row for row in rows if scores(row)]
+    if not known:
+        return ""
+    first, last = known[0], known[-1]
+    if first["step"] == last["step"]:
+        return f"{in_words(last)} (step {last['step']})"
+    begin = scores(first)
+    changes = [f"{name} {begin[name]:.3f} to {end:.3f}" for name, end in scores(last).items() if name in begin]
+    return f"{', '.join(changes)} (steps {first['step']} to {last['step']})"
