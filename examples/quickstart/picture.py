@@ -61,7 +61,7 @@ def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
     for figure in figures:
         words = alt.Title(
             figure.title,
-            subtitle=[line for text in (figure.says, *figure.missing) for line in wrap(text, LINE)],
+            subtitle=[line for line in wrap(figure.says, LINE)],
             **title,
         )
         chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()

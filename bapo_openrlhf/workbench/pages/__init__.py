@@ -12,7 +12,7 @@ A page is made of sections, and a section of figures, tables and sentences:
 
     curve = Curve(Key("first run", PALETTE[0]), pd.Series({1: 0.2, 2: 0.3, 3: 0.5}))
     chart = charts.lines([curve], x=charts.STEP, y="mean reward", x_domain=(1, 3))
-    reward = Figure("Reward", "Mean reward of the fresh responses.").with_curves([curve], chart, charts.STEP, (1, 3))
+    reward = Figure("Reward", "Mean reward of the fresh responses.").with_curves([curve], chart, charts.STEP)
     seconds = Table.of(["phase", "seconds"], [["generation", 12.5], ["training", 30]])
     sections = [Section("reward", "Reward", figures=[reward], tables=[seconds])]
     html = render(["first run"], sections, command="report")

@@ -1,4 +1,4 @@
-"""The charts of the pages, in Altair: lines, stacked areas, bars, and a matrix.
+"""The charts of the pages, in Altair: lines, stacked areas, bars, a matrix, and values with intervals.
 
 A chart has no size and no legend, because the page gives it both. It gets numbers and words of this package. Names of
 runs, which anybody may have written, stay in `Key` and `Table`, which the page escapes.
@@ -162,6 +162,26 @@ def matrix(counts: pd.DataFrame, *, x: str, y: str) -> alt.LayerChart:
         ink = alt.condition("datum.share > 0.8", alt.value("var(--on-cell)"), alt.value(INK))
         layers.append(text.encode(text=alt.Text("n:Q", format=digits), color=ink))
     return alt.layer(*layers)
+
+
+# ── values with intervals ──
+
+
+def intervals(rows: pd.DataFrame, *, x: str) -> alt.LayerChart:
+    """A line for each row, from above: its value, and its interval if it has one.
+
+    Args:
+        rows: Columns name, value, low, high (NaN without an interval) and colour. The names are different.
+    """
+    names = alt.Axis(title=None, labelLimit=230, ticks=False, domain=False, grid=True)
+    base = alt.Chart(rows).encode(
+        y=alt.Y("name:N", sort=None, axis=names), color=alt.Color("colour:N", scale=None, legend=None)
+    )
+    place = alt.X("value:Q", scale=alt.Scale(zero=False, nice=True), axis=_x_axis(x))
+    drawn = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=3, opacity=0.5)
+    return alt.layer(
+        drawn.encode(x=alt.X("low:Q", title=x), x2="high:Q"), base.mark_point(filled=True, size=90).encode(x=place)
+    )
 
 
 # ── axes ──

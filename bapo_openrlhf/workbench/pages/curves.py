@@ -79,19 +79,6 @@ def binned(values: pd.Series, width: int, *, peaks: bool = False) -> pd.Series:
     return of_bins.set_axis(of_bins.index * width + (width + 1) / 2)
 
 
-def spread(curve: Curve, width: int) -> Curve:
-    """One point for each `width` steps, their mean, with a band from the least to the largest value.
-
-    Its x is the middle of the steps. Fewer steps at the end belong to the last point.
-    """
-    steps = curve.values.index.astype(int)
-    bins = np.minimum((steps - 1) // width, max(steps.max() // width - 1, 0))
-    points = curve.values.groupby(bins).agg(["mean", "min", "max"])
-    points = points.set_axis(pd.Series(steps).groupby(bins).mean().to_numpy())
-    band = points[["min", "max"]].set_axis(["low", "high"], axis=1)
-    return Curve(curve.key, points["mean"].rename(curve.values.name), band=band)
-
-
 def chunk_means(values: pd.Series, most: int) -> pd.Series:
     """At most `most` points. Each is the mean, in x and y, of equally many consecutive points; the last of fewer."""
     chunks = np.arange(len(values)) // max(1, math.ceil(len(values) / most))

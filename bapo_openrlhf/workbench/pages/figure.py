@@ -48,8 +48,6 @@ class Figure:
         paper: The figure of the paper that it corresponds to; empty if there is none.
         run: The run that it shows; empty if it shows all.
         keys: The legend, which the page shows above the chart.
-        missing: What is not there, and why.
-        domain: The ends of the x axis if the first column of the table is on it. Pointing at the chart needs them.
         wide: Whether it gets more room than other figures.
         height: Height in pixels; 0 for the usual height.
     """
@@ -62,17 +60,13 @@ class Figure:
     paper: str = ""
     run: str = ""
     keys: Sequence[Key] = ()
-    missing: Sequence[str] = ()
-    domain: tuple[float, float] | None = None
     wide: bool = False
     height: int = 0
 
-    def with_curves(
-        self, curves: Sequence[Curve], chart: AnyChart, x: str, domain: tuple[float, float], **more: Any
-    ) -> Self:
+    def with_curves(self, curves: Sequence[Curve], chart: AnyChart, x: str, **more: Any) -> Self:
         """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
-        more = {"keys": [curve.key for curve in curves], "summary": in_words(curves), **more}
-        return replace(self, **{"chart": chart, "table": table_of(curves, x), "domain": domain, **more})
+        of_curves = {"keys": [curve.key for curve in curves], "summary": in_words(curves), "table": table_of(curves, x)}
+        return replace(self, **{"chart": chart, **of_curves, **more})
 
 
 def drawings_of(figure: Figure) -> list[Markup]:

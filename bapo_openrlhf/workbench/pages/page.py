@@ -1,11 +1,9 @@
 """Sections as one HTML file that loads nothing.
 
-The template escapes every text. A Content-Security-Policy allows only the page's own script, by its hash, and forbids
-to load anything. So what a model wrote stays text even if escaping should ever fail.
+The template escapes every text. A Content-Security-Policy allows no script and forbids to load anything. So what a
+model wrote stays text even if escaping should ever fail.
 """
 
-import base64
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from bapo_openrlhf.workbench.pages.text import clean, number
 PACKAGE = "bapo_openrlhf.workbench.pages"
 FLAG = re.compile(r"--[a-z][\w.-]{0,38}\w")  # no longer than a line of a narrow page
 MAX_OPEN = 400  # characters of a text that are shown before it is unfolded
+MOST_RANGES = 8  # that `step_ranges` names
 
 Progress = Callable[[Iterable[Figure], int], Iterable[Figure]]
 
@@ -51,13 +50,11 @@ class Verdict:
 
     Attributes:
         run: The run that they are about; empty if there is only one.
-        missing: Why there are no conditions; empty if there are some.
         words: What the page writes for each outcome.
     """
 
     run: str
     conditions: Sequence[Condition]
-    missing: str
     words: Mapping[str, str] = field(
         default_factory=lambda: {"held": "Held", "unknown": "Not known", "broken": "Did not hold"}
     )
@@ -80,12 +77,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """Texts that a reader can unfold.
+    """Texts that a reader can unfold: of a run (empty if there is only one), `total` of them, shown or not.
 
-    Attributes:
-        run: The run that they are from; empty if there is only one.
-        total: How many there are, shown or not.
-        missing: Why there are none; empty if that is known.
+    `missing` says why there are none; it is empty if that is known.
     """
 
     run: str
@@ -109,11 +103,17 @@ class Section:
     listings: Sequence[Listing] = ()
     notes: Sequence[str] = ()
 
+    @property
+    def shows(self) -> bool:
+        """Whether it has anything but its words. The charts of what a run does not do are left out."""
+        drawn = [figure for figure in self.figures if figure.chart is not None]
+        return bool(drawn or self.tables or self.folded or self.verdicts or self.listings or self.notes)
+
 
 def render(
     names: Sequence[str], sections: Sequence[Section], *, command: str, lead: str = "", progress: Progress | None = None
 ) -> str:
-    """Sections as a whole page.
+    """Sections as a whole page. The first is the outcome: it stands above the list of the others.
 
     Args:
         names: What the page is about; they are its heading.
@@ -123,8 +123,19 @@ def render(
     """
     todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
     drawings = {id(figure): drawings_of(figure) for figure in (progress(todo, len(todo)) if progress else todo)}
-    page = _environment().get_template("page.html.jinja")
+    environment = Environment(
+        loader=PackageLoader(PACKAGE, "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True, finalize=_final,
+    )  # fmt: skip
+    filters: dict[str, Any] = {"id": id, "number": number, "swatch": swatch, "steps": step_ranges, "flags": with_flags}
+    environment.filters.update(filters | {"rows": rows_of})
+    style = css() + files(PACKAGE).joinpath("page.css").read_text(encoding="utf-8")
+    page = environment.get_template("page.html.jinja", globals={"MAX_OPEN": MAX_OPEN, "style": Markup(style)})
     return page.render(names=names, command=command, lead=lead, sections=sections, drawings=drawings)
+
+
+def _final(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def with_flags(text: str) -> Markup:
@@ -138,19 +149,6 @@ def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
     return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.title if figure.run else "")]
 
 
-def lacking(figures: Sequence[Figure]) -> dict[tuple[str, str], list[str]]:
-    """The titles of the figures that cannot be drawn, by the run and the reason."""
-    titles: dict[tuple[str, str], list[str]] = {}
-    for figure in figures:
-        if figure.chart is None:
-            name = figure.title + (f" ({figure.paper})" if figure.paper else "")
-            titles.setdefault((figure.run, "; ".join(figure.missing)), []).append(name)
-    return titles
-
-
-MOST_RANGES = 8  # that `step_ranges` names
-
-
 def step_ranges(steps: Iterable[int]) -> str:
     """3, 4, 5, 9 as "3–5, 9". Beyond MOST_RANGES it says how many other steps there are."""
     in_a_row = groupby(enumerate(sorted(set(steps))), key=lambda placed: placed[1] - placed[0])
@@ -158,26 +156,3 @@ def step_ranges(steps: Iterable[int]) -> str:
     text = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}–{part[-1]}" for part in ranges[:MOST_RANGES])
     rest = sum(map(len, ranges[MOST_RANGES:]))
     return text + (f" and {rest:,} more" if rest else "")
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader(PACKAGE, "."), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True, finalize=_final,
-    )  # fmt: skip
-    environment.filters.update(id=id, number=number, swatch=swatch, steps=step_ranges, rows=rows_of, lacking=lacking)
-    environment.filters["flags"] = with_flags
-    style, script = Markup(css()) + _text("page.css"), _text("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
-    environment.globals.update(MAX_OPEN=MAX_OPEN, style=style, script=script, policy=policy)
-    return environment
-
-
-def _final(value: Any) -> Any:
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _text(name: str) -> Markup:
-    return Markup(files(PACKAGE).joinpath(name).read_text(encoding="utf-8"))

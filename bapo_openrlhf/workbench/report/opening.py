@@ -7,11 +7,13 @@ errors. The error comes from the changes of the reward from step to step, so a t
 import math
 from collections.abc import Callable, Sequence
 
+from bapo_openrlhf.record.held_out import change_in_words
+from bapo_openrlhf.record.outcome import nothing_trained
 from bapo_openrlhf.record.run_record import REWARD, end_means
 from bapo_openrlhf.workbench.pages.curves import smoothed, smoothing_width
 from bapo_openrlhf.workbench.pages.text import duration, many, number
-from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.runs import Run
+from bapo_openrlhf.workbench.report.tables import ALL_SECONDS, cost_of, differing
 
 TASK = ("data.prompt_dataset", "reward.remote_url", "train.agent_func_path")
 # What a run spends: the metric, the words for a share of it and for an equal amount, and how it is written.
@@ -28,16 +30,27 @@ SPENT = (
 
 def opening(runs: Sequence[Run]) -> str:
     """One sentence about one run, or what the comparison of several comes to."""
+    reasons = {run.name: nothing_trained(run.rows, run.config.get("algo.advantage.estimator", "")) for run in runs}
+    said = [f"{name}: {why}." for name, why in reasons.items() if why]
     silent = [run.name for run in runs if run.curve(REWARD).empty]
-    if silent:
+    if silent and not said:
         return f"{_and(silent)}: no reward is recorded, so nothing can be said about learning."
+    if said or silent:
+        return " ".join(said)
     return _comparison(runs) if len(runs) > 1 else _change(runs[0])
+
+
+def spent_until(run: Run, metric: str, reward: float) -> float | None:
+    """The value of a running total when the smoothed reward first reached `reward`; None if it never did."""
+    curve = smoothed(run.curve(REWARD, over=metric))
+    reached = curve.index[curve >= reward]
+    return float(reached[0]) if len(reached) else None
 
 
 def _change(run: Run) -> str:
     rewards = run.curve(REWARD)
     first, last, count = end_means(rewards)
-    responses, seconds = data.cost(run)["responses generated"], data.cost(run)[data.ALL_SECONDS]
+    responses, seconds = cost_of(run)["responses generated"], cost_of(run)[ALL_SECONDS]
     spent = many(len(run.rows), "step")
     spent += f", which took {duration(seconds)}" if seconds else ""
     spent += f"{',' if seconds else ''} and {number(responses)} responses" if responses else ""
@@ -46,7 +59,9 @@ def _change(run: Run) -> str:
     ends = f"{first:.3g} (first {many(count, 'step')}) to {last:.3g} (last {many(count, 'step')})"
     what = "rose" if last > first else "fell" if last < first else "went"
     chance = ", which may be chance," if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
-    return f"{run.name}: the mean reward {what} from {ends}{chance} in {spent}."
+    held_out = change_in_words(run.evaluations)
+    told = f"held-out {held_out}; the mean reward of training" if held_out else "the mean reward"
+    return f"{run.name}: {told} {what} from {ends}{chance} in {spent}."
 
 
 def _and(parts: Sequence[str]) -> str:
@@ -63,7 +78,7 @@ def _smoothed_noise(run: Run) -> float:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    if other := [name for name in data.differing([run.config for run in runs if run.config]) if name in TASK]:
+    if other := [name for name in differing([run.config for run in runs if run.config]) if name in TASK]:
         return f"The runs have different tasks (--{', --'.join(other)}), so their rewards are not compared."
     for run in runs:
         curve = smoothed(run.curve(REWARD))
@@ -71,13 +86,13 @@ def _comparison(runs: Sequence[Run]) -> str:
             return (
                 f"{run.name} never rose above its first reward ({curve.iloc[0]:.3g}) by more than chance explains, so "
                 "there is no level that all runs learned to reach. The highest smoothed rewards are "
-                + ", ".join(f"{data.best_smoothed(one):.3g} ({one.name})" for one in runs) + "."
+                + ", ".join(f"{smoothed(one.curve(REWARD)).max():.3g} ({one.name})" for one in runs) + "."
             )  # fmt: skip
     level = min(smoothed(run.curve(REWARD)).max() for run in runs)
-    known = [spent for spent in SPENT if all(data.spent_until(run, spent[0], level) is not None for run in runs)]
+    known = [spent for spent in SPENT if all(spent_until(run, spent[0], level) is not None for run in runs)]
     if not known:
         return f"All runs reached a mean reward of {level:.3g}, but neither times nor responses are recorded."
-    first, *others = sorted(runs, key=lambda run: data.spent_until(run, known[0][0], level))  # type: ignore[arg-type,return-value]
+    first, *others = sorted(runs, key=lambda run: spent_until(run, known[0][0], level))  # type: ignore[arg-type,return-value]
     parts = [" and ".join(_share(first, other, level, *spent) for spent in known) for other in others]
     counts = [len(run.rows) for run in runs]
     lengths = f" The runs have different numbers of steps: {', '.join(map(str, counts))}." if len({*counts}) > 1 else ""
@@ -94,7 +109,7 @@ def _share(
 
     The two are about equal if the run that needed more was less than the noise below the level by then.
     """
-    spent = {id(run): data.spent_until(run, metric, level) or 0.0 for run in (first, other)}
+    spent = {id(run): spent_until(run, metric, level) or 0.0 for run in (first, other)}
     slower = max((first, other), key=lambda run: spent[id(run)])
     curve = smoothed(slower.curve(REWARD, over=metric))
     by_then = curve[curve.index <= min(spent.values())].tail(1)

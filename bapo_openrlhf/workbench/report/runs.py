@@ -29,6 +29,7 @@ class Run:
         groups: Generated groups, see `groups_frame`.
         answers: Sampled answers from answers.jsonl.
         summary: Facts from summary.json; empty until the run has ended.
+        evaluations: Held-out evaluations from evaluations.jsonl.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Run:
     groups: pd.DataFrame = field(default_factory=pd.DataFrame)
     answers: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
+    evaluations: Sequence[Row] = ()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -130,6 +132,7 @@ def read_run(folder: Path) -> Run:
         rows = record.read_metrics(folder)
         metadata, summary = record.read_run(folder), record.read_summary(folder)
         groups, answers = record.read_groups(folder), record.read_answers(folder)
+        evaluations = record.read_evaluations(folder)
         _check_rows(folder, rows, groups, answers)
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {error}") from error
@@ -139,6 +142,5 @@ def read_run(folder: Path) -> Run:
         raise ConfigError(
             f"run {str(folder)!r} has no step in its {record.METRICS}; a run writes the first line after its first step"
         )
-    return Run(
-        str(metadata.get("name") or folder.resolve().name), rows, metadata, groups_frame(groups), answers, summary
-    )
+    name = str(metadata.get("name") or folder.resolve().name)
+    return Run(name, rows, metadata, groups_frame(groups), answers, summary, evaluations)

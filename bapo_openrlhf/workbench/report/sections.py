@@ -1,22 +1,24 @@
 """The report: its sections, in the order of the page."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
 from bapo_openrlhf.workbench.findings import far
-from bapo_openrlhf.workbench.pages.colours import PALETTE, SOURCE_COLOURS
-from bapo_openrlhf.workbench.pages.curves import Key
-from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
 from bapo_openrlhf.workbench.report.accuracy import unlocked_in_words, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source, in_each
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source
 from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import Run
-from bapo_openrlhf.workbench.report.words import NO_THEORY
+
+OF_STEPS = ("entropy_loss", "response_length", "actor_grad_norm", "kl", "value/explained_variance")
+OF_SOURCES = ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias")
+OF_BUFFERS = ("buffer/hard", "buffer/replay", "reevaluation/improved_share", "staleness/rollout_policy")
+OF_THEORY = ("tv/{}", "shift/{}", "theory/bound_{}", "theory/bound", "importance/{}_effective_share")
 
 
 def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
@@ -32,40 +34,46 @@ def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
 def build(runs: Sequence[Run]) -> list[Section]:
     """The page's sections."""
     page = Comparison(runs)
-    reward = [figures.reward(page), figures.reward_for(page, "rollouts/total", "responses generated")]
-    batches = figures.composition(page)
+    held_out = figures.held_out(page)
+    outcome = [*held_out, replace(figures.reward(page), wide=not held_out)]
     cost = [
-        *(by_run(page, metric) for metric in ("rollouts/total", "tokens/generated_total")),
+        figures.reward_for(page, "rollouts/total", "responses generated"),
         figures.reward_for(page, "seconds", "minutes of all steps", 60.0),
+        *_drawn(page, ("rollouts/total", "tokens/generated_total")),
     ]
-    of_steps = ("entropy_loss", "response_length", "actor_grad_norm", "kl", "value/explained_variance")
-    training = [by_run(page, metric) for metric in of_steps]
-    for metric in ("length/{}", "clip/{}", "advantage/{}_abs", "value/{}_error", "value/{}_bias"):
-        training += by_source(page, metric)
-    others = figures.of_others(page)
-    of_others = [Section("others", "Numbers of the method and the rewards", figures=others)] if others else []
     answers = [listing for run in runs for listing in listings(run, page.label(run))]
-    return [
+    about = "Prompts that had a group without a right response, with sampled answers: text as it was written."
+    sections = [
+        Section("outcome", "Outcome", figures=outcome),
         _overview(page),
-        Section("reward", "Reward", figures=reward),
-        Section("batches", "Where the batches came from", figures=batches, tables=[tables.sources(page)]),
+        Section(
+            "batches", "Where the batches came from", figures=figures.composition(page), tables=[tables.sources(page)]
+        ),
         Section(
             "filtered", "What was filtered, and why", figures=figures.filtered(page), tables=[tables.outcomes(page)]
         ),
         _accuracy(page),
         Section("cost", "What it cost", figures=cost, tables=[tables.cost(page)]),
-        Section("buffers", "Buffers, thresholds, staleness", figures=_buffers(page)),
-        _theory(page),
-        Section("training", "Training", figures=training),
-        *of_others,
         Section(
-            "answers",
-            "Hard prompts and their answers",
-            "Prompts that had a group without a right response, with sampled answers: text as it was written.",
-            listings=answers,
+            "buffers",
+            "Buffers, thresholds, staleness",
+            figures=[*_drawn(page, OF_BUFFERS), *figures.thresholds(page), *figures.ages(page)],
         ),
+        _theory(page),
+        Section("training", "Training", figures=_drawn(page, OF_STEPS + OF_SOURCES)),
+        Section("others", "Numbers of the method and the rewards", figures=figures.of_others(page)),
+        Section("answers", "Hard prompts and their answers", about, listings=answers),
         _configuration(page),
-        _provenance(page),
+    ]
+    return [section for section in sections if section.anchor == "outcome" or section.shows]
+
+
+def _drawn(page: Comparison, metrics: Sequence[str]) -> list[figures.Figure]:
+    """A figure for each metric; of one with {} for a source, a figure for each run."""
+    return [
+        figure
+        for metric in metrics
+        for figure in (by_source(page, metric) if "{}" in metric else [by_run(page, metric)])
     ]
 
 
@@ -93,21 +101,9 @@ def _accuracy(page: Comparison) -> Section:
     )
     told = {run.name: "" if why_no_bins(run) else unlocked_in_words(run.groups) for run in page.runs}
     notes = [f"{name}: {says}" for name, says in told.items() if says]
+    notes += [f"{run.name} has no accuracies: {why}." for run in page.runs if (why := why_no_bins(run))]
     drawn = [*figures.accuracy_bins(page), *figures.migrations(page)]
     return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
-
-
-def _buffers(page: Comparison) -> list[Figure]:
-    replayed = {
-        "staleness/replayed_steps_mean": Key("mean", SOURCE_COLOURS["replayed"]),
-        "staleness/replayed_steps_max": Key("oldest", PALETTE[1], "7 3"),
-    }
-    return [
-        *(by_run(page, metric) for metric in ("buffer/hard", "buffer/replay", "reevaluation/improved_share")),
-        *figures.thresholds(page),
-        *in_each(page, replayed),
-        by_run(page, "staleness/rollout_policy"),
-    ]
 
 
 def _theory(page: Comparison) -> Section:
@@ -116,37 +112,25 @@ def _theory(page: Comparison) -> Section:
         "TV is the total variation distance of today's policy to the one that generated a source, from 0 (equal) to 1. "
         "The shift is a distance for each token, without the rounding of engine and actor."
     )
-    drawn = [
-        *by_source(page, "tv/{}"),
-        *by_source(page, "shift/{}"),
-        *by_source(page, "theory/bound_{}"),
-        by_run(page, "theory/bound"),
-        *by_source(page, "importance/{}_effective_share"),
-    ]
     verdicts, notes = [], []
     for run in page.runs:
         checked = conditions(run)
-        verdicts.append(Verdict(page.label(run), checked, "" if checked else NO_THEORY))
+        verdicts += [Verdict(page.label(run), checked)] if checked else []
         bound = run.curve("theory/bound")
         if len(bound):
             above = int((bound > 0).sum())
             notes.append(
                 f"{run.name}: the bound was above 0, and so promised something, at {above:,} of {len(bound):,} steps."
             )
-    return Section("theory", "Theory monitor", intro, drawn, verdicts=verdicts, notes=notes)
+    return Section("theory", "Theory monitor", intro, _drawn(page, OF_THEORY), verdicts=verdicts, notes=notes)
 
 
 def _configuration(page: Comparison) -> Section:
     known = [run for run in page.runs if run.config]
-    notes = [f"{run.name} has no {RUN}: it is of an older version." for run in page.runs if not run.config]
+    notes = [f"{run.name} has no {RUN}, so its flags are not known." for run in page.runs if not run.config]
     different = tables.different_flags(page.runs)
     if different and not different[0].rows:
         different, notes = [], [*notes, "All flags are the same."]
     folded = [tables.all_flags(known)] if known else []
-    return Section("configuration", "Configuration", tables=different, folded=folded, notes=notes)
-
-
-def _provenance(page: Comparison) -> Section:
-    parts = tables.provenance(page)
-    notes = [] if parts else [f"Neither {RUN} nor {SUMMARY} says where these runs come from."]
-    return Section("provenance", "Provenance", "What made these runs.", tables=parts, notes=notes)
+    where = [*different, *tables.provenance(page)]
+    return Section("configuration", "Configuration and provenance", tables=where, folded=folded, notes=notes)

@@ -1,16 +1,22 @@
-"""The tables of the page."""
+"""The numbers and the tables of the page: what became of the groups, what the runs spent, and their flags."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bapo_openrlhf.adapt.vocabulary import shown_sources
+from bapo_openrlhf.adapt.vocabulary import REASONS, shown_sources
 from bapo_openrlhf.record.run_record import REWARD, SOURCES, end_means, phase_seconds
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS, STATE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, number
-from bapo_openrlhf.workbench.report import data
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run
+
+ALL_SECONDS = "time of all steps"
+
+
+def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
+    return Table.of([head, *(run.name for run in page.runs)], rows, title)
+
 
 # ── at a glance ──
 
@@ -49,11 +55,14 @@ def _gap(run: Run) -> str | None:
     return f"KL {kl:.1e} a token; log-probs differ by {absolute:.1e}; {cut:.2%} of tokens would be cut"
 
 
-def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: str = "") -> Table:
-    return Table.of([head, *(run.name for run in page.runs)], rows, title)
-
-
 # ── groups ──
+
+
+def outcomes_of(run: Run) -> dict[str, int]:
+    """How many generated groups ended in each of STATE_LABELS. States that never occurred are left out."""
+    counts = {state: run.total(f"{'filtered' if state in REASONS else 'groups'}/{state}") for state in STATE_LABELS}
+    counts["filtered"] = max(0, counts["filtered"] - sum(counts[reason] for reason in REASONS))
+    return {state: round(count) for state, count in counts.items() if count}
 
 
 def sources(page: Comparison) -> Table:
@@ -69,7 +78,7 @@ def sources(page: Comparison) -> Table:
 
 def outcomes(page: Comparison) -> Table:
     """What became of every generated group."""
-    counts = [data.outcomes(run) for run in page.runs]
+    counts = [outcomes_of(run) for run in page.runs]
     rows: list[list[Any]] = [
         [words, *(share(of_run.get(state, 0), sum(of_run.values())) for of_run in counts)]
         for state, words in STATE_LABELS.items()
@@ -87,19 +96,38 @@ def share(count: float, of: float) -> str:
 # ── cost ──
 
 
+def cost_of(run: Run) -> dict[str, float | None]:
+    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it.
+
+    It trained on the tokens of responses and of worked solutions, in each epoch.
+    """
+    totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
+    responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
+    epochs = run.config.get("train.max_epochs") or 1
+    return {
+        "trainer steps": len(run.rows),
+        "responses generated": responses,
+        "tokens generated": generated,
+        "tokens trained on": None if trained is None else (trained + run.total("demonstrations/tokens")) * epochs,
+        "groups trained on": round(sum(run.total(f"groups/{source}") for source in SOURCES)),
+        ALL_SECONDS: phase_seconds(run.rows).get("step_total"),
+    }
+
+
 def cost(page: Comparison) -> Table:
     """What the runs spent, each against the first."""
-    costs = [data.cost(run) for run in page.runs]
-    seconds = [of_run[data.ALL_SECONDS] for of_run in costs]
+    costs = [cost_of(run) for run in page.runs]
+    seconds = [of_run[ALL_SECONDS] for of_run in costs]
     by_phase = [phase_seconds(run.rows) for run in page.runs]
     whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
     rows = [
-        _against_first(name, [of_run[name] for of_run in costs], duration if name == data.ALL_SECONDS else number)
+        _against_first(name, [of_run[name] for of_run in costs], duration if name == ALL_SECONDS else number)
         for name in costs[0]
     ]
-    for phase in data.all_phases(page.runs):
+    phases = dict.fromkeys([*PHASE_LABELS, *(phase for of_run in by_phase for phase in of_run)])
+    for phase in phases:
         spent = [of_run.get(phase) for of_run in by_phase]
-        if any(value is not None for value in spent):
+        if phase != "step_total" and any(value is not None for value in spent):
             rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, duration, shares_of=seconds))
     if any(map(is_number, whole)):
         rows.append(_against_first("time of the last start, loading included", whole, duration))
@@ -124,10 +152,16 @@ def _against_first(
 # ── configuration ──
 
 
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The sorted names of the flags whose values are not the same in all runs. A run may also lack the flag."""
+    names = sorted({name for config in configs for name in config})
+    return [name for name in names if any(name not in one or one[name] != configs[0].get(name) for one in configs)]
+
+
 def different_flags(runs: Sequence[Run]) -> list[Table]:
     """Flags whose values are not the same in all runs that have flags; no table for a single such run."""
     known = [run for run in runs if run.config]
-    names = data.differing([run.config for run in known])
+    names = differing([run.config for run in known])
     return [_flags(known, names, f"Different in these runs: {len(names)} flags")] if len(known) > 1 else []
 
 
@@ -150,14 +184,9 @@ def in_words(value: Any) -> str:
 def provenance(page: Comparison) -> list[Table]:
     """Where the runs come from; no table if nothing says it."""
     names = ("algorithm", "seed", "started", "resumed", "finished", "commit", "command")
-    rows = [
-        [name, *(in_words(run.fact(name)) for run in page.runs)]
-        for name in names
-        if any(run.fact(name) is not None for run in page.runs)
-    ]
+    facts = {name: [run.fact(name) for run in page.runs] for name in names}
     versions = [run.fact("versions") or {} for run in page.runs]
-    rows += [
-        [f"version of {name}", *(str(of_run.get(name, "–")) for of_run in versions)]
-        for name in dict.fromkeys(name for of_run in versions for name in of_run)
-    ]
-    return [_by_run(page, "", rows)] if rows else []
+    for package in dict.fromkeys(name for of_run in versions for name in of_run):
+        facts[f"version of {package}"] = [of_run.get(package, "–") for of_run in versions]
+    known = [[name, *map(in_words, of)] for name, of in facts.items() if any(fact is not None for fact in of)]
+    return [_by_run(page, "", known)] if known else []

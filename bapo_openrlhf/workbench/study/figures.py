@@ -1,33 +1,32 @@
 """The figures of a study's page.
 
-Many arms in one chart are hard to tell apart. Therefore a curve with a band of quartiles gets a chart of its own, with
-the baseline of its path in grey behind it. A chart of means has at most FEW arms in addition to the baseline. Charts
-of one kind have the same axes.
+A chart of curves has at most FEW arms in addition to the baseline of their path, because more are hard to tell apart.
+Charts of one kind have the same axes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pandas
 
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
 from bapo_openrlhf.workbench.pages.charts import STEP
-from bapo_openrlhf.workbench.pages.colours import PALETTE
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, bin_width, binned, in_words, smoothed
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
+from bapo_openrlhf.workbench.pages.curves import Curve, bin_width, binned, in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number
-from bapo_openrlhf.workbench.report.figures import BASELINE, Comparison, by_run
-from bapo_openrlhf.workbench.report.words import WORDS, Words
+from bapo_openrlhf.workbench.pages.text import clean
+from bapo_openrlhf.workbench.report.figures import Comparison, by_run
+from bapo_openrlhf.workbench.report.words import PEAKS
 from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
+from bapo_openrlhf.workbench.study.statistics import mean_interval
 
 MAX_POINTS = 48  # points of a curve; few, because there are many curves
-FEW = 5  # arms in a chart, in addition to the baseline
-SMALL = 185  # height in pixels of a chart with one arm
+FEW = 3  # arms in a chart, in addition to the baseline
+ROW = 24  # height in pixels of an arm in the chart of all arms
 
 
 def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) -> Comparison:
@@ -35,89 +34,28 @@ def arms_of(results: Results, arms: Sequence[Arm], *, baseline: bool = False) ->
     return Comparison([results.pooled[arm.name] for arm in arms], results.last_step, MAX_POINTS, baseline)
 
 
-# ── median and quartiles over the seeds ──
-
-
-def accuracy_curves(results: Results, spent: str = "") -> list[Figure]:
-    """Held-out accuracy, the mean over the benchmarks. `spent` as in `_against_baseline`."""
-    title = "Held-out accuracy for responses generated" if spent else "Held-out accuracy over the steps"
-    says, y = "Mean pass@1 over the benchmarks.", "held-out accuracy, %"
-    curves = {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)}
-    return _against_baseline(results, Words(title, says, y, why=results.why_no_accuracy), curves, spent)
-
-
-def reward_curves(results: Results, spent: str = "") -> list[Figure]:
-    """Training reward, smoothed within each run. `spent` as in `_against_baseline`."""
-    title = "Reward for responses generated" if spent else "Reward over the steps"
-    says, y = "Mean reward of the fresh responses before the filter, smoothed.", "mean reward, smoothed"
-    curves = {study_run.key: smoothed(study_run.run.curve(REWARD)) for study_run in results.runs}
-    return _against_baseline(results, Words(title, says, y, why=f"{REWARD} is not recorded"), curves, spent)
-
-
-def _against_baseline(
-    results: Results, words: Words, curves: Mapping[tuple[str, int], pandas.Series], spent: str
-) -> list[Figure]:
-    """One figure per arm, each with the baseline of its path in grey: median and quartiles over the seeds.
-
-    Args:
-        curves: For each run (arm, seed) the values of y by step.
-        spent: The running total that is on the x axis instead of the step; empty for the step.
-    """
-    bands = {arm.name: _band(results, arm, curves, spent) for arm in results.arms}
-    whole = pandas.concat([curve_band for curve_band in bands.values() if len(curve_band)] or [band([])])
-    if whole.empty:
-        return [words.figure(missing=[words.why])]
-    first, last = float(whole.index.min()), float(whole.index.max())
-    domain = (0.0, last or 1.0) if spent else (min(1.0, first), max(results.last_step, last, 2.0))
-    low, high = float(whole["low"].min()), float(whole["high"].max())
-    axes: dict[str, Any] = {"x_domain": domain, "y_domain": (low, high) if low < high else None}
-    x, x_name = ("responses generated", "") if spent else (STEP, "step")
-    drawn = []
-    for path in results.paths:
-        baseline, *others = results.of_path(path)
-        for arm in others or [baseline]:
-            name = results.labels[arm.name]
-            figure = replace(words.figure(name, [words.why]), height=SMALL)
-            keys = {
-                baseline.name: replace(BASELINE, name=results.labels[baseline.name]),
-                arm.name: Key(name, PALETTE[0]),
-            }
-            shown = [Curve(key, bands[of]["median"], band=bands[of]) for of, key in keys.items() if len(bands[of])]
-            if len(bands[arm.name]):
-                chart, told = charts.lines(shown, x=x, y=words.y, **axes), in_words(shown, x_name)
-                more = {"summary": told, "table": _quartiles(shown, x), "missing": ()}
-                figure = figure.with_curves(shown, chart, x, domain, **more)
-            drawn.append(figure)
-    return drawn
-
-
-def _band(results: Results, arm: Arm, of_runs: Mapping[tuple[str, int], pandas.Series], spent: str) -> pandas.DataFrame:
-    """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
-    runs = [study_run.key for study_run in results.by_arm[arm.name]]
-    curves = [of_runs[run] for run in runs if run in of_runs]
-    # Over a running total, each curve has places of its own, and so rows of its own in the table.
-    few = MAX_POINTS // 2
-    if max(map(len, curves), default=0) > few:
-        width = bin_width(results.last_step, few if spent else MAX_POINTS)
-        curves = [binned(curve, width) for curve in curves]
-    quartiles = band(curves)
-    if not spent:
-        return quartiles
-    places = pandas.DataFrame([(*run, step) for step in quartiles.index for run in runs], columns=[*RUN, "step"])
-    medians = results.spent(places, spent).groupby("step")[spent].median()
-    return quartiles.loc[medians.index].set_axis(medians)
-
-
-def _quartiles(curves: Sequence[Curve], x: str) -> Table:
-    """The median and the quartiles of each curve, one row per x."""
-    columns = {}
-    for curve in curves:
-        rows = curve.band[~curve.band.index.duplicated(keep="last")]
-        columns[f"{curve.key.name}, median"] = rows["median"]
-        columns[f"{curve.key.name}, quartiles"] = rows["low"].map(number) + " to " + rows["high"].map(number)
-    frame = pandas.DataFrame(columns).sort_index()
-    frame.insert(0, x, [round(place) for place in frame.index], allow_duplicates=True)
-    return Table(frame)
+def outcome(results: Results) -> Figure:
+    """The end of every arm: held-out accuracy, or without it the reward of the last steps."""
+    finished = results.numbers[results.numbers["finished"]]
+    ends, what = 100 * results.final.mean(axis=1), "held-out accuracy, %"
+    if results.final.empty:
+        ends, what = finished["reward_end"].dropna(), "mean reward of the last steps"
+    known = [(arm, estimate) for arm in results.arms if (estimate := mean_interval(results.of_arm(ends, arm)))]
+    says = f"{what.capitalize()}: the mean over the finished seeds of each arm, with Student's 95 % interval."
+    figure = Figure("All arms at their end", says, wide=True, height=60 + ROW * len(known))
+    if not known:
+        return figure
+    baselines = {results.of_path(path)[0].name for path in results.paths}
+    colours = {path: PALETTE[place] for place, path in enumerate(results.paths)}
+    columns = ["name", "value", "low", "high", "colour"]
+    rows = [
+        (clean(results.labels[arm.name]), e.value, e.low, e.high, MUTED if arm.name in baselines else colours[arm.path])
+        for arm, e in known
+    ]
+    frame = pandas.DataFrame(rows, columns=columns).astype({"low": float, "high": float})
+    told = ", ".join(f"{name} {value:.3g}" for name, value, *_ in rows)
+    table = Table(frame[["name", "value", "low", "high"]].rename(columns={"name": "arm", "value": "mean"}))
+    return replace(figure, chart=charts.intervals(frame, x=what), summary=told, table=table)
 
 
 # ── a few arms in a chart ──
@@ -137,9 +75,69 @@ def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
 
 
 def compared(results: Results, metric: str) -> list[Figure]:
-    """A metric of WORDS, as means over the seeds. A chart has at most FEW arms and the baseline of their path."""
+    """A metric as means over the seeds."""
     parts = [(name, arms_of(results, arms, baseline=True)) for name, arms in few_arms(results)]
-    drawn = [binned(run.curve(metric), page.width, peaks=WORDS[metric].peaks) for _, page in parts for run in page.runs]
+    peaks = metric in PEAKS
+    drawn = [binned(run.curve(metric), page.width, peaks=peaks) for _, page in parts for run in page.runs]
     ends = [end for values in drawn if len(values) for end in (values.min(), values.max())]
     y_domain = (min(0.0, *ends), max(0.0, *ends)) if len(set(ends)) > 1 else None
     return [replace(by_run(page, metric, y_domain), run=name) for name, page in parts]
+
+
+# ── median and quartiles over the seeds ──
+
+
+def accuracy_curves(results: Results, spent: str = "") -> list[Figure]:
+    """Held-out accuracy, the mean over the benchmarks; over the running total `spent` if it is not empty."""
+    curves = {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)}
+    figure = Figure("Held-out accuracy", "Mean pass@1 over the benchmarks.")
+    return _quartiles(results, figure, "held-out accuracy, %", curves.get, spent)
+
+
+def reward_curves(results: Results, spent: str = "") -> list[Figure]:
+    """Training reward, smoothed within each run; over the running total `spent` if it is not empty."""
+    curves = {study_run.key: smoothed(study_run.run.curve(REWARD)) for study_run in results.runs}
+    says = "Mean reward of the fresh responses before the filter, smoothed."
+    return _quartiles(results, Figure("Reward", says), "mean reward, smoothed", curves.get, spent)
+
+
+def _quartiles(
+    results: Results, figure: Figure, y: str, curve_of: Callable[[tuple[str, int]], pandas.Series | None], spent: str
+) -> list[Figure]:
+    """A figure for each few arms."""
+    x = "responses generated" if spent else STEP
+    figure = replace(figure, title=f"{figure.title} for {x}" if spent else f"{figure.title} over the steps")
+    bands = {arm.name: _band(results, arm, curve_of, spent) for arm in results.arms}
+    whole = pandas.concat([*bands.values(), band([])])
+    if whole.empty:
+        return []
+    first, last = float(whole.index.min()), float(whole.index.max())
+    domain = (0.0, last or 1.0) if spent else (min(1.0, first), max(results.last_step, last, 2.0))
+    low, high = float(whole["low"].min()), float(whole["high"].max())
+    drawn = []
+    for name, arms in few_arms(results):
+        page = arms_of(results, arms, baseline=True)
+        shown = [
+            Curve(page.key(place), bands[arm.name]["median"], band=bands[arm.name])
+            for place, arm in enumerate(arms)
+            if len(bands[arm.name])
+        ]
+        if shown:
+            chart = charts.lines(shown, x=x, y=y, x_domain=domain, y_domain=(low, high) if low < high else None)
+            told = in_words(shown, "" if spent else "step")
+            drawn.append(replace(figure, run=name).with_curves(shown, chart, x, summary=told))
+    return drawn
+
+
+def _band(results: Results, arm: Arm, curve_of: Callable, spent: str) -> pandas.DataFrame:
+    """Median and quartiles of an arm over the steps, or over the median of what its seeds had spent by these steps."""
+    runs = [study_run.key for study_run in results.by_arm[arm.name]]
+    curves = [curve for run in runs if (curve := curve_of(run)) is not None]
+    if max(map(len, curves), default=0) > MAX_POINTS // 2:
+        curves = [binned(curve, bin_width(results.last_step, MAX_POINTS // 2)) for curve in curves]
+    quartiles = band(curves)
+    if not spent:
+        return quartiles
+    places = pandas.DataFrame([(*run, step) for step in quartiles.index for run in runs], columns=[*RUN, "step"])
+    medians = results.spent(places, spent).groupby("step")[spent].median()
+    return quartiles.loc[medians.index].set_axis(medians)

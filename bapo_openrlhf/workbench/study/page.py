@@ -1,4 +1,4 @@
-"""A study's page: the claims with their verdicts, and all numbers that the verdicts rest on."""
+"""A study's page: all arms at their end, the claims with their verdicts, and the numbers that these rest on."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
 
 VERDICTS = {"held": "Holds", "unknown": "Undecided", "broken": "Does not hold"}
 MAX_MISSING = 8  # sentences about what is not there
+MEANS = "Means over the seeds."
 
 
 def make_study_page(results: Results, provenance: Mapping[str, Any], progress: Progress | None = None) -> str:
@@ -22,14 +23,27 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
         progress: Wraps the figures (and their number) while they are drawn.
     """
     sections = build(results, provenance)
-    return render([results.study.name], sections, command="study", progress=progress)
+    return render([results.study.name], sections, command="study", lead=_lead(results), progress=progress)
+
+
+def _lead(results: Results) -> str:
+    """How many runs are there, and how many claims hold."""
+    verdicts = [verdict.holds for verdict in claims.judge(results)]
+    told = f"{len(results.runs)} of {many(len(results.study.runs), 'run')} are there."
+    if not verdicts:
+        return told
+    counts = {True: "hold", False: "do not hold", None: "are undecided"}
+    parts = [f"{verdicts.count(held)} {words}" for held, words in counts.items()]
+    return f"{told} Of {many(len(verdicts), 'claim')}, {', '.join(parts)}."
 
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
     """The page's sections."""
-    parts = [_final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
+    drawn = [figures.outcome(results)] if results.runs else []
+    parts = [_overview, _final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
     middle = [part(results) for part in parts] if results.runs else []
-    return [_claims(results), _overview(results), *middle, _configuration(results), _provenance(provenance)]
+    sections = [_claims(results), *middle, _configuration(results, provenance)]
+    return [Section("outcome", "Outcome", figures=drawn), *(section for section in sections if section.shows)]
 
 
 def _claims(results: Results) -> Section:
@@ -39,8 +53,6 @@ def _claims(results: Results) -> Section:
         "interval of the differences; for rollouts, with that of the log ratios. Each claim is judged on its own, so "
         "of 40 claims that are not true, about one seems to hold by chance."
     )
-    if not results.study.claims:
-        return Section("claims", "Claims", notes=["The study makes no claim."])
     conditions = []
     for verdict in claims.judge(results):
         effect, interval = claims.effect_in_words(verdict)
@@ -49,17 +61,15 @@ def _claims(results: Results) -> Section:
         parts.append(many(verdict.effect.count if verdict.effect else 0, "pair"))
         note = "; ".join([", ".join(parts), *verdict.notes])
         conditions.append(Condition(f"{verdict.claim.says} ({verdict.claim.source}).", verdict.holds, note))
-    verdicts = [Verdict("", conditions, "", VERDICTS)]
+    if not conditions:
+        return Section("claims", "Claims")
+    verdicts = [Verdict("", conditions, VERDICTS)]
     return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.table_of(results)])
 
 
 def _overview(results: Results) -> Section:
-    planned = len(results.study.runs)
-    notes = [f"{len(results.runs)} of {planned} runs are there."]
-    if not results.runs:
-        return Section("overview", "At a glance", notes=notes)
     missing = data.missing(results)
-    notes += missing[:MAX_MISSING]
+    notes = missing[:MAX_MISSING]
     if (more := len(missing) - MAX_MISSING) > 0:
         notes.append(f"… and {more} more of this kind.")
     return Section("overview", "At a glance", tables=[tables.overview(results), tables.spent(results)], notes=notes)
@@ -67,10 +77,10 @@ def _overview(results: Results) -> Section:
 
 def _final(results: Results) -> Section:
     intro = (
-        "Held-out accuracy of the last evaluation. The means of the arms are in the table at the top. p is that of a "
-        "two-sided sign-flip test: if an arm were equal to the baseline, each seed's difference could also have had "
-        "the other sign. p is the share of all flips whose mean is at least as extreme. With few seeds p cannot be "
-        "small, so look at the intervals first. Holm's correction is over the arms of a path."
+        "Held-out accuracy of the last evaluation. p is that of a two-sided sign-flip test: if an arm were equal to "
+        "the baseline, each seed's difference could also have had the other sign. p is the share of all flips whose "
+        "mean is at least as extreme. With few seeds p cannot be small, so look at the intervals first. Holm's "
+        "correction is over the arms of a path."
     )
     why = f": {results.why_no_accuracy}" if results.accuracy.empty else ""
     notes = [f"No run has a final accuracy{why}."] if results.final.empty else []
@@ -80,7 +90,7 @@ def _final(results: Results) -> Section:
 
 def _learning(results: Results) -> Section:
     intro = (
-        "Each arm with the baseline of its path, which is grey and dashed. The line is the median over the seeds; the "
+        "Arms with the baseline of their path, which is grey and dashed. The line is the median over the seeds; the "
         "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
     kinds = (figures.accuracy_curves, figures.reward_curves)
@@ -94,19 +104,18 @@ def _targets(results: Results) -> Section:
         "target. There are several steps between two evaluations, so these numbers are not exact. A curve that reaches "
         "the target only once, by chance, counts too."
     )
-    notes = [] if results.study.targets else ["The study names no accuracy to reach."]
     rows = [tables.until(results, target) for target in results.study.targets]
-    return Section("targets", "Until an accuracy was reached", intro, tables=rows, notes=notes)
+    return Section("targets", "Until an accuracy was reached", intro, tables=rows)
 
 
 def _cost(results: Results) -> Section:
     drawn = [chart for metric in (ROLLOUTS, "tokens/generated_total") for chart in figures.compared(results, metric)]
-    return Section("cost", "What it cost", "Means over the seeds.", drawn, tables=[tables.seconds(results)])
+    return Section("cost", "What it cost", MEANS, drawn, tables=[tables.seconds(results)])
 
 
 def _batches(results: Results) -> Section:
     drawn, sources = composition(figures.arms_of(results, results.arms)), tables.sources(results)
-    return Section("batches", "Where the batches came from", "Means over the seeds.", drawn, tables=[sources])
+    return Section("batches", "Where the batches came from", MEANS, drawn, tables=[sources])
 
 
 def _accuracy(results: Results) -> Section:
@@ -124,7 +133,7 @@ def _theory(results: Results) -> Section:
     intro = (
         "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. "
         "TV is the total variation distance between today's policy and the policy that generated a source, from 0 "
-        "(equal) to 1. Means over the seeds."
+        "(equal) to 1. " + MEANS
     )
     page = figures.arms_of(results, results.arms)
     drawn = [*figures.compared(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
@@ -134,12 +143,9 @@ def _theory(results: Results) -> Section:
 def _training(results: Results) -> Section:
     metrics = ("entropy_loss", "response_length", "actor_grad_norm")
     drawn = [figure for metric in metrics for figure in figures.compared(results, metric)]
-    return Section("training", "Training", "Means over the seeds.", drawn)
+    return Section("training", "Training", MEANS, drawn)
 
 
-def _configuration(results: Results) -> Section:
-    return Section("configuration", "Configuration", tables=[tables.arms(results)], folded=tables.flags(results))
-
-
-def _provenance(metadata: Mapping[str, Any]) -> Section:
-    return Section("provenance", "Provenance", "What made this study.", tables=[tables.provenance(metadata)])
+def _configuration(results: Results, provenance: Mapping[str, Any]) -> Section:
+    shown = [tables.arms(results), tables.provenance(provenance)]
+    return Section("configuration", "Configuration and provenance", tables=shown, folded=tables.flags(results))

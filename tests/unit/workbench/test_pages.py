@@ -42,18 +42,6 @@ def test_a_bin_is_the_mean_of_its_steps(values, width):
         assert peaks[middle] == max(inside)
 
 
-def spread_of(values, width):
-    result = curves.spread(curves.Curve(curves.Key("a", "red"), pd.Series(values)), width)
-    return result.values.to_dict(), result.band.to_numpy().tolist()
-
-
-def test_a_spread_is_the_mean_of_its_steps_between_their_least_and_largest():
-    saw = {step: (step - 1) % 2 for step in range(1, 28)}  # the age of weights that are synced every second step
-    means, ends = spread_of(saw, 12)
-    assert means == {6.5: 0.5, 20.0: 7 / 15} and ends == [[0, 1], [0, 1]]  # steps 25 to 27 belong to the second point
-    assert spread_of({1: 2.0, 2: 4.0, 4: 3.0}, 12) == ({7 / 3: 3.0}, [[2.0, 4.0]])
-
-
 def test_a_bin_without_points_is_left_out():
     assert curves.binned(pd.Series({1: 2.0, 2: 4.0, 9: 1.0}), 4).to_dict() == {2.5: 3.0, 10.5: 1.0}
 

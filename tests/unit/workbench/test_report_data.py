@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.page import step_ranges
-from bapo_openrlhf.workbench.report import accuracy, answers, conditions, data
+from bapo_openrlhf.workbench.report import accuracy, answers, conditions, opening, tables
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.report.tables import overview
@@ -176,17 +176,13 @@ def test_bins_are_for_rewards_between_0_and_1():
 # ── groups and cost ──
 
 
-def test_reasons_come_from_the_metrics_then_from_the_groups_then_are_unknown():
+def test_every_group_has_its_end():
     row = {"step": 1, "groups/fresh": 3, "groups/filtered": 4, "groups/failed": 1, "groups/generated": 8}
     metrics = row | {"filtered/none_right": 1, "filtered/all_right": 2, "filtered/by_draw": 1}
-    groups = [{"state": "filtered", "mean": mean} for mean in (0.0, 0.0, 1.0, 0.5)] + [{"state": "fresh", "mean": 0.5}]
-    assert data.outcomes(run_of([metrics])) == {
+    assert tables.outcomes_of(run_of([metrics])) == {
         "fresh": 3, "none_right": 1, "all_right": 2, "by_draw": 1, "failed": 1
     }  # fmt: skip
-    assert data.outcomes(run_of([row], groups)) == {
-        "fresh": 3, "none_right": 2, "all_right": 1, "by_draw": 1, "failed": 1
-    }  # fmt: skip
-    assert data.outcomes(run_of([row, row])) == {"fresh": 6, "filtered": 8, "failed": 2}
+    assert tables.outcomes_of(run_of([row, row])) == {"fresh": 6, "filtered": 8, "failed": 2}
 
 
 def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
@@ -196,23 +192,22 @@ def test_cost_is_the_sum_of_the_steps_and_the_last_of_what_adds_up():
          "groups/fresh": 1, "groups/replayed": 1, "tokens/generated_total": 90, "tokens/trained_total": 40},
     ]  # fmt: skip
     run = run_of(rows)
-    assert list(data.cost(run).values()) == [2, 24, 90, 40, 4, 8.0]
+    assert list(tables.cost_of(run).values()) == [2, 24, 90, 40, 4, 8.0]
     assert record.phase_seconds(run.rows) == {"generation": 3.0, "step_total": 8.0, "ppo_train": 4.0}
-    assert data.all_phases([run])[-1] == "broadcast" and "step_total" not in data.all_phases([run])
-    assert data.all_phases([run_of([{"step": 1, "timing/new": 1.0}])])[-1] == "new"
-    assert list(data.cost(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
+    shown = [row[0] for row in tables.cost(Comparison([run_of([{"step": 1, "timing/new": 1.0}])])).rows]
+    assert shown[-1] == "time: new" and "time: step_total" not in shown
+    assert list(tables.cost_of(run_of([{"step": 1}])).values()) == [1, None, None, None, 0, None]
     rows[0]["demonstrations/tokens"] = rows[1]["demonstrations/tokens"] = 5
-    assert data.cost(run_of(rows, **{"train.max_epochs": 2}))["tokens trained on"] == 2 * (40 + 5 + 5)
+    assert tables.cost_of(run_of(rows, **{"train.max_epochs": 2}))["tokens trained on"] == 2 * (40 + 5 + 5)
 
 
 def test_what_was_spent_until_a_reward_was_reached():
     rows = [{"step": k, "rollouts/total": 10 * k, "reward/fresh_mean": k / 10} for k in range(1, 10)]
     run = run_of(rows)
-    assert data.best_smoothed(run) == pytest.approx(0.85)  # the mean of the last two: 0.8 and 0.9
-    assert data.spent_until(run, "rollouts/total", 0.5) == 50
-    assert data.spent_until(run, "rollouts/total", 0.86) is None
-    assert data.spent_until(run, "seconds", 0.1) is None
-    assert data.best_smoothed(run_of([{"step": 1}])) is None
+    assert opening.spent_until(run, "rollouts/total", 0.5) == 50
+    assert opening.spent_until(run, "rollouts/total", 0.85) == 90  # the mean of the last two: 0.8 and 0.9
+    assert opening.spent_until(run, "rollouts/total", 0.86) is None
+    assert opening.spent_until(run, "seconds", 0.1) is None
 
 
 # ── the theorem's conditions ──
@@ -380,8 +375,8 @@ def test_alone_a_text_is_told_whole():
 
 def test_flags_that_differ():
     runs = [{"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3}]
-    assert data.differing(runs) == ["b", "c"]
-    assert data.differing(runs[:1]) == []
+    assert tables.differing(runs) == ["b", "c"]
+    assert tables.differing(runs[:1]) == []
 
 
 # ── engine and actor ──

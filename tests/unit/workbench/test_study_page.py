@@ -24,7 +24,7 @@ from bapo_openrlhf.workbench.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_study import make_arms, make_run, make_study
-from page_parts import Page, axis_of_table, in_browser, layout, needs_browser, sliders_in, sliders_of
+from page_parts import Page, layout, needs_browser
 
 PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO", {"adapt.method": "bapo"})
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
@@ -403,21 +403,36 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
         assert len(set(looks)) == len(looks)
 
 
-def test_small_multiples_share_axes_and_show_the_band():
+def test_the_first_chart_has_all_arms_with_intervals():
+    study = make_study()
+    results = Results(study, [make_run(arm, seed) for arm in study.arms for seed in study.seeds])
+    first, *_ = page.build(results, {})
+    (drawn,) = first.figures
+    assert [row[0] for row in drawn.table.rows] == [results.labels[arm.name] for arm in results.arms]
+    for arm, (_, mean, low, high) in zip(results.arms, drawn.table.rows, strict=True):
+        ends = 100 * results.scores(arm).mean(axis=1)
+        half = 4.302653 * ends.std(ddof=1) / 3**0.5  # Student's t of 3 seeds
+        assert (mean, low, high) == pytest.approx((ends.mean(), ends.mean() - half, ends.mean() + half), abs=1e-5)
+    without = Results(study, [make_run(arm, 1, evaluations=False) for arm in study.arms])
+    rewards = without.numbers["reward_end"]
+    assert [row[1] for row in figures.outcome(without).table.rows] == [rewards[arm.name, 1] for arm in without.arms]
+    assert figures.outcome(Results(study, [make_run(study.arms[0], 1, planned=99)])).chart is None
+
+
+def test_curves_share_axes_and_show_the_band():
     study = make_study()
     results = Results(study, [make_run(arm, seed) for arm in study.arms for seed in study.seeds])
     drawn = figures.accuracy_curves(results)
-    assert [chart.run for chart in drawn] == ["BAPO-GRPO", "MoPPS (group)", "BA-PPO", "MoPPS (critic)"]
+    assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"] and len(drawn) == 2
     for axis in "xy":
         assert len({json.dumps(layer["encoding"][axis]["scale"]) for chart in drawn for layer in layers(chart)}) == 1
     of_seeds = results.accuracy[results.accuracy["arm"] == "bapo-group"]
     spec = specification(drawn[0].chart)
-    (_, band) = (spec["datasets"][layer["data"]["name"]] for layer in layers(drawn[0], "area"))
+    _, band, _ = (spec["datasets"][layer["data"]["name"]] for layer in layers(drawn[0], "area"))
     at_end = 100 * of_seeds.loc[of_seeds["step"] == 12, "accuracy"]
     low, median, high = np.quantile(at_end, [0.25, 0.5, 0.75])
     assert (band[-1]["y"], band[-1]["high"]) == pytest.approx((low, high))
-    assert drawn[0].table.rows[-1][3] == pytest.approx(median)
-    assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO"]
+    assert drawn[0].table.rows[-1][2] == pytest.approx(median)
 
 
 def test_over_what_was_spent_a_curve_keeps_its_points():
@@ -426,7 +441,6 @@ def test_over_what_was_spent_a_curve_keeps_its_points():
     (drawn,) = figures.accuracy_curves(results, ROLLOUTS)
     places, medians = zip(*((row[0], row[1]) for row in drawn.table.rows), strict=True)
     assert places == (12, 24) and medians == pytest.approx((10, 22))  # medians of 10, 12, 50 and of 20, 24, 100
-    assert drawn.domain == (0, 24)
 
 
 def test_intervals_and_times_are_of_finished_runs():
@@ -501,7 +515,7 @@ def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
     }
     for tag, attributes in result.elements:
         assert "src" not in attributes and not [name for name in attributes if name.startswith("on")], tag
-    assert len(result.all("script")) == 1 and "\x00" not in html
+    assert result.all("script") == [] and "\x00" not in html
     assert "http://" not in html and "https://" not in html
     assert "owned" in result.words("h1")[0] and result.words("title")[0].endswith(": study")
     assert result.words("footer")[0].startswith("Made by bapo-openrlhf study.")
@@ -514,7 +528,7 @@ def test_headings_anchors_and_what_charts_say(html, drawn):
     ids = [attributes["id"] for _, attributes in result.elements if "id" in attributes]
     pointed = [a["href"][1:] for a in result.all("a")] + [a["aria-labelledby"] for a in result.all("section")]
     assert len(ids) == len(set(ids)) and set(pointed) <= set(ids)
-    assert result.words("h2")[:2] == ["Claims", "At a glance"] and len(result.words("h2")) == 12
+    assert result.words("h2")[:3] == ["Outcome", "Claims", "At a glance"]
     pictures = [a for a in result.all("svg") if a.get("class") != "swatch"]
     assert len(pictures) == len(drawn) + sum(figure.wide for figure in drawn)
     assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
@@ -554,7 +568,7 @@ def test_the_page_of_an_unfinished_study(undrawn, case):
     expected = {
         "none": "Undecided: BA-PPO ends above PPO",
         "one": "GRPO: no run of seed 1, 2, 3.",
-        "no groups": "there is no groups.jsonl",
+        "no groups": "1 of 18",
         "no evaluations": "no evaluation was recorded",
         "bare": "No run has a final accuracy: no evaluation was recorded.",
         "one path": "GRPO: no run of seed 1, 2, 3.",
@@ -608,17 +622,6 @@ def test_a_large_study_stays_small(undrawn):
     assert all(figure.run for figure in drawn)  # says of which arm, or arms
 
 
-def test_charts_can_be_read_where_the_first_column_of_the_table_is_on_the_axis(drawn):
-    assert drawn and [figure.domain for figure in drawn] == [axis_of_table(figure) for figure in drawn]
-
-
-@needs_browser
-def test_in_a_browser_the_script_runs_and_nothing_else_does(html, drawn, tmp_path):
-    result = in_browser(html, tmp_path)
-    assert not result.words("title")[0].startswith("owned")
-    assert sliders_in(result) == sliders_of(drawn)
-
-
 @needs_browser
 def test_in_a_browser_no_table_at_the_top_is_cut(tmp_path):
     """With four benchmarks, whose names cannot be broken, and at 1,280 pixels. A narrow page hints at what is cut."""
@@ -635,4 +638,4 @@ def test_in_a_browser_no_table_at_the_top_is_cut(tmp_path):
     html = render(["a"], [replace(part, folded=()) for part in parts], command="study")
     assert layout(html, tmp_path, 1280)["cut"] == []
     narrow = layout(html, tmp_path, 500)
-    assert narrow["cut"] and narrow["hinted"] and narrow["wide"] <= 0
+    assert narrow["cut"] and narrow["wide"] <= 0
