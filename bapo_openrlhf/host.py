@@ -31,11 +31,14 @@ EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and
 
 
 def require_version() -> None:
-    """Raise RuntimeError unless the installed OpenRLHF is the one that this package extends."""
+    """Raise RuntimeError if the installed OpenRLHF is not the one that this package extends, ConfigError if none is."""
     try:
         installed = importlib.metadata.version("openrlhf")
     except importlib.metadata.PackageNotFoundError:
-        installed = "none"
+        raise ConfigError(
+            "openrlhf is not installed; a run needs `make` or `make install-gpu`, and for check and plan "
+            f"`pip install '.[check]'` and `pip install --no-deps openrlhf=={OPENRLHF_VERSION}` are enough"
+        ) from None
     if installed != OPENRLHF_VERSION:
         raise RuntimeError(f"openrlhf {installed} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
 

@@ -29,6 +29,12 @@ COMMANDS = {
     "plan": "predict memory and responses on other models and GPUs; nothing is loaded",
 }
 
+INSTALLED_BY = {
+    "`pip install '.[pages]'`": {"altair", "jinja2", "markupsafe", "pandas", "tabulate", "vl_convert"},
+    "`pip install '.[check]'`": {"datasets", "pyarrow", "tokenizers", "transformers"},
+    "`make` or `make install-gpu`": {"deepspeed", "ray", "scipy", "torch", "vllm"},
+}  # packages by the names that are imported
+
 
 def usage() -> str:
     """One line per command."""
@@ -59,8 +65,8 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     except FileNotFoundError:
         print("error: the working folder has been deleted; change to one that is there", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"bapo_openrlhf.cli.{name}")
     try:
+        command = importlib.import_module(f"bapo_openrlhf.cli.{name}")
         return command.main(rest, prog or f"bapo-openrlhf {name}")
     except (ConfigError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -68,9 +74,23 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
     except Ended as ended:
         print(ended.text, file=sys.stderr)
         return ended.code
+    except ImportError as error:
+        if (remedy := _remedy(error)) is None:
+            raise
+        print(f"error: {name} needs {remedy}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"{prog or f'bapo-openrlhf {name}'} was stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _remedy(error: ImportError) -> str | None:
+    """The package that an import lacks, and what installs it. None if nothing here installs it."""
+    lacks = "tabulate" if "tabulate" in str(error) else (error.name or "").partition(".")[0]  # pandas asks for tabulate
+    if not isinstance(error, ModuleNotFoundError) and lacks != "tabulate":
+        return None
+    remedies = [remedy for remedy, packages in INSTALLED_BY.items() if lacks in packages]
+    return f"{lacks}, which is not installed; {remedies[0]} installs it" if remedies else None
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`bapo-openrlhf study`: runs a grid of methods, advantage paths and seeds on the real stack, and compares them."""
 
 import argparse
+import importlib
 import subprocess
 import sys
 import time
@@ -27,10 +28,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
 
 def _main(given: argparse.Namespace, prog: str) -> int:
     for name in ("pandas", "pyarrow", "scipy"):
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"study needs {name}, which is not installed; it comes with `pip install '.[cuda]'` (or cpu)"
-            )
+        importlib.import_module(name)  # what needs them comes after the runs
 
     from bapo_openrlhf.cli import arguments
     from bapo_openrlhf.record.owner import owned

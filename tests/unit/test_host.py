@@ -260,7 +260,7 @@ class TestRebound:
             raise importlib.metadata.PackageNotFoundError(name)
 
         monkeypatch.setattr(importlib.metadata, "version", version)
-        with pytest.raises(RuntimeError, match="openrlhf none is installed"):
+        with pytest.raises(ConfigError, match="openrlhf is not installed"):
             require_version()
 
     def test_rebound_is_undone_also_after_an_error(self):
