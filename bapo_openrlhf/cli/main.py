@@ -75,21 +75,21 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
         print(ended.text, file=sys.stderr)
         return ended.code
     except ImportError as error:
-        if (remedy := _remedy(error)) is None:
+        if (how := remedy(error)) is None:
             raise
-        print(f"error: {name} needs {remedy}", file=sys.stderr)
+        print(f"error: {name} needs {how}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog or f'bapo-openrlhf {name}'} was stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
 
 
-def _remedy(error: ImportError) -> str | None:
+def remedy(error: ImportError) -> str | None:
     """The package that an import lacks, and what installs it. None if nothing here installs it."""
     lacks = "tabulate" if "tabulate" in str(error) else (error.name or "").partition(".")[0]  # pandas asks for tabulate
     if not isinstance(error, ModuleNotFoundError) and lacks != "tabulate":
         return None
-    remedies = [remedy for remedy, packages in INSTALLED_BY.items() if lacks in packages]
+    remedies = [how for how, packages in INSTALLED_BY.items() if lacks in packages]
     return f"{lacks}, which is not installed; {remedies[0]} installs it" if remedies else None
 
 

@@ -563,12 +563,12 @@ def test_the_page_of_an_unfinished_study(undrawn, case):
         "one path": lambda: [make_run(*one) for one in every if one[0].path == "critic"],
         "first failed": lambda: [make_run(*one, planned=99 if one[1] == 1 else None) for one in every[1:]],
     }[case]()
-    words = " ".join(Page(page.make_study_page(Results(study, runs), {})).words("main")[0].split())
+    words = " ".join(Page(page.make_study_page(Results(study, runs), {})).words("body")[0].split())
     assert f"{len(runs)} of 18 runs are there" in words
     expected = {
         "none": "Undecided: BA-PPO ends above PPO",
         "one": "GRPO: no run of seed 1, 2, 3.",
-        "no groups": "1 of 18",
+        "no groups": "Where the batches came from",
         "no evaluations": "no evaluation was recorded",
         "bare": "No run has a final accuracy: no evaluation was recorded.",
         "one path": "GRPO: no run of seed 1, 2, 3.",
