@@ -40,13 +40,10 @@ class Figure:
     """A figure of a page.
 
     Attributes:
-        title: What is drawn.
         says: What it shows, in one plain sentence.
         chart: The chart without a size; None if there is nothing to draw.
-        summary: The numbers in words, for readers who do not see the picture.
-        table: The numbers that are drawn.
-        paper: The figure of the paper that it corresponds to; empty if there is none.
-        run: The run that it shows; empty if it shows all.
+        summary: The numbers in words, for readers who do not see the picture. They are in `table`, too.
+        paper, run: The figure of the paper that corresponds to it; the run that it shows, empty if it shows all.
         keys: The legend, which the page shows above the chart.
         wide: Whether it gets more room than other figures.
         height: Height in pixels; 0 for the usual height.

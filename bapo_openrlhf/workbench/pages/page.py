@@ -29,14 +29,7 @@ Progress = Callable[[Iterable[Figure], int], Iterable[Figure]]
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition or a claim, and whether it held.
-
-    Attributes:
-        what: The condition, a sentence.
-        held: None if that is not known or was not asked for.
-        note: Why it did not hold, why it is not known, or what was seen.
-        steps: The steps at which it did not hold.
-    """
+    """A condition or a claim, whether it held (None: not known), what was seen, and the steps at which it did not."""
 
     what: str
     held: bool | None
@@ -46,12 +39,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Conditions that are judged together.
-
-    Attributes:
-        run: The run that they are about; empty if there is only one.
-        words: What the page writes for each outcome.
-    """
+    """Conditions of a run (empty if there is only one), and what the page writes for each outcome."""
 
     run: str
     conditions: Sequence[Condition]
@@ -62,13 +50,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Entry:
-    """A folded entry of a `Listing`.
-
-    Attributes:
-        what: The line that is always shown.
-        start: The beginning of the text, which distinguishes the entry from the others.
-        texts: For each text its heading, what kind of text it is, and the text.
-    """
+    """A folded entry of a `Listing`: its line, what distinguishes its text, and (heading, kind, text) of each text."""
 
     what: str
     start: str
@@ -77,10 +59,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Listing:
-    """Texts that a reader can unfold: of a run (empty if there is only one), `total` of them, shown or not.
-
-    `missing` says why there are none; it is empty if that is known.
-    """
+    """Texts of a run that a reader can unfold, how many there are in all, and why there may be none."""
 
     run: str
     title: str

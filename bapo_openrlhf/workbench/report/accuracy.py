@@ -43,12 +43,9 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
     A pass is as many fresh groups as there are different prompts; it ends with the step that reaches them. Groups
     without a mean reward count for the pass, not for the bins. Of many passes, MAX_PASSES evenly spaced ones are kept.
 
-    Args:
-        groups: At least one of them has a mean.
-
     Returns:
-        A row for each point: "first", then the number of passes until then. A column for each bin 0..G. Each prompt is
-        counted in the bin of its latest group until then, at "first" in that of its first group.
+        A row for "first" and for each number of passes, a column for each bin 0..G. Each prompt is counted in the bin
+        of its latest group until then, at "first" in that of its first group.
     """
     groups = groups.reset_index(drop=True)
     known = _with_bins(groups)
@@ -94,14 +91,7 @@ def moved(counts: pd.DataFrame) -> tuple[int, int, int]:
 
 
 class Unlocked(NamedTuple):
-    """Prompts whose first group had no right response.
-
-    Attributes:
-        at_first: How many there are.
-        again: How many of them have a later group.
-        ever: How many of them have a later group with a mean above 0.
-        now: How many of them have a latest group with a mean above 0.
-    """
+    """Prompts whose first group had no right response: all, those asked again, those solved later, those solved now."""
 
     at_first: int
     again: int

@@ -20,13 +20,7 @@ NO_ANSWERS = (
 
 @dataclass(frozen=True)
 class Tried:
-    """A prompt with a group in which no response was right, with its answers.
-
-    Attributes:
-        failed: The row of answers.jsonl of its first such group.
-        solved: The row of its first success after that; None if there was none.
-        groups: How many groups with a mean were generated for it; None if groups.jsonl has none.
-    """
+    """A prompt: the answers of its first group without a right response and of its first success, and its groups."""
 
     failed: Row
     solved: Row | None
@@ -34,11 +28,7 @@ class Tried:
 
 
 def listings(run: Run, label: str) -> list[Listing]:
-    """The prompts of a run that were solved later, and those that never were.
-
-    Args:
-        label: What the page calls the run; empty if it is the only one.
-    """
+    """The prompts of a run that were solved later, and those that never were; `label` is the page's name of the run."""
     result = []
     for title, tried in (
         ("None right and solved later, the newest first", newly_solved(run)),

@@ -17,17 +17,10 @@ def conditions(run: Run) -> list[Condition]:
     """The conditions and whether they held; empty if the record has no constants K1..K3."""
     if not any(constant in row for row in run.rows for constant in CONSTANTS):
         return []
-    return [
-        _rewards(run),
-        _c1(run),
-        _thresholds(run),
-        _distance(run, "fresh", "X1", "the delayed rollout policy", "Eq. 9"),
-        _distance(run, "replayed", "X3", "the policies of the replay buffer", "Eq. 10"),
-        _x2_policy(run),
-        _constants(run),
-        _k1_applies(run),
-        _k2_applies(run),
-    ]
+    x1 = _distance(run, "fresh", "X1", "the delayed rollout policy", "Eq. 9")
+    x3 = _distance(run, "replayed", "X3", "the policies of the replay buffer", "Eq. 10")
+    before, after = (_rewards, _c1, _thresholds), (_x2_policy, _constants, _k1_applies, _k2_applies)
+    return [*(judge(run) for judge in before), x1, x3, *(judge(run) for judge in after)]
 
 
 def _rewards(run: Run) -> Condition:

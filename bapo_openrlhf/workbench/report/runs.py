@@ -20,16 +20,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. Everything but its steps may be missing.
+    """What a run left behind, from the files of its record (`record/run_record.py`). All but its steps may be missing.
 
     Attributes:
         name: What the page calls the run. No two runs have the same name.
-        rows: Metrics from metrics.jsonl, a row for each trainer step.
-        metadata: Facts from run.json; empty for runs of older versions.
         groups: Generated groups, see `groups_frame`.
-        answers: Sampled answers from answers.jsonl.
-        summary: Facts from summary.json; empty until the run has ended.
-        evaluations: Held-out evaluations from evaluations.jsonl.
     """
 
     name: str
@@ -42,7 +37,7 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Every flag by its dotted name; empty for runs of older versions."""
+        """Every flag by its dotted name."""
         return self.metadata.get("config") or {}
 
     def fact(self, name: str) -> Any:

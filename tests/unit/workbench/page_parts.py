@@ -88,14 +88,14 @@ addEventListener("load", () => {
   }
   const room = (card) => card.querySelector("summary").getBoundingClientRect().top
     - card.querySelector(".drawing").getBoundingClientRect().bottom;
-  const first = document.querySelector(".drawing").getBoundingClientRect();
+  const first = document.querySelector(".drawing")?.getBoundingClientRect();
   const cut = [...document.querySelectorAll(".scroll")].filter((part) => part.scrollWidth > part.clientWidth);
   document.title = JSON.stringify({
     wide: document.documentElement.scrollWidth - innerWidth,
     broken,
     room: Math.max(0, ...[...document.querySelectorAll(".card")].map(room)),
     cut: cut.map((part) => part.ariaLabel),
-    first: [first.top, first.bottom],
+    first: first && [first.top, first.bottom],
   });
 });
 """
