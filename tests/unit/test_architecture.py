@@ -96,6 +96,23 @@ def test_what_travels_needs_at_most_numpy_and_torch():
     assert packages - sys.stdlib_module_names <= {"numpy", "torch"}
 
 
+ALL_OF = """
+import importlib, pkgutil, sys
+before = set(sys.modules)
+for part in ("adapt", "methods"):
+    package = importlib.import_module("bapo_openrlhf." + part)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+print(*{name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))
+"""
+
+
+def test_the_pure_layer_needs_numpy_and_yaml_only():
+    done = subprocess.run([sys.executable, "-c", ALL_OF], capture_output=True, text=True, cwd=ROOT, check=True)
+    loaded = {name for name in done.stdout.split() if not name.startswith(("_", "cython"))}
+    assert loaded == {"bapo_openrlhf", "numpy", "yaml"}
+
+
 STACK = {"torch", "ray", "vllm", "openrlhf", "deepspeed"}
 CHARTS = {"pandas", "altair", "vl_convert", "matplotlib"}
 COMMAND = "from bapo_openrlhf.cli import main; assert main.run({!r}) == 0"
