@@ -35,7 +35,8 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
-    "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
+    "openrlhf.cli.train_sft": ("SFTTrainer", "blending_datasets", "get_strategy"),
+    "openrlhf.trainer.ppo_trainer": ("blending_datasets",),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -53,6 +54,7 @@ CALLED = {
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
     "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",
     "openrlhf.datasets.utils:blending_datasets": "data/reading.py calls it",
+    "openrlhf.utils.vlm_utils:load_images": "training/engine/pictures.py calls it",
     "openrlhf.utils.utils:get_tokenizer": "data/tokenizer.py loads what it loads",
     "openrlhf.utils.config:hierarchize": "host.py calls it",
     "vllm.distributed.utils:stateless_init_torch_distributed_process_group": "cpu/patches_openrlhf.py calls it",
@@ -73,6 +75,8 @@ CALLED = {
     "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.training_step": "training/worker/updates.py does its work",
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.training_step": "training/worker/updates.py does its work",
     "openrlhf.utils.agent:SingleTurnAgentExecutor.execute": "training/engine/single_turn.py does its work",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_func": "single_turn.py does its work",
+    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_http": "reward_server.py does its work",
     "openrlhf.utils.loss_utils:_optimizer_step_loss_norm": "training/worker/updates.py does its work",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.moving_average": "training/worker/updates.py does its work",
 }
@@ -117,8 +121,6 @@ ADDED_TO = {
     "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.__init__",
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor.generate_responses",
     "openrlhf.utils.agent:AgentExecutorBase.execute",
-    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_func",
-    "openrlhf.utils.agent:SingleTurnAgentExecutor._fetch_rewards_via_http",
     "openrlhf.utils.config:hierarchize",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_train_config",
     "openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.prepare",
