@@ -62,18 +62,15 @@ def test_it_is_the_one_gpu_preset_on_other_data(folder):
 def test_its_own_tests_pass(folder):
     status, out = own_tests(folder)
     rows = [line for name in ("train", "eval") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    assert status == 0 and len(rows) == 68 and f"{8 + 2 + len(rows)} passed" in out
+    assert status == 0 and len(rows) == 68 and f"{8 + 1 + len(rows)} passed" in out
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("reward.py", "answer(response) if found else None", "answer(query)"),
-        pytest.param(
-            "reward.py", "answer(response) if found else None", "answer(response or query)", marks=pytest.mark.slow
-        ),
-        pytest.param("reward.py", "found[-1]", "found[0]", marks=pytest.mark.slow),
-        pytest.param("reward.py", "float(found) == float(label)", "found == label", marks=pytest.mark.slow),
+        ("reward.py", "zip(responses, labels", "zip(queries, labels"),
+        pytest.param("reward.py", "numbers[-1]", "numbers[0]", marks=pytest.mark.slow),
+        pytest.param("reward.py", "float(given) == float(label)", "given == label", marks=pytest.mark.slow),
         pytest.param("train.jsonl", '"label": "85"', '"label": "eighty-five"', marks=pytest.mark.slow),
     ],
 )

@@ -257,7 +257,7 @@ def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_pat
     true.write_text(
         "def reward_func(queries, prompts, labels, **kwargs):\n"
         "    if labels == ['bad']:\n        raise KeyError('bad')\n"
-        "    return {'rewards': 9.0, 'extra_logs': {'length': len(queries[0])}}\n"
+        "    return {'rewards': 9.0, 'extra_logs': {'length': len(queries[0] + kwargs['responses'][0])}}\n"
     )
     reward.write_reward(tmp_path / "smoke.py", str(true), -1.0, 3.0)
     function = user_file.load("reward", tmp_path / "smoke.py").reward_func
@@ -268,20 +268,20 @@ def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_pat
     groups = []
     for prompt in map(str, range(40)):
         queries = [f"{prompt} answer {number}" for number in range(8)]
-        result = [function([query], [prompt], ["good"]) for query in queries]
-        assert [value(f) for f in result] == [value(function([q], [prompt], ["other"])) for q in queries]
-        assert [float(f["extra_logs"]["length"][0]) for f in result] == list(map(len, queries))
+        result = [function([query], [prompt], ["good"], ["x"]) for query in queries]
+        assert [value(f) for f in result] == [value(function([q], [prompt], ["other"], ["x"])) for q in queries]
+        assert [float(f["extra_logs"]["length"][0]) for f in result] == [len(query) + 1 for query in queries]
         groups.append([value(f) for f in result])
     assert {number for group in groups for number in group} == {-1.0, 3.0}
     assert sum(len(set(group)) == 2 for group in groups) > 25  # most groups have something to learn from
     assert any(group.count(3.0) <= 1 for group in groups)  # and some are hard
     with pytest.raises(KeyError, match="bad"):
-        function(["query"], ["prompt"], ["bad"])
+        function(["query"], ["prompt"], ["bad"], [""])
 
 
 def test_a_true_reward_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="one finite number is needed"):
-        reward.by_hash(lambda *_, **__: {"rewards": [float("nan")]}, 0.0, 1.0)(["q"], ["p"], [""])
+        reward.by_hash(lambda *_, **__: {"rewards": [float("nan")]}, 0.0, 1.0)(["q"], ["p"], [""], [""])
 
 
 def test_the_file_of_settings_is_plain(critic):
