@@ -373,7 +373,7 @@ BAD = [
     ("adapt.partial_rollout_tokens=8 adapt.method=mopps",
      "adapt.partial_rollout_tokens is 8, and adapt.method is mopps; they cannot be combined, because"),
     ("adapt.max_staleness=1", "adapt.max_staleness is 1; it needs train.async_enable"),
-    ("verifier.send_responses", "verifier.send_responses is True; it needs the address of a reward server in reward."),
+    ("verifier.send_responses", "verifier.send_responses is True; it needs the address of a reward server in reward.r"),
     ("reward.model_name_or_path=model", "reward.model_name_or_path is model, and reward.remote_url is reward.py; onl"),
     ("reward.remote_url= train.agent_func_path=agent.py reward.model_name_or_path=model",
      "reward.model_name_or_path is model, and train.agent_func_path is agent.py; only one of them can give"),
@@ -421,6 +421,15 @@ BAD = [
     ("adapt.method=bapo_demonstrations data.solution_key=input reward.overlong_buffer_len=4",
      "reward.overlong_buffer_len is 4.0; with adapt.method bapo_demonstrations it must not be set, because "),
     ("adapt.method=luffy data.solution_key=input train.async_enable", "train.async_enable is True; it must be False w"),
+    ("adapt.method=prefix_sampling reward.remote_url= train.agent_func_path=agent.py",
+     "train.agent_func_path is agent.py; with adapt.method prefix_sampling, which generates from prefixes of stored"),
+    ("adapt.method=prefix_sampling data.max_images_per_prompt=1",
+     "data.max_images_per_prompt is 1; with adapt.method prefix_sampling, which generates from prefixes of stored "),
+    ("adapt.method=prefix_sampling run.faster=none", "run.faster is none; with adapt.method prefix_sampling, which ge"),
+    ("adapt.options=prefix_share=1/2 run.faster=none", "run.faster is none; with adapt.method bapo, which generates f"),
+    ("adapt.method=prefix_sampling reward.overlong_buffer_len=4", "reward.overlong_buffer_len is 4.0; with adapt.method"
+     " prefix_sampling, which generates from prefixes of stored responses, it must not be set"),
+    ("adapt.options=prefix_share=1", "ValueError: prefix_share is 1; it must be in [0, 1)"),
     ("adapt.method=luffy data.solution_key=worked", "row 1: no column 'worked' (data.solution_key); it has input"),
 ]  # fmt: skip
 
