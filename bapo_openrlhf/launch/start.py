@@ -134,7 +134,8 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
     record.write_summary(folder, summary)
     if told := change_in_words(record.read_evaluations(folder)):
         print(f"held-out: {told}", file=sys.stderr)
-    print(f"finished: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)
+    how = "ended" if summary["nothing_trained"] else "finished"
+    print(f"{how}: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)
     if summary["nothing_trained"]:
         raise Ended("untrained", UNTRAINED, summary["nothing_trained"])
 
