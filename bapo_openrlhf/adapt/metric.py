@@ -34,11 +34,16 @@ class Metric:
     algorithms: tuple[str, ...] = ADAPTED
     optional: bool = False
 
-    def names(self, algorithm: str) -> list[str]:
-        """Its names in a run of this algorithm. Without batch adaptation all groups are fresh."""
+    def names(self, algorithm: str, *, optional: bool = True) -> list[str]:
+        """Its names in a run of this algorithm. Without batch adaptation all groups are fresh.
+
+        Args:
+            algorithm: Value of `--algorithm`.
+            optional: Whether to include that of groups with a prefix, which few methods have.
+        """
         if algorithm not in self.algorithms:
             return []
-        sources = SOURCES if algorithm in ADAPTED else SOURCES[:1]
+        sources = SOURCES[: 1 if algorithm not in ADAPTED else 4 if optional else 3]
         return [self.name.replace("SOURCE", source) for source in sources] if "SOURCE" in self.name else [self.name]
 
 

@@ -75,4 +75,4 @@ def names(algorithm: str, *, optional: bool) -> set[str]:
         optional: Whether to include those that depend on a setting or an incident.
     """
     wanted = [metric for metric in all_metrics() if optional or not metric.optional]
-    return {name for metric in wanted for name in metric.names(algorithm)}
+    return {name for metric in wanted for name in metric.names(algorithm, optional=optional)}

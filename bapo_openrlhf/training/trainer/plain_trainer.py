@@ -9,7 +9,6 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
-from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.critic_groups import TOKENS
@@ -124,7 +123,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         status["groups/generated"] = len(groups) + len(filtered)
         status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
         status |= filter_reasons(filtered)
-        status |= {f"groups/{source}": 0 for source in SOURCES if source != "fresh"}
+        status["groups/reevaluated"] = status["groups/replayed"] = 0
         status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
         status["rollouts/left_over"] = left_over(self.args, len(trained))
         if trained:
