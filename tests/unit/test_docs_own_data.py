@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo_openrlhf.cli import arguments, main, plan
+from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.workbench.planning.constants import constants_of
 from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
@@ -80,7 +80,7 @@ def test_predictions_are_those_of_plan(row, tmp_path, capsys, monkeypatch):
     flags = ["--config", str(tmp_path / "task" / "config.yaml"), *shlex.split(row["flags"].strip("`"))]
     args = arguments.parse(flags)
     plans = []
-    monkeypatch.setattr(plan, "page", lambda planned: plans.append(planned) or "")
+    monkeypatch.setattr("bapo_openrlhf.workbench.planning.output.page", lambda planned: plans.append(planned) or "")
     gpu = {"24": "4090", "80": "H100"}[memory]
     assert main.run(["check", *flags]) == 0
     assert main.run(["plan", *flags, "--gpu", gpu, "--gpus", count]) == 0

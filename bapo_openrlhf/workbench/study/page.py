@@ -29,7 +29,7 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
 def _lead(results: Results) -> str:
     """How many runs are there, and how many claims hold."""
     verdicts = [verdict.holds for verdict in claims.judge(results)]
-    told = f"{len(results.runs)} of {many(len(results.study.runs), 'run')} are there."
+    told = f"{len(results.runs)} of {len(results.study.runs)} runs are there."
     if not verdicts:
         return told
     counts = {True: "hold", False: "do not hold", None: "are undecided"}

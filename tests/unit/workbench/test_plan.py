@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import main, plan
+from bapo_openrlhf.workbench.planning import output
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -19,7 +20,7 @@ def planned(capsys, *words):
     """The numbers of the plan that the command makes."""
     with pytest.MonkeyPatch.context() as patch:
         seen = []
-        patch.setattr(plan, "page", lambda the_plan: seen.append(the_plan) or "")
+        patch.setattr(output, "page", lambda the_plan: seen.append(the_plan) or "")
         assert main.run(["plan", *PRESET, *words]) == 0
     assert capsys.readouterr().err == ""
     [the_plan] = seen
