@@ -5,6 +5,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+_PAGE = re.compile(r"https?://\S+$")  # a line that ends so
+_GIVEN = re.compile(r" \[type=\w+, input_value=.*\]$")  # of pydantic
+
 
 class ConfigError(ValueError):
     """Bad input, found before any model loads if it can be known by then.
@@ -35,10 +38,21 @@ class Ended(SystemExit):
         self.how, self.text = how, text
 
 
+def reason_of(error: BaseException | str) -> str:
+    """The message of an error on one line, without what follows its reason.
+
+    Some libraries end a message with a line that only leads to their pages, and with a list of what they were given.
+    """
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    while len(lines) > 1 and _PAGE.search(lines[-1]):
+        del lines[-1]
+    return " ".join(_GIVEN.sub("", " ".join(lines)).split())
+
+
 def one_line(error: BaseException) -> str:
     """The type and the message of an error on one line, with at most 300 characters of the message."""
     try:
-        text = " ".join(str(error).split())[:300]
+        text = reason_of(error)[:300]
     except Exception:  # a class of the user's own may fail here
         text = "its message cannot be made"
     return f"{type(error).__name__}: {text}"

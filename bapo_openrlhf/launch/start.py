@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import machine
-from bapo_openrlhf.errors import ConfigError, Ended, RunError
+from bapo_openrlhf.errors import ConfigError, Ended, RunError, reason_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
@@ -158,7 +158,12 @@ def _last_line(error: Exception) -> str:
     """The message of a worker's error in one line, without the remote traceback that Ray puts into it."""
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip()
-    return " ".join((text.splitlines()[-1] if 'File "' in text else text).split()) or type(cause).__name__
+    _, places, after = text.rpartition('File "')
+    if places:  # the error's own lines follow the last place, whose line of code is indented
+        lines = after.splitlines()
+        own = next((number for number, line in enumerate(lines) if number and not line.startswith(" ")), -1)
+        text = "\n".join(lines[own:])
+    return reason_of(text) or type(cause).__name__
 
 
 def _lost_nodes() -> str:

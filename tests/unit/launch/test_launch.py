@@ -604,6 +604,11 @@ def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
         start(**flags, ds__zero_stage=1, train__colocate_all=True, vllm__num_engines=8)
 
 
+PYDANTIC = """ValidationError: 1 error for ModelConfig
+  Value error, the length (48) is too large. [type=value_error, input_value=ArgsKwargs((), {'model': 1}), input_type=A]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error"""
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [
@@ -611,6 +616,14 @@ def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
         (
             RuntimeError('Traceback:\n  File "worker.py", line 3\nValueError: adapt.c1 is 2'),
             "ValueError: adapt.c1 is 2",
+        ),
+        (
+            RuntimeError('  File "a.py", line 3, in a\n    a(\n     ^\nValueError: two\nlines\n  of it'),
+            "ValueError: two lines of it",
+        ),
+        (
+            RuntimeError('  File "worker.py", line 3\n' + PYDANTIC),
+            "ValidationError: 1 error for ModelConfig Value error, the length (48) is too large.",
         ),
         (StopIteration(), "StopIteration"),  # never an empty line
     ],
