@@ -142,12 +142,17 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
 
 
 def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> None:
-    """Refuse a tokenizer without an end token if there are worked solutions, and special tokens without embeddings."""
+    """Refuse a model without an end token, and special tokens without embeddings. Worked solutions need the former."""
     special = tokenizer.special()
     if solutions and "eos_token" not in special:
         raise ConfigError(
             f"data.solution_key is {solutions}, and {model}, whose tokenizer has no end token (eos_token); worked "
             "solutions need one, because each ends with it"
+        )
+    if not tokenizer.ends():
+        raise ConfigError(
+            f"{model}; it has no end token: neither its tokenizer (eos_token) nor its generation_config.json or "
+            "config.json (eos_token_id) names one, so that each response would be cut at its longest"
         )
     for kind, wrong in zip(special, tokenizer.beyond(list(special.values())), strict=True):
         if wrong:

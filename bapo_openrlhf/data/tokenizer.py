@@ -35,7 +35,11 @@ class Tokenizer:
         self._loaded: Any = kind.from_pretrained(model, trust_remote_code=True, use_fast=fast)
         self._tokenizer: Any = getattr(self._loaded, "tokenizer", self._loaded)
         config = _local_config(model) or {}
-        self._vocab_size: int | None = (config.get("text_config") or config).get("vocab_size")
+        text = config.get("text_config") or config
+        self._vocab_size: int | None = text.get("vocab_size")
+        # As vLLM, which reads config.json only if there is no generation_config.json. A model of the hub has one.
+        generation = _local_config(model, "generation_config.json") or text
+        self._ends = not config or generation.get("eos_token_id") is not None
         self._sees = hasattr(self._loaded, "image_processor")
         self._added: dict[tuple[tuple[int, int], ...], int] = {}  # tokens, by the sizes of a prompt's images
         self._images = {config.get(name) for name in ("image_token_id", "image_token_index")}  # images replace it
@@ -73,6 +77,10 @@ class Tokenizer:
         """Its end token and its padding token by their names, as far as it has them."""
         kinds = ("eos_token", "pad_token")
         return {kind: token for kind in kinds if (token := getattr(self._tokenizer, kind)) is not None}
+
+    def ends(self) -> bool:
+        """Whether there is a token that ends a response: its own, or one of the model's."""
+        return self._tokenizer.eos_token is not None or self._ends
 
     def lengths(self, texts: list[str]) -> list[int]:
         """The number of tokens of each text."""
@@ -141,9 +149,9 @@ def another_day(form: str) -> str:
     return datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC).strftime(form)
 
 
-def _local_config(model: str) -> dict[str, Any] | None:
-    """What the config.json of a folder has; None if there is none."""
-    file = Path(model) / "config.json"
+def _local_config(model: str, name: str = "config.json") -> dict[str, Any] | None:
+    """What a JSON file of a folder has; None if there is none."""
+    file = Path(model) / name
     return json.loads(file.read_text()) if file.is_file() else None
 
 

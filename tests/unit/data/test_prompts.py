@@ -541,12 +541,29 @@ class TestTokenizer:
 
     def test_worked_solutions_need_an_end_token(self, with_tokenizer, tokenizer_folder):
         configure(tokenizer_folder, eos_token=None)
+        name_end(tokenizer_folder / "generation_config.json", 1)
         rows = [{"q": "1?", "a": "x", "s": "x"}]
         assert with_tokenizer(rows).prompts == 1
         with pytest.raises(ConfigError) as error:
             with_tokenizer(rows, **SOLVED)
         assert str(error.value).startswith("data.solution_key is s, and actor.model_name_or_path is ")
         assert "tokenizer, whose tokenizer has no end token (eos_token); worked solutions need one" in str(error.value)
+
+    @pytest.mark.parametrize("of_config", [None, 1])
+    @pytest.mark.parametrize("of_generation", [None, [1], ...])
+    def test_there_is_an_end_token(self, with_tokenizer, tokenizer_folder, of_config, of_generation):
+        """vLLM ends a response at the tokenizer's, and at that of generation_config.json; else at config.json's."""
+        rows = [{"q": "1?", "a": "x"}]
+        name_end(tokenizer_folder / "config.json", of_config)
+        if of_generation is not ...:
+            name_end(tokenizer_folder / "generation_config.json", of_generation)
+        assert with_tokenizer(rows).prompts == 1  # the tokenizer has one
+        configure(tokenizer_folder, eos_token=None)
+        if of_config if of_generation is ... else of_generation:
+            assert with_tokenizer(rows).prompts == 1
+        else:
+            with pytest.raises(ConfigError, match="; it has no end token"):
+                with_tokenizer(rows)
 
     @pytest.mark.parametrize("kind", ["eos_token", "pad_token"])
     def test_a_special_token_that_the_model_has_no_embedding_of(self, with_tokenizer, tokenizer_folder, kind):
@@ -564,6 +581,12 @@ class TestTokenizer:
         name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
         result = check(name, actor__model_name_or_path="no-such-owner/no-such-model", data__apply_chat_template=True)
         assert result.prompts == 1
+
+
+def name_end(path, token) -> None:
+    """Let a JSON file of a model name an end token."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | {"eos_token_id": token}))
 
 
 TEMPLATES = {  # each with the prompt of "1+1", or None if it is refused
