@@ -84,6 +84,21 @@ def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return epoch_steps(args, prompts, candidates) * episodes
 
 
+def actor_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
+    """Optimizer steps that the actor's learning-rate schedule spans. The arguments are those of `epoch_steps`.
+
+    With batch adaptation it is the largest possible number, because a cosine would rise again after too small a number:
+    every batch counts as a full one.
+    """
+    train = args.train
+    if not args.adapt.enabled:  # as OpenRLHF counts them
+        samples = prompts * args.rollout.n_samples_per_prompt
+        steps: int = samples // train.batch_size * train.num_episodes * train.max_epochs
+        return steps
+    updates: int = batch_arithmetic(args).optimizer_steps * train.max_epochs
+    return run_steps(args, prompts, candidates) * updates
+
+
 def response_tokens(args: SimpleNamespace) -> int:
     """Tokens of the longest response."""
     tokens: int = args.rollout.max_new_tokens or args.data.max_len

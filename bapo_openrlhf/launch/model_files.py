@@ -1,20 +1,22 @@
-"""The weights of a model folder, as far as their files say before they are loaded."""
+"""The one reader of a model folder: which files its weights are in, and what they and its config.json say."""
 
 import json
 import math
 import re
-from collections import ChainMap
+import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-FORMS = (INDEX, WHOLE, "pytorch_model.bin", "pytorch_model.bin.index.json")  # one of them is in each model folder
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+FORMS = (WHOLE, INDEX, BIN, BIN_INDEX)  # transformers loads the first one that is there
+ADAPTER = "adapter_config.json"
+OF_TRAINING = ("training_args.bin", "optimizer.bin")  # of transformers' trainer; vLLM leaves them out
 # Weights that transformers does not load, and what makes a model folder of them.
 OTHERS = {
     "adapter_model.*": "they are those of an adapter: merge it into its model, and save the result",
@@ -23,9 +25,7 @@ OTHERS = {
 }
 POSITIONS = ("max_position_embeddings", "n_positions")  # of today's models, and of GPT-2
 SCALED_ALREADY = ("su", "longrope", "llama3")  # scalings that POSITIONS includes
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"  # of models that are named as Llama's
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
-Shapes = Mapping[str, list[int]]  # of tensors, by name
+Shapes = Mapping[str, Sequence[int]]  # of tensors, by name
 ALL_LINEAR = "all-linear"  # what PEFT takes for all matrices, if it is no list
 EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe)$")
 
@@ -58,60 +58,107 @@ def config_of(model: str, folder: Path) -> dict[str, Any]:
     return config
 
 
-def tensors_of(flag: str, folder: Path) -> dict[str, list[int]]:
-    """Shapes of the tensors in a folder's safetensors files; none if the weights are in a .bin file.
+def weight_files(flag: str, folder: Path) -> list[Path]:
+    """The files of a folder's weights, which are the same for transformers and for vLLM.
+
+    transformers loads the first of FORMS that is there. vLLM loads all safetensors files that the index names, without
+    an index all of them, and all .bin files only if there is none. So the actor and its engines would load different
+    weights if the folder had two sets.
 
     Args:
         flag: The flag that names the folder. Errors name it.
 
     Raises:
-        ConfigError: There are no weights, one of their files is missing, or it is no whole safetensors file.
+        ConfigError: There are no weights, or two sets of them, or an adapter; or a file is missing or not whole.
     """
-    if not any((folder / name).is_file() for name in FORMS):
+
+    def refuse(says: str) -> ConfigError:
+        return ConfigError(f"{flag} is {folder}; {says}")
+
+    form = next((name for name in FORMS if (folder / name).is_file()), None)
+    if form is None:
         why = next((why for pattern, why in OTHERS.items() if any(folder.glob(pattern))), "there is no such file")
-        raise ConfigError(f"{flag} is {folder}; its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
-    index = read_json(folder / INDEX)
-    names = sorted({*index["weight_map"].values()}) if index else [WHOLE] if (folder / WHOLE).is_file() else []
-    return dict(ChainMap(*(_shapes(flag, folder, name) for name in names)))
+        raise refuse(f"its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
+    if (folder / ADAPTER).is_file():
+        raise refuse(
+            f"it has weights and the adapter of {ADAPTER}, and transformers would load the model that the adapter was "
+            f"made for; move {ADAPTER} and adapter_model.* away"
+        )
+    ending = ".bin" if form in (BIN, BIN_INDEX) else ".safetensors"
+    indexed = set() if form in (WHOLE, BIN) else _indexed(flag, folder, form)
+    files = indexed or {form}
+    if absent := sorted(name for name in files if not (folder / name).is_file()):
+        raise refuse(f"{form} names the file {absent[0]}, which is not there")
+    engines = {path.name for path in folder.glob(f"*{ending}")} - {*OF_TRAINING}
+    if ending == ".safetensors" and (folder / INDEX).is_file():
+        engines &= _indexed(flag, folder, INDEX)
+    if engines != files:
+        raise refuse(
+            f"it has two sets of weights: transformers loads {few(sorted(files))}, and vLLM "
+            f"{few(sorted(engines)) or 'none of them'}; leave only one set in the folder"
+        )
+    if ending == ".safetensors":
+        for name in files:
+            headers(flag, folder / name)
+    return [folder / name for name in sorted(files)]
 
 
-def check_weights(flag: str, folder: Path, config: Mapping[str, Any], shapes: Shapes, *, generates: bool) -> None:
-    """Check that a model can be trained, and that its weights are those of its config.json.
-
-    Names of weights are only known for models that are named as Llama's are, such as Qwen's.
-
-    Args:
-        flag: The flag that names the folder.
-        shapes: Those of its weights; none if they are not known.
-        generates: Whether it has to generate text, so that it needs a head over the vocabulary.
+def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
+    """Type and shape of each tensor of a safetensors file, by name.
 
     Raises:
-        ConfigError: The message names the folder, what it has, and what it must have.
+        ConfigError: It is no whole safetensors file.
     """
-
-    def refuse(says: str) -> None:
-        raise ConfigError(f"{flag} is {folder}; {says}")
-
-    if "model_type" not in config:
-        refuse("its config.json has no model_type, which transformers needs")
-    if quantized := (config.get("quantization_config") or {}).get("quant_method"):
-        refuse(
-            f"its weights are quantized ({quantized}), and a model that is trained must have weights in bf16 or float32"
+    try:
+        with safe_open(path, "np") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
+    except SafetensorError:
+        found = {}
+    if not found:
+        raise ConfigError(
+            f"{flag} is {path.parent}; {path.name} has {path.stat().st_size} bytes and is no whole safetensors file; "
+            "if git made it, `git lfs pull` gets the weights"
         )
-    kinds = [kind for kind in config.get("architectures") or () if kind.endswith("ForSequenceClassification")]
-    if generates and kinds:
-        refuse(f"it is a {kinds[0]}, which generates no text; it must be a causal language model")
-    if EMBEDDINGS not in shapes:
-        return
-    layers = {int(found[1]) for name in shapes if (found := LAYER.match(name))}
-    if missing := sorted(set(range(config.get("num_hidden_layers", 0))) - layers):
-        refuse(f"it has no weights of layer {missing[0]}, and num_hidden_layers of its config.json is "
-               f"{config['num_hidden_layers']}")  # fmt: skip
-    said, found = [config.get("vocab_size"), config.get("hidden_size")], shapes[EMBEDDINGS]
-    if None not in said and said != found:
-        refuse(f"vocab_size and hidden_size of its config.json are {said}, and its embeddings are {found}")
-    if generates and config.get("tie_word_embeddings") is False and HEAD not in shapes:
-        refuse(f"it has no weights {HEAD}, the head over the vocabulary, and tie_word_embeddings is false")
+    return found
+
+
+def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
+    """Shapes of the tensors of a folder's weights, by name. Files of pickles need torch, so this may import it.
+
+    Raises:
+        ConfigError: As `weight_files`; or a .bin file cannot be read.
+    """
+    shapes: dict[str, list[int]] = {}
+    for path in weight_files(flag, folder):
+        if path.suffix == ".safetensors":
+            shapes |= {name: shape for name, (_, shape) in headers(flag, path).items()}
+            continue
+        import torch
+
+        try:
+            tensors = torch.load(path, map_location="meta", weights_only=True, mmap=zipfile.is_zipfile(path))
+            shapes |= {name: list(tensor.shape) for name, tensor in tensors.items()}
+        except Exception as error:  # of pickle, zip or torch
+            raise ConfigError(f"{flag} is {folder}; {path.name} cannot be read: {one_line(error)}") from None
+    return shapes
+
+
+def _indexed(flag: str, folder: Path, name: str) -> set[str]:
+    """The files that an index names."""
+    index = read_json(folder / name)
+    parts = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(parts, dict) or not parts:
+        raise ConfigError(
+            f"{flag} is {folder}; {name} must be an object whose weight_map says the file of each tensor; if git made "
+            "it, `git lfs pull` gets it"
+        )
+    return {*parts.values()}
+
+
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The names of some things, and how many there are besides."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def positions_of(config: Mapping[str, Any]) -> float:
@@ -128,24 +175,24 @@ def positions_of(config: Mapping[str, Any]) -> float:
     return float(most * factor)
 
 
-def check_adapters(model: str, targets: Sequence[str], config: Mapping[str, Any], shapes: Shapes) -> None:
+def check_adapters(model: str, targets: Sequence[str], shapes: Shapes, *, tied: bool) -> None:
     """Check that each of `ds.lora.target_modules` is the end of the name of a matrix of a model, as PEFT compares them.
 
     Args:
         model: The flag and the folder.
         targets: The flag's names; "all-linear" without the flag.
-        shapes: Those of the model's weights; none if they are not known.
+        shapes: Those of the model's parameters.
+        tied: Whether the matrix of its head is that of its embeddings.
 
     Raises:
         ConfigError: One is not, or its matrix is also that of the embeddings. The message names those that may be.
     """
-    tied = config.get("tie_word_embeddings") or (EMBEDDINGS in shapes and HEAD not in shapes)
     if "lm_head" in targets and tied:
         raise ConfigError(
             f"ds.lora.target_modules is {' '.join(targets)}; lm_head must not be among them, because in {model} it is "
             "the matrix of the embeddings (tie_word_embeddings), and its adapter must not change these in the engines"
         )
-    if targets == ALL_LINEAR or not shapes:
+    if targets == ALL_LINEAR:
         return
     matrices = {name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2}
     names = {name for name in (matrix.removesuffix(".weight") for matrix in matrices) if not EMBEDDING.search(name)}
@@ -158,18 +205,3 @@ def check_adapters(model: str, targets: Sequence[str], config: Mapping[str, Any]
                 f"ds.lora.target_modules is {' '.join(targets)}; {target} is no matrix of {model}, which has {ends}: "
                 f"give some of them, or leave the flag out for all{spaces}"
             )
-
-
-def _shapes(flag: str, folder: Path, name: str) -> Shapes:
-    """Shapes of the tensors of a safetensors file, by their names."""
-    path, shapes = folder / name, {}
-    if not path.is_file():
-        raise ConfigError(f"{flag} is {folder}; {INDEX} names the file {name}, which is not there")
-    with suppress(SafetensorError), safe_open(path, "np") as file:
-        shapes = {tensor: file.get_slice(tensor).get_shape() for tensor in file.keys()}  # noqa: SIM118
-    if not shapes:
-        raise ConfigError(
-            f"{flag} is {folder}; {name} has {path.stat().st_size} bytes and is no whole safetensors file; if git made "
-            "it, `git lfs pull` gets the weights"
-        )
-    return shapes

@@ -1,7 +1,7 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
@@ -23,15 +23,19 @@ from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
-from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
+from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.environment import check_environment
-from bapo_openrlhf.launch.model_files import Shapes, check_adapters, check_weights, config_of, positions_of, tensors_of
-from bapo_openrlhf.launch.reward_model import check_reward_model
+from bapo_openrlhf.launch.model_files import config_of, weight_files
+from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled
+from bapo_openrlhf.launch.questions import Questions
+from bapo_openrlhf.launch.same_tokens import check_same_tokens
+from bapo_openrlhf.launch.sync_trial import Synced
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 from bapo_openrlhf.training.worker.dropout import noise_of
 
+ACTOR, REWARD = "actor.model_name_or_path", "reward.model_name_or_path"
 CALLED = "called with an empty response to the first prompt"
 
 
@@ -58,7 +62,6 @@ def check_inputs(
     Raises:
         ConfigError: The message names the flag, the value and what is allowed.
     """
-    warnings: list[str] = []
     check_environment()
     check_written(args)
     check_read(args)
@@ -67,16 +70,20 @@ def check_inputs(
     arithmetic = batch_arithmetic(args)
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
-    warnings += _check_models(args, weights=weights, ahead=ahead)
-    data_check = check_data(args, ahead=ahead) if data else Data(None, None, [])
-    warnings += data_check.warnings
-    prompts = elsewhere if data_check.prompts is None else data_check.prompts
-    candidates = 1 if method is None else method.candidates
-    check_combinations(args, method=method, prompts=prompts)
-    if args.adapt.enabled and args.adapt.method not in METHODS:
-        check_method(args, arithmetic, data_check.problem)
-    warnings += check_reward(args, data_check.problem, data_check.not_found)
-    steps = None if prompts is None else run_steps(args, prompts, candidates)
+    with Questions() as questions:
+        warnings = _check_models(args, questions, weights=weights, ahead=ahead)
+        data_check = check_data(args, ahead=ahead) if data else Data(None, None, [])
+        warnings += data_check.warnings
+        prompts = elsewhere if data_check.prompts is None else data_check.prompts
+        candidates = 1 if method is None else method.candidates
+        check_combinations(args, method=method, prompts=prompts)
+        if args.adapt.enabled and args.adapt.method not in METHODS:
+            check_method(args, arithmetic, data_check.problem)
+        warnings += check_reward(args, data_check.problem, data_check.not_found)
+        steps = None if prompts is None else run_steps(args, prompts, candidates)
+        if weights and prompts is not None:
+            _ask_schedules(args, questions, actor_steps(args, prompts, candidates))
+        warnings += questions.answers()
     return Checked(
         arithmetic=arithmetic,
         prompts=prompts,
@@ -121,65 +128,85 @@ def check_packages(args: SimpleNamespace) -> None:
         raise ConfigError(problem)
 
 
-def check_model(flag: str, name: str | None, *, weights: bool = True) -> Shapes:
-    """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub.
-
-    Returns:
-        Shapes of its weights, as far as they are known without loading it.
-    """
+def check_model(flag: str, name: str | None, *, weights: bool = True) -> None:
+    """Check that a model is a folder with a config.json and whole weights, or may be a name on the model hub."""
     if not name:
         raise ConfigError(f"{flag} is not set; it must be a model folder or a model hub name")
     path = user_file.at_home(name)
     if user_file.is_dir(flag, path):
         if not user_file.is_file(flag, path / "config.json"):
             raise ConfigError(f"{flag} is {name}; the folder has no config.json, so it is not a model")
-        return tensors_of(flag, path) if weights else {}
-    if path.exists() or looks_local(name):
+        if weights:
+            weight_files(flag, path)
+    elif path.exists() or looks_local(name):
         raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
-    return {}
 
 
-def _check_models(args: SimpleNamespace, *, weights: bool, ahead: bool) -> list[str]:
+def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool, ahead: bool) -> list[str]:
     """Check each model that is loaded, and that the actor fits its engines and `data.max_len`.
+
+    What only transformers and vLLM know is asked.
 
     Returns:
         A warning for each model that is not on this machine, if nothing is downloaded (`ahead`).
     """
-    trained = [("actor.model_name_or_path", args.actor.model_name_or_path)]
-    if args.critic.model_name_or_path:
-        trained.append(("critic.model_name_or_path", args.critic.model_name_or_path))
-    rewards = [] if args.reward.remote_url else [("reward.model_name_or_path", args.reward.model_name_or_path)]
-    names = [*trained, *rewards]
-    all_shapes = [check_model(flag, name, weights=weights) for flag, name in names]
-    check_tokenizer(*trained[0])
-    if rewards:
-        check_reward_model(args, all_shapes[-1])
-    elsewhere = {name: flag for flag, name in reversed(names) if ahead and not user_file.at_home(name).is_dir()}
-    warnings = [
+    models = {
+        "actor": args.actor.model_name_or_path,
+        "critic": args.critic.model_name_or_path,
+        "reward": None if args.reward.remote_url else args.reward.model_name_or_path,
+    }
+    names = {f"{role}.model_name_or_path": name for role, name in models.items() if role == "actor" or name}
+    for flag, name in names.items():
+        check_model(flag, name, weights=weights)
+    check_tokenizer(ACTOR, names[ACTOR])
+    here = {flag: folder for flag, name in names.items() if (folder := user_file.at_home(name)).is_dir()}
+    noises: list[str] = []
+    for flag, folder in here.items():
+        config = config_of(f"{flag} is {names[flag]}", folder)
+        if flag == ACTOR:
+            vision.check_model(f"{flag} is {names[flag]}", folder, config, args)
+            _check_shape(f"{flag} {names[flag]}", config.get("text_config") or config, args)
+        else:
+            check_same_tokens(args, flag, names[flag])
+        if args.actor.aux_loss_coef and flag != REWARD and "output_router_logits" not in config:
+            raise ConfigError(
+                f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {names[flag]}; it must be 0 then, "
+                "because the model is no mixture of experts with a loss of its router (no output_router_logits in "
+                "config.json)"
+            )
+        if not args.adapt.enabled and (flag == ACTOR or names[flag] != names[ACTOR]) and flag != REWARD:
+            noises += _noise(f"{flag} is {names[flag]}", config | (config.get("text_config") or config))
+    if weights:
+        _ask_models(args, questions, here)
+    elsewhere = {name: flag for flag, name in reversed(names.items()) if ahead and flag not in here}
+    return [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
         "looked at"
         for name, flag in elsewhere.items()
-    ]
-    for (flag, name), shapes in zip(trained, all_shapes, strict=False):
-        folder = user_file.at_home(name)
-        if not folder.is_dir():
-            continue
-        config = config_of(f"{flag} is {name}", folder)
-        language = config.get("text_config") or config
-        check_weights(flag, folder, config | language, shapes, generates=(flag, name) == trained[0])
-        if args.ds.lora.rank:
-            check_adapters(f"{flag} {name}", args.ds.lora.target_modules, config | language, shapes)
-        if args.actor.aux_loss_coef and "output_router_logits" not in config:
-            raise ConfigError(
-                f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {name}; it must be 0 then, because "
-                "the model is no mixture of experts with a loss of its router (no output_router_logits in config.json)"
-            )
-        if not args.adapt.enabled and (flag == trained[0][0] or name != trained[0][1]):
-            warnings += _noise(f"{flag} is {name}", config | language)
-        if (flag, name) == trained[0]:
-            vision.check_model(f"{flag} is {name}", folder, config, args)
-            _check_shape(f"{flag} {name}", language, args)
-    return warnings
+    ] + noises
+
+
+def _ask_models(args: SimpleNamespace, questions: Questions, here: Mapping[str, Path]) -> None:
+    """Ask whether each model is loaded whole, and whether an engine takes the actor."""
+    lora, head = args.ds.lora, args.ds.value_head_prefix
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules or ())
+    for flag, folder in here.items():
+        adapted = targets if lora.rank and flag != REWARD else None
+        questions.ask(Loaded(flag, str(folder), flag.partition(".")[0], head, adapted))
+    if ACTOR in here:
+        for kind in (Generates, Synced):
+            questions.ask(kind(ACTOR, str(here[ACTOR]), args.data.max_len))
+
+
+def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> None:
+    """Ask for the learning rates of all optimizer steps, of which the actor makes so many at most."""
+    most = {"actor": steps}
+    if args.critic.model_name_or_path:
+        most["critic"] = critic_steps(args, steps)
+    for name, count in most.items():
+        model = getattr(args, name)
+        rate = getattr(model, model.optim).lr
+        questions.ask(Scheduled(name, model.lr_scheduler, rate, model.lr_warmup_ratio, model.min_lr_ratio, count))
 
 
 def _noise(model: str, config: dict[str, Any]) -> list[str]:
@@ -196,8 +223,8 @@ def _noise(model: str, config: dict[str, Any]) -> list[str]:
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:
-    """Check that a model's heads can be divided as asked, and that it has as many positions as `data.max_len`."""
-    heads, most = shape.get("num_attention_heads"), positions_of(shape)
+    """Check that a model's heads can be divided as asked."""
+    heads = shape.get("num_attention_heads")
     parts = {"vllm.tensor_parallel_size": args.vllm.tensor_parallel_size}
     if args.ds.ring_attn_size > 1:
         parts["ds.ring_attn_head_stride"] = args.ds.ring_attn_head_stride
@@ -210,8 +237,6 @@ def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> No
             f"vllm.tensor_parallel_size is {args.vllm.tensor_parallel_size}; it must divide "
             f"{shape['num_key_value_heads']}, the key-value heads of {model}, or be a multiple of them"
         )
-    if args.data.max_len > most:
-        raise ConfigError(f"data.max_len is {args.data.max_len}; it must be at most {most:g}, the positions of {model}")
 
 
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str] = ()) -> list[str]:

@@ -107,9 +107,10 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def without_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The models of a test need no tokenizer, because loading one takes most of its time."""
+def without_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models of a test need no tokenizer and no real weights, because to load them takes most of its time."""
     monkeypatch.setattr("bapo_openrlhf.launch.preflight.check_tokenizer", lambda flag, model: None)
+    monkeypatch.setattr("bapo_openrlhf.launch.questions.Questions.ask", lambda self, question: None)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from bapo_openrlhf.workbench.prepare.build import Request, prepare
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
-pytestmark = pytest.mark.usefixtures("without_tokenizer")
+pytestmark = pytest.mark.usefixtures("without_models")
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

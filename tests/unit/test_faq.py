@@ -11,7 +11,7 @@ import pytest
 
 from bapo_openrlhf.cli import main
 
-pytestmark = pytest.mark.usefixtures("without_tokenizer")
+pytestmark = pytest.mark.usefixtures("without_models")
 
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)\n```$", (ROOT / "docs" / "faq.md").read_text(), re.M | re.S)

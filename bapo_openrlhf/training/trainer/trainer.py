@@ -22,7 +22,7 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
-from bapo_openrlhf.flags.sizes import batch_arithmetic, run_steps
+from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator, SharedLoader
@@ -205,13 +205,8 @@ class AdaptedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def get_max_steps(self) -> int:
-        """Number of optimizer steps that the learning-rate schedule spans.
-
-        It is the largest possible number, because a cosine would rise again after too small a number: every batch
-        counts as a full one.
-        """
-        updates = self.arithmetic.optimizer_steps * self.args.train.max_epochs
-        return run_steps(self.args, len(self.prompts_dataloader), self.method.candidates) * updates
+        """Number of optimizer steps that the learning-rate schedule spans."""
+        return actor_steps(self.args, len(self.prompts_dataloader), self.method.candidates)
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:

@@ -17,7 +17,7 @@ from bapo_openrlhf.launch.settings import settings_of
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
 
-pytestmark = pytest.mark.usefixtures("without_tokenizer")
+pytestmark = pytest.mark.usefixtures("without_models")
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datasets")

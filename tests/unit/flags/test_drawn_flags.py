@@ -12,7 +12,7 @@ from drawn_flags import NOT_DRAWN, OTHERS, WITHIN, drawn, kept_out, ranges, tabl
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.errors import ALLOWED
 
-pytestmark = pytest.mark.usefixtures("without_tokenizer")
+pytestmark = pytest.mark.usefixtures("without_models")
 
 BASE = {
     "actor.model_name_or_path": "model", "actor.num_gpus_per_node": "1", "critic.num_gpus_per_node": "1",

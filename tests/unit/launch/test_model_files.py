@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from bapo_openrlhf.errors import ConfigError
@@ -14,29 +15,78 @@ from bapo_openrlhf.launch.model_files import (
     INDEX,
     WHOLE,
     check_adapters,
-    check_weights,
     positions_of,
-    tensors_of,
+    shapes_of,
+    weight_files,
 )
 
 
 def refused(folder) -> str:
     with pytest.raises(ConfigError) as error:
-        tensors_of("critic.model_name_or_path", folder)
+        weight_files("critic.model_name_or_path", folder)
     return str(error.value).removeprefix(f"critic.model_name_or_path is {folder}; ")
 
 
+def shard(folder, *names, index=INDEX, ending="safetensors") -> None:
+    """Write a file with a tensor for each name, and their index."""
+    for name in names:
+        save_file({name: np.ones(4)}, folder / f"{name}.{ending}")
+    (folder / index).write_text(json.dumps({"weight_map": {name: f"{name}.{ending}" for name in names}}))
+
+
 def test_the_tensors_of_one_file_and_of_several(tmp_path):
-    (tmp_path / "pytorch_model.bin").touch()
-    assert tensors_of("f", tmp_path) == {}  # of a .bin file nothing is said
     save_file({"a": np.zeros((2, 3)), "b": np.zeros(0)}, tmp_path / WHOLE, metadata={"format": "pt"})
-    assert tensors_of("f", tmp_path).keys() == {"a", "b"}
-    for name in "cd":
-        save_file({name: np.ones(4)}, tmp_path / f"{name}.safetensors")
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in "cd"}}))
-    assert tensors_of("f", tmp_path) == {"c": [4], "d": [4]}  # transformers also reads the index first
+    (tmp_path / "pytorch_model.bin").touch()  # neither transformers nor vLLM reads it then
+    assert shapes_of("f", tmp_path) == {"a": [2, 3], "b": [0]}
+    (tmp_path / WHOLE).unlink()
+    shard(tmp_path, "c", "d")
+    assert shapes_of("f", tmp_path) == {"c": [4], "d": [4]}
+    save_file({"e": np.ones(4)}, tmp_path / "consolidated.safetensors")  # vLLM reads only what the index names
+    assert shapes_of("f", tmp_path) == {"c": [4], "d": [4]}
     (tmp_path / "d.safetensors").unlink()
     assert refused(tmp_path) == f"{INDEX} names the file d.safetensors, which is not there"
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_the_tensors_of_a_bin_file(tmp_path, zipped):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(2, 3)}, path, _use_new_zipfile_serialization=zipped)
+    (tmp_path / "training_args.bin").touch()
+    assert shapes_of("f", tmp_path) == {"a": [2, 3]}
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=f"^f is {tmp_path}; pytorch_model.bin cannot be read: "):
+        shapes_of("f", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "second", ["new shards beside an old file", "a file that no index names", "another .bin file", "an adapter"]
+)
+def test_a_second_set_of_weights(tmp_path, second):
+    """transformers and vLLM would load different ones."""
+    save_file({"a": np.zeros(2)}, tmp_path / WHOLE)
+    if second == "new shards beside an old file":
+        shard(tmp_path, "c", "d")
+        assert "transformers loads model.safetensors, and vLLM c.safetensors, d.safetensors; " in refused(tmp_path)
+    elif second == "a file that no index names":
+        save_file({"a": np.zeros(2)}, tmp_path / "old.safetensors")
+        assert "transformers loads model.safetensors, and vLLM model.safetensors, old.safetensors; " in refused(
+            tmp_path
+        )
+    elif second == "another .bin file":
+        (tmp_path / WHOLE).unlink()
+        for name in ("pytorch_model.bin", "adapter_model.bin"):
+            (tmp_path / name).touch()
+        assert "and vLLM adapter_model.bin, pytorch_model.bin; " in refused(tmp_path)
+    else:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        assert refused(tmp_path).startswith("it has weights and the adapter of adapter_config.json")
+
+
+@pytest.mark.parametrize("content", ["version https://git-lfs.github.com/spec/v1\n", "[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("name", [INDEX, "pytorch_model.bin.index.json"])
+def test_an_index_that_names_no_file(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert refused(tmp_path).startswith(f"{name} must be an object whose weight_map says the file of each tensor")
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 40, -1])
@@ -73,78 +123,19 @@ def test_a_folder_without_weights(tmp_path, name, says):
     assert says in refused(tmp_path) and f"its weights must be in {WHOLE}" in refused(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """config.json and the shapes of a model that transformers has made and saved."""
-    import transformers
-
-    folder = tmp_path_factory.mktemp("model")
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2,
-             "num_key_value_heads": 1, "head_dim": 4, "vocab_size": 20, "tie_word_embeddings": False}  # fmt: skip
-    config = transformers.Qwen3Config(**sizes)
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
-    return json.loads((folder / "config.json").read_text()), tensors_of("f", folder)
-
-
-def test_a_model_that_transformers_has_saved_can_be_trained(real, tmp_path):
-    config, shapes = real
-    for generates in (True, False):
-        check_weights("f", tmp_path, config, shapes, generates=generates)
-        check_weights("f", tmp_path, config, {}, generates=generates)
-    headless = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
-    check_weights("f", tmp_path, config, headless, generates=False)  # a critic has another head
-    check_weights("f", tmp_path, config | {"tie_word_embeddings": True}, headless, generates=True)
-
-
-@pytest.mark.parametrize(
-    ("changed", "without", "says"),
-    [
-        ({"model_type": None}, "", "its config.json has no model_type"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "", "its weights are quantized (gptq), and a model that"),
-        ({"architectures": ["Qwen3ForSequenceClassification"]}, "", "it is a Qwen3ForSequenceClassification, which"),
-        ({}, "model.layers.1.", "it has no weights of layer 1, and num_hidden_layers of its config.json is 3"),
-        (
-            {"hidden_size": 16},
-            "",
-            "vocab_size and hidden_size of its config.json are [20, 16], and its embeddings are [20, 8]",
-        ),
-        ({}, "lm_head.", "it has no weights lm_head.weight, the head over the vocabulary, and tie_word_embeddings is"),
-    ],
-)
-def test_a_model_that_cannot_be_trained(real, tmp_path, changed, without, says):
-    config, shapes = real
-    config = {name: value for name, value in (config | changed).items() if value is not None}
-    shapes = {name: shape for name, shape in shapes.items() if not (without and name.startswith(without))}
-    with pytest.raises(ConfigError) as error:
-        check_weights("critic.model_name_or_path", tmp_path, config, shapes, generates=True)
-    assert str(error.value).startswith(f"critic.model_name_or_path is {tmp_path}; {says}")
-
-
-def test_adapters_are_of_matrices_of_the_model(real):
-    config, shapes = real
-    check_adapters("m", "all-linear", config, shapes)
-    check_adapters("m", ["x"], config, {})  # its weights are in a .bin file
-    check_adapters("m", ["q_proj", "self_attn.v_proj", "lm_head"], config, shapes)
-    names = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+def test_adapters_are_of_matrices_of_the_model():
+    layer = {f"model.layers.0.{part}_proj.weight": (2, 2) for part in ("self_attn.q", "self_attn.v", "mlp.up")}
+    shapes = layer | {"model.embed_tokens.weight": (3, 2), "model.norm.weight": (2,)}
+    check_adapters("m", "all-linear", shapes, tied=False)
+    check_adapters("m", ["q_proj", "self_attn.v_proj", "lm_head"], shapes, tied=False)
     for name in ("q_proj,v_proj", "c_attn", "proj", "all-linear", "embed_tokens", "norm"):
         with pytest.raises(ConfigError) as error:
-            check_adapters("actor.model_name_or_path m", ["q_proj", name], config, shapes)
+            check_adapters("actor.model_name_or_path m", ["q_proj", name], shapes, tied=False)
         assert str(error.value) == (
             f"ds.lora.target_modules is q_proj {name}; {name} is no matrix of actor.model_name_or_path m, which has "
-            f"{names}: give some of them, or leave the flag out for all"
+            "lm_head, q_proj, up_proj, v_proj: give some of them, or leave the flag out for all"
             + ("; there are spaces between names, and no commas" if "," in name else "")
         )
-
-
-def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused(real):
-    config, shapes = real
-    untied = {"tie_word_embeddings": False}
-    headless = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
-    for tied, files in ((config | {"tie_word_embeddings": True}, {}), ({}, headless), (config | untied, headless)):
-        check_adapters("m", ["q_proj"], tied, files)
-        check_adapters("m", "all-linear", tied, files)  # PEFT leaves the head out
-        with pytest.raises(ConfigError, match=r"^ds\.lora\.target_modules is q_proj lm_head; .*tie_word_embeddings"):
-            check_adapters("m", ["q_proj", "lm_head"], tied, files)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Running, plan, require_same, run_all
 
-pytestmark = pytest.mark.usefixtures("without_tokenizer")
+pytestmark = pytest.mark.usefixtures("without_models")
 
 ARMS = (Arm("plain", "group", "GRPO", {"adapt.method": "none"}), Arm("bapo", "critic", "BA-PPO"))
 STUDY = Study("tiny", ARMS, seeds=(3, 1), flags={"eval.steps": 4})

@@ -1,0 +1,255 @@
+"""Ask transformers and vLLM to take the models of a run, without their weights.
+
+transformers loads each model as OpenRLHF does, but all its tensors are on torch's meta device: they have shapes and no
+numbers. So its own rules say which weights would be missing, which are too many, and which have another shape: those
+about tied weights, prefixes, renamed and merged tensors. vLLM reads the configuration as an engine does, without a
+device.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bapo_openrlhf.errors import ConfigError, one_line, reason_of
+from bapo_openrlhf.launch.model_files import check_adapters, config_of, few, headers, weight_files
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Whether transformers loads a model whole, from a folder.
+
+    Attributes:
+        flag: The flag that names the folder.
+        folder: The model's.
+        role: "actor", "critic" or "reward".
+        head: Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
+        adapted: Matrices that get adapters, by the ends of their names; None without LoRA.
+    """
+
+    flag: str
+    folder: str
+    role: str
+    head: str = "score"
+    adapted: tuple[str, ...] | str | None = None
+
+    @property
+    def about(self) -> str:
+        """Flag and value."""
+        return f"{self.flag} is {self.folder}"
+
+    def answer(self) -> list[str]:
+        """A warning of weights that no part of the model takes.
+
+        Raises:
+            ConfigError: It cannot be loaded, or not whole.
+        """
+        self._refuse_quantized()
+        try:
+            model, found, head = _load(self.folder, self.role, self.head)
+        except Exception as error:  # transformers raises many kinds
+            raise ConfigError(f"{self.about}; transformers cannot load it: {one_line(error)}") from None
+        if self.role == "actor":
+            self._refuse_what_cannot_be_saved(model)
+        untaught = {f"{head}.weight"} if self.role == "critic" else set()  # OpenRLHF begins with random numbers there
+        if missing := sorted({*found["missing_keys"]} - untaught):
+            raise ConfigError(f"{self.about}; {self._lacks(missing, f'{head}.weight')}")
+        if wrong := sorted(found["mismatched_keys"]):
+            name, has, needs = wrong[0]
+            raise ConfigError(
+                f"{self.about}; its weights {name} are {list(has)}, and by its config.json they must be {list(needs)}"
+            )
+        if self.adapted is not None:
+            shapes = {name: value.shape for name, value in model.named_parameters()}
+            tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+            check_adapters(f"{self.flag} {self.folder}", self.adapted, shapes, tied=tied)
+        surplus = sorted(found["unexpected_keys"])
+        if head:  # a causal language model has another head
+            surplus = [name for name in surplus if name.startswith(f"{model.base_model_prefix}.")]
+        return [f"{self.about}: no part of the model takes its weights {few(surplus)}"] if surplus else []
+
+    def _refuse_what_cannot_be_saved(self, model: Any) -> None:
+        """Refuse a generation_config.json that transformers reads, but does not write."""
+        from bapo_openrlhf.training.worker.savable import make_savable  # it imports torch
+
+        try:
+            make_savable(model)
+        except ValueError as error:
+            why = one_line(error)
+            raise ConfigError(f"{self.about}; transformers refuses its generation_config.json: {why}") from None
+
+    def _refuse_quantized(self) -> None:
+        """Refuse weights in fewer than 16 bits. transformers would load some of them, without their scales."""
+        folder = Path(self.folder)
+        quantized = (config_of(self.about, folder).get("quantization_config") or {}).get("quant_method")
+        for path in weight_files(self.flag, folder):
+            kinds = {kind for kind, _ in headers(self.flag, path).values()} if path.suffix == ".safetensors" else set()
+            quantized = quantized or next((kind for kind in sorted(kinds) if kind.startswith(("F8", "F6", "F4"))), None)
+        if quantized:
+            raise ConfigError(
+                f"{self.about}; its weights are quantized ({quantized}), and must be in bf16 or float32 to be trained"
+            )
+
+    def _lacks(self, missing: list[str], head: str) -> str:
+        """What a folder without some weights lacks."""
+        if self.role == "reward" and missing == [head]:
+            return (f"it has no weights {head}, the head that gives a score, so it is no reward model, or "
+                    "--ds.value_head_prefix must name its head")  # fmt: skip
+        return f"it has no weights {few(missing)}, and they would begin with random numbers"
+
+
+@dataclass(frozen=True)
+class Generates:
+    """Whether vLLM takes a model as an engine's.
+
+    Attributes:
+        flag: The flag that names the folder.
+        folder: The model's.
+        longest: Tokens of the longest sequence (`data.max_len`).
+    """
+
+    flag: str
+    folder: str
+    longest: int
+
+    @property
+    def about(self) -> str:
+        """Flag and value."""
+        return f"{self.flag} is {self.folder}"
+
+    def answer(self) -> list[str]:
+        """Nothing.
+
+        Raises:
+            ConfigError: vLLM refuses the model, or would take it for one that generates no text or is quantized.
+        """
+        from vllm.config import ModelConfig
+        from vllm.platforms import current_platform
+
+        if current_platform.is_unspecified():  # vLLM is for GPUs, and this machine has none
+            return []
+        try:
+            model = ModelConfig(
+                model=self.folder, tokenizer=self.folder, max_model_len=self.longest, dtype="bfloat16",
+                trust_remote_code=True,
+            )  # fmt: skip
+        except Exception as error:  # of pydantic, or of what reads the configuration
+            raise ConfigError(
+                f"{self.about}, and data.max_len is {self.longest}; vLLM refuses it: {reason_of(error)}"
+            ) from None
+        if model.runner_type != "generate":
+            raise ConfigError(
+                f"{self.about}; vLLM takes it for a {', '.join(model.architectures)}, which generates no text: "
+                "`architectures` in its config.json must name a causal language model"
+            )
+        if model.quantization:
+            raise ConfigError(
+                f"{self.about}; vLLM takes its weights for quantized ({model.quantization}), and the engines must take "
+                "those of a model that is trained"
+            )
+        return []
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Whether a learning-rate schedule has a rate for each optimizer step.
+
+    Attributes:
+        model: "actor" or "critic".
+        kind: transformers' name of the schedule.
+        rate: The highest learning rate.
+        warm_up: Share of the steps.
+        lowest: Share of the highest rate in which some schedules end.
+        steps: Optimizer steps of the run.
+    """
+
+    model: str
+    kind: str
+    rate: float
+    warm_up: float
+    lowest: float
+    steps: int
+
+    @property
+    def about(self) -> str:
+        """Flag and value."""
+        return f"{self.model}.lr_scheduler is {self.kind}"
+
+    def answer(self) -> list[str]:
+        """Nothing.
+
+        Raises:
+            ConfigError: The schedule cannot be made, or fails in a step.
+        """
+        step = 0
+        try:
+            rate_in = self._schedule()
+            for step in range(self.steps + 1):
+                if not math.isfinite(rate_in(step)):
+                    raise ValueError("the rate is not finite")
+        except Exception as error:  # of transformers
+            after = f"after step {step} of {self.steps}" if step else "at its start"
+            raise ConfigError(
+                f"{self.about}; with a learning rate of {self.rate:g} and {self.model}.lr_warmup_ratio "
+                f"{self.warm_up:g} it fails {after}: {one_line(error)}; take another schedule, rate or warm-up, or "
+                "more steps"
+            ) from None
+        return []
+
+    def _schedule(self) -> Callable[[int], float]:
+        """The factor of the rate by the number of steps that were made, as OpenRLHF asks transformers for it."""
+        import torch
+        from transformers import get_scheduler
+
+        ends = self.kind in ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.rate)
+        schedule = get_scheduler(
+            self.kind, optimizer, num_warmup_steps=math.ceil(self.steps * self.warm_up), num_training_steps=self.steps,
+            scheduler_specific_kwargs={"min_lr_rate": self.lowest} if ends else {},
+        )  # fmt: skip
+        factor: Callable[[int], float] = schedule.lr_lambdas[0]
+        return factor
+
+
+def load(folder: str) -> Any:
+    """A language model without numbers."""
+    return _load(folder, "actor")[0]
+
+
+def _load(folder: str, role: str, head: str | None = None) -> tuple[Any, dict[str, Any], str | None]:
+    """A model without numbers, what transformers says of its weights, and the name of its head.
+
+    The name is None if it is a language model. The arguments are those of `Loaded`.
+    """
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    transformers.utils.logging.disable_progress_bar()
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    if role != "actor":
+        head = getattr(config, "value_head_prefix", head)
+        kind = _scoring(config, str(head))
+    model, found = kind.from_pretrained(
+        folder, config=config, device_map={"": "meta"}, attn_implementation="eager", trust_remote_code=True,
+        ignore_mismatched_sizes=True, output_loading_info=True,
+    )  # fmt: skip
+    return model, found, head
+
+
+def _scoring(config: Any, head: str) -> Any:
+    """The class of a critic or a reward model: what OpenRLHF makes of the class of the language model."""
+    import torch
+    from transformers import AutoModel
+
+    base = AutoModel._model_mapping[type(config)]
+
+    class Scoring(base.__base__):  # type: ignore[misc, name-defined]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            setattr(self, self.base_model_prefix, base(config))
+            setattr(self, head, torch.nn.Linear(config.hidden_size, 1, bias=False))
+            self.post_init()
+
+    return Scoring
