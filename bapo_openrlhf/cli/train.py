@@ -11,9 +11,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
     with caught() as signals:
         args = arguments.parse(argv, prog)
 
+        from bapo_openrlhf import machine
         from bapo_openrlhf.launch.resume import own_folders
 
-        with own_folders(args):  # before all that takes time
+        with own_folders(args), machine.processes():  # before all that takes time
             from bapo_openrlhf.launch.hub import check_hub_models
             from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
             from bapo_openrlhf.launch.start import launch

@@ -114,7 +114,7 @@ def launch(
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with recorded(args, folder, command):
-        with machine.processes(), bar:
+        with bar:
             _train(args, signals)
         _summarise(args, folder, metadata, clock)
     return folder
