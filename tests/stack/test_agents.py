@@ -156,7 +156,7 @@ def runs(train, workspace, request):
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
     """In both turns and for all sources; also of groups that were stored before the run was stopped."""
-    result = dict.fromkeys(record.SOURCES, 0)
+    result = dict.fromkeys(("fresh", "reevaluated", "replayed"), 0)
     for step, data, index, source, one in runs.rows():
         mask = data[f"{index}/action_mask"]
         assert np.array_equal(mask[: len(one.mask) - 1], one.mask[1:]) and not mask[len(one.mask) - 1 :].any()
