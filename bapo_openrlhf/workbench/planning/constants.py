@@ -21,6 +21,7 @@ def _constant(default: Any, unit: str, meaning: str, source: str) -> Any:
 
 
 ASSUMED = "assumption"
+RAY = "default of Ray 2.55.0"
 SLICED = "training/worker/log_probs.py"
 STUDY = "GRPO in the first study, docs/results.md"
 
@@ -38,8 +39,10 @@ class Constants:
         3 * GIB, "bytes", "memory of an engine without weights and KV cache", ASSUMED
     )
     reserve_bytes: float = _constant(
-        6 * GIB, "bytes", "memory of a GPU for CUDA, NCCL, buffers", "5.2 GiB on an H200 (docs/performance.md)"
+        6 * GIB, "bytes", "memory of a GPU for CUDA, NCCL, buffers", "4.6 to 5.3 GiB in three runs, docs/plan.md"
     )
+    object_store_share: float = _constant(0.3, "of a machine's memory", "Ray's store of objects", RAY)
+    object_store_most_bytes: float = _constant(200e9, "bytes", "most that Ray's store of objects takes", RAY)
     cut_logit_bytes: float = _constant(10, "bytes per token and vocabulary entry", "logits of a cut head", "OpenRLHF")
     logit_block: float = _constant(2**27, "logits", "most that are held at a time, in bf16", SLICED)
     logit_tile: float = _constant(2**26, "logits", "of these, most that are in fp32 at a time, in 2 arrays", SLICED)

@@ -6,6 +6,7 @@ import pandas as pd
 
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB
+from bapo_openrlhf.workbench.planning.host import host_memory
 from bapo_openrlhf.workbench.planning.memory import REASONS, Memory
 from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.verdict import verdict
@@ -29,6 +30,8 @@ def page(plan: Plan) -> str:
         "## Predicted GiB on the fullest GPU: while generating / while training\n",
         _memory(plan, lines),
         "".join(f"- {word}: {REASONS[word]}\n" for word in words if word != "fits"),
+        "## Predicted GB of a machine's memory, and on the disk\n",
+        _host(plan),
         "## Predicted buffers\n",
         _buffers(plan),
         "## Constants\n",
@@ -73,6 +76,22 @@ def _memory(plan: Plan, lines: Mapping[str, Sequence[Memory]]) -> str:
         for place, sizes in zip(places, zip(*lines.values(), strict=True), strict=True)
     ]
     return Table.of(("model", "GPUs", "GPUs per engine", *lines), rows).markdown()
+
+
+def _host(plan: Plan) -> str:
+    workload, name, saved = plan.workload, plan.workload.algorithm.name, plan.workload.args.ckpt.max_num
+    rows = []
+    for shape in plan.shapes:
+        for gpus in plan.gpus:
+            host = host_memory(shape, workload, plan.constants, workload.algorithm, gpus)
+            parts = [part / host.machines for part in (host.engines, host.delayed, host.optimizers)]
+            sizes = [*parts, host.object_store, host.machine, host.checkpoint]
+            rows.append((shape.name, str(gpus), *(f"{size / 1e9:.1f}" for size in sizes)))
+    head = ("model", "GPUs", "engines asleep", "delayed weights", "optimizer states", "Ray's objects", "a machine")
+    note = "They do not count the code and data of the processes themselves."
+    return (
+        Table.of((*head, "a checkpoint"), rows).markdown() + f"\nFor {name}, which keeps {saved} checkpoints. {note}\n"
+    )
 
 
 def _buffers(plan: Plan) -> str:

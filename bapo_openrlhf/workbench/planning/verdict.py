@@ -63,10 +63,11 @@ def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constan
 
 def _tightest(needed: memory.Memory, constants: Constants) -> str:
     phases = {phase: getattr(needed, phase) / GIB for phase in memory.PHASES}
-    phase, usable = max(phases, key=phases.__getitem__), constants.usable_bytes / GIB
-    left = usable - phases[phase]
-    end = f"{left:.1f} GiB are free" if left >= 0 else f"{-left:.1f} GiB too much"
-    return f"The tightest phase is {phase}: {phases[phase]:.1f} of {usable:.1f} usable GiB a GPU, {end}."
+    phase, size, reserve = max(phases, key=phases.__getitem__), constants.gpu_bytes / GIB, constants.reserve_bytes / GIB
+    left = size - phases[phase] - reserve
+    end = f"{left:.1f} GiB ({left / size:.0%}) are free" if left >= 0 else f"{-left:.1f} GiB too much"
+    parts = f"{phases[phase]:.1f} GiB, and {reserve:.0f} for CUDA and NCCL, of {size:.1f} GiB a GPU"
+    return f"The tightest phase is {phase}: {parts}; {end}."
 
 
 def _why(needed: memory.Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:

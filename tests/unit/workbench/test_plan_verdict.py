@@ -40,8 +40,9 @@ def test_what_fits_by_hand():
     kept = (states + 6144 * 28 * LAYER["7B"] + logits) / GIB  # training, with the activations of all layers
     assert said("7B", [8, 16, 1024]) == (
         "Predicted: Qwen2.5-7B with BA-PPO fits on 8 H100 GPUs. The tightest phase is generation: "
-        f"{used:.1f} of 74.0 usable GiB a GPU, {74 - used:.1f} GiB are free. It also fits without "
-        f"--actor.gradient_checkpointing_enable, which is faster: {kept:.1f} GiB in the tightest phase. "
+        f"{used:.1f} GiB, and 6 for CUDA and NCCL, of 80.0 GiB a GPU; {74 - used:.1f} GiB (26%) are free. "
+        "It also fits without --actor.gradient_checkpointing_enable, which is faster: "
+        f"{kept:.1f} GiB in the tightest phase. "
         "It does not fit on 1024; the tables below say why."
     )
     assert (f"{used:.1f}", f"{74 - used:.1f}") == ("53.3", "20.7")
@@ -69,7 +70,7 @@ def test_what_does_not_fit_by_hand():
     used = ((16 + 2 * 2) * parameters / 8 + kept) / GIB
     assert said("32B", [8, 16]) == (
         "Predicted: Qwen2.5-32B with BA-PPO does not fit on 8 H100 GPUs. The tightest phase is training: "
-        f"{used:.1f} of 74.0 usable GiB a GPU, {used - 74:.1f} GiB too much. "
+        f"{used:.1f} GiB, and 6 for CUDA and NCCL, of 80.0 GiB a GPU; {used - 74:.1f} GiB too much. "
         "It would fit with --ds.adam_offload or on 16 H100 GPUs."
     )
     assert used - 12 * parameters / 8 / GIB < 74 < used

@@ -45,7 +45,8 @@ def with_flags(workload, flags):
 
 # 8 colocated GPUs, ZeRO-3, 256 x 8 responses of 4096, prompts of 2048
 WORKLOAD = with_flags(
-    workload_from("ba_ppo_qwen3_4b.yaml"), {"ds.zero_stage": 3, "actor.gradient_checkpointing_enable": True}
+    workload_from("ba_ppo_qwen3_4b.yaml"),
+    {"ds.zero_stage": 3, "actor.gradient_checkpointing_enable": True, "vllm.gpu_memory_utilization": 0.6},
 )
 APART = workload_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
 BESIDE = {"train.colocate_actor_ref": True}
