@@ -25,6 +25,7 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.apart import Begins, Lost, apart
+from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
 from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import config_of, weight_files
 from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled
@@ -63,6 +64,8 @@ def check_inputs(
         ConfigError: The message names the flag, the value and what is allowed.
     """
     check_environment()
+    check_allocator(args)
+    warnings = warnings_of_machine()
     check_written(args)
     check_read(args)
     check_combinations(args)
