@@ -12,14 +12,21 @@
 # BA-PPO on mathematics, Qwen3-4B as actor and critic: 2 machines with 8 GPUs of 80 GB each, one Ray over both.
 # In the project's folder, which all machines see: sbatch examples/slurm/ba_ppo_qwen3_4b.sh
 # Flags of `bapo-openrlhf train` may follow. docs/several_machines.md says what must be there before, and what has run.
+# With CONTAINER, an image that enroot has imported, pyxis runs all of it in this image and not in .venv-gpu.
 set -euo pipefail
 
-source .venv-gpu/bin/activate
+[[ ${CONTAINER-} ]] || source .venv-gpu/bin/activate
 read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 # Not the loopback address that some machines have for their own name.
 address=$(getent ahostsv4 "$head" | awk '$1 !~ /^127\./ && !n++ {print $1}')
 : "${address:?$head has no address that other machines reach}"
 gpus=$((SLURM_JOB_NUM_NODES * SLURM_GPUS_ON_NODE))
+image=() first=() # the words before a command: in the image, and there on the first machine
+if [[ ${CONTAINER-} ]]; then
+    # The training must find the sockets of the Ray that another container has started. enroot has a /tmp for each.
+    image=(--container-image="$CONTAINER" --container-mounts="$PWD:$PWD,/tmp:/tmp" --container-workdir="$PWD")
+    first=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" --cpu-bind=none "${image[@]}")
+fi
 
 run=(
     --config configs/ba_ppo_qwen3_4b.yaml
@@ -28,7 +35,7 @@ run=(
     --ref.num_nodes "$SLURM_JOB_NUM_NODES" --ref.num_gpus_per_node "$SLURM_GPUS_ON_NODE"
     --vllm.num_engines "$gpus" --ckpt.load_enable --run.stall_timeout 3600 "$@"
 )
-bapo-openrlhf check "${run[@]}"
+"${first[@]}" bapo-openrlhf check "${run[@]}"
 
 export RAY_ADDRESS=$address:6379
 export RAY_TMPDIR=/tmp/ray_$SLURM_JOB_ID # another user's Ray may have left its files in /tmp/ray
@@ -37,19 +44,19 @@ export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 # One Ray on each machine: the first starts it, the others join it. It ends with the job.
 # It blocks the signals that Slurm sends to all processes, and leaves them to the training.
 # `ray symmetric-run` is not used: a job ended with status 0 although Ray had not started (Ray 2.55.0).
-srun --cpu-bind=none env --block-signal=TERM,INT,HUP,USR1,USR2,XCPU bash -c '
+srun --cpu-bind=none "${image[@]}" env --block-signal=TERM,INT,HUP,USR1,USR2,XCPU bash -c '
     if ((SLURM_NODEID == 0)); then
         exec ray start --block --head --node-ip-address "${RAY_ADDRESS%:*}" --port "${RAY_ADDRESS#*:}" --num-gpus "$0"
     fi
     until ray health-check > /dev/null 2>&1; do sleep 5; done
     exec ray start --block --address "$RAY_ADDRESS" --num-gpus "$0"' "$SLURM_GPUS_ON_NODE" &
-if ! timeout 10m bash -c 'until ray status 2> /dev/null | grep -F "/$0.0 GPU"; do sleep 5; done' "$gpus"; then
+if ! timeout 10m "${first[@]}" bash -c 'until ray status 2> /dev/null | grep -F "/$0.0 GPU"; do sleep 5; done' "$gpus"; then
     echo "error: Ray has not found $gpus GPUs within 10 minutes" >&2
     exit 1
 fi
 train=
 trap 'told=yes; kill -USR1 $train || true' USR1 # ten minutes before the time limit: the step ends and is saved
-bapo-openrlhf train "${run[@]}" &
+"${first[@]}" bapo-openrlhf train "${run[@]}" &
 train=$!
 while :; do # a signal ends `wait`, but not the training
     told= status=0

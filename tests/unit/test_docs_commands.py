@@ -123,6 +123,11 @@ def names_what_is_there(words, here):
         assert "/" not in word or (here / word).is_file() or word.removeprefix("job/") in jobs, word
 
 
+def parse_in_an_image(words, here):
+    """The training that runs in a container, after Docker's own words."""
+    arguments.parse(words[words.index("train") + 1 :])
+
+
 def parse_quickstart(words, here):
     """Its own flags, and those of the training that it passes on."""
     parser = argparse.ArgumentParser()
@@ -291,6 +296,8 @@ RULES = [
     Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
     Rule("sbatch", parse_slurm_script, SLURM, "takes Slurm; there Slurm is a stand-in"),
     Rule("docker build", names_what_is_there, IMAGE, "takes Docker; there, files and versions are compared"),
+    Rule("docker run", parse_in_an_image, IMAGE, "takes Docker; there, files and versions are compared"),
+    Rule("kubectl create", names_what_is_there, None, "takes Kubernetes"),
     Rule("kubectl apply", names_what_is_there, RAY_JOB, "takes Kubernetes; there, the file is read"),
     Rule("kubectl logs", names_what_is_there, None, "takes Kubernetes"),
     Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),

@@ -88,7 +88,10 @@ def submit(tmp_path):
         ),
         "scontrol": "printf 'gpu01\\ngpu02\\n'\n",
         "getent": 'printf "%s STREAM gpu01\\n" $ADDRESSES\n',
-        "srun": 'for node in 0 1; do SLURM_NODEID=$node "${@:2}" || exit; done\n',
+        "srun": (
+            'nodes="0 1"\nwhile [[ $1 == --* ]]; do [[ $1 != --overlap ]] || nodes=; shift; done\n'
+            '[[ $nodes ]] || exec "$@"\nfor node in $nodes; do SLURM_NODEID=$node "$@" || exit; done\n'
+        ),
         "ray": 'printf "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" > "$STUBS/token"\n'
         '[[ $1 != status ]] || echo " 0.0/$FOUND.0 GPU"\n',
         "sleep": "kill $PPID\n",  # instead of another round of the loop that waits
@@ -100,11 +103,19 @@ def submit(tmp_path):
     (tmp_path / VENV / "bin" / "activate").write_text('PATH="$STUBS:$PATH"\n')
 
     def start(
-        *flags, addresses=f"127.0.1.1 {HOST} 10.9.9.9", machines=None, gpus=None, registered=None, status=0, told=""
+        *flags,
+        addresses=f"127.0.1.1 {HOST} 10.9.9.9",
+        machines=None,
+        gpus=None,
+        registered=None,
+        status=0,
+        told="",
+        container="",
     ):
         machines, gpus = machines or int(directives()["nodes"]), gpus or int(directives()["gpus-per-node"])
         environment = {
-            "PATH": "/usr/bin:/bin",
+            "PATH": f"{stubs}:/usr/bin:/bin" if container else "/usr/bin:/bin",
+            "CONTAINER": container,
             "STUBS": str(stubs),
             "CALLS": str(calls),
             "ADDRESSES": addresses,
@@ -168,6 +179,20 @@ def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(sub
     assert trained(job)[-2:] == ["--run.name", "four machines"]
     assert all(words[-2:] == ["--num-gpus", "2"] for _, words in job.calls if words[:2] == ["ray", "start"])
     assert_fills(trained(job), 4, 2, capsys)
+
+
+def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
+    """As pyxis takes it: an option of srun names the image, and the training is a step on the first machine."""
+    shutil.rmtree(tmp_path / VENV)  # which the image has, and not the machine
+    job = submit(container="/images/bapo.sqsh", status=3)
+    steps = [words for machine, words in job.calls if words[0] == "srun"]
+    inside = ["--container-image=/images/bapo.sqsh", f"--container-mounts={tmp_path}:{tmp_path},/tmp:/tmp",
+              f"--container-workdir={tmp_path}"]  # fmt: skip
+    commands = [next(word for word in words[1:] if not word.startswith("--")) for words in steps]
+    assert sorted(commands) == ["bapo-openrlhf", "bapo-openrlhf", "bash", "env"] and job.status == 3
+    for words, command in zip(steps, commands, strict=True):
+        assert all(word in words for word in inside)
+        assert ("--nodelist=gpu01" in words and "--overlap" in words) == (command != "env")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +294,14 @@ def test_ray_asks_for_a_token_in_both_examples(submit):
         submit()
         tokens.append((submit.stubs / "token").read_text())
     assert all(re.fullmatch("token [0-9a-f]{64}", token) for token in tokens) and len({*tokens}) == 2
+
+
+def test_pods_may_lock_memory_and_take_secrets_if_there_are_some():
+    for _, pod in groups(ray_job()):
+        (container,) = pod["containers"]
+        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+        (source,) = container["envFrom"]
+        assert source["secretRef"]["optional"] is True and f"`{source['secretRef']['name']}`" in PAGE
 
 
 def test_no_service_of_the_cluster_sets_a_variable_of_vllm():
