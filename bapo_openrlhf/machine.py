@@ -11,6 +11,9 @@ from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cpu import products, stack, threads
 from bapo_openrlhf.cpu.prefork import client, serving
 
+SHARED_RAY = stack.SHARED_RAY
+"""The variable that names the Ray that several runs without a GPU share."""
+
 ALONE = {client.ADDRESS: ""}
 """The environment of a process that is not to fork from another one."""
 
@@ -63,7 +66,7 @@ def own_ray(devices: int) -> dict[str, Any] | None:
 
 def shared_address() -> str:
     """The variable that names the Ray that several runs of this machine share."""
-    return stack.SHARED_RAY if on_cpu() else "RAY_ADDRESS"
+    return SHARED_RAY if on_cpu() else "RAY_ADDRESS"
 
 
 def share_of_cores(runs: int) -> dict[str, str]:

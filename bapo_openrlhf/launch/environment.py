@@ -60,7 +60,7 @@ def _check_temporary_folder() -> None:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(f"TMPDIR is {os.environ.get('TMPDIR')}; {error.strerror}: set it to another folder") from None
-    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(machine.shared_address())  # of a Ray that is there already
+    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(machine.SHARED_RAY)  # of a Ray that is there already
     places = [("TMPDIR", temporary, VLLMS)]
     if not shared:
         name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
