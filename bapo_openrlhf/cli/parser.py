@@ -13,7 +13,7 @@ from bapo_openrlhf.errors import ConfigError, refuse
 from bapo_openrlhf.user_file import at_home
 
 # The last parts of names that users of TRL, verl or older versions of OpenRLHF type, by the flag that they mean. A name
-# that is the last part of one of the known flags need not be here.
+# that is the end of one of the known flags need not be here, such as lora_rank (ds.lora.rank).
 MEANT = {
     "actor.adam.lr": "actor_learning_rate learning_rate lr",
     "actor.eps_clip": "cliprange epsilon",
@@ -21,6 +21,7 @@ MEANT = {
     "actor.lr_warmup_ratio": "warmup_ratio",
     "actor.max_norm": "max_grad_norm",
     "actor.model_name_or_path": "model model_name model_path pretrain",
+    "actor.num_gpus_per_node": "gpus n_gpus_per_node num_gpus",
     "algo.kl.init_coef": "beta init_kl_coef kl_coef kl_loss_coef",
     "bapo_grpo or ba_ppo": "bapo",  # --algorithm
     "ckpt.load_enable": "resume resume_from_checkpoint",
@@ -29,16 +30,16 @@ MEANT = {
     "data.max_len": "prompt_max_len",
     "data.max_samples or train.num_episodes": "max_steps",
     "data.prompt_dataset": "data dataset prompt_data",
+    "ds.lora.rank": "lora_r",
+    "logger.wandb.key": "use_wandb wandb",
     "reward.remote_url": "reward_fn reward_function",
-    "rollout.batch_size": "rollout_batch_size",
     "rollout.max_new_tokens": "generate_max_len max_completion_length max_response_length max_tokens",
     "rollout.micro_batch_size": "micro_rollout_batch_size",
     "rollout.n_samples_per_prompt": "group_size n num_generations rollout_n",
-    "train.batch_size": "ppo_mini_batch_size train_batch_size",
+    "train.batch_size": "ppo_mini_batch_size",
     "train.max_epochs": "ppo_epochs",
     "train.micro_batch_size": "micro_train_batch_size per_device_train_batch_size",
     "train.num_episodes": "epochs num_epochs num_train_epochs total_epochs",
-    "vllm.num_engines": "vllm_num_engines",
 }
 ALIASES = {alias: flag for flag, aliases in MEANT.items() for alias in aliases.split()}
 # Last parts of the names of earlier flags, by the flags that took their place. Those had limits of TV distances.
@@ -67,10 +68,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         meant += [of_group if of_group in names else dashes + alias]
     candidates = (
         [one for one in meant if one in names]
+        or [one for one in names if _plain(name) in _ends(one)]
         or difflib.get_close_matches(name, [one for one in names if one.rpartition(".")[2] == last], n=3, cutoff=0)
         or difflib.get_close_matches(name, names, n=1)
     )
     return f"; did you mean {' or '.join(candidates)}?" if candidates else ""
+
+
+def _plain(name: str) -> str:
+    """A name without capital letters, dots and dashes: `BA-PPO` is `ba_ppo`."""
+    return re.sub(r"[.-]", "_", name.lstrip("-").lower())
+
+
+def _ends(name: str) -> list[str]:
+    """The whole of a name, and what it ends with from a dot on if there is another dot, each as `_plain`."""
+    parts = name.lstrip("-").split(".")
+    return [_plain(".".join(parts[start:])) for start in range(max(len(parts) - 1, 1))]
 
 
 def is_switch(action: argparse.Action | None) -> bool:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
@@ -14,7 +15,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
-from bapo_openrlhf.data.prompts import check_tokenizer
+from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
@@ -142,7 +143,24 @@ def check_model(flag: str, name: str | None, *, weights: bool = True) -> None:
         if weights:
             weight_files(flag, path)
     elif path.exists() or looks_local(name):
-        raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}")
+        raise ConfigError(f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}{_nearest(path)}")
+    elif _has_folders(path.parent) and local_tokenizer(name) is None:
+        raise ConfigError(
+            f"{flag} is {name}; there is no such model folder{user_file.start_of(path)}, and it is taken for no name "
+            f"on the model hub, because {path.parent} is a folder there{_nearest(path)}"
+        )
+
+
+def _has_folders(parent: Path) -> bool:
+    """Whether the part of a name before the slash is a folder with others in it."""
+    return parent != Path() and parent.is_dir() and any(path.is_dir() for path in parent.iterdir())
+
+
+def _nearest(path: Path) -> str:
+    """The end of an error about a folder that is not there: the one beside it whose name is most like its name."""
+    names = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool, ahead: bool) -> list[str]:

@@ -16,6 +16,7 @@ from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute, run_folder
+from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.launch.ending import recorded
 from bapo_openrlhf.launch.resume import (
@@ -149,9 +150,18 @@ def _check_device(args: SimpleNamespace) -> None:
                 "because OpenRLHF makes a group of NCCL for any other too, and NCCL takes no two processes on one GPU"
             )
         return
-    for name, allowed in ON_THE_CPU.items():
-        if given[name] != allowed:
-            raise ConfigError(f"{name} is {given[name]}; on a machine without a GPU it must be {allowed}")
+    if wrong := {name: allowed for name, allowed in ON_THE_CPU.items() if given[name] != allowed}:
+        found = ", ".join(f"{name} is {given[name]}" for name in wrong)
+        words = " ".join(f"--{name} {str(allowed).lower()}" for name, allowed in wrong.items())
+        raise ConfigError(
+            f"{found}; on a machine without a GPU a run needs {words} (`bapo-openrlhf init --cpu` writes a "
+            "configuration with them)"
+        )
+    if (ranks := Flags.of(args).gpus("actor")) > 1:
+        print(
+            f"This machine has no GPU: the {ranks} ranks of the actor are processes, which share the cores.",
+            file=sys.stderr,
+        )
 
 
 def _last_line(error: Exception) -> str:

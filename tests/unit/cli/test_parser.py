@@ -35,6 +35,13 @@ MEANT = {
     "--temperature": "--eval.temperature or --rollout.temperature",
     "--seed": "--train.seed",
     "--adapt.bufer_size": "--adapt.buffer_size",
+    "--lora_rank": "--ds.lora.rank",
+    "--lora_alpha": "--ds.lora.alpha",
+    "--use_wandb": "--logger.wandb.key",
+    "--num_gpus": "--actor.num_gpus_per_node",
+    "--actor_num_gpus_per_node": "--actor.num_gpus_per_node",
+    "--rollout_batch_size": "--rollout.batch_size",
+    "--Train.Seed": "--train.seed",
 }
 
 
@@ -77,6 +84,11 @@ def test_nothing_like_it():
     assert did_you_mean("--zzzzzz", ["--train.seed"]) == ""
     assert refusal("--zzzzzz", "1") == "unknown flag --zzzzzz"
     assert did_you_mean("a\nb", [*ALGORITHMS]) == ""
+
+
+@pytest.mark.parametrize("written", ["BA-PPO", "ba-ppo", "BA_PPO"])
+def test_an_algorithm_in_the_letters_of_the_paper(written):
+    assert did_you_mean(written, ALGORITHMS) == "; did you mean ba_ppo?"
 
 
 def test_the_beginning_of_several_flags():

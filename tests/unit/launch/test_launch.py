@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import fields
@@ -600,8 +601,29 @@ def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
     allowed = launch.ON_THE_CPU[flag]
     given = {"gloo": "nccl", "eager": "sdpa", "adam": "muon"}.get(allowed, not allowed)
     flags = {name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | {flag: given}).items()}
-    with pytest.raises(ConfigError, match=f"^{flag} is {given}; on a machine without a GPU it must be {allowed}$"):
+    with pytest.raises(ConfigError, match=f"^{flag} is {given}; on a machine without a GPU .* --{flag} ") as error:
         start(**flags, ds__zero_stage=1, train__colocate_all=True, vllm__num_engines=8)
+    assert f" --{flag} {str(allowed).lower()} (" in str(error.value)
+
+
+def test_all_that_a_machine_without_a_gpu_cannot_do_is_in_one_error(start, monkeypatch):
+    """What the error says to add is enough."""
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    unable = {"vllm__enforce_eager": False, "vllm__sync_backend": "nccl", "ds__attn_implementation": "sdpa"}
+    ours = {name.replace(".", "__"): value for name, value in launch.ON_THE_CPU.items()}
+    with pytest.raises(ConfigError) as error:
+        start(**ours | unable)
+    added = re.search(r"a run needs ((?:--\S+ \S+ )+)", str(error.value))[1].split()
+    assert {flag[2:].replace(".", "__"): value for flag, value in zip(added[::2], added[1::2], strict=True)} == {
+        name: str(ours[name]).lower() for name in unable
+    }
+
+
+def test_the_ranks_of_a_machine_without_a_gpu_are_processes(start, monkeypatch, capsys):
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    ours = {name.replace(".", "__"): value for name, value in launch.ON_THE_CPU.items()}
+    start(**ours, actor__num_gpus_per_node=2, ref__num_gpus_per_node=2)
+    assert "no GPU" in (said := capsys.readouterr().err) and "2 ranks" in said and "processes" in said
 
 
 PYDANTIC = """ValidationError: 1 error for ModelConfig

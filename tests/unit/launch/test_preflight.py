@@ -163,6 +163,17 @@ class TestModel:
             where = "" if str(name)[0] == "/" else f" in the working directory {run.folder}"
             assert text == f"actor.model_name_or_path is {name}; there is no such model folder{where}"
 
+    @pytest.mark.parametrize("absolute", [True, False])
+    def test_missing_folder_beside_another(self, run, monkeypatch, absolute):
+        """It is no name on the hub, and the folder with a name like it is said."""
+        (run.folder / "runs" / "base_model").mkdir(parents=True)
+        monkeypatch.chdir(run.folder)
+        parent = run.folder / "runs" if absolute else Path("runs")
+        text = run.refusal(actor__model_name_or_path=parent / "base_modle")
+        assert text.startswith(f"actor.model_name_or_path is {parent / 'base_modle'}; there is no such model folder")
+        assert text.endswith(f"; did you mean {parent / 'base_model'}?")
+        assert "did you mean" not in run.refusal(actor__model_name_or_path=parent / "other")
+
     def test_a_file_is_no_model(self, run):
         assert "no such model folder" in run.refusal(actor__model_name_or_path=run.data)
 
