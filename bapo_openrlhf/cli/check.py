@@ -13,7 +13,7 @@ from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
-from bapo_openrlhf.flags.sizes import epoch_steps, most_tokens, response_tokens
+from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, passes_for, response_tokens
 from bapo_openrlhf.launch import cuda
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
@@ -240,10 +240,14 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     updates = total * args.train.max_epochs * arithmetic.optimizer_steps
     episodes = many(args.train.num_episodes, "epoch")
     most = "at most " if args.algo.dynamic_filtering_enable else ""
+    drawn = args.rollout.batch_size * checked.candidates
+    why = f", each of which draws {drawn} and generates for {args.rollout.batch_size}" if checked.candidates > 1 else ""
+    more = f"; for {ENOUGH_STEPS} steps or more, --train.num_episodes {passes_for(ENOUGH_STEPS, steps)}"
     rows = [
-        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}; {episodes}"),
-        ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"),
-    ]
+        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}{why}; {episodes}"),
+        ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"
+                      f"{more if total < ENOUGH_STEPS else ''}"),
+    ]  # fmt: skip
     if args.adapt.enabled:
         delay, every = args.adapt.rollout_delay, args.adapt.reevaluate_every
         syncs, count, apart = happenings(delay, every, steps)

@@ -3,69 +3,147 @@
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser, did_you_mean
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.config import ALGORITHMS
 from bapo_openrlhf.user_file import at_home
+from bapo_openrlhf.workbench import first_run
+from bapo_openrlhf.workbench.first_run import Problems
 
 FILES = {
     "config.yaml": "the settings of the run",
-    "train.jsonl": "64 problems; put yours in their place",
+    "train.jsonl": "problems to train on",
     "eval.jsonl": "problems for evaluations during the run",
-    "reward.py": "the reward function",
+    "reward.py": 'the reward function, which looks for "Answer: NUMBER"',
     "test_reward.py": "its test",
 }
 GPUS = (1, 2, 4, 8)  # they divide train.batch_size
 GPUS_IN_WORDS = f"{', '.join(map(str, GPUS[:-1]))} or {GPUS[-1]}"
 MODEL = "Qwen/Qwen3-0.6B"
+SMALL = "smollm2"  # of `bapo-openrlhf model`, which puts it into DIR/model
+# What the configuration has for either kind of machine.
+ON_GPUS = {
+    "together": "true",
+    "recompute": "true",
+    "forward": "2",
+    "backward": "1",
+    "stack": "vllm: {num_engines: $gpus, gpu_memory_utilization: 0.5, enable_sleep: true}\n"
+    "ds: {zero_stage: 2, enable_sleep: true, attn_implementation: sdpa} # sdpa needs no flash-attn",
+}
+ON_A_CPU = {
+    "together": "false",
+    "recompute": "false",
+    "forward": "8",
+    "backward": "2",
+    "stack": "vllm: {num_engines: $gpus, gpu_memory_utilization: 0.5, enforce_eager: true, sync_backend: gloo}\n"
+    "ds: {zero_stage: 2, attn_implementation: eager} # a CPU needs these values",
+}
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
     """Write the files into a new or empty folder, and print what they are and what to do next."""
-    parser = Parser(prog, __doc__.split(": ", 1)[1])
-    parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
-    parser.add_argument("--algorithm", default="bapo_grpo", help=f"{', '.join(ALGORITHMS)} (default: bapo_grpo)")
-    parser.add_argument("--gpus", type=int, default=1, help=f"{GPUS_IN_WORDS} GPUs of one machine (default: 1)")
-    parser.add_argument("--model", default=MODEL, help=f"a folder, or a name on the model hub (default: {MODEL})")
-    given = parser.parse_args(list(argv))
+    given = _parser(prog).parse_args(list(argv))
     folder, here = given.folder, given.folder.resolve()
-    settings = {"here": here, **_settings(given.algorithm, given.gpus, given.model)}
+    if given.algorithm not in ALGORITHMS:
+        hint = did_you_mean(given.algorithm, ALGORITHMS)
+        raise ConfigError(f"algorithm is {given.algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
+    if given.gpus not in GPUS:
+        raise ConfigError(f"gpus is {given.gpus}; it must be {GPUS_IN_WORDS}. docs/several_machines.md is about more")
     if unusable := re.search(r'[,@"\\]', str(here)):
         raise ConfigError(f"DIR is {here}; its path must not have {unusable[0]}, because OpenRLHF divides flags there")
+    texts = _texts(given, here)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"DIR is {folder}; it has files in it already, and must be a new or an empty folder")
-        for name in FILES:
-            text = (files("bapo_openrlhf.workbench") / "init" / name).read_text(encoding="utf-8")
-            if name == "config.yaml":
-                text = _without_effect(Template(text).substitute(settings), given.algorithm)
+        for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
+        config = folder / "config.yaml"
+        config.write_text(Template(texts[config.name]).substitute(fits=_fits(given, config)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     for name, meaning in FILES.items():
         print(f"{folder / name}  {meaning}")
     shown, config = (shlex.quote(str(path)) for path in (folder, folder / "config.yaml"))
-    print(f"next: pytest {shown}; bapo-openrlhf check --config {config}; docs/own_data.md")
+    model = f"bapo-openrlhf model {SMALL} {shlex.quote(str(folder / 'model'))}; " if _takes_small(given) else ""
+    print(f"next: {model}pytest {shown}; bapo-openrlhf check --config {config}; docs/own_data.md")
     return 0
 
 
-def _settings(algorithm: str, gpus: int, model: str) -> dict[str, str]:
-    """What the user chose, as the words of the configuration."""
-    if algorithm not in ALGORITHMS:
-        hint = did_you_mean(algorithm, ALGORITHMS)
-        raise ConfigError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
-    if gpus not in GPUS:
-        raise ConfigError(f"gpus is {gpus}; it must be {GPUS_IN_WORDS}. docs/several_machines.md is about more")
-    path = at_home(model)
-    name = str(path.resolve()) if path.is_dir() or looks_local(model) else model
-    return {"algorithm": algorithm, "gpus": str(gpus), "model": json.dumps(name, ensure_ascii=False)}
+def _parser(prog: str) -> Parser:
+    parser = Parser(prog, __doc__.split(": ", 1)[1])
+    parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
+    parser.add_argument("--algorithm", default="bapo_grpo", help=f"{', '.join(ALGORITHMS)} (default: bapo_grpo)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="your problems (.jsonl, .json, .csv or .parquet): "
+                        "each tenth is kept for evaluations (default: 64 examples)")  # fmt: skip
+    parser.add_argument("--gpus", type=int, default=1, help=f"{GPUS_IN_WORDS} GPUs of one machine (default: 1)")
+    parser.add_argument("--cpu", action="store_true", help="for a machine without a GPU; --gpus is then the number of "
+                        "processes that a model has")  # fmt: skip
+    parser.add_argument("--model", help="a folder, or a name on the model hub (default: "
+                        f"{MODEL}, and with --cpu SmolLM2-135M in DIR/model)")  # fmt: skip
+    return parser
+
+
+def _takes_small(given: Namespace) -> bool:
+    return given.cpu and given.model is None
+
+
+def _fits(given: Namespace, config: Path) -> str:
+    """What the header says of the GPUs' memory."""
+    if given.cpu:
+        return "A run on a CPU is slow: it is for small models and short responses."
+    try:
+        memory = first_run.fitting_gpu(arguments.parse(["--config", str(config)]))
+    except (ConfigError, ImportError):  # OpenRLHF may be missing, and the model no dense decoder
+        memory = None
+    if memory is None:
+        return "`bapo-openrlhf plan --config FILE` says whether they fit, and which flags help."
+    return f"They are predicted to fit GPUs of {memory}: `bapo-openrlhf plan --config FILE` says for others."
+
+
+def _texts(given: Namespace, here: Path) -> dict[str, str]:
+    """The content of each file."""
+    raw = {name: (files("bapo_openrlhf.workbench") / "init" / name).read_text(encoding="utf-8") for name in FILES}
+    if given.data is None:
+        rows = [[json.loads(line) for line in raw[f"{name}.jsonl"].splitlines()] for name in ("train", "eval")]
+        problems = Problems("input", "label", *rows)
+    else:
+        problems = first_run.problems_in(given.data)
+        for name, rows in (("train", problems.train), ("eval", problems.held_out)):
+            raw[f"{name}.jsonl"] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    config = Template(Template(raw["config.yaml"]).safe_substitute(ON_A_CPU if given.cpu else ON_GPUS))
+    return raw | {"config.yaml": _without_effect(config.substitute(_settings(given, here, problems)), given.algorithm)}
+
+
+def _settings(given: Namespace, here: Path, problems: Problems) -> Mapping[str, str]:
+    """The words that the configuration has because of the command line, the problems and the model."""
+    name = given.model or (str(here / "model") if given.cpu else MODEL)
+    path = at_home(name)
+    if path.is_dir() or looks_local(name):
+        name = str(path.resolve())
+    small = _takes_small(given)
+    model = first_run.SMOLLM2 if small else first_run.look_at_model(name)
+    numbers = first_run.numbers_for(len(problems.train), model, cpu=given.cpu)
+    meant = first_run.meant_for("SmolLM2-135M-Instruct" if small else name, model, given.gpus, cpu=given.cpu)
+    return {
+        **numbers,
+        "meant": f"{meant} and {len(problems.train)} problems",
+        "fits": "$fits",  # which follows from the rest
+        "here": str(here),
+        "algorithm": given.algorithm,
+        "gpus": str(given.gpus),
+        "model": json.dumps(name, ensure_ascii=False),
+        "input_key": json.dumps(problems.input_key, ensure_ascii=False),
+        "label_key": json.dumps(problems.label_key, ensure_ascii=False),
+    }
 
 
 def _without_effect(config: str, algorithm: str) -> str:

@@ -8,6 +8,8 @@ from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.methods import registry
 
+ENOUGH_STEPS = 100  # trainer steps that `init` writes at least, and below which `check` names the flag for more
+
 
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     """The arithmetic of OpenRLHF's (nested) arguments."""
@@ -76,6 +78,11 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     if args.adapt.partial_rollout_tokens is not None:
         return prompts // drawn + 1  # the last one may have no prompts, and finish what is in flight
     return math.ceil(prompts / drawn)
+
+
+def passes_for(steps: int, of_a_pass: int) -> int:
+    """The least number of passes through the data that have so many trainer steps."""
+    return math.ceil(steps / of_a_pass)
 
 
 def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:

@@ -185,6 +185,12 @@ def has_the_servers_flags(words, here):
     assert f":{port}/get_reward" in (ROOT / "docs" / "rewards.md").read_text() and '"/get_reward"' in source
 
 
+def has_the_combiners_flags(words, here):
+    """Its flags are in OpenRLHF's source."""
+    source = (Path(find_spec("openrlhf").submodule_search_locations[0]) / "cli" / "lora_combiner.py").read_text()
+    assert {f'"{word}"' in source for word in words if word.startswith("--")} == {True}
+
+
 def is_a_target(words, here):
     """Or a variable that the Makefile reads."""
     file = (ROOT / "Makefile").read_text()
@@ -290,6 +296,7 @@ RULES = [
     Rule("bapo-openrlhf smoke", parse_train, SMOKE, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
     Rule("python -m bapo_openrlhf.cli.serve_rm", has_the_servers_flags, SERVER, "takes a reward model, and serves"),
+    Rule("python -m openrlhf.cli.lora_combiner", has_the_combiners_flags, None, "takes a run's adapter"),
     Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
     Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
     Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),

@@ -5,11 +5,17 @@ import runpy
 from pathlib import Path
 
 import pytest
+import yaml
 
 HERE = Path(__file__).parent
 REWARD = runpy.run_path(str(HERE / "reward.py"))["reward_func"]
-TEXTS = [(HERE / f"{name}.jsonl").read_text(encoding="utf-8") for name in ("train", "eval")]
-ROWS = [json.loads(line) for text in TEXTS for line in text.split("\n") if line]
+DATA = yaml.safe_load((HERE / "config.yaml").read_text(encoding="utf-8"))["data"]
+ROWS = {
+    f"{name}.jsonl, line {number}": line
+    for name in ("train", "eval")
+    for number, line in enumerate((HERE / f"{name}.jsonl").read_text(encoding="utf-8").split("\n"), 1)
+    if line
+}
 
 
 def reward(response, label, prompt="What is 6 x 7?"):
@@ -37,7 +43,9 @@ def test_an_answer_in_the_prompt_does_not_count():
     assert reward("I do not know.", "42", prompt="Write it as Answer: 42") == [0]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["input"][:40])
-def test_every_row_can_be_solved(row):
-    right, wrong = f"Answer: {row['label']}", f"Answer: {float(row['label']) + 1}"
-    assert (reward(right, row["label"], row["input"]), reward(wrong, row["label"], row["input"])) == ([1], [0])
+@pytest.mark.parametrize("place", ROWS)
+def test_every_row_can_be_solved(place):
+    row = json.loads(ROWS[place])
+    problem, label = row[DATA["input_key"]], row[DATA["label_key"]]
+    right, wrong = f"Answer: {label}", f"Answer: {float(label) + 1}"
+    assert (reward(right, label, problem), reward(wrong, label, problem)) == ([1], [0])
