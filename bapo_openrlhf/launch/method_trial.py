@@ -14,6 +14,7 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_rewards
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch.same_state import differing
 from bapo_openrlhf.methods.base import Method, are_positions
 from bapo_openrlhf.record.metrics import DECLARED, names
 from bapo_openrlhf.record.state_file import load_state, save_state
@@ -44,7 +45,7 @@ def try_method(
 
     Rewards are the two ends of the range. Some groups have no signal, some prompts that are named again give no group,
     and some groups leave the batch, because their log-probs are not finite. After each step the state is saved to a
-    file. A second method loads it, and has to make the same batch in the next step.
+    file. A second method loads it, and has to make the same batch in the next step, and hold the same after it.
 
     Args:
         make: Makes the method.
@@ -72,6 +73,12 @@ def try_method(
                 trial.refuse(
                     "a method that a checkpoint brings back makes another batch. STATE must name all attributes that "
                     f"later steps depend on, also the generator of all random numbers, and is {method.STATE}"
+                )
+            if names := differing(method, resumed, without=method.STATE):
+                trial.refuse(
+                    f"{', '.join(names)}: a method that a checkpoint brings back has another value after the same "
+                    "step. STATE must name each attribute that a step reads before it sets it anew, and is "
+                    f"{method.STATE}"
                 )
             batches.append(batch)
             resumed = make()

@@ -105,7 +105,8 @@ class TestOwnProblems:
     def write(self, tmp_path, count):
         rows = [{"id": n, "question": f"{n} + 1?", "answer": n + 1} for n in range(count)]
         path = tmp_path / "mine.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *rows[9:10]]))  # one of the held-out ones twice
+        twice = rows[9:10]  # one of those that are held out
+        path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *twice]))
         return path, rows
 
     @pytest.mark.parametrize(("rows", "gpus"), [(20, 8), (300, 1), (1500, 2), (20_000, 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -128,6 +129,12 @@ def measures(value, name="mine/number"):
     return changed("build_batch", build_batch)
 
 
+def remembers(self, step, fresh, reevaluated):
+    """Uses in step 40 what it has not saved. A trial has fewer steps."""
+    self.seen = [*getattr(self, "seen", []), step]
+    return fill(24, fresh, [len(self.seen) < 40] * len(fresh), reevaluated)
+
+
 FAULTY = {
     "a missing attribute": (changed("f", None, STATE=("nothing",)), "loaded: AttributeError: .*'nothing'"),
     "a fraction": (with_state("mean", lambda: Fraction(1, 2)), "loaded: TypeError: mean is of type Fraction, which a"),
@@ -147,8 +154,9 @@ FAULTY = {
     "no prompts": (changed("begin_step", lambda self, step: ["p"]), "returned 'p', a str; it must be a Prompt"),
     "no list": (changed("begin_step", lambda self, step: None), "begin_step: TypeError: 'NoneType' object is not iter"),
     "distances": (changed("observe_distances", lambda self, step, of: of["x"]), "0: observe_distances: KeyError: 'x'"),
-    "no generator in its state": (changed("f", None, STATE=("stored", "hard")), r"another batch.*\('stored', 'hard'\)"),
+    "no generator in its state": (changed("f", None, STATE=("stored", "hard")), r"rng: .*\('stored', 'hard'\)"),
     "a counter that is not in its state": (changed("build_batch", counts), "1: a method that a checkpoint brings"),
+    "what is read after the trial": (changed("build_batch", remembers), r"1: seen: a method that a checkpoint brings"),
     "a text as a metric": (measures("much"), "the metric 'mine/number' is 'much', a str; it must be a number"),
     "an array as a metric": (measures(np.zeros(2)), "the metric 'mine/number' is array.*, a ndarray"),
     "a name of the run": (measures(1.0, "policy_loss"), "the metric policy_loss has the name of one of the run's own"),
@@ -164,6 +172,23 @@ FAULTY = {
     "more responses": (changed("more_responses", lambda self, rewards: [3] * len(rewards), first_responses=2),
                        "more_responses returned .3, 3"),
 }  # fmt: skip
+
+
+def test_what_each_step_sets_anew_need_not_be_saved():
+    """Of any kind, and what a method cannot compare."""
+
+    class Anew(Replaying):
+        def __init__(self):
+            super().__init__()
+            self.lock, self.times = Lock(), lambda: 2
+
+        def build_batch(self, step, fresh, reevaluated):
+            batch = super().build_batch(step, fresh, reevaluated)
+            self.last = {group: np.full(2, np.nan) for group in batch.fresh}
+            self.of_step, self.itself = {"groups": fresh, "all": {*fresh}}, self
+            return batch
+
+    assert len(try_method(Anew, **SIZES)) == 12
 
 
 @pytest.mark.parametrize(("kind", "message"), FAULTY.values(), ids=FAULTY)
