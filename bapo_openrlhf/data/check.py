@@ -1,5 +1,6 @@
 """Check the data of a run: read it as the run does, and look at every row."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,7 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
     renderer, warnings, not_found = cache(lambda: _renderer(args, ahead=ahead)), [], []
     data = Data(None, None, warnings, not_found)
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
+    evaluated: Mapping[str, str] = {}
     for request in (*evaluation, sources.of_training(args)):
         missing = _unprepared(request) if ahead else []
         warnings += missing
@@ -68,7 +70,10 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
         not_found += looked.not_found
         if request.flag == "eval.dataset" and not what.elsewhere:
             _check_best(args, what)
+        if request.flag == "eval.dataset":
+            evaluated = looked.places
         if request.flag == "data.prompt_dataset":
+            warnings += _in_both(evaluated, looked.places)
             data = Data(what.rows, looked.problem, warnings, not_found)
         elif (what.rows or 0) > args.data.max_samples:
             warnings.append(
@@ -77,6 +82,16 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
                 "evaluated"
             )
     return data
+
+
+def _in_both(evaluated: Mapping[str, str], trained: Mapping[str, str]) -> list[str]:
+    """A warning of prompts that a run is evaluated on and trains on, by the places of both."""
+    both = [prompt for prompt in evaluated if prompt in trained]
+    return [
+        f"{evaluated[prompt]}: the prompt is that of {trained[prompt]}; so it is with {len(both)} of {len(evaluated)} "
+        "prompts of eval.dataset, and their accuracy does not say what the model does with other problems"
+        for prompt in both[:1]
+    ]
 
 
 def _check_best(args: SimpleNamespace, what: Read) -> None:

@@ -42,11 +42,13 @@ class Looked:
             If the tokenizer is not on this machine, messages are JSON.
         warnings: What is seldom meant, a sentence each.
         not_found: What is to be said of prompts that are not in their queries as they are; empty if all are.
+        places: The place of the first row of each prompt, with its images.
     """
 
     problem: tuple[str, Any] | None
     warnings: list[str]
     not_found: list[str]
+    places: Mapping[str, str]
 
 
 class Values:
@@ -194,7 +196,8 @@ class RowCheck:
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
         self._warn()
-        return Looked(self._problem, self._findings.warnings, self._said_of_not_found())
+        places = {prompt: place for prompt, (place, _) in self._seen.items()}
+        return Looked(self._problem, self._findings.warnings, self._said_of_not_found(), places)
 
     def _warn_of_columns(self, part: Part) -> None:
         read = {*self._request.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
@@ -301,7 +304,11 @@ class RowCheck:
         for (place, what, _), wrong in zip(texts, beyond, strict=True):
             if wrong:
                 self._findings.error(f"unknown token of {what}", f"{place}: the {what} {wrong}")
-        for (place, prompt, images, _), length in zip(prompts, lengths, strict=True):
+        unknown = self._render.tokenizer.unknown([one.prompt for one in prompts])
+        for (place, prompt, images, _), length, strange in zip(prompts, lengths, unknown, strict=True):
+            if 2 * strange > length:
+                text = f"{place}: {strange} of {length} tokens of the prompt are unknown to the model's tokenizer"
+                self._findings.count("unknown", text, "The model cannot tell such prompts apart: take another model")
             token = self._image_token
             if token and (count := prompt.count(token)) > len(images):
                 text = f"{place}: the prompt has {count} {token}, the model's own token for an image, and"

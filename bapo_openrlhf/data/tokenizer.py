@@ -86,6 +86,11 @@ class Tokenizer:
         """The number of tokens of each text."""
         return list(map(len, self._ids(texts)))
 
+    def unknown(self, texts: list[str]) -> list[int]:
+        """How many tokens of each text stand for what it does not know."""
+        token = self._tokenizer.unk_token_id
+        return [0] * len(texts) if token is None else [ids.count(token) for ids in self._ids(texts)]
+
     def measured(self, prompts: list[tuple[str, Any]], most: int) -> list[tuple[int, bool, str]]:
         """The number of tokens of each prompt, whether it stays in their text, and what is wrong with its images.
 

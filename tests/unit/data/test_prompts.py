@@ -192,6 +192,35 @@ class TestRepeated:
         assert len(check(check.write(".jsonl", [rows[0]] * 2), **flags).warnings) == 1
 
 
+class TestInBoth:
+    def test_prompts_that_are_in_the_evaluation_too(self, check):
+        held_out, trained = (
+            check.write(".jsonl", [{"q": f"{n}?", "a": "x"} for n in range(*ends)]) for ends in ((0, 4), (2, 7))
+        )
+        (warning,) = check(trained, eval__dataset=held_out).warnings
+        assert warning.startswith(f"eval.dataset {held_out}, row 3: ") and f"{trained}, row 1;" in warning
+        assert "2 of 4 prompts" in warning
+        other = check.write(".jsonl", [{"q": "7?", "a": "x"}])
+        assert check(trained, eval__dataset=other).warnings == []
+
+
+def test_prompts_whose_tokens_are_mostly_unknown(check, tmp_path, keep_environment):
+    """Half of them unknown is not said."""
+    from tokenizers import Tokenizer as Words
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = Words(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    special = {"unk_token": "?", "eos_token": "b"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(tmp_path / "words")
+    (tmp_path / "words" / "config.json").write_text('{"vocab_size": 9}')
+    rows = [{"q": q, "a": "x"} for q in ("a b", "a c", "d a e", "f", "a b c")]
+    model = {"actor__model_name_or_path": str(tmp_path / "words")}
+    found = [text for text in check(check.write(".jsonl", rows), **model).warnings if "unknown" in text]
+    assert len(found) == 1 and "row 3: 2 of 3 tokens" in found[0] and "2 of 5 rows" in found[0]
+
+
 def configure(folder, **fields):
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
