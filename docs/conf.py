@@ -18,7 +18,7 @@ release = __version__
 
 # The side bar. A page that is missing here, or that is here but does not exist, is a warning, and warnings are errors.
 CONTENTS = {
-    "Start": ["docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
+    "Start": ["docs/install", "docs/quickstart", "docs/concepts", "docs/results", "docs/performance"],
     "Use": [
         "docs/own_data",
         "docs/several_machines",

@@ -102,7 +102,7 @@ def _fits(given: Namespace, config: Path) -> str:
         return "A run on a CPU is slow: it is for small models and short responses."
     try:
         memory = first_run.fitting_gpu(arguments.parse(["--config", str(config)]))
-    except (ConfigError, ImportError):  # OpenRLHF may be missing, and the model no dense decoder
+    except (ConfigError, ImportError, RuntimeError):  # OpenRLHF may be missing or another, the model no dense decoder
         memory = None
     if memory is None:
         return "`bapo-openrlhf plan --config FILE` says whether they fit, and which flags help."
