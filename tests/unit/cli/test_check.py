@@ -24,6 +24,7 @@ HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf", "datas
 
 
 AGENT = f"--train.agent_func_path={ROOT / 'examples' / 'agent' / 'second_try.py'}"
+MORE = "; for 100 steps or more, --train.num_episodes 10"  # of 11 steps
 SAME = ["--ref.num_gpus_per_node=2"]  # as many GPUs as the actor, which sharing them takes
 ONE_ENGINE = ["--vllm.num_engines=1"]  # of two GPUs
 
@@ -114,7 +115,7 @@ class TestNumbers:
         assert facts["learning rates"] == f"actor 1e-06 ({schedule}), critic 9e-06 ({schedule})"
         assert facts["lengths"] == "prompt and response at most 10240 tokens, response at most 8192"
         # 11 steps x 3 epochs; 24 samples in optimizer steps of 16
-        assert facts["whole run"] == "33 rollout steps, at most 66 optimizer steps"
+        assert facts["whole run"] == "33 rollout steps, at most 66 optimizer steps" + MORE
         assert (facts["run's folder"], facts["trained model"]) == ("runs/default", "runs/default/model")
         assert facts["training data"].endswith("train.jsonl")
 
@@ -178,7 +179,7 @@ class TestNumbers:
 
     def test_epochs_and_passes_multiply_the_optimizer_steps(self, capsys, words):
         facts = report(capsys, "--algorithm=ba_ppo", *words, "--train.max_epochs=2", "--train.num_episodes=1")
-        assert facts["whole run"] == "11 rollout steps, at most 44 optimizer steps"
+        assert facts["whole run"] == "11 rollout steps, at most 44 optimizer steps" + MORE
 
     def test_learning_rates_of_muon(self, capsys, words):
         more = ["--actor.optim=muon", "--actor.muon.lr=0.02", "--actor.adam.lr=3e-4", "--actor.lr_warmup_ratio=0.1"]
@@ -309,12 +310,22 @@ class TestNumbers:
         facts = report(capsys, "--algorithm=bapo_grpo", f"--adapt.method={method}", *kept)
         assert facts["per epoch"] == "2 syncs (v 5)"
 
+    def test_steps_of_a_method_that_draws_more_prompts(self, capsys, words):
+        """83 prompts are 3 draws of 32. A run of 100 steps has no remedy."""
+        more = ["--adapt.method=mopps", "--adapt.options", "candidates=4"]
+        epoch = report(capsys, "--algorithm=bapo_grpo", *words, *more, warned=1)["epoch"]
+        assert epoch.startswith("83 prompts = 3 trainer steps, each of which draws 32 and generates for 8; 3 ep")
+        assert (
+            "num_episodes"
+            not in report(capsys, "--algorithm=bapo_grpo", *words, "--train.num_episodes=10")["whole run"]
+        )
+
     def test_an_evaluation_is_a_row(self, capsys, words):
         more = ["--algorithm=bapo_grpo", *words]
         assert "evaluation" not in report(capsys, *more)
         data = next(word.partition("=")[2] for word in words if word.startswith("--data.prompt_dataset"))
         more += [f"--eval.dataset={data}", "--eval.steps=4", "--eval.n_samples_per_prompt=2"]
-        assert report(capsys, *more)["evaluation"] == f"{data}, every 4 steps, 2 responses to each prompt"
+        assert report(capsys, *more, warned=1)["evaluation"] == f"{data}, every 4 steps, 2 responses to each prompt"
 
 
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
