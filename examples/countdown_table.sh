@@ -6,10 +6,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
-python examples/quickstart --only-prepare # makes runs/base_model if it does not exist yet
+python examples/quickstart --size countdown --only-prepare # makes runs/base_model if it does not exist yet
 bapo-openrlhf prepare countdown --generate small --prompt short --size train=1536
 for algorithm in bapo_grpo ba_ppo; do
-    bapo-openrlhf train --config configs/quickstart.yaml --algorithm $algorithm --run.name countdown_$algorithm \
+    bapo-openrlhf train --config configs/countdown/train.yaml --algorithm $algorithm --run.name countdown_$algorithm \
         --data.prompt_dataset data/countdown/train.jsonl --ckpt.output_dir runs/countdown_$algorithm/model "$@"
 done
 for model in base_model countdown_bapo_grpo/model countdown_ba_ppo/model; do

@@ -29,7 +29,7 @@ LEAST_SUCCESS, MOST_SUCCESS = 0.01, 0.05  # of the base model over all prompts, 
 BASE_COUNTS = RESULTS / "decision" / "hard_base.csv"
 SOLVED = "solved.json"  # in the folder of a run
 AGAIN = Path("runs") / "eval" / "hard_base_again"  # the same for the base model
-CONFIG = ("configs/quickstart.yaml", "configs/steps/train.yaml")
+CONFIG = ("configs/countdown/train.yaml", "configs/steps/train.yaml")
 REWARD = "bapo_openrlhf/tasks/reasoning_gym.py"
 
 

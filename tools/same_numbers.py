@@ -1,6 +1,6 @@
 """Checks that a change left the numbers of a run as they were, for all four algorithms.
 
-    python examples/quickstart --only-prepare   # base model and data, once
+    python examples/quickstart --size countdown --only-prepare   # base model and data, once
     git worktree add /tmp/before REVISION
     PYTHONPATH=/tmp/before python tools/same_numbers.py run runs/same/before
     python tools/same_numbers.py run runs/same/after
@@ -99,9 +99,9 @@ def run(folder: Path, names: list[str]) -> None:
             words = [
                 word for key, value in flags.items() for word in (f"--{key}", *([] if value is True else [str(value)]))
             ]
-            command = [sys.executable, "-m", "bapo_openrlhf.cli.train_ppo_ray", "--config", "configs/quickstart.yaml"]
+            command = [sys.executable, "-m", "bapo_openrlhf.cli.train_ppo_ray", "--config"]
             subprocess.run(
-                [*command, "--train.full_determinism_enable", *words],
+                [*command, "configs/countdown/train.yaml", "--train.full_determinism_enable", *words],
                 check=True, stdout=log, stderr=subprocess.STDOUT, env=os.environ | environment,
             )  # fmt: skip
 

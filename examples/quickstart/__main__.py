@@ -1,74 +1,93 @@
-"""`python examples/quickstart`: a base model, data, BA-PPO on the real stack, a table and a picture.
+"""`python examples/quickstart`: a base model, data, BAPO-GRPO on the real stack, a table and a picture.
 
-Run it in the project's folder. All files go to runs/. The base model and the data are made only once. With `--size
-steps`, a larger model writes its steps before the answer.
+Run it in the project's folder. All files go to runs/. The base model and the data are made only once. `--size` chooses
+the task: sums; Countdown, whose answers are shorter; or steps, sums for a larger model, whose answers are longer.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from base_model import SUMS, StepsModelSettings, build
+import sums
+from base_model import SUMS, ModelSettings, StepsModelSettings, build
 from rich.console import Console
+from sums_model import SumsModelSettings
 
 from bapo_openrlhf.tasks import countdown, reasoning_gym
-from bapo_openrlhf.tasks.task import Task
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
 
 RUNS = Path("runs")
-PROMPTS = countdown.TASK.sizes["small"]["train"]
+PROMPTS = {"sums": 1280, "countdown": 1536, "steps": 1536}
+FILES = {  # of each size, for --config
+    "sums": ["configs/quickstart.yaml"],
+    "countdown": ["configs/countdown/train.yaml"],
+    "steps": ["configs/countdown/train.yaml", "configs/steps/train.yaml"],
+}
+NAMES = {"sums": "quickstart", "countdown": "countdown", "steps": "steps"}
 
 
 def main() -> int:
     """Make the missing files, train, and show the result."""
     parser = argparse.ArgumentParser(prog="python examples/quickstart", allow_abbrev=False)
     parser.add_argument("--run.name", dest="name", help="name of the run; without it, the run of this size is replaced")
-    parser.add_argument("--size", choices=("small", "steps"), default="small", help="small: Countdown, 7 tokens an "
-        "answer; steps: sums with their steps, 40 to 80 tokens (default: small)")  # fmt: skip
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="number of training prompts, at most 2500")
+    parser.add_argument("--size", choices=PROMPTS, default="sums", help="sums: 25 tokens an answer; countdown: 7; "
+        "steps: sums of reasoning-gym, 40 to 80 (default: sums)")  # fmt: skip
+    parser.add_argument("--prompts", type=int, help="number of training prompts, at most 2500")
     parser.add_argument(
         "--only-prepare", action="store_true", help="make the base model and the data, but do not train"
     )
     given, flags = parser.parse_known_args()  # The other flags are those of `bapo-openrlhf train`.
-    if not 1 <= given.prompts <= 2500:
-        parser.error(
-            f"--prompts is {given.prompts}; it must be 1 to 2500 because there are few different easy problems"
-        )
+    prompts = PROMPTS[given.size] if given.prompts is None else given.prompts
+    if not 1 <= prompts <= 2500:
+        parser.error(f"--prompts is {prompts}; it must be 1 to 2500 because there are few different easy problems")
     console = Console()
 
-    steps = given.size == "steps"
-    taught = "sums for a short time" if steps else "Countdown imperfectly"
-    console.print(f"[bold]1/3[/] base model: a small Qwen3, taught {taught}")
-    (folder, is_new), task, data = (_steps if steps else _small)(given.prompts)
+    console.print("[bold]1/3[/] base model: a small Qwen3, taught imperfectly")
+    folder, is_new = made(given.size, prompts)
     console.print(f"    {folder}" + ("" if is_new else " (made before)"))
-    prepare(task, data)
     if given.only_prepare:
         return 0
+    before = held_out(folder) if given.size == "sums" else None
 
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
     # Training runs in a process of its own because it changes its environment and imports large libraries.
-    files = ["configs/quickstart.yaml", *(["configs/steps/train.yaml"] if steps else [])]
     words = ["--run.name", given.name] if given.name else ["--run.overwrite"]
-    command = [sys.executable, "-m", "bapo_openrlhf.cli", "train", "--config", *files, *words, *flags]
-    status = stoppable(command)
+    status = stoppable([*COMMAND, "train", "--config", *FILES[given.size], *words, *flags])
     if status != 0:
         return status
 
-    from picture import plot_run, summary_table
+    from picture import answers_table, plot_run, summary_table
 
     from bapo_openrlhf.record.run_record import read_summary
 
     console.print("[bold]3/3[/] result")
-    run = RUNS / (given.name or ("steps" if steps else "quickstart"))
-    picture = plot_run(run)
+    run = RUNS / (given.name or NAMES[given.size])
+    picture = plot_run(run, before=before)
     console.print(summary_table(read_summary(run)))
-    console.print(f"reward curve and batch composition: {picture}")
+    if answers := answers_table(run):
+        console.print(answers)
+    console.print(f"accuracy on held-out problems, reward and batches: {picture}")
     return 0
+
+
+COMMAND = (sys.executable, "-m", "bapo_openrlhf.cli")
+
+
+def held_out(model: Path) -> float:
+    """The share of held-out sums that the base model solves, by one sampled answer to each. It is asked only once."""
+    name, problems = f"{model.name}_before", RUNS / "sums" / "held_out.jsonl"
+    command = [*COMMAND, "evaluate", "--model", str(model), "--benchmarks", f"held_out={problems}", "--runs", "1"]
+    command += ["--reward", "examples/quickstart/sums.py", "--max-new-tokens", "48", "--name", name]
+    if subprocess.run([*command, "--out", str(RUNS / name)], stdout=subprocess.DEVNULL).returncode != 0:
+        raise SystemExit("the base model could not be evaluated; the messages are above")
+    results = json.loads((RUNS / name / "results.json").read_text(encoding="utf-8"))
+    return float(results["benchmarks"]["held_out"]["metrics"]["avg@1"]["value"]) / 100
 
 
 def stoppable(command: Sequence[str]) -> int:
@@ -80,18 +99,23 @@ def stoppable(command: Sequence[str]) -> int:
     return process.wait()
 
 
-def _small(prompts: int) -> tuple[tuple[Path, bool], Task, Request]:
-    """The base model, whether it was made now, and the data to prepare: Countdown, only answers."""
-    data = Request(out=RUNS / "data", generator="small", style="short", limits={"train": prompts})
-    return build(RUNS / "base_model"), countdown.TASK, data
-
-
-def _steps(prompts: int) -> tuple[tuple[Path, bool], Task, Request]:
-    """The same for sums, with steps before the answer."""
-    task = reasoning_gym.configured(None, SUMS)
-    [generator] = task.sizes or {}
-    data = Request(out=RUNS / task.name, generator=generator, style="question", limits={"train": prompts})
-    return build(RUNS / "steps_model", StepsModelSettings()), task, data
+def made(size: str, prompts: int) -> tuple[Path, bool]:
+    """Write the data of a size. Returns its base model, and whether that was made now."""
+    settings: ModelSettings | None = None
+    if size == "sums":
+        model, settings = "sums_model", SumsModelSettings()
+        sums.write(RUNS / "sums", prompts)
+    elif size == "countdown":
+        model = "base_model"
+        request = Request(out=RUNS / "data", generator="small", style="short", limits={"train": prompts})
+        prepare(countdown.TASK, request)
+    else:
+        model, settings = "steps_model", StepsModelSettings()
+        task = reasoning_gym.configured(None, SUMS)
+        [generator] = task.sizes or {}
+        out = RUNS / task.name
+        prepare(task, Request(out=out, generator=generator, style="question", limits={"train": prompts}))
+    return build(RUNS / model, settings)
 
 
 if __name__ == "__main__":

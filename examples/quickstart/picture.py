@@ -1,4 +1,4 @@
-"""One run as a picture and as a table: what the reward did, and what the batches were made of.
+"""One run as a picture and as tables: held-out accuracy, the reward, and what the batches were made of.
 
 `python examples/quickstart/picture.py RUN` draws the picture of a run again: RUN/run.png. A second name is that of
 another file. With the ending .svg the picture follows the reader's theme, light or dark.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -22,7 +23,7 @@ from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
 from bapo_openrlhf.workbench.pages.figure import Figure, save_png, save_svg
 from bapo_openrlhf.workbench.pages.text import clean, duration
-from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
+from bapo_openrlhf.workbench.report.figures import Comparison, composition, held_out, reward
 from bapo_openrlhf.workbench.report.runs import Run, read_run
 
 PICTURE = "run.png"
@@ -30,28 +31,37 @@ WIDTH, HEIGHT = 350, 210  # of a chart without its axes, so that the picture is 
 LINE = 62  # characters of a line of words
 
 
-def plot_run(directory: str | os.PathLike, path: str | os.PathLike | None = None) -> Path:
+def plot_run(directory: str | os.PathLike, path: str | os.PathLike | None = None, before: float | None = None) -> Path:
     """Draw a run from its record. The run may still be going on. Returns the path of the file.
 
     Args:
         directory: The run's folder.
         path: The PNG or SVG file; by default DIRECTORY/run.png.
+        before: Mean reward of the base model on the first held-out data set.
 
     Raises:
         ConfigError: The folder is no run's, or has no step to draw.
     """
     path = Path(directory) / PICTURE if path is None else Path(path)
     save = save_svg if path.suffix == ".svg" else save_png
-    save(picture(read_run(Path(directory))), path)
+    save(picture(with_beginning(read_run(Path(directory)), before)), path)
     return path
 
 
+def with_beginning(run: Run, before: float | None) -> Run:
+    """The run with an evaluation of its base model, as that of step 0."""
+    if before is None or not run.evaluations:
+        return run
+    name = next(name for name in run.evaluations[0] if name.endswith("_pass1"))
+    return replace(run, evaluations=[{"step": 0, name: before}, *run.evaluations])
+
+
 def picture(run: Run) -> alt.VConcatChart:
-    """The reward above, and the batch composition below it, over the same steps."""
+    """Held-out accuracy, if there is some, the reward and the batch composition, over the same steps."""
     page = Comparison([run])
     facts = [str(run.fact("algorithm"))] if run.fact("algorithm") else []
     facts += [f"seed {run.fact('seed')}"] if run.fact("seed") is not None else []
-    return stacked([reward(page), *composition(page)], " · ".join([run.name, *facts]))
+    return stacked([*held_out(page), reward(page), *composition(page)], " · ".join([run.name, *facts]))
 
 
 def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
@@ -117,6 +127,21 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     table.add_row("rollouts generated (responses)", f"{summary.get('rollouts', 0):,}", end_section=True)
     for phase, seconds in summary.get("seconds", {}).items():
         table.add_row(f"time, {phase.replace('_', ' ')}", duration(seconds))
+    return table
+
+
+def answers_table(directory: str | os.PathLike) -> Table | None:
+    """A prompt that failed as the run began, with an answer from then and one from later; None without any."""
+    answers = read_run(Path(directory)).answers
+    failed = {row["prompt"]: row for row in reversed(answers) if row["kind"] == "failed"}
+    solved = [row for row in answers if row["kind"] == "solved" and row["prompt"] in failed]
+    if not solved:
+        return None
+    later = max(solved, key=lambda row: row["step"] - failed[row["prompt"]]["step"])  # the longest way
+    first = failed[later["prompt"]]
+    table = Table(title=f"{first['text']} (label {first['label']})", title_justify="left", show_header=False)
+    for row in (first, later):
+        table.add_row(f"step {row['step']}", clean(row["response"]), _number(row["reward"]))
     return table
 
 

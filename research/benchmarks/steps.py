@@ -150,7 +150,7 @@ def train(kind: Kind, folder: Path, steps: int, every: int, seed: int) -> dict[s
     if kind.learns:
         flags |= {"eval.dataset": HELD_OUT, "eval.steps": every, "ckpt.best_metric_key": "none"}
         flags |= {f"eval.{name}": value for name, value in EVALUATED.items()}
-    rows = run(kind, folder, flags, ["--config", "configs/quickstart.yaml"])[:steps]
+    rows = run(kind, folder, flags, ["--config", "configs/countdown/train.yaml"])[:steps]
     names = {"seconds": "timing/step_total", "responses": "rollouts/step", "trained": "tokens/trained"}
     means = {ours: statistics.mean(row[theirs] for row in rows[WARM_UP:]) for ours, theirs in names.items()}
     key = f"eval_{Path(HELD_OUT).stem}_pass1"
@@ -220,7 +220,7 @@ def measure(
     """Run every kind in every round; return lists over the rounds."""
     kinds = [*KINDS, *([TRL] if trl else [])]
     runs: dict[str, list[dict[str, Any]]] = {kind.name: [] for kind in kinds}
-    subprocess.run([sys.executable, "examples/quickstart", "--only-prepare"], check=True)
+    subprocess.run([sys.executable, "examples/quickstart", "--size", "countdown", "--only-prepare"], check=True)
     with cpu.forked_processes():
         for seed, kind in in_turn(kinds, rounds):
             with tempfile.TemporaryDirectory() as name:
@@ -270,7 +270,7 @@ def markdown(result: dict[str, Any]) -> str:
         lines += [
             "",
             f"TRL {result['trl_version']} generates with transformers, because vLLM under TRL needs a GPU; {options}. "
-            "OpenRLHF and TRL both have bf16 forward passes, and the KL and entropy terms of configs/quickstart.yaml. "
+            "OpenRLHF and TRL both have bf16 forward passes, and KL and entropy terms of configs/countdown/train.yaml. "
             "TRL no longer has a trainer with a replay buffer.",
         ]
     return "\n".join(lines) + "\n"

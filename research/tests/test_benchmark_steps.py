@@ -81,8 +81,8 @@ def test_flags_are_flags_and_each_base_is_plain(steps):
     for kind in steps.KINDS:
         flags = steps.SETTING | kind.flags
         words = [word for name, value in flags.items() for word in (f"--{name}", *str(value).split())]
-        args = arguments.parse(["--config", "configs/quickstart.yaml", "--algorithm", kind.algorithm, *words])
-        base = arguments.parse(["--config", "configs/quickstart.yaml", "--algorithm", kinds[kind.base].algorithm])
+        args = arguments.parse(["--config", "configs/countdown/train.yaml", "--algorithm", kind.algorithm, *words])
+        base = arguments.parse(["--config", "configs/countdown/train.yaml", "--algorithm", kinds[kind.base].algorithm])
         assert not base.adapt.enabled
         assert base.algo.advantage.estimator == args.algo.advantage.estimator
         assert args.algo.dynamic_filtering_enable is kind.name.startswith("DAPO")

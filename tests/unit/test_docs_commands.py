@@ -131,13 +131,13 @@ def parse_in_an_image(words, here):
 def parse_quickstart(words, here):
     """Its own flags, and those of the training that it passes on."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--size")
+    parser.add_argument("--size", default="sums")
     parser.add_argument("--only-prepare", action="store_true")
     given, flags = parser.parse_known_args(words)
     source = (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
     assert all(f'"{flag}"' in source for flag in parser._option_string_actions if flag not in ("-h", "--help"))
-    more = [f"configs/{given.size}/train.yaml"] if given.size else []
-    arguments.parse(["--config", "configs/quickstart.yaml", *more, *flags])
+    files = {"sums": ["quickstart"], "countdown": ["countdown/train"], "steps": ["countdown/train", "steps/train"]}
+    arguments.parse(["--config", *(f"configs/{name}.yaml" for name in files[given.size]), *flags])
 
 
 def parse_evaluate(words, here):

@@ -90,7 +90,7 @@ def test_every_quoted_message_is_in_the_code():
 
 # ── Printed for real ──
 
-CHECK = ["check", "--config", "configs/quickstart.yaml"]
+CHECK = ["check", "--config", "configs/countdown/train.yaml"]
 PRINTED = {
     "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
     "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],

@@ -11,12 +11,13 @@ from rich.console import Console
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.run_record import SOURCES, RunRecord, summarise
+from bapo_openrlhf.record.run_record import ANSWERS, RunRecord, summarise
 from bapo_openrlhf.workbench.pages.colours import LIGHT, SOURCE_LABELS
 from bapo_openrlhf.workbench.report.figures import Comparison, composition, reward
 from bapo_openrlhf.workbench.report.runs import Run
 
 plot = user_file.load("picture", Path(__file__).parents[3] / "examples" / "quickstart" / "picture.py")
+PAPERS = ("fresh", "reevaluated", "replayed")  # sources that every run shows
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_columns_stack_each_steps_sources(rows):
     chart = panels(rows)[1]
     drawn = columns(chart)
     for row in rows:
-        fresh, reevaluated, replayed = (row[f"groups/{source}"] for source in SOURCES)
+        fresh, reevaluated, replayed = (row[f"groups/{source}"] for source in PAPERS)
         ends = [list(drawn[layer].loc[row["step"]]) for layer in "012"]
         assert ends == [[0, fresh], [fresh, fresh + reevaluated], [fresh + reevaluated, fresh + reevaluated + replayed]]
     capacity = chart.layer[1].data
@@ -73,10 +74,10 @@ def test_titles_axes_and_legend(rows):
     assert plot.picture(Run("night run", rows)).title.text == "night run"
     legend, drawn = chart.vconcat[1].vconcat
     names = {layer.data["name"].item() for layer in legend.layer}
-    assert names == {*SOURCE_LABELS.values(), "batch capacity"}
+    assert names == {*(SOURCE_LABELS[source] for source in PAPERS), "batch capacity"}
     axes = drawn.to_dict()["layer"][0]["encoding"]
     assert axes["x"]["axis"]["title"] == "trainer step" and "groups" in axes["y"]["axis"]["title"]
-    colours = [LIGHT[source] for source in SOURCES]
+    colours = [LIGHT[source] for source in PAPERS]
     assert len(set(colours)) == 3 and set(colours) < {"#0072B2", "#E69F00", "#56B4E9", "#009E73"}
 
 
@@ -163,3 +164,27 @@ def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows, monkeypat
     assert (tmp_path / "first" / "run.png").stat().st_size > 0
     assert draw(str(tmp_path / "first"), str(tmp_path / "x.svg")) is None
     assert (tmp_path / "x.svg").read_text().startswith("<svg")
+
+
+def test_the_base_models_accuracy_begins_the_curve(rows):
+    evaluations = [{"step": step, "eval_sums_pass1": 0.5 + step / 100} for step in (4, 8)]
+    run = plot.with_beginning(Run("run", rows, evaluations=evaluations), 0.25)
+    assert [row["eval_sums_pass1"] for row in run.evaluations] == [0.25, 0.54, 0.58]
+    chart = plot.held_out(Comparison([run]))[0].chart
+    data = chart.data if hasattr(chart.data, "columns") else chart.layer[0].data
+    assert list(data["x"]) == [0, 4, 8] and list(data["y"]) == [0.25, 0.54, 0.58]
+    assert plot.with_beginning(Run("run", rows), 0.25).evaluations == ()
+
+
+def test_answers_before_and_after_are_of_one_prompt(tmp_path):
+    run = RunRecord(tmp_path)
+    run.append(1, {})
+    assert plot.answers_table(tmp_path) is None
+    row = {"text": "2+9:", "label": "11", "reward": 0.0}
+    other = row | {"prompt": "b", "kind": "solved", "response": "2+9=other"}
+    first, again = ({"prompt": "a", "kind": "failed", "response": f"2+9={n}"} | row for n in (10, 12))
+    later = row | {"prompt": "a", "kind": "solved", "response": "2+9=11", "reward": 1.0}
+    for step, one in enumerate((first, again, later, other), start=1):
+        run.append_rows(ANSWERS, step, [one])
+    text = text_of(plot.answers_table(tmp_path))
+    assert "2+9=10" in text and "2+9=11" in text and "2+9=12" not in text and "other" not in text

@@ -17,6 +17,7 @@ from bapo_openrlhf.tasks import countdown
 PROJECT = Path(__file__).parents[3]
 QUICKSTART = PROJECT / "examples" / "quickstart"
 main = runpy.run_path(str(QUICKSTART))["main"]
+FILES = main.__globals__["FILES"]
 
 
 @pytest.fixture
@@ -26,8 +27,8 @@ def prepare(tmp_path, monkeypatch):
     monkeypatch.setitem(main.__globals__, "build", lambda folder, settings=None: (folder, False))
 
     def run(*flags):
-        preset = "steps/train.yaml" if "steps" in flags else "quickstart.yaml"
-        config = yaml.safe_load((PROJECT / "configs" / preset).read_text())
+        size = flags[flags.index("--size") + 1] if "--size" in flags else "sums"
+        config = yaml.safe_load((PROJECT / FILES[size][-1]).read_text())
         monkeypatch.setattr(sys, "argv", ["quickstart", "--only-prepare", *flags])
         assert main() == 0
         rows = (tmp_path / config["data"]["prompt_dataset"]).read_text().splitlines()
@@ -37,7 +38,7 @@ def prepare(tmp_path, monkeypatch):
 
 
 def test_data_is_what_the_preset_trains_on(prepare):
-    rows, config = prepare("--prompts", "40")
+    rows, config = prepare("--size", "countdown", "--prompts", "40")
     puzzles = countdown.make_puzzles("small", "train", 40, 0)
     prompts = [row[config["data"]["input_key"]] for row in rows]
     labels = [row[config["data"]["label_key"]] for row in rows]
@@ -51,10 +52,20 @@ def test_data_is_what_the_preset_trains_on(prepare):
     assert list(module.reward_func(queries, prompts, labels)["rewards"]) == [1.0] * 40
 
 
+def test_the_longest_sum_and_its_answer_fit(prepare):
+    """The answer has a token for each character, and one for its end."""
+    rows, config = prepare()
+    sums = runpy.run_path(str(QUICKSTART / "sums.py"))
+    worst = sums["Sum"](9, [("-", 9)] + [("-", 9)] * (max(sums["TERMS"].values()) - 2))
+    assert len(worst.worked(worst.results())) < config["rollout"]["max_new_tokens"]
+    assert len(worst.prompt) + config["rollout"]["max_new_tokens"] <= config["data"]["max_len"]
+    assert max(len(row["input"]) for row in rows) <= len(worst.prompt)
+
+
 def test_another_number_of_prompts_is_made_anew(prepare):
     assert len(prepare("--prompts", "30")[0]) == 30
     assert len(prepare("--prompts", "20")[0]) == 20
-    assert len(prepare()[0]) == 1536
+    assert len(prepare()[0]) == 1280
 
 
 def test_larger_size_has_sums_of_each_level(prepare, tmp_path):
@@ -83,15 +94,19 @@ def test_numbers_of_prompts_that_cannot_be_made_are_refused(prepare, number, cap
 def test_only_its_own_run_is_replaced(flags, folder, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     calls, drawn = [], []
-    stand_in = SimpleNamespace(plot_run=drawn.append, summary_table=lambda summary: "table")
+
+    def draw(run, before):
+        drawn.append((run, before))
+
+    stand_in = SimpleNamespace(plot_run=draw, summary_table=lambda summary: "", answers_table=lambda run: None)
     monkeypatch.setitem(sys.modules, "picture", stand_in)
-    monkeypatch.setitem(main.__globals__, "build", lambda folder: (folder, False))
-    monkeypatch.setitem(main.__globals__, "prepare", lambda task, request: None)
+    monkeypatch.setitem(main.__globals__, "made", lambda size, prompts: (Path("model"), False))
+    monkeypatch.setitem(main.__globals__, "held_out", lambda model: 0.25)
     monkeypatch.setattr(sys, "argv", ["quickstart", *flags])
     monkeypatch.setitem(main.__globals__, "stoppable", lambda call: calls.append(call) or 0)
     assert main() == 0
     assert [call[6:] for call in calls] == [words] and calls[0][3:6] == ["train", "--config", "configs/quickstart.yaml"]
-    assert drawn == [Path("runs") / folder]
+    assert drawn == [(Path("runs") / folder, 0.25)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])

@@ -355,7 +355,7 @@ def test_resume_with_another_file_is_refused(request_, tmp_path, file, what):
 def test_the_digest_of_a_tasks_reward_is_that_of_all_tasks():
     """math.py reads its rules from other files."""
     digests = {run._digest(get_task(name).file) for name in ("math", "gsm8k")}
-    assert len(digests) == 1 and digests != {run._digest(CONFIGS / "quickstart.yaml")}
+    assert len(digests) == 1 and digests != {run._digest(CONFIGS / "countdown/train.yaml")}
 
 
 def test_benchmarks_and_limit_may_grow_and_things_may_move(request_, tmp_path):
@@ -935,12 +935,12 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
 
 def test_a_reward_server_judges_no_evaluation(parsed, tmp_path):
     (tmp_path / "more.yaml").write_text("reward: {remote_url: 'http://localhost:9'}\n")
-    words = ("--config", str(CONFIGS / "quickstart.yaml"), str(tmp_path / "more.yaml"))
+    words = ("--config", str(CONFIGS / "countdown/train.yaml"), str(tmp_path / "more.yaml"))
     assert parsed(*words).reward is None
 
 
 def test_other_flags_win_over_the_configuration(parsed):
-    words = ("--config", str(CONFIGS / "quickstart.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
+    words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
     request = parsed(*words)
     assert request.model == "some/model-1B"
     assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
@@ -948,7 +948,7 @@ def test_other_flags_win_over_the_configuration(parsed):
 
 def test_the_range_of_rewards_is_that_of_the_training(parsed, tmp_path):
     (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
-    words = ("--config", str(CONFIGS / "quickstart.yaml"), "--config", str(tmp_path / "more.yaml"))
+    words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--config", str(tmp_path / "more.yaml"))
     assert parsed(*words).reward_range == (0, 100)
     with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]; it must be two numbers LOW HIGH"):
         parsed(*words, "--reward-range", "1", "0")

@@ -48,7 +48,7 @@ WORKLOAD = with_flags(
     workload_from("ba_ppo_qwen3_4b.yaml"),
     {"ds.zero_stage": 3, "actor.gradient_checkpointing_enable": True, "vllm.gpu_memory_utilization": 0.6},
 )
-APART = workload_from("quickstart.yaml")  # a GPU each for actor, critic, reference and engine
+APART = workload_from("countdown/train.yaml")  # a GPU each for actor, critic, reference and engine
 BESIDE = {"train.colocate_actor_ref": True}
 WITHOUT_REFERENCE = {"algo.kl.init_coef": 0.0}
 
