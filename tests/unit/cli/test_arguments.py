@@ -553,6 +553,7 @@ RANGES = [
     ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
     ("gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
+    ("max_gap", [1e-9, 0.02, 5.0], [0.0, -0.1, float("inf"), float("nan")], "finite and above 0"),
     ("critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
     ("length_adaptive_lambd", [None, 0.05, 2.0], [0.0, -0.05, float("inf"), float("nan")], "finite and above 0"),
     ("value_pretraining", [0, 4], [-1], "at least 0"),
@@ -682,6 +683,8 @@ def test_defaults_are_table_3():
 # --- help and commands ------------------------------------------------------------------------------------------------
 
 MARKS = {
+    "max_gap": "gap/kl",
+    "keep_dropout": "beyond the paper",
     "method": "Algorithm 1",
     "options": "docs/methods.md",
     "batch_size": "B, Eq. 7",
@@ -724,7 +727,7 @@ MARKS = {
 UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens"},
     "data": set(),
-    "verifier": numbers(VerifierConfig),
+    "verifier": numbers(VerifierConfig) | {"send_responses"},
     "run": {
         "name",
         "dir",
