@@ -99,10 +99,13 @@ SMOLLM2 = Model(134_515_008, 8192, chat=True)
 def look_at_model(name: str) -> Model:
     """A model by its folder, or by its name if `plan` knows it. What is not known of it is taken to be a chat model's.
 
-    Raises:
-        ConfigError: The folder has no config.json of a dense decoder.
+    `check` says what is wrong with a folder, and there are models of which `plan` knows no shape.
     """
-    shape, folder = shape_of_actor(name), at_home(name)
+    folder = at_home(name)
+    try:
+        shape = shape_of_actor(name)
+    except ConfigError:
+        shape = None
     parameters = None if shape is None else shape.parameters
     if not folder.is_dir():
         return Model(parameters, math.inf, chat=True)

@@ -89,8 +89,11 @@ class Proof:
         ray.get(self.actor.async_run_method(method_name="expect_first_ratio", limit=limit))
 
     def after_update(self, status: dict[str, Any]) -> None:
-        """Note whether the actor has looked, which it has not if it is frozen."""
-        self._first_ratio_is_1 |= FIRST_RATIO in status
+        """Note whether the actor has looked, which it has not if it is frozen. A resumed run looks once more.
+
+        So what it saw is no metric of the step: otherwise a run that continues would have other rows.
+        """
+        self._first_ratio_is_1 |= status.pop(FIRST_RATIO, None) is not None
 
 
 def known_to_differ(args: SimpleNamespace) -> str | None:

@@ -9,4 +9,4 @@ OWN = frozenset((
     "version_min", "vllm_kl",
 ))  # fmt: skip
 
-FIRST_RATIO = "gap/first_ratio"  # a metric that the actor returns, and from which the trainer knows that it has looked
+FIRST_RATIO = "first_ratio"  # what the actor returns, and from which the trainer knows that it has looked

@@ -43,6 +43,8 @@ def test_from_every_preset(capsys, preset, algorithm):
             "--actor.model_name_or_path=org/m",
             "--critic.model_name_or_path=org/m",
             "--data.prompt_dataset=org/d",
+            "--eval.dataset=org/e",
+            f"--reward.remote_url={preset.parents[1] / 'examples' / 'quickstart' / 'sums.py'}",
         ]
     if "vl" in preset.stem and algorithm in CRITIC:
         assert main.run(["check", *words]) == 2

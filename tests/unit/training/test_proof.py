@@ -176,9 +176,10 @@ def test_when_the_actor_looks_at_the_first_ratio(no_ray, flags, on_policy, asked
 
 def test_the_actor_looks_until_it_has_looked(no_ray):
     run = Run()
-    for status in ({}, {"actor_lr": 1.0, "gap/first_ratio": 0.0}, {}):  # frozen at first
+    for status in ({}, {"actor_lr": 1.0, "first_ratio": 0.0}, {}):  # frozen at first
         run.proof.before_update(batch(True))
         run.proof.after_update(status)
+        assert "first_ratio" not in status  # a run that continues has the same rows
     assert run.asked == [0.01, 0.01]
 
 

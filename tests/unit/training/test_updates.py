@@ -562,7 +562,7 @@ def test_the_first_ratio_is_that_of_the_first_optimizer_step(**shape):
     samples = [*itertools.chain(*first)]
     moved = of_tokens(samples, lambda one: one.action_log_probs - Model(weight).outputs(one.sequences))
     for metrics, subject in zip(update.metrics, update.trainers, strict=True):
-        assert metrics["gap/first_ratio"] == pytest.approx(float(torch.cat(moved).abs().mean()), rel=1e-5)
+        assert metrics["first_ratio"] == pytest.approx(float(torch.cat(moved).abs().mean()), rel=1e-5)
         assert subject.first_ratio is None
 
 
@@ -573,9 +573,9 @@ def test_demonstrations_and_fine_tuning_have_no_first_ratio():
     model = Model(update.weight.detach())
     moved = of_tokens(update.samples[1::2], lambda one: one.action_log_probs - model.outputs(one.sequences))
     wanted = torch.cat(moved).abs().mean()
-    assert update.metrics[0]["gap/first_ratio"] == pytest.approx(float(wanted), rel=1e-5)
+    assert update.metrics[0]["first_ratio"] == pytest.approx(float(wanted), rel=1e-5)
     tuned = Update(WholeBatchActorTrainer, **shape, shown=2, cross_entropy=True, first_ratio=1e6)
-    assert "gap/first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.tokens == 0
+    assert "first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.tokens == 0
 
 
 def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step():
