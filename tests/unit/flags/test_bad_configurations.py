@@ -467,11 +467,11 @@ def test_a_reward_model_comes_too_late(capsys, flag):
 @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
 def test_a_reward_model_with_batch_adaptation(capsys, algorithm):
     """Also with an evaluation. The critic begins as the reward model, as in OpenRLHF."""
-    words = f"algorithm={algorithm} {REWARD_MODEL} reward.num_gpus_per_node=1 eval.dataset=train.jsonl eval.steps=4"
+    words = f"algorithm={algorithm} {REWARD_MODEL} reward.num_gpus_per_node=1 eval.dataset=more.jsonl eval.steps=4"
     status, out, err = check(capsys, words)
     assert (status, err) == (0, "") and "measured in the first step" in out
     args = arguments.parse(argv_of(words))
-    assert (args.eval.dataset, args.adapt.reward_range) == ("train.jsonl", ["measured"])
+    assert (args.eval.dataset, args.adapt.reward_range) == ("more.jsonl", ["measured"])
     assert args.critic.model_name_or_path == (None if algorithm == "bapo_grpo" else "model")
 
 
@@ -511,7 +511,7 @@ GOOD = [
     "algo.advantage.is_correction_threshold=0.1",
     "reward.overlong_buffer_len=24", "reward.stop_properly_penalty_coef=-0.5", "reward.stop_properly_penalty_coef=1",
     "reward.clip_range=0,1", "critic.freezing_steps=3",  # this project clears the buffer
-    "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=1",
+    "eval.dataset=more.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=1",
     "ckpt.save_steps=1", "ckpt.save_steps=-1",
     "train.seed=0", "train.seed=4294967295", "vllm.gpu_memory_utilization=1", "vllm.tensor_parallel_size=6",
     "vllm.num_engines=1 ds.zero_stage=0", "ds.zero_stage=1 ds.enable_sleep", "run.name=a.b-c_1",
@@ -540,7 +540,7 @@ GOOD = [
     "train.batch_size=128 adapt.batch_size=16", "algorithm=ppo critic.freezing_steps=-1",
     "algorithm=ba_ppo critic.freezing_steps=6", "data.apply_chat_template",
     "adapt.method=mopps adapt.max_shift_fresh=1", "vllm.enable_sleep=false", "train.colocate_all=off",
-    "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=train.jsonl eval.steps=8", "ckpt.save_steps=8",
+    "train.agent_func_path=agent.py verifier.timeout=60", "eval.dataset=more.jsonl eval.steps=8", "ckpt.save_steps=8",
     "adapt.micro_batch_tokens=48", "critic.num_gpus_per_node=3",  # there is no critic
     "algorithm=ppo rollout.n_samples_per_prompt=1 train.batch_size=32", "algorithm=ba_ppo adapt.returns=vtrace",
     "actor.policy_loss_type=gspo",
@@ -659,7 +659,7 @@ MEANT = [
         "train.colocate_critic_reward is True: even with train.colocate_all, OpenRLHF then gives the critic GPUs",
     ),
     (
-        "eval.dataset=train.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=8",
+        "eval.dataset=more.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=8",
         "eval.n_samples_per_prompt is 8, and eval.temperature is 0: all responses to a prompt are the same, so",
     ),
     # what is longer or larger than the run, which has 8 steps
@@ -688,11 +688,11 @@ MEANT = [
         "critic.freezing_steps is 7, and the run has 8 trainer steps: the actor",
     ),
     (
-        "eval.dataset=train.jsonl eval.steps=9",
+        "eval.dataset=more.jsonl eval.steps=9",
         "eval.steps is 9, and the run has 8 trainer steps: eval.dataset is never evaluated",
     ),
     ("ckpt.save_steps=9", "ckpt.save_steps is 9, and the run has 8 trainer steps: no checkpoint is saved unless"),
-    ("eval.dataset=train.jsonl", "eval.dataset is train.jsonl, but eval.steps is -1: it is never evaluated"),
+    ("eval.dataset=more.jsonl", "eval.dataset is more.jsonl, but eval.steps is -1: it is never evaluated"),
 ]  # fmt: skip
 
 
@@ -738,7 +738,7 @@ def test_no_warning_of_what_has_an_effect_or_is_not_there(capsys, words):
 # Rows whose messages other tests look at.
 ELSEWHERE = [
     (
-        f"algorithm=grpo {REWARD_MODEL} eval.dataset=train.jsonl algo.dynamic_filtering_enable",
+        f"algorithm=grpo {REWARD_MODEL} eval.dataset=more.jsonl algo.dynamic_filtering_enable",
         "test_a_reward_model_comes_too_late",
     ),
     ("algorithm=ba_ppo data.max_images_per_prompt=1", "test_preflight"),

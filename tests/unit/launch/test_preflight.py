@@ -100,7 +100,7 @@ def test_max_samples_caps_the_prompts(run):
 
 
 def test_max_samples_that_cut_the_evaluation_are_said(run):
-    rows = run.rows("held_out.jsonl", 9)
+    rows = run.write("held_out.jsonl", "".join(f'{{"q": "2+{n}", "a": "{n + 2}"}}\n' for n in range(9)))
     cut = run.check(eval__dataset=rows, eval__steps=1, data__max_samples=8).warnings
     assert len(cut) == 1 and cut[0].startswith("data.max_samples is 8, ")
     assert "only the first 8 of the 9 rows of eval.dataset" in cut[0]
