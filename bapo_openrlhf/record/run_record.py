@@ -33,7 +33,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.adapt.vocabulary import SOURCES
+from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.durable import sync, write_atomically
@@ -273,11 +273,12 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     totals, rewards = _numbers(rows, "rollouts/total"), _numbers(rows, REWARD)
     start, end, _ = end_means(rewards) if rewards else (None, None, 0)
+    groups = {source: int(sum(_numbers(rows, f"groups/{source}"))) for source in SOURCES}
     return {
         "steps": len(rows),
         "reward_start": start,
         "reward_end": end,
-        "groups": {source: int(sum(_numbers(rows, f"groups/{source}"))) for source in SOURCES},
+        "groups": {source: groups[source] for source in shown_sources(groups)},
         "rollouts": int(totals[-1]) if totals else 0,
         "seconds": phase_seconds(rows),
     }

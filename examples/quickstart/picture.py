@@ -18,6 +18,7 @@ import altair as alt
 import pandas as pd
 from rich.table import Table
 
+from bapo_openrlhf.adapt.vocabulary import shown_sources
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.workbench.pages.colours import INK, MUTED, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Key
@@ -120,8 +121,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row("change", f"{end - start:+.3f}", end_section=True)
     groups = summary.get("groups", {})
     total = sum(groups.values())
-    for source, label in SOURCE_LABELS.items():
-        count = groups.get(source, 0)
+    for source in shown_sources(groups):
+        label, count = SOURCE_LABELS[source], groups.get(source, 0)
         share = f"  ({count / total:4.0%})" if total else ""
         table.add_row(f"groups trained on, {label}", f"{count:,}{share}", end_section=source == "replayed")
     table.add_row("rollouts generated (responses)", f"{summary.get('rollouts', 0):,}", end_section=True)

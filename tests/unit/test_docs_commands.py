@@ -389,9 +389,11 @@ def project(tmp_path_factory):
     here = tmp_path_factory.mktemp("project")
     for name in ("configs", "examples", "research", "bapo_openrlhf"):
         (here / name).symlink_to(ROOT / name)
-    (here / "runs" / "base_model").mkdir(parents=True)
-    (here / "runs" / "base_model" / "config.json").write_text('{"model_type": "qwen2"}')
-    (here / "runs" / "base_model" / "pytorch_model.bin").touch()
+    for name in ("base_model", "sums_model"):
+        (here / "runs" / name).mkdir(parents=True)
+        (here / "runs" / name / "config.json").write_text('{"model_type": "qwen2"}')
+        (here / "runs" / name / "pytorch_model.bin").touch()
+    runpy.run_path(str(ROOT / "examples" / "quickstart" / "sums.py"))["write"](here / "runs" / "sums", 64)
     (here / "runs" / "reasoning_gym").mkdir()
     for level in yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text()):
         (here / "runs" / "reasoning_gym" / f"{level}.jsonl").write_text("")

@@ -133,9 +133,7 @@ def test_table_shows_the_summary():
     text = text_of(plot.summary_table(summary))
     for part in ("ba_ppo", "seed 3", "0.250", "0.500", "+0.250", "12,288", "1 min 1 s", "20 min 34 s", "ppo train"):
         assert part in text, part
-    by_source = {
-        source: next(line for line in text.splitlines() if label in line) for source, label in SOURCE_LABELS.items()
-    }
+    by_source = {source: next(line for line in text.splitlines() if SOURCE_LABELS[source] in line) for source in PAPERS}
     assert "60" in by_source["fresh"] and "60%" in by_source["fresh"]
     assert "15" in by_source["reevaluated"] and "25%" in by_source["replayed"]
 
