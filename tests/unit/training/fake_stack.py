@@ -167,8 +167,9 @@ class Engine:
         budget=None, prefix=None,
     ) -> list[dict]:  # fmt: skip
         self.world.fail_at("generate")
+        begun = prefix and SimpleNamespace(tokens=prefix.tokens.tolist(), is_context=prefix.is_context)
         self.world.requests.append(
-            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed, prefix=prefix)
+            SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed, prefix=begun)
         )
         answers = []
         for sample in range(num_samples):
