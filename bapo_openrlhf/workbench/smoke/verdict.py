@@ -61,7 +61,7 @@ def _sizes(args: SimpleNamespace) -> range:
 
 
 def _uncounted(row: Row, sizes: range) -> str:
-    counted = sum(row[f"groups/{state}"] for state in (*STATES, FAILED))
+    counted = sum(row.get(f"groups/{state}", 0) for state in (*STATES, FAILED))
     generated = row["groups/generated"]
     if counted == generated and generated * sizes[0] <= row["rollouts/step"] <= generated * sizes[-1]:
         return ""

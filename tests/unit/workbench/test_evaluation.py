@@ -774,7 +774,7 @@ def fake_vllm(monkeypatch, keep_environment):
     params.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
-    monkeypatch.setattr(generate.cpu, "install", lambda: None)
+    monkeypatch.setattr(generate.machine, "set_up", lambda: None)
     return result
 
 
