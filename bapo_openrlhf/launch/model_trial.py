@@ -17,27 +17,58 @@ from bapo_openrlhf.launch.model_files import check_adapters, config_of, few, hea
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """Whether transformers loads a model whole, from a folder.
+class OfModel:
+    """A question about the model in a folder.
 
     Attributes:
         flag: The flag that names the folder.
         folder: The model's.
-        role: "actor", "critic" or "reward".
-        head: Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
-        adapted: Matrices that get adapters, by the ends of their names; None without LoRA.
     """
 
     flag: str
     folder: str
-    role: str
-    head: str = "score"
-    adapted: tuple[str, ...] | str | None = None
 
     @property
     def about(self) -> str:
         """Flag and value."""
         return f"{self.flag} is {self.folder}"
+
+
+@dataclass(frozen=True)
+class OfEngine(OfModel):
+    """A question about the model of the engines.
+
+    Attributes:
+        longest: Tokens of the longest sequence (`data.max_len`).
+    """
+
+    longest: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What an engine gives vLLM, as far as its model depends on it."""
+        return {
+            "model": self.folder,
+            "tokenizer": self.folder,
+            "max_model_len": self.longest,
+            "dtype": "bfloat16",
+            "trust_remote_code": True,
+        }
+
+
+@dataclass(frozen=True)
+class Loaded(OfModel):
+    """Whether transformers loads a model whole.
+
+    Attributes:
+        role: "actor", "critic" or "reward".
+        head: Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
+        adapted: Matrices that get adapters, by the ends of their names; None without LoRA.
+    """
+
+    role: str
+    head: str = "score"
+    adapted: tuple[str, ...] | str | None = None
 
     def answer(self) -> list[str]:
         """A warning of weights that no part of the model takes.
@@ -99,24 +130,8 @@ class Loaded:
         return f"it has no weights {few(missing)}, and they would begin with random numbers"
 
 
-@dataclass(frozen=True)
-class Generates:
-    """Whether vLLM takes a model as an engine's.
-
-    Attributes:
-        flag: The flag that names the folder.
-        folder: The model's.
-        longest: Tokens of the longest sequence (`data.max_len`).
-    """
-
-    flag: str
-    folder: str
-    longest: int
-
-    @property
-    def about(self) -> str:
-        """Flag and value."""
-        return f"{self.flag} is {self.folder}"
+class Generates(OfEngine):
+    """Whether vLLM takes a model as an engine's."""
 
     def answer(self) -> list[str]:
         """Nothing.
@@ -130,10 +145,7 @@ class Generates:
         if current_platform.is_unspecified():  # vLLM is for GPUs, and this machine has none
             return []
         try:
-            model = ModelConfig(
-                model=self.folder, tokenizer=self.folder, max_model_len=self.longest, dtype="bfloat16",
-                trust_remote_code=True,
-            )  # fmt: skip
+            model = ModelConfig(**self.settings)
         except Exception as error:  # of pydantic, or of what reads the configuration
             raise ConfigError(
                 f"{self.about}, and data.max_len is {self.longest}; vLLM refuses it: {reason_of(error)}"

@@ -9,34 +9,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, reason_of
 from bapo_openrlhf.launch.model_files import few, shapes_of
+from bapo_openrlhf.launch.model_trial import OfEngine, load
 
 Shapes = Mapping[str, Sequence[int]]
 
 
-@dataclass(frozen=True)
-class Synced:
-    """Whether the engines take all weights of the actor in a sync.
-
-    Attributes:
-        flag: The flag that names the folder.
-        folder: The actor's.
-        longest: Tokens of the longest sequence (`data.max_len`).
-    """
-
-    flag: str
-    folder: str
-    longest: int
-
-    @property
-    def about(self) -> str:
-        """Flag and value."""
-        return f"{self.flag} is {self.folder}"
+class Synced(OfEngine):
+    """Whether the engines take all weights of the actor in a sync."""
 
     def answer(self) -> list[str]:
         """A warning if vLLM has to be asked, and its model cannot be made here.
@@ -44,14 +28,12 @@ class Synced:
         Raises:
             ConfigError: It refuses a name, or passes over one.
         """
-        from bapo_openrlhf.launch.model_trial import load
-
         stored = shapes_of(self.flag, Path(self.folder))
         sent = {name: tuple(value.shape) for name, value in load(self.folder).named_parameters()}
         if sent.keys() <= stored.keys():
             return []
         try:
-            with _engines_model(self.folder, self.longest) as model:
+            with _engines_model(self.settings) as model:
                 self._compare(model, sent, _written(model, stored))
         except ConfigError:
             raise
@@ -95,18 +77,15 @@ def _written(model: Any, shapes: Shapes) -> Counter[str]:
 
 
 @contextmanager
-def _engines_model(folder: str, longest: int) -> Iterator[Any]:
-    """vLLM's model of a folder without numbers, in a group of processes that has only this one."""
+def _engines_model(settings: Mapping[str, Any]) -> Iterator[Any]:
+    """vLLM's model with these settings, without numbers, in a group of processes that has only this one."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    config = EngineArgs(
-        model=folder, tokenizer=folder, max_model_len=longest, dtype="bfloat16", trust_remote_code=True,
-        enforce_eager=True,
-    ).create_engine_config()  # fmt: skip
+    config = EngineArgs(**settings, enforce_eager=True).create_engine_config()
     with tempfile.TemporaryDirectory() as meeting, set_current_vllm_config(config):
         init_distributed_environment(1, 0, f"file://{meeting}/point", 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
