@@ -1,14 +1,9 @@
-"""The work of a step in one process, as fast as a machine can: the parts of the floor of gpu_floor.py.
-
-Generation with vLLM's offline `LLM`, forward and training passes in a bare PyTorch loop, and a copy of the weights
-within the process. Advantages, returns and old log-probs are made up, because no time depends on them.
-"""
+"""What gpu_floor.py does its work with: a step's description, and a model with a bare PyTorch optimizer."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -81,70 +76,3 @@ class Trained:
         self.optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_(self.parameters, self.masters)
-
-
-class Floor:
-    """The models of the floor, all in this process: an engine and two or three trained models."""
-
-    llm: Any
-    actor: Trained
-    reference: Trained
-    critic: Trained
-
-    def generate(self, step: Step) -> None:
-        """Generate responses of these lengths.
-
-        The end of a text is ignored, so a response ends at its `max_tokens`. Responses of a prompt that are equally
-        long are one request with n. No text and no log-probs are asked for.
-        """
-        from vllm import SamplingParams
-
-        for groups in step.calls:
-            prompts, params = [], []
-            for ids, lengths in groups:
-                for length, count in Counter(lengths).items():
-                    prompts.append({"prompt_token_ids": ids})
-                    params.append(SamplingParams(n=count, max_tokens=length, ignore_eos=True, detokenize=False))
-            self.llm.generate(prompts, params, use_tqdm=False)
-
-    def forward(self, step: Step) -> None:
-        """Pass the micro-batches through the models: log-probs of actor and reference, values."""
-        import torch
-
-        with torch.no_grad():
-            for name, batches in step.forward.items():
-                model = getattr(self, name)
-                for batch in batches:
-                    hidden, labels = model.hidden(batch)
-                    torch.nn.functional.linear(hidden, model.weight) if name == "critic" else head(
-                        hidden, model.weight, labels
-                    )
-
-    def train(self, step: Step) -> None:
-        """Forward and backward passes of the micro-batches, and one optimizer step for each model."""
-        import torch
-
-        for name, batches in step.train.items():
-            model = getattr(self, name)
-            for batch in batches:
-                hidden, labels = model.hidden(batch)
-                if name == "critic":
-                    values = torch.nn.functional.linear(hidden, model.weight).squeeze(-1).float()
-                    old, returns = values.detach(), 1.0
-                    clipped = old + (values - old).clamp(-0.2, 0.2)
-                    loss = 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).mean()
-                else:
-                    log_probs, entropy = head(hidden, model.weight, labels, entropy=True)
-                    old, advantages = log_probs.detach(), torch.linspace(-1, 1, len(labels), device=labels.device)
-                    ratio, difference = (log_probs - old).exp(), old - 0.1 - log_probs
-                    policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-                    kl = difference.exp() - difference - 1
-                    loss = (policy + 0.001 * kl - 0.001 * entropy).mean()
-                (loss / len(batches)).backward()
-            model.update()
-
-    def copy(self, step: Step) -> None:
-        """Copy the actor's weights into vLLM's model as often as they were synced."""
-        for _ in range(step.syncs):
-            weights = list(self.actor.model.named_parameters())
-            self.llm.apply_model(lambda model, weights=weights: model.load_weights(weights) and None)

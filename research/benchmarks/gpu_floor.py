@@ -3,7 +3,8 @@
     python research/benchmarks/gpu_floor.py SETTINGS.json OUT.jsonl
 
 All responses of those runs have the same length, so a step is described by a few numbers and need not be recorded. The
-engine sleeps while models train. Each part is written as soon as it is measured: {"run": NAME, PART: SECONDS, ...}.
+engine sleeps while models train. Advantages, returns and old log-probs are made up, because no time depends on them.
+Each part is written as soon as it is measured: {"run": NAME, PART: SECONDS, ...}.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from floor_parts import Batch, Floor, Step, Trained
+from floor_parts import Batch, Step, Trained, head
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -54,16 +56,18 @@ def batch_of(size: int, prompt: int, response: int, device: str) -> Batch:
     return {"sequences": ids, "attention_mask": ones, "action_mask": ones[:, prompt:]}
 
 
-class GpuFloor(Floor):
+class GpuFloor:
     """The floor's models on a device. The engine is awake at first; the others are made when they are needed."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        from collections import Counter
+    actor: Trained
+    reference: Trained
+    critic: Trained
 
+    def __init__(self, settings: dict[str, Any]) -> None:
         from vllm import LLM
 
         self.settings, self.device = settings, settings["device"]
-        self.asleep, self.seconds = self.device != "cpu", Counter()
+        self.asleep = self.device != "cpu"
         self.llm = LLM(
             model=settings["model"], dtype="bfloat16", enforce_eager=self.device == "cpu", seed=0,
             max_model_len=settings["max_len"], gpu_memory_utilization=settings["memory"], skip_tokenizer_init=True,
@@ -98,6 +102,64 @@ class GpuFloor(Floor):
 
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+    def generate(self, step: Step) -> None:
+        """Generate responses of these lengths.
+
+        The end of a text is ignored, so a response ends at its `max_tokens`. Responses of a prompt that are equally
+        long are one request with n. No text and no log-probs are asked for.
+        """
+        from vllm import SamplingParams
+
+        for groups in step.calls:
+            prompts, params = [], []
+            for ids, lengths in groups:
+                for length, count in Counter(lengths).items():
+                    prompts.append({"prompt_token_ids": ids})
+                    params.append(SamplingParams(n=count, max_tokens=length, ignore_eos=True, detokenize=False))
+            self.llm.generate(prompts, params, use_tqdm=False)
+
+    def forward(self, step: Step) -> None:
+        """Pass the micro-batches through the models: log-probs of actor and reference, values."""
+        import torch
+
+        with torch.no_grad():
+            for name, batches in step.forward.items():
+                model = getattr(self, name)
+                for batch in batches:
+                    hidden, labels = model.hidden(batch)
+                    torch.nn.functional.linear(hidden, model.weight) if name == "critic" else head(
+                        hidden, model.weight, labels
+                    )
+
+    def train(self, step: Step) -> None:
+        """Forward and backward passes of the micro-batches, and one optimizer step for each model."""
+        import torch
+
+        for name, batches in step.train.items():
+            model = getattr(self, name)
+            for batch in batches:
+                hidden, labels = model.hidden(batch)
+                if name == "critic":
+                    values = torch.nn.functional.linear(hidden, model.weight).squeeze(-1).float()
+                    old, returns = values.detach(), 1.0
+                    clipped = old + (values - old).clamp(-0.2, 0.2)
+                    loss = 0.5 * torch.maximum((values - returns) ** 2, (clipped - returns) ** 2).mean()
+                else:
+                    log_probs, entropy = head(hidden, model.weight, labels, entropy=True)
+                    old, advantages = log_probs.detach(), torch.linspace(-1, 1, len(labels), device=labels.device)
+                    ratio, difference = (log_probs - old).exp(), old - 0.1 - log_probs
+                    policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+                    kl = difference.exp() - difference - 1
+                    loss = (policy + 0.001 * kl - 0.001 * entropy).mean()
+                (loss / len(batches)).backward()
+            model.update()
+
+    def copy(self, step: Step) -> None:
+        """Copy the actor's weights into vLLM's model as often as they were synced."""
+        for _ in range(step.syncs):
+            weights = list(self.actor.model.named_parameters())
+            self.llm.apply_model(lambda model, weights=weights: model.load_weights(weights) and None)
 
 
 def first(step: Step) -> Step:
