@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import sums
 from base_model import SUMS, ModelSettings, StepsModelSettings, build
@@ -23,27 +24,37 @@ from bapo_openrlhf.tasks import countdown, reasoning_gym
 from bapo_openrlhf.workbench.prepare.build import Request, prepare
 
 RUNS = Path("runs")
-PROMPTS = {"sums": 1280, "countdown": 1536, "steps": 1536}
-FILES = {  # of each size, for --config
-    "sums": ["configs/quickstart.yaml"],
-    "countdown": ["configs/countdown/train.yaml"],
-    "steps": ["configs/countdown/train.yaml", "configs/steps/train.yaml"],
+
+
+class Size(NamedTuple):
+    """What a size is: its number of training prompts, the name of its run, and the files of its configuration."""
+
+    prompts: int
+    run: str
+    files: list[str]
+
+
+SIZES = {
+    "sums": Size(1280, "quickstart", ["configs/quickstart.yaml"]),
+    "countdown": Size(1536, "countdown", ["configs/countdown/train.yaml"]),
+    "steps": Size(1536, "steps", ["configs/countdown/train.yaml", "configs/steps/train.yaml"]),
 }
-NAMES = {"sums": "quickstart", "countdown": "countdown", "steps": "steps"}
+COMMAND = (sys.executable, "-m", "bapo_openrlhf.cli")
 
 
 def main() -> int:
     """Make the missing files, train, and show the result."""
     parser = argparse.ArgumentParser(prog="python examples/quickstart", allow_abbrev=False)
     parser.add_argument("--run.name", dest="name", help="name of the run; without it, the run of this size is replaced")
-    parser.add_argument("--size", choices=PROMPTS, default="sums", help="sums: 25 tokens an answer; countdown: 7; "
+    parser.add_argument("--size", choices=SIZES, default="sums", help="sums: 25 tokens an answer; countdown: 7; "
         "steps: sums of reasoning-gym, 40 to 80 (default: sums)")  # fmt: skip
     parser.add_argument("--prompts", type=int, help="number of training prompts, at most 2500")
     parser.add_argument(
         "--only-prepare", action="store_true", help="make the base model and the data, but do not train"
     )
     given, flags = parser.parse_known_args()  # The other flags are those of `bapo-openrlhf train`.
-    prompts = PROMPTS[given.size] if given.prompts is None else given.prompts
+    size = SIZES[given.size]
+    prompts = size.prompts if given.prompts is None else given.prompts
     if not 1 <= prompts <= 2500:
         parser.error(f"--prompts is {prompts}; it must be 1 to 2500 because there are few different easy problems")
     console = Console()
@@ -58,7 +69,7 @@ def main() -> int:
     console.print("[bold]2/3[/] reinforcement learning on OpenRLHF: Ray, DeepSpeed, vLLM")
     # Training runs in a process of its own because it changes its environment and imports large libraries.
     words = ["--run.name", given.name] if given.name else ["--run.overwrite"]
-    status = stoppable([*COMMAND, "train", "--config", *FILES[given.size], *words, *flags])
+    status = stoppable([*COMMAND, "train", "--config", *size.files, *words, *flags])
     if status != 0:
         return status
 
@@ -67,16 +78,13 @@ def main() -> int:
     from bapo_openrlhf.record.run_record import read_summary
 
     console.print("[bold]3/3[/] result")
-    run = RUNS / (given.name or NAMES[given.size])
+    run = RUNS / (given.name or size.run)
     picture = plot_run(run, before=before)
     console.print(summary_table(read_summary(run)))
     if answers := answers_table(run):
         console.print(answers)
     console.print(f"accuracy on held-out problems, reward and batches: {picture}")
     return 0
-
-
-COMMAND = (sys.executable, "-m", "bapo_openrlhf.cli")
 
 
 def held_out(model: Path) -> float:

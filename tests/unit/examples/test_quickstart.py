@@ -17,7 +17,7 @@ from bapo_openrlhf.tasks import countdown
 PROJECT = Path(__file__).parents[3]
 QUICKSTART = PROJECT / "examples" / "quickstart"
 main = runpy.run_path(str(QUICKSTART))["main"]
-FILES = main.__globals__["FILES"]
+SIZES = main.__globals__["SIZES"]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def prepare(tmp_path, monkeypatch):
 
     def run(*flags):
         size = flags[flags.index("--size") + 1] if "--size" in flags else "sums"
-        config = yaml.safe_load((PROJECT / FILES[size][-1]).read_text())
+        config = yaml.safe_load((PROJECT / SIZES[size].files[-1]).read_text())
         monkeypatch.setattr(sys, "argv", ["quickstart", "--only-prepare", *flags])
         assert main() == 0
         rows = (tmp_path / config["data"]["prompt_dataset"]).read_text().splitlines()
