@@ -3,7 +3,7 @@
 A prompt that mostly fails begins with a part of one of its own best responses, and a prompt that mostly passes with a
 part of one of its worst. The longer the part, the easier or harder the rest. The share is steered so that about half of
 the responses are right. All responses of a group have one prefix. It is context (`Prompt.prefix`), so that only tokens
-of today's policy are trained on. A group with a prefix says nothing of its prompt alone.
+of today's policy are trained on. A group with a prefix does not tell how hard its prompt is.
 """
 
 from collections import Counter, OrderedDict

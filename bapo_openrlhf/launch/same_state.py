@@ -10,7 +10,7 @@ PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def differing(one: Any, other: Any, without: Container[str]) -> list[str]:
-    """Names of the attributes that two objects of one class do not share, or of which they hold different values.
+    """Names of the attributes that only one of two objects has, or that have different values in the two.
 
     Args:
         without: Names of attributes that are not compared.

@@ -99,7 +99,7 @@ SMOLLM2 = Model(134_515_008, 8192, chat=True)
 def look_at_model(name: str) -> Model:
     """A model by its folder, or by its name if `plan` knows it. What is not known of it is taken to be a chat model's.
 
-    `check` says what is wrong with a folder, and there are models of which `plan` knows no shape.
+    It refuses no folder: `check` says what is wrong with one, and `plan` does not know the shape of every model.
     """
     folder = at_home(name)
     try:

@@ -218,7 +218,7 @@ class RolloutEngine(Engine):
             shared: The other arguments of `_group`.
 
         Returns:
-            A `PackedGroup` for each prompt; it alone if there is one, because Ray then expects no list.
+            A list with a `PackedGroup` for each prompt. For one prompt it is no list, because Ray expects none.
         """
         groups = await asyncio.gather(*(self._group(**request, **shared) for request in requests))
         return groups if len(groups) > 1 else groups[0]

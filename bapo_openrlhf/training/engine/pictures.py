@@ -8,7 +8,7 @@ from bapo_openrlhf.host import module_of
 def pictures(images: Any) -> list[Any]:
     """Images in RGB: on white where they are clear, and turned as the camera noted it (EXIF).
 
-    A conversion to RGB alone makes black of what is clear.
+    If a picture is only converted to RGB, its clear parts become black.
 
     Args:
         images: As in the data: a list or one of them, each what OpenRLHF's function loads.

@@ -31,8 +31,8 @@ AGENT = ". Or the agent does not sample with the parameters that it is given"
 class Proof:
     """Ends a run that does not prove what it must, before it trains on it.
 
-    Engine and actor are compared on the responses of today's weights, of which partial rollouts have continued none:
-    in the first step of this process, so also after a resume, and in the first ones that follow a sync after an update.
+    Engine and actor are compared on responses that today's weights generated from their first token on. This is done in
+    the first step of this process, so also after a resume, and in the first steps that follow a sync after an update.
     An adapter that never arrives is 0 before. Steps are added up until there are ENOUGH tokens. Later, a gap is only
     warned of. A run that generates ahead of training has such responses only in its first step, and if it re-evaluates.
 

@@ -155,7 +155,7 @@ def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenize
     Only these responses are decoded.
 
     Args:
-        groups: The groups of a step. One with a prefix says nothing of its prompt alone.
+        groups: The groups of a step. One with a prefix does not tell how hard its prompt is.
         prompts: What earlier groups have told of their prompts. It is updated.
         tokenizer: Tokenizer of the model.
         chars: Largest number of characters of a response.

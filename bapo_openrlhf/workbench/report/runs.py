@@ -75,7 +75,7 @@ class Run:
 def groups_frame(rows: Sequence[Row]) -> pd.DataFrame:
     """Rows of groups.jsonl as a frame, in the order of the file. A mean that is no finite number is NaN.
 
-    Groups with a prefix are left out, because they say nothing of their prompt alone.
+    Groups with a prefix are left out, because they do not tell how hard their prompts are.
     """
     rows = [row for row in rows if row.get("source") != "prefixed"]
     frame = pd.DataFrame(rows)

@@ -581,7 +581,7 @@ class TestTokenizer:
     @pytest.mark.parametrize("of_config", [None, 1])
     @pytest.mark.parametrize("of_generation", [None, [1], ...])
     def test_there_is_an_end_token(self, with_tokenizer, tokenizer_folder, of_config, of_generation):
-        """vLLM ends a response at the tokenizer's, and at that of generation_config.json; else at config.json's."""
+        """vLLM takes those of tokenizer and generation_config.json. It takes that of config.json if these have none."""
         rows = [{"q": "1?", "a": "x"}]
         name_end(tokenizer_folder / "config.json", of_config)
         if of_generation is not ...:

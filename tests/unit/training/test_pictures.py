@@ -24,7 +24,7 @@ def palette():
     ids=["RGBA", "LA", "a palette"],
 )
 def test_what_is_clear_is_white(tmp_path, image):
-    """hermes-agent#64548: a conversion to RGB alone gives a black picture."""
+    """hermes-agent#64548: a picture that is only converted to RGB becomes black."""
     image.save(tmp_path / "a.png")
     (seen,) = pictures([str(tmp_path / "a.png")])
     assert seen.mode == "RGB" and np.array_equal(np.asarray(seen), WHITE)

@@ -35,7 +35,7 @@ CHANGES = [(), (("Replace", "  ", " "),), (("NFC",),), (("Lowercase",),), (("Str
 
 @given(prompt=any_text, response=any_text, changes=st.sampled_from(CHANGES), cut=st.integers(0, 9))
 def test_the_text_is_what_the_model_wrote(prompt, response, changes, cut):
-    """Its tokens are those of the response alone. Those of the prompt are what the tokenizer and a cut left of it."""
+    """Only the tokens of the response make it. Tokenizer and cut may have changed the prompt."""
     before, tokens = ids(tokenizer_of(*changes), prompt)[cut:], ids(tokenizer_of(), response)
     query, text = texts(tokenizer_of(), before, [*tokens, 0])
     assert text == f"{response}</s>"
@@ -52,7 +52,7 @@ def test_tokens_of_images_are_no_response(prompt, response, images, size):
 
 
 def test_a_blank_at_the_beginning_of_a_response_stays():
-    """Such a tokenizer makes "4" of the response alone, and the model wrote " 4" after the prompt."""
+    """Such a tokenizer makes "4" if it decodes only the response, and the model wrote " 4" after the prompt."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
