@@ -1,4 +1,4 @@
-"""Ask transformers and vLLM to take the models of a run, without their weights.
+"""Ask transformers and vLLM about the models of a run, without their weights.
 
 transformers loads each model as OpenRLHF does, but all its tensors are on torch's meta device: they have shapes and no
 numbers. So its own rules say which weights would be missing, which are too many, and which have another shape: those
@@ -14,6 +14,7 @@ from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, one_line, reason_of
 from bapo_openrlhf.launch.model_files import check_adapters, config_of, few, headers, weight_files
+from bapo_openrlhf.training.worker.dropout import noise_of
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,25 @@ class Generates(OfEngine):
                 "those of a model that is trained"
             )
         return []
+
+
+class Noisy(OfModel):
+    """Whether a model would train with dropout, also if that is the default of the model's kind."""
+
+    def answer(self) -> list[str]:
+        """A warning of it."""
+        from transformers import CONFIG_MAPPING
+
+        config = config_of(self.about, Path(self.folder))
+        config |= config.get("text_config") or {}
+        kind = config.get("model_type")
+        defaults = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
+        noise = ", ".join(f"{name} {value:g}" for name, value in noise_of(defaults | config).items())
+        return [
+            f"{self.about}, whose config.json has {noise}: without batch adaptation a model trains with this, so that "
+            "the first ratio is not 1, and tokens are clipped before anything was learned; with 0 in config.json it "
+            "does not"
+        ] * bool(noise)
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,12 @@ from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
 from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import config_of, weight_files
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled
+from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled
 from bapo_openrlhf.launch.questions import Questions
 from bapo_openrlhf.launch.same_tokens import check_same_tokens
 from bapo_openrlhf.launch.sync_trial import Synced
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
-from bapo_openrlhf.training.worker.dropout import noise_of
 
 ACTOR, REWARD = "actor.model_name_or_path", "reward.model_name_or_path"
 CALLED = "called with an empty response to the first prompt"
@@ -181,7 +180,6 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
         check_model(flag, name, weights=weights)
     check_tokenizer(ACTOR, names[ACTOR])
     here = {flag: folder for flag, name in names.items() if (folder := user_file.at_home(name)).is_dir()}
-    noises: list[str] = []
     for flag, folder in here.items():
         config = config_of(f"{flag} is {names[flag]}", folder)
         if flag == ACTOR:
@@ -196,7 +194,7 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
                 "config.json)"
             )
         if not args.adapt.enabled and (flag == ACTOR or names[flag] != names[ACTOR]) and flag != REWARD:
-            noises += _noise(f"{flag} is {names[flag]}", config | (config.get("text_config") or config))
+            questions.ask(Noisy(flag, str(folder)))
     if weights:
         _ask_models(args, questions, here)
     elsewhere = {name: flag for flag, name in reversed(names.items()) if ahead and flag not in here}
@@ -204,7 +202,7 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
         "looked at"
         for name, flag in elsewhere.items()
-    ] + noises
+    ]
 
 
 def _ask_models(args: SimpleNamespace, questions: Questions, here: Mapping[str, Path]) -> None:
@@ -228,19 +226,6 @@ def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> N
         model = getattr(args, name)
         rate = getattr(model, model.optim).lr
         questions.ask(Scheduled(name, model.lr_scheduler, rate, model.lr_warmup_ratio, model.min_lr_ratio, count))
-
-
-def _noise(model: str, config: dict[str, Any]) -> list[str]:
-    """A warning of dropout that a model trains with, also if it is the default of the model's kind."""
-    from transformers import CONFIG_MAPPING
-
-    kind = config.get("model_type")
-    defaults = CONFIG_MAPPING[kind]().to_dict() if kind in CONFIG_MAPPING else {}
-    noise = ", ".join(f"{name} {value:g}" for name, value in noise_of(defaults | config).items())
-    return [
-        f"{model}, whose config.json has {noise}: without batch adaptation a model trains with this, so that the first "
-        "ratio is not 1, and tokens are clipped before anything was learned; with 0 in config.json it does not"
-    ] * bool(noise)
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:

@@ -21,7 +21,9 @@ from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import preflight, reward_server
+from bapo_openrlhf.launch.model_trial import Noisy
 from bapo_openrlhf.launch.preflight import check_inputs
+from bapo_openrlhf.launch.questions import ANSWERS
 
 pytestmark = pytest.mark.usefixtures("without_models")
 
@@ -125,7 +127,13 @@ class TestModel:
             ({"model_type": "mine", "text_config": {"hidden_dropout": 0.2}}, "hidden_dropout 0.2"),
         ],
     )
-    def test_dropout_of_a_plain_run_is_said_once(self, run, config, named):
+    def test_dropout_of_a_plain_run_is_said_once(self, run, config, named, monkeypatch):
+        def answer_here(questions, question):
+            if isinstance(question, Noisy):
+                monkeypatch.setitem(ANSWERS, question, question.answer())
+                questions._asked.append(question)
+
+        monkeypatch.setattr("bapo_openrlhf.launch.questions.Questions.ask", answer_here)
         (run.model / "config.json").write_text(json.dumps(config))
         for algorithm in ("ppo", "grpo", "ba_ppo", "bapo_grpo"):
             said = [text for text in run.check(algorithm=algorithm).warnings if named in text]
