@@ -67,6 +67,7 @@ CONTENTS = {
         "research/decision_design",
         "research/results/decision/decision",
         "research/fair_trial_design",
+        "research/critic_design",
         "research/halves_design",
         "research/first_study",
         "research/faster_steps",

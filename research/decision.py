@@ -553,14 +553,15 @@ def picture(shares: pd.DataFrame) -> alt.LayerChart:
     return alt.layer(zero, spread, base.mark_line(strokeWidth=2).encode(y="gain:Q")).properties(width=350, height=260)
 
 
-def page(tables: Mapping[str, pd.DataFrame], title: str, name: str) -> str:
+def page(tables: Mapping[str, pd.DataFrame], title: str, name: str, script: str = "decision.py") -> str:
     """The tables as one page of Markdown.
 
     Args:
-        name: That of the script; its design is NAME_design.md.
+        name: Its design is NAME_design.md.
+        script: The script that makes it, with its arguments.
     """
     source = (
-        f"Made by `python research/{name}.py`. [The design](../../{name}_design.md) has the questions and the words."
+        f"Made by `python research/{script}`. [The design](../../{name}_design.md) has the questions and the words."
     )
     parts = [f"# {title}", f"{source} Gains are in points, with 95 % intervals."]
     for heading, table in tables.items():

@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from critic_stages import CRITIC
+from critic_stages import SEARCHED as SEARCHED_CRITIC
 from fair_stages import FAIR
 from folders import RESULTS, STUDIES
 from replay_map import priced
-from stage import REST, Stage, resized
+from stage import RATE, REST, Stage, resized
 
 from bapo_openrlhf.errors import RunError
 from bapo_openrlhf.record import run_record as record
@@ -28,7 +30,6 @@ from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import Planned, plan
 
-RATE = "actor.adam.lr"
 ONE_RATE = 1e-4  # the learning rate of all searched arms but GRPO and BAPO, which have it in the stage `one_rate`
 FACTOR = 2  # between two rates of a search
 MOST_MORE = 2  # rates that a search adds at each end, if the best one is there
@@ -107,29 +108,36 @@ def definition(name: str) -> Study:
     return read_study(STUDIES / f"{name}.yaml")
 
 
+def every_stage() -> tuple[Stage, ...]:
+    """The stages of all studies."""
+    return (*STAGES, *FAIR, *CRITIC)
+
+
 def stages_of(trial: str) -> tuple[Stage, ...]:
     """The stages of a study, in order."""
-    return tuple(stage for stage in (*STAGES, *FAIR) if stage.trial == trial)
+    return tuple(stage for stage in every_stage() if stage.trial == trial)
 
 
 def exists(name: str) -> bool:
     """Whether there is a stage of this name."""
-    return any(stage.name == name for stage in (*STAGES, *FAIR))
+    return any(stage.name == name for stage in every_stage())
 
 
 def stage_of(name: str) -> Stage:
     """The stage of this name."""
-    return next(stage for stage in (*STAGES, *FAIR) if stage.name == name)
+    return next(stage for stage in every_stage() if stage.name == name)
 
 
-def with_rate(arm: Arm, rate: float) -> Arm:
+def with_rate(arm: Arm, rate: float, flag: str = RATE) -> Arm:
     """The arm with a learning rate, which is a part of its method's name: plain_0.0001."""
     name = f"{arm.method}_{rate:.7f}".rstrip("0")
-    return replace(arm, method=name, label=f"{arm.label}, {rate:.0e}", flags={**arm.flags, RATE: rate})
+    return replace(arm, method=name, label=f"{arm.label}, {rate:.0e}", flags={**arm.flags, flag: rate})
 
 
 def nearest_of(stage: Stage) -> dict[str, str]:
     """The searched method whose learning rate a method of the stage takes, if it is not its own."""
+    if stage.trial == "critic":
+        return dict.fromkeys(stage.seconds, SEARCHED_CRITIC)
     return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "filter_only")
 
 
@@ -150,13 +158,16 @@ def study_of(stage: Stage, root: Path) -> Study:
         chosen_arms = [with_rate(arm, stage.flags[RATE]) for arm in chosen_arms]
     elif stage.grid:
         chosen_arms = [
-            with_rate(arm, rate) for method, arm in arms.items() for rate in search_of(stage, method, root).rates
+            with_rate(arm, rate, stage.rate)
+            for method, arm in arms.items()
+            for rate in search_of(stage, method, root).rates
         ]
     elif stage.rates_from:
         chosen = chosen_rates(stage_of(stage.rates_from), root)
         nearest = nearest_of(stage)
         chosen_arms = [
-            replace(arm, flags={**arm.flags, RATE: chosen[nearest.get(method, method)]}) for method, arm in arms.items()
+            replace(arm, flags={**arm.flags, stage.rate: chosen[nearest.get(method, method)]})
+            for method, arm in arms.items()
         ]
     if stage.best_of:
         best = best_method(stage, root)
@@ -220,7 +231,7 @@ def heights_of_seeds(stage: Stage, method: str, rates: Sequence[float], root: Pa
     """
     study = definition(stage.study)
     arm = next(arm for arm in study.arms if arm.method == method)
-    arms = {rate: with_rate(arm, rate) for rate in rates}
+    arms = {rate: with_rate(arm, rate, stage.rate) for rate in rates}
     study = replace(study, arms=tuple(arms.values()), seeds=stage.seeds)
     runs = plan(study, stage.folder(root))
     if not all(map(ended, runs)):
@@ -399,7 +410,10 @@ def on_top(settings: Arm, arm: Arm) -> Arm:
 
 
 def climbed(stage: Stage, arms: Sequence[Arm], root: Path) -> Climb:
-    """Go through the steps of a climb until the critic explains ENOUGH, or as far as the runs that have ended."""
+    """Go through the steps of a climb until the critic explains ENOUGH, or as far as the runs that have ended.
+
+    Of the runs of an arm, the one counts whose critic explains least.
+    """
     by_method, seen, best, most = {arm.method: arm for arm in arms}, [], None, -np.inf
     for step in stage.climb:
         here = [on_top(best, by_method[method]) if best else by_method[method] for method in step]
@@ -408,7 +422,10 @@ def climbed(stage: Stage, arms: Sequence[Arm], root: Path) -> Climb:
         runs = plan(study, stage.folder(root))
         if not all(map(ended, runs)):
             return Climb(seen, best, most, over=False)
-        found = {explained(run): run.arm for run in runs if run.done}
+        of_arm = {arm.name: [run for run in runs if run.arm.name == arm.name] for arm in here}
+        found = {
+            min(map(explained, of_arm[arm.name])): arm for arm in here if all(run.done for run in of_arm[arm.name])
+        }
         if max(found, default=-np.inf) > most:
             most = max(found)
             best = found[most]

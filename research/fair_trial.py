@@ -1,7 +1,9 @@
-"""What the runs of fair_trial_design.md say: the primary comparisons, gains at each cost, and what the batches held.
+"""What the runs of fair_trial_design.md or critic_design.md say: the primary comparisons, gains at each cost, and what
+the batches held.
 
     python research/fair_trial.py                # the kept records; writes results/fair/
     python research/fair_trial.py --runs ../fair --keep  # keeps the records of the runs in another worktree first
+    python research/fair_trial.py --trial critic # the same of critic_design.md; writes results/critic/
     python research/fair_trial.py --power        # what the comparisons can see, from the kept runs of the first study
 
 No number of a stage is shown before all of its runs have ended.
@@ -33,7 +35,7 @@ from decision import (
     set_costs,
     updates,
 )
-from decision_stages import best_method, stage_of, stages_of
+from decision_stages import best_method, explained, stage_of, stages_of
 from dose import weighted
 from kept_records import folder_of, keep_all
 from replay_map import SHARES, optimizer_steps, priced
@@ -42,14 +44,23 @@ from scipy import stats
 from bapo_openrlhf.workbench.study.data import Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
-TRIAL = "fair"
 DRAWS = 99_999  # permutations, if there are more
 COUNTS = 3.0  # points: the smallest difference that counts, as in decision_design.md
 EXPENSIVE = 0.95  # share of generation in a step of GRPO, where generation is expensive
 COSTS = (*COLUMNS, "seconds", f"share {EXPENSIVE}")
 TIMED = {"recipe": "recipe_units"}  # stages with unit times, and the stage that measures them
 BEST = "best replay"  # stands for the replay method that the search found to be the best
-BASELINES = {"recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain"}
+BETTER = "better critic"  # stands for the one of CRITICS whose runs are the highest, by their mean
+CRITICS = ("generated", "grouped")
+CHOICES = {BETTER: len(CRITICS)}  # p is multiplied by the number of arms from which the better one was chosen
+BASELINES = {
+    "recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain", "critic_arms": "today"
+}  # fmt: skip
+# Titles of the pages, and the names of their files and designs.
+PAGES = {
+    "fair": ("A fair trial for replay: the numbers", "fair_trial"),
+    "critic": ("A critic that knows something: the numbers", "critic"),
+}
 
 
 class Comparison(NamedTuple):
@@ -77,6 +88,9 @@ PRIMARY = (
     Comparison("Does it add more than its updates do?", "shape", "wide", "matched", "responses"),
     Comparison("Is replay worth more than four epochs?", "price", BEST, "four_epochs", f"share {EXPENSIVE}"),
     Comparison("Is replay worth more than two epochs?", "price", BEST, "two_epochs", f"share {EXPENSIVE}"),
+    Comparison("Does a critic of all groups help?", "critic_arms", "generated", "today", "tokens"),
+    Comparison("Does it help to use it only if it knows more?", "critic_arms", "grouped", "generated", "tokens"),
+    Comparison("Is a critic ahead of none?", "critic_arms", BETTER, "group_relative", "tokens"),
 )  # fmt: skip
 
 
@@ -180,11 +194,14 @@ def fresh(results: Results) -> Results:
 
 def named(records: Records, comparison: Comparison) -> list[str]:
     """The names of both arms."""
-    methods = [comparison.better, comparison.than]
+    results, methods = records.results(comparison.stage), [comparison.better, comparison.than]
     if BEST in methods:
-        stage = stage_of(comparison.stage)
-        methods = [best_method(stage, records.root) if method == BEST else method for method in methods]
-    return [f"{method}-group" for method in methods]
+        methods[methods.index(BEST)] = best_method(stage_of(comparison.stage), records.root)
+    arms = {arm.method: arm.name for arm in results.arms}
+    if BETTER in methods:
+        both = sides_of(results, *(arms[method] for method in CRITICS), COLUMNS[comparison.cost])
+        methods[methods.index(BETTER)] = CRITICS[int(np.argmax([side.mean() for side in both]))]
+    return [arms[method] for method in methods]
 
 
 def over(records: Records, stage: str) -> bool:
@@ -201,20 +218,27 @@ def units_of(records: Records, stage: str) -> pd.DataFrame:
 # ── tables ──
 
 
-def primary(records: Records) -> pd.DataFrame:
-    """The primary comparisons.
+def comparisons(trial: str) -> list[Comparison]:
+    """The primary comparisons of a study."""
+    return [comparison for comparison in PRIMARY if stage_of(comparison.stage).trial == trial]
+
+
+def primary(records: Records, trial: str) -> pd.DataFrame:
+    """The primary comparisons of a study.
 
     Returns:
-        A row for each: question, stage, better, than, cost, gain, low and high (points), p, p_holm, and answer.
+        A row for each: question, stage, better, than, cost, gain, low and high (points), p, p_holm, and answer. If
+        `better` was chosen among several arms by its runs, p is multiplied by their number.
     """
     rows = []
-    for comparison in PRIMARY:
+    for comparison in comparisons(trial):
         row: dict[str, object] = {**comparison._asdict()}
         if over(records, comparison.stage) and (results := records.results(comparison.stage)):
             arms = named(records, comparison)
             row |= {"better": results.labels[arms[0]], "than": results.labels[arms[1]]}
             if both := samples(results, *arms, comparison.cost, units_of(records, comparison.stage)):
-                row |= gain_of(both) | {"p": permutation_p(*(side.mean(axis=0) for side in both))}
+                p = CHOICES.get(comparison.better, 1) * permutation_p(*(side.mean(axis=0) for side in both))
+                row |= gain_of(both) | {"p": min(p, 1.0)}
         rows.append(row)
     table = pd.DataFrame(rows, columns=[*Comparison._fields, "gain", "low", "high", "p"])
     table["p_holm"] = table.groupby("stage")["p"].transform(lambda p: holm(p.fillna(1.0))).where(table["p"].notna())
@@ -297,14 +321,26 @@ def machines(records: Records, stage: str) -> pd.DataFrame:
     return pd.DataFrame(rows).value_counts().rename("runs").reset_index()
 
 
-def tables_of(records: Records) -> dict[str, pd.DataFrame]:
-    """The tables of the page by their titles, of the stages that have ended."""
-    tables = {"Primary comparisons": primary(records)}
-    tables["Learning rates"] = searches(records.root, [stage for stage in stages_of(TRIAL) if records.over(stage.name)])
+def known(records: Records, stage: str) -> pd.DataFrame:
+    """The share of the variance of the returns that the critic of each run explains, as `decision_stages.explained`."""
+    rows = [
+        {"label": run.arm.label, "seed": run.seed, "explained": explained(run)}
+        for run in records.runs(stage_of(stage)) if run.arm.path == "critic"
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["label", "seed", "explained"])
+
+
+def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:
+    """The tables of a study's page by their titles, of the stages that have ended."""
+    stages = [stage for stage in stages_of(trial) if records.over(stage.name)]
+    tables = {"Primary comparisons": primary(records, trial), "Learning rates": searches(records.root, stages)}
+    for stage in stages:
+        if trial == "critic" and not (table := known(records, stage.name)).empty:
+            tables[f"What the critic explains ({stage.name})"] = table
     for stage, baseline in BASELINES.items():
-        if not over(records, stage) or (results := records.results(stage)) is None:
+        if stage_of(stage).trial != trial or not over(records, stage) or (results := records.results(stage)) is None:
             continue
-        than = f"{baseline}-group"
+        than = next(arm.name for arm in results.arms if arm.method == baseline)
         tables[f"Gain over {results.labels[than]} ({stage})"] = gains(results, than, units_of(records, stage))
         tables[f"The same by the share of generation ({stage})"] = gains_by_share(results, than)
         tables[f"Batches ({stage})"] = batches(results)
@@ -358,9 +394,9 @@ def power(records: Records) -> pd.DataFrame:
         (BEST, "four_epochs"): ("replay_all", "two_epochs"), (BEST, "two_epochs"): ("replay_all", "two_epochs"),
     }  # fmt: skip
     rows = []
-    for comparison in PRIMARY:
+    for comparison in comparisons("fair"):
         runs = len(stage_of(comparison.stage).seeds)
-        family = sum(other.stage == comparison.stage for other in PRIMARY)
+        family = sum(other.stage == comparison.stage for other in comparisons("fair"))
         alike = near[comparison.better, comparison.than]
         cost = "tokens" if comparison.cost == "seconds" else comparison.cost
         for outcome, read in (("evaluation", results), ("fresh rewards", fresh(results))):
@@ -374,6 +410,7 @@ def power(records: Records) -> pd.DataFrame:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the runs, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trial", choices=PAGES, default="fair", help="the study")
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help="worktree of the runs; else the kept records")
     parser.add_argument("--keep", action="store_true", help="keep the records of the runs")
     parser.add_argument("--power", action="store_true", help="say what the comparisons can see, and nothing else")
@@ -384,14 +421,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if given.keep and given.runs is None:
         parser.error("--keep needs --runs, because the kept records are kept already")
-    folder = folder_of(TRIAL)
+    folder = folder_of(given.trial)
     folder.mkdir(parents=True, exist_ok=True)
-    with kept(TRIAL) if given.runs is None else nullcontext(given.runs.resolve()) as root:
+    with kept(given.trial) if given.runs is None else nullcontext(given.runs.resolve()) as root:
         if given.keep:
-            keep_all(root, TRIAL)
-        tables = tables_of(Records(root))
-    text = page(tables, "A fair trial for replay: the numbers", "fair_trial")
-    (folder / "fair_trial.md").write_text(text, encoding="utf-8")
+            keep_all(root, given.trial)
+        tables = tables_of(Records(root), given.trial)
+    title, name = PAGES[given.trial]
+    text = page(tables, title, name, f"fair_trial.py --trial {given.trial}")
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0
 

@@ -1,6 +1,7 @@
-"""Partial credit for worked sums, part 3 of decision_design.md: 1/2 for the share of right steps, 1/2 for the answer.
+"""Partial credit for worked sums (decision_design.md, critic_design.md): 1/2 for the share of right steps, 1/2 for the
+answer.
 
-    python research/partial_sums.py   # marks the labels of runs/reasoning_gym and runs/seven_sums
+    python research/partial_sums.py   # marks the labels of SOURCES, as far as these are there
 
 It is the reward file of these runs. Only problems with a mark in their label have partial credit, so evaluations still
 measure the share of right answers.
@@ -18,7 +19,11 @@ from bapo_openrlhf.tasks.task import vector
 
 MARK = "partial credit: "
 FOLDER = Path("runs") / "partial_sums"
-SOURCES = {"train.jsonl": Path("runs/reasoning_gym/train.jsonl"), "seven.jsonl": Path("runs/seven_sums/train.jsonl")}
+SOURCES = {
+    "train.jsonl": Path("runs/reasoning_gym/train.jsonl"),
+    "seven.jsonl": Path("runs/seven_sums/train.jsonl"),
+    "mixed.jsonl": Path("runs/mixed_terms/train.jsonl"),
+}
 
 
 def right_steps(response: str, expression: str) -> float:
@@ -48,10 +53,11 @@ def marked(line: str) -> str:
 def main() -> int:
     """Write the marked files."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, source in SOURCES.items():
+    there = {name: source for name, source in SOURCES.items() if source.is_file()}
+    for name, source in there.items():
         with source.open(encoding="utf-8") as file:
             (FOLDER / name).write_text("".join(map(marked, file)), encoding="utf-8")
-    print(f"{FOLDER}: {', '.join(SOURCES)}")
+    print(f"{FOLDER}: {', '.join(there)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A stage of a study: some of its runs, see decision_stages.py and fair_stages.py."""
+"""A stage of a study: some of its runs, see decision_stages.py, fair_stages.py and critic_stages.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+RATE = "actor.adam.lr"
 REST = 40.0  # seconds of a run of decision_design.md that are not steps, at the least
 
 
@@ -27,7 +28,9 @@ class Stage:
         beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
         climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
         settings_from: Name of the climb whose settings all arms take. Without enough of them there are no arms.
-        trial: The study that it belongs to: "decision" (decision_design.md) or "fair" (fair_trial_design.md).
+        trial: The study that it belongs to: "decision" (decision_design.md), "fair" (fair_trial_design.md) or "critic"
+            (critic_design.md).
+        rate: The flag that a search is about, and that `rates_from` gives.
         paired: Whether runs with the same seed are compared with each other, so that they need the same kind of CPU.
         parallel: Runs at a time.
         by_mean: A rate of a search is judged by the mean of its runs, the highest one is taken, and no rate is added.
@@ -52,6 +55,7 @@ class Stage:
     climb: tuple[tuple[str, ...], ...] = ()
     settings_from: str = ""
     trial: str = "decision"
+    rate: str = RATE
     paired: bool = True
     parallel: int = 1
     by_mean: bool = False

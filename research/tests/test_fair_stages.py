@@ -31,7 +31,7 @@ def search_shape(root):
 
 
 def test_names_are_those_of_one_stage_each():
-    names = [stage.name for stage in (*stages.STAGES, *stages.FAIR)]
+    names = [stage.name for stage in stages.every_stage()]
     assert len(names) == len(set(names)) and {stage.name for stage in stages.stages_of("fair")} < set(names)
     assert [stage.name for stage in stages.stages_of("decision")] == [stage.name for stage in stages.STAGES]
 

@@ -106,7 +106,7 @@ def test_an_interval_has_the_error_of_the_rounds():
 def test_primary_comparisons(tmp_path):
     write("recipe", tmp_path)
     write("recipe_units", tmp_path)
-    table = fair_trial.primary(Records(tmp_path)).set_index(["better", "than", "cost"])
+    table = fair_trial.primary(Records(tmp_path), "fair").set_index(["better", "than", "cost"])
     tokens = {method: 500 + trained for method, trained in TRAINED.items()}
     for than, label in (("plain", "GRPO"), ("bapo", "BAPO")):
         row, (first, second) = table.loc[("skip, two updates", label, "tokens")], sides("recipe", than, tokens)
@@ -131,20 +131,20 @@ def test_nothing_is_shown_before_the_end_of_a_stage(tmp_path, lacks):
     lost = stages.planned(stages.stage_of(lacks), tmp_path)[-1]
     for name in ("recipe", "recipe_units"):
         write(name, tmp_path, skip=(lost.name,))
-    tables = fair_trial.tables_of(Records(tmp_path))
+    tables = fair_trial.tables_of(Records(tmp_path), "fair")
     assert [name for name, table in tables.items() if not table.empty] == ["Primary comparisons"]
     assert set(tables["Primary comparisons"]["answer"]) == {"not yet"}
     assert tables["Primary comparisons"][["gain", "low", "high", "p"]].isna().all(axis=None)
     lost.folder.mkdir(parents=True, exist_ok=True)
     (lost.folder / stages.FAILED).touch()
-    assert set(fair_trial.primary(Records(tmp_path))["answer"][:3]) == {"ahead"}
+    assert set(fair_trial.primary(Records(tmp_path), "fair")["answer"][:3]) == {"ahead"}
 
 
 def test_each_part_is_a_family_of_its_own(tmp_path, monkeypatch):
     write("recipe", tmp_path)
     write("recipe_units", tmp_path)
     monkeypatch.setattr(fair_trial, "permutation_p", lambda first, second: 0.02)
-    found = fair_trial.primary(Records(tmp_path))
+    found = fair_trial.primary(Records(tmp_path), "fair")
     assert list(found["p_holm"][:3]) == pytest.approx([0.06] * 3)
     assert [len(rows) for _, rows in found.groupby("stage", sort=False)] == [3, 2, 2]
 
@@ -152,7 +152,11 @@ def test_each_part_is_a_family_of_its_own(tmp_path, monkeypatch):
 def test_the_design_names_the_same_comparisons():
     design = (kept_records.RESULTS.parent / "fair_trial_design.md").read_text()
     rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z].*\| part \d \|$", line)]
-    assert [(row[1], row[3]) for row in rows] == [(one.question, one.cost) for one in fair_trial.PRIMARY]
+    assert [(row[1], row[3]) for row in rows] == [(one.question, one.cost) for one in fair_trial.comparisons("fair")]
+    design = (kept_records.RESULTS.parent / "critic_design.md").read_text()
+    rows = [line.split(" | ") for line in design.splitlines() if re.match(r"\| \d \| [A-Z]", line)]
+    questions = [one.question for one in fair_trial.comparisons("critic")]
+    assert [row[1] for row in rows if row[1] in questions] == questions
 
 
 # ── tables ──
