@@ -6,6 +6,7 @@ of ALLOWED_SKIPS.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -50,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     has = "with" if products.way() == "direct" else "without"
     print(f"a CPU {has} instructions for bfloat16; make test takes about {MINUTES} minutes on 2 idle cores with them")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports have made out of garbage collections, which OpenRLHF asks for at each checkpoint."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
