@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "sums": Size(1280, "quickstart", ["configs/quickstart.yaml"]),
+    "sums": Size(768, "quickstart", ["configs/quickstart.yaml"]),
     "countdown": Size(1536, "countdown", ["configs/countdown/train.yaml"]),
     "steps": Size(1536, "steps", ["configs/countdown/train.yaml", "configs/steps/train.yaml"]),
 }
