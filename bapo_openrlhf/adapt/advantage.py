@@ -28,22 +28,17 @@ class Estimator:
 def group_relative_advantages(
     rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6, ends: Sequence[float] = (0.0, 1.0)
 ) -> np.ndarray:
-    """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group.
+    """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group. float64 of shape (n,); 0 if all r are equal.
 
     var is the population variance (divided by G), because sigma in the theorem (Eq. 37) is the population standard
     deviation. OpenRLHF's own `group_norm` divides by the sample standard deviation + 1e-9. The two differ by the factor
-    sqrt((G - 1) / G).
+    sqrt((G - 1) / G). Rewards that differ only by rounding are equal (`rewards.without_rounding`).
 
     Args:
         rewards: Rewards r of the responses that are trained on, shape (n,).
         baseline: Rewards b that they are compared with, shape (G,): those of the responses that the group was generated
             with, or r itself (`Group.relative_to`).
-        eps: Smoothing of the variance.
         ends: The least and the greatest reward of the task.
-
-    Returns:
-        Advantages, float64 of shape (n,). In a group of equal rewards they are 0. Rewards that differ only by rounding
-        are equal (`rewards.without_rounding`).
     """
     return _standardised(*_without_rounding(rewards, baseline, ends), eps)
 
@@ -60,7 +55,6 @@ def _less_the_mean(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.
 
 
 def _less_the_others(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
-    """The baseline contains the rewards."""
     return rewards - (baseline.sum() - rewards) / (len(baseline) - 1) if len(baseline) > 1 else 0 * rewards
 
 
@@ -83,15 +77,8 @@ def relative_rewards(
 ) -> np.ndarray:
     """What an estimator makes of the rewards of one group: its advantages, before the KL penalty and any whitening.
 
-    Args:
-        estimator: One of ESTIMATORS.
-        rewards, baseline, eps, ends: See `group_relative_advantages`. For rloo, the baseline contains the rewards.
-
-    Returns:
-        float64 of shape (n,).
-
-    Raises:
-        ValueError: The estimator has another name.
+    The estimator is one of ESTIMATORS, or this raises a ValueError. The rest is as in `group_relative_advantages`. For
+    rloo, the baseline contains the rewards.
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")
@@ -99,14 +86,10 @@ def relative_rewards(
 
 
 def length_adaptive_lambda(lengths: np.ndarray, alpha: float) -> np.ndarray:
-    """VAPO's lambda of the advantages of a response of l tokens, 1 - 1/(alpha l) (arXiv 2504.05118, Sec. 4.2).
+    """VAPO's lambda of the advantages of responses of l tokens, 1 - 1/(alpha l), shape (B,).
 
-    With it, the weights lambda^i of the errors that follow add up to alpha l in a long response. It is negative if l is
-    below 1 / alpha, and 0 is taken then.
-
-    Args:
-        lengths: l, shape (B,).
-        alpha: 0.05 in the paper.
+    See arXiv 2504.05118, Sec. 4.2. With it, the weights lambda^i of the errors that follow add up to alpha l in a long
+    response. It is negative if l is below 1 / alpha, and 0 is taken then. alpha is 0.05 in the paper.
     """
     return np.asarray(np.maximum(1 - 1 / (alpha * np.maximum(lengths, 1)), 0.0))
 
@@ -114,7 +97,6 @@ def length_adaptive_lambda(lengths: np.ndarray, alpha: float) -> np.ndarray:
 def _without_rounding(
     rewards: np.ndarray, baseline: np.ndarray, ends: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Both, so that rewards which differ only by rounding are equal."""
     count = len(rewards)
     both = np.array(without_rounding([*rewards, *baseline], ends), dtype=np.float64)
     return both[:count], both[count:]

@@ -55,12 +55,8 @@ class BatchArithmetic:
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     """Positions of the samples that each rank gets. The numbers of two ranks differ by at most one.
 
-    The samples are dealt by length, so that ranks get about equally many tokens. Each share is in order of length, so
-    that neighbours need little padding.
-
-    Args:
-        lengths: Number of tokens of each sample.
-        ranks: Number of data-parallel ranks.
+    The samples are dealt by their numbers of tokens, so that ranks get about equally many tokens. Each share is in
+    order of length, so that neighbours need little padding.
     """
     by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
     return [by_length[rank::ranks] for rank in range(ranks)]
@@ -108,7 +104,6 @@ def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train
     Args:
         total: Samples of the batch, on all ranks.
         rank_samples: Samples of this rank: total / ranks, rounded down or up.
-        ranks: Number of data-parallel ranks.
         size: Samples of a micro-batch.
         train_batch: Samples of an optimizer step, a multiple of ranks x size.
     """
@@ -126,12 +121,8 @@ def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train
 def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[list[int]]:
     """Positions of the samples of each micro-batch, so that none has more than `most` tokens (first-fit decreasing).
 
-    A sample that is longer than this has a micro-batch of its own.
-
-    Args:
-        lengths: Number of tokens of each sample.
-        most: Tokens of a micro-batch.
-        padded: Whether each sample counts as long as the longest of its micro-batch. If not, samples are packed.
+    A sample that is longer than this has a micro-batch of its own. With `padded`, each sample counts as long as the
+    longest of its micro-batch.
     """
     parts: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):

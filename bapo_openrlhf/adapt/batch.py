@@ -145,8 +145,8 @@ def fitting(groups: Iterable[Group], free: int) -> list[Group]:
 def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
     """The groups with the highest reward variance (Prop. A.3) that fit into `free` responses, in the order they came.
 
-    Of equal variances, the group whose policy is more recent stays, then the one that was generated last. A stored
-    response in a group does not make the group older.
+    Of equal variances, the newer policy stays, then the group that was generated last. A stored response does not make
+    a group older.
     """
     if sum(group.size for group in groups) <= free:
         return list(groups)

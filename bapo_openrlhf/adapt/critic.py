@@ -14,10 +14,6 @@ def beside_batch(generated: Iterable[Group], batch: Batch) -> list[Group]:
     """What this step generated and the actor does not train on: whole groups, and what is left out of others.
 
     No response is in it twice, or in the batch too. Groups that turned out not to be finite are left out.
-
-    Args:
-        generated: All groups of this step, fresh and re-evaluated.
-        batch: The batch that the actor trains on.
     """
     trained = {id(response) for _, group in batch.with_sources() for response in group.responses}
     broken = {group.uid for group in batch.nonfinite}

@@ -13,10 +13,7 @@ GAMMA = 0.1  # of LUFFY's policy shaping
 
 
 def demonstration_of(group: Group) -> Demonstration:
-    """The worked solution of a group's prompt, compared with the rewards of the group.
-
-    A worked solution is right: it has the greatest reward of the task.
-    """
+    """The worked solution of a group's prompt, which has the greatest reward of the task, compared with the group's."""
     own = (response.reward for response in group.responses)
     return Demonstration(group.uid, group.prompt, (*own, float(group.reward_range[1])))
 
@@ -27,10 +24,6 @@ def shaped(probabilities: Any, gamma: float = GAMMA) -> Any:
     The loss of a token of a demonstration is -f(p) A. p is its probability under today's policy: the ratio to the
     policy that wrote it, whose probability is taken as 1. There is no clip. The gradient of f(p) is that of log p times
     gamma p / (p + gamma)^2, and without f it would be p. So a token that is unlikely today is learned faster, and one
-    that is sure hardly moves.
-
-    Args:
-        probabilities: p of each token.
-        gamma: Above 0.
+    that is sure hardly moves. gamma is above 0.
     """
     return probabilities / (probabilities + gamma)

@@ -19,13 +19,9 @@ def successes(group: Group) -> Fraction:
 class SuccessCounts:
     """Discounted counts a and b of right and wrong responses of each prompt: its posterior is Beta(a, b).
 
-    A prompt without any group has the counts (a0, b0). A group of n responses, s of them right, updates the counts of
-    its prompt: a <- lam a + (1 - lam) a0 + s and b <- lam b + (1 - lam) b0 + (n - s). Those of other prompts stay.
-    A prompt that had a group takes 16 bytes.
-
-    Args:
-        decay: lam, within [0, 1]. 1 forgets nothing; 0 keeps only the last group.
-        prior_a, prior_b: a0 and b0.
+    A prompt without any group has the counts (a0, b0), `prior_a` and `prior_b`. A group of n responses, s of them
+    right, updates the counts of its prompt: a <- lam a + (1 - lam) a0 + s and b <- lam b + (1 - lam) b0 + (n - s), with
+    lam the `decay`: 1 forgets nothing, 0 keeps only the last group. A prompt that had a group takes 16 bytes.
     """
 
     def __init__(self, decay: float, prior_a: float, prior_b: float) -> None:
@@ -98,10 +94,9 @@ FORECAST_METRICS = declare("""
 def forecast_metrics(
     groups: Sequence[Group], predicted: NDArray[np.float64], known: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """How well the groups of a step were predicted: FORECAST_METRICS but the first. Numbers of no group are left out.
+    """How well P groups were predicted: FORECAST_METRICS but the first. Numbers of no group are left out.
 
     Args:
-        groups: Fresh groups, P of them.
         predicted: Success probabilities before these groups were known, shape (P,).
         known: Whether the prompt had a group before, shape (P,).
     """

@@ -18,12 +18,9 @@ Between = tuple[Fraction | float, Fraction | float]  # a mean is strictly betwee
 
 
 def informative(rewards: Sequence[Fraction], between: Between | None = None) -> bool:
-    """Whether the rewards of a group have a signal (see `has_signal`): they differ, so that their variance is above 0.
+    """Whether the rewards of a group have a signal: they differ, and their mean is strictly `between` two numbers.
 
-    Args:
-        rewards: The rewards of the group's responses, mapped to [0, 1].
-        between: The numbers that their mean must be between, for a step that draws prompts until enough groups have a
-            signal (--algo.dynamic_filtering_range). None means that the mean does not matter.
+    `has_signal` says the same of a group, and what the numbers are for. Without them the mean does not matter.
     """
     if len(set(rewards)) < 2:
         return False
@@ -105,15 +102,9 @@ def make_filter(
     share: Fraction = Fraction(9, 10),
     between: Between | None = None,
 ) -> FreshFilter:
-    """The fresh filter called `name`: range, gaussian, uniform, top_p or none.
+    """The fresh filter called `name`: range, gaussian, uniform, top_p or none. Another name is a KeyError.
 
-    Args:
-        mean, std: Parameters of the gaussian filter.
-        share: Parameter of the top_p filter.
-        between: Parameter of the range filter, see `informative`.
-
-    Raises:
-        KeyError: There is no filter of this name.
+    `mean` and `std` are the gaussian filter's, `share` is that of top_p, and `between` that of range (`has_signal`).
     """
     return {
         "range": range_filter(between),

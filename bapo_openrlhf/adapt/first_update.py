@@ -19,7 +19,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """The generated tokens of one source, all responses in one row.
+    """The generated tokens of one source, all responses in one row: N of them.
 
     Attributes:
         log_ratios: log rho, shape (N,): log-probs of the policy that the step starts from minus the loss's old ones.
@@ -46,12 +46,7 @@ def clipped(log_ratios: np.ndarray, advantages: np.ndarray, clip: Clip) -> np.nd
 
 
 def first_update(tokens: Mapping[str, SourceTokens], clip: Clip) -> dict[str, float]:
-    """Share of clipped tokens, mean |A|, and the critic's error (root mean square) and bias (mean), by source.
-
-    Args:
-        tokens: Tokens of each source. A source without tokens has no numbers.
-        clip: The clip range.
-    """
+    """Share of clipped tokens, mean |A|, and the critic's error (root mean square) and bias (mean), by source."""
     metrics: dict[str, float] = {}
     for source, of_source in tokens.items():
         if not of_source.advantages.size:

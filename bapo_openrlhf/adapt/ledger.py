@@ -40,13 +40,11 @@ class Ledger:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Enter one step, and check that each of its groups is in the batch exactly once.
 
+        Returns this step's count of groups in each state, and `generated`, and then the same for responses.
+
         Args:
             generated: All groups of this step, fresh and re-evaluated.
-            batch: The batch that was trained on.
             failed: Number of responses to each prompt that gave no group: a reward or a log-prob was missing.
-
-        Returns:
-            This step's count of groups in each state, and `generated`. Then the same for responses.
 
         Raises:
             RuntimeError: A group is in no state or in several, or this step did not generate it. The message names it.

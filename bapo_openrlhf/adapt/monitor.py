@@ -17,12 +17,8 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     """How full the batch is, why groups were filtered, and how long responses are, by source.
 
     Filtered groups with a signal were dropped by the filter's draw, or by the range of dynamic filtering. The others
-    have equal rewards, either at least 1 (all right) or below 1 (none right).
-
-    Args:
-        batch: The batch that was trained on.
-        capacity: Responses that it holds at most.
-        attempts: Number of hard prompts that were generated again and gave a group.
+    have equal rewards, either at least 1 (all right) or below 1 (none right). `attempts` is the number of hard prompts
+    that were generated again and gave a group.
     """
     without = batch.silent
     right = sum(group.mean >= 1 for group in without)
@@ -42,19 +38,14 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 def replay_ages(batch: Batch, step: int, delay: int, uses: Sequence[int]) -> dict[str, float]:
     """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
 
-    Also how often they were trained on before.
+    Also how often they were trained on before. There are no metrics if nothing is replayed.
 
     The age of a group follows from its own step and weights_version. If its responses are from several steps, these are
     those of the oldest one. A stored response in a group of this step is not counted here, but by its method.
 
     Args:
-        batch: The batch of this step.
-        step: Trainer step.
         delay: v, steps between two syncs.
         uses: In how many earlier steps each replayed group was trained on.
-
-    Returns:
-        The metrics. There are none if nothing is replayed.
     """
     metrics: dict[str, float] = {}
     if batch.replayed:
@@ -76,7 +67,6 @@ def off_policy(
     several policies generated, the log-ratio of each response is that to its own policy, and the source is the group's.
 
     Args:
-        batch: The batch of this step.
         log_ratios: log pi_today(y|x) - log alpha(y|x) of its responses, shape (N,), in the order of
             `Batch.with_sources`.
         constants: K1, K2 and K3 (Eq. 11-13).
@@ -109,11 +99,7 @@ def off_policy(
 def shifts(batch: Batch, sums: TokenSums, since: int, gap: Gap) -> dict[str, float]:
     """Shift of today's policy and its KL divergence by source, before the step's first update.
 
-    Args:
-        batch: The batch of this step.
-        sums: Sums over the tokens of its responses, in the order of `Batch.with_sources`.
-        since: First trainer step with today's weights.
-        gap: The gap of engine and actor that was measured last.
+    `sums` are in the order of `Batch.with_sources`, and `since` is the first trainer step with today's weights.
     """
     metrics, start = {}, 0
     for source in SOURCES:
@@ -126,5 +112,4 @@ def shifts(batch: Batch, sums: TokenSums, since: int, gap: Gap) -> dict[str, flo
 
 
 def _lengths(groups: Sequence[Group]) -> list[int]:
-    """Number of generated tokens of each response."""
     return [len(response.log_probs) for group in groups for response in group.responses]

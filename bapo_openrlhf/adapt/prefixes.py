@@ -72,13 +72,7 @@ class PrefixShare:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """A response whose first tokens a prompt can be generated from.
-
-    Attributes:
-        prompt: The prompt, without a prefix.
-        kind: What the response is.
-        tokens: Its generated token ids, at least 2.
-    """
+    """A response whose first tokens a prompt can be generated from: at least 2, and the prompt has no prefix itself."""
 
     prompt: Prompt
     kind: Kind
@@ -88,12 +82,8 @@ class Start:
 class Prefixes:
     """The starts that wait, first in, first out, one for each prompt, and the share of each kind.
 
-    A start is used once. A newer one replaces that of its prompt.
-
-    Args:
-        capacity: Most starts stored. If they are full, the oldest is evicted.
-        share: The first share of each kind, in (0, 1).
-        moves: Whether the shares change.
+    A start is used once. A newer one replaces that of its prompt. If `capacity` of them wait, the oldest is evicted.
+    `share` is the first share of each kind, in (0, 1), and `moves` says whether it changes.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare(
@@ -155,11 +145,8 @@ class Prefixes:
     ) -> list[Prompt]:
         """Up to `count` prompts with their prefixes, to be generated again.
 
-        Args:
-            count: Most prompts.
-            never_right: Prompts without a right response. They follow the stored starts, oldest first, and begin with
-                their worked solution. One without a solution is left out.
-            solutions: Token ids of worked solutions by prompt id.
+        `never_right` are prompts without a right response. They follow the stored starts, oldest first, and begin with
+        their worked solution (token ids by prompt id). One without a solution is left out.
         """
         known, solutions = set(self._starts), solutions or {}
         starts = [self._starts.popitem(last=False)[1] for _ in range(min(count, len(self)))]

@@ -29,12 +29,7 @@ class ReuseGate:
         self.increments: deque[float] = deque(maxlen=window)
 
     def trips(self, energy: float, use: int) -> bool:
-        """Whether an optimizer step is not to be made. Otherwise its energy is noted.
-
-        Args:
-            energy: g.
-            use: Which use of the batch it is, from 1 on.
-        """
+        """Whether an optimizer step of energy g is not to be made. Otherwise its energy is noted. Uses count from 1."""
         if self.energy is not None:
             increment = energy - self.energy
             if use > 1 and len(self.increments) == self.increments.maxlen:

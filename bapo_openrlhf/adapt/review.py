@@ -16,16 +16,15 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 class Review:
     """The result of a review.
 
+    Groups with a log ratio that is not finite do not count in any of the last four attributes.
+
     Attributes:
         batch: The batch without the groups that must not be trained on.
         kept: Positions of the responses that stay, among those of the batch before the review.
         nonfinite: Number of groups that left because a log ratio of theirs is not finite.
         gap: The gap of engine and actor, measured in this step if it has on-policy responses.
         rollout_shift: Shift of today's policy on the fresh groups. It is 0 if there are none.
-        shifts: Shift of today's policy on each group, also if it is too far.
-        distances: Sampled TV distance of each group to today's policy, also if it is too far.
-
-    Groups with a log ratio that is not finite do not count in any of the last four.
+        shifts, distances: Shift and sampled TV distance of each group to today's policy, also if it is too far.
     """
 
     batch: Batch
@@ -60,10 +59,7 @@ def review(
     between the rollout engine and the actor.
 
     Args:
-        batch: The batch of this step.
-        log_ratios: Log ratios of all responses, shape (N,), in the order of `Batch.with_sources`.
-        sums: Sums over the tokens of each response, in the same order.
-        step: Trainer step.
+        log_ratios: Log ratios of all responses, shape (N,), in the order of `Batch.with_sources`, as `sums`.
         gap: The gap of engine and actor that was measured last.
         since: First trainer step with today's weights.
         max_shift_fresh: Largest shift of a fresh group, in the place of delta_1 of Eq. 9; None for no limit.

@@ -21,10 +21,8 @@ STEPS = 4  # of float32, by which rewards may differ and still be equal
 def as_fraction(value: Fraction | float | str) -> Fraction:
     """Exact value of a threshold as the user wrote it: "1/8", 0.1 and 0.125 become 1/8, 1/10 and 1/8.
 
-    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float.
-
-    Raises:
-        ValueError: The value is not a finite number.
+    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float. A value that
+    is not a finite number is a ValueError.
     """
     if isinstance(value, Fraction):
         return value
@@ -58,11 +56,7 @@ def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
 
 
 def as_range(given: Sequence[Fraction | float | str]) -> Range:
-    """The least and the greatest reward of a task, in exact arithmetic.
-
-    Raises:
-        ValueError: They are not two numbers, the lower one first.
-    """
+    """The least and the greatest reward of a task, exactly. Others than two, the lower one first, are a ValueError."""
     try:
         low, high = map(as_fraction, given)
     except (TypeError, ValueError):
@@ -75,10 +69,8 @@ def as_range(given: Sequence[Fraction | float | str]) -> Range:
 def measured_range(rewards: Iterable[float]) -> Range:
     """The range of a task whose rewards have no known bounds: from the 1st to the 99th percentile of some of them.
 
-    Both are rewards among them: the least one that is at least as large as 1 % and as 99 % of them.
-
-    Raises:
-        ValueError: The two are the same reward.
+    Both are rewards among them: the least one that is at least as large as 1 % and as 99 % of them. If the two are the
+    same reward, this is a ValueError.
     """
     ordered = sorted(map(float, rewards))
     low, high = (ordered[-(-len(ordered) * percent // 100) - 1] for percent in (1, 99))
@@ -90,9 +82,7 @@ def measured_range(rewards: Iterable[float]) -> Range:
 def same_reward(first: float, second: float, size: float = 1.0) -> bool:
     """Whether two rewards differ by at most `STEPS` rounding steps of float32.
 
-    Args:
-        first, second: The rewards.
-        size: Size of the parts that they are sums of. The steps are those at this size, or at that of a larger reward.
+    The steps are those at `size`, the size of the parts that they are sums of, or at that of a larger reward.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         step = np.spacing(np.float32(max(abs(first), abs(second), size)))
@@ -100,16 +90,12 @@ def same_reward(first: float, second: float, size: float = 1.0) -> bool:
 
 
 def without_rounding(rewards: Iterable[float], ends: Sequence[float] = (0.0, 1.0)) -> tuple[float, ...]:
-    """The rewards, in which those that differ only by rounding are equal.
+    """The rewards of one group, in which those that differ only by rounding are equal.
 
     From the least to the greatest, a reward is the same as the least one that differs from it only by rounding
     (`same_reward`). So all are equal if and only if the greatest is the same as the least. Rewards that are the same
-    become the one with the shortest decimal form, or an end that is the same as one of them.
-
-    Args:
-        rewards: The rewards of one group.
-        ends: The least and the greatest reward of the task. A reward is one of them preferably, and their size is that
-            of its parts.
+    become the one with the shortest decimal form, or one of `ends` that is the same as one of them. These are the least
+    and the greatest reward of the task, which have the size of its parts.
     """
     rewards, size = tuple(map(float, rewards)), max(map(abs, ends))
     distinct = sorted(set(rewards))
@@ -147,11 +133,9 @@ def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fracti
 
 
 def marks(rewards: np.ndarray, reward_range: Range) -> np.ndarray:
-    """Single rewards, mapped from their range to [0, 1]. One that differs from full marks only by rounding is 1.
+    """Single rewards of any shape, mapped from the range of the task to [0, 1].
 
-    Args:
-        rewards: Rewards of any shape. Each is for itself: they need not be of one group.
-        reward_range: The least and the greatest reward of the task.
+    One that differs from full marks only by rounding is 1. They need not be of one group.
     """
     distinct, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
     values = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)

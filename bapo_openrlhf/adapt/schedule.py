@@ -16,11 +16,7 @@ def due(step: int, every: int) -> bool:
 
 @dataclass(frozen=True)
 class RolloutSchedule:
-    """The phases of the rollout policy.
-
-    Attributes:
-        delay: v, steps between two syncs.
-    """
+    """The phases of the rollout policy. `delay` is v, the steps between two syncs."""
 
     delay: int
 

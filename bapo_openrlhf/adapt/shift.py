@@ -56,12 +56,7 @@ class TokenSums(NamedTuple):
 
     @classmethod
     def of(cls, log_ratios: np.ndarray, mask: np.ndarray) -> Self:
-        """The sums of some responses.
-
-        Args:
-            log_ratios: r of each token, and 0 where there is no generated token, shape (N, A).
-            mask: Which tokens were generated, bool, shape (N, A).
-        """
+        """The sums of some responses, from r of each token (0 where none was generated) and the mask, shape (N, A)."""
         k3 = np.expm1(np.minimum(log_ratios, LOG_RATIO_CAP)) - log_ratios
         outside = (log_ratios < math.log(BAND[0])) | (log_ratios > math.log(BAND[1]))
         parts = mask, log_ratios**2, k3, np.abs(log_ratios), outside
@@ -99,13 +94,7 @@ class Gap:
         return max(2 * self.absolute, ROUNDING)
 
     def measured(self, step: int, log_ratios: np.ndarray, sums: TokenSums) -> "Gap":
-        """The gap of on-policy responses with finite log ratios in this step; the one from before if there are none.
-
-        Args:
-            step: Trainer step.
-            log_ratios: Log ratios of the responses, shape (N,).
-            sums: Sums over their tokens.
-        """
+        """The gap of on-policy responses with finite log ratios, shape (N,); the one from before if there are none."""
         tokens = sums.tokens.sum()
         if not tokens:
             return self
@@ -135,14 +124,10 @@ def _moved(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> np.ndarray:
 
 
 def shift(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> float:
-    """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens.
+    """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens. All sums are finite.
 
-    A response that today's policy generated counts with its tokens, and its shift is 0.
-
-    Args:
-        sums: Sums over the tokens of each response, all finite.
-        from_current: Whether today's policy generated each response, bool, shape (N,).
-        gap: The gap that was measured last.
+    A response that today's policy generated (`from_current`, bool of shape (N,)) counts with its tokens, and its shift
+    is 0. The gap is the one that was measured last.
     """
     return max(0.0, float(_moved(sums, from_current, gap).sum() / max(sums.tokens.sum(), 1)))
 
@@ -151,12 +136,8 @@ def group_shifts(sums: TokenSums, from_current: np.ndarray, sizes: Sequence[int]
     """The shift of today's policy on each group of one source, at least 0, shape (groups,).
 
     It is the mean over all tokens of the group, so a long response counts more than a short one. A group whose
-    responses come from earlier policies has BORROWED tokens more, at the mean of all such responses.
-
-    Args:
-        sums, from_current: As in `shift`, for the responses of the source, group after group.
-        sizes: Number of responses of each group.
-        gap: The gap that was measured last.
+    responses come from earlier policies has BORROWED tokens more, at the mean of all such responses. The arguments are
+    as in `shift`, for the responses of the source, group after group, and `sizes` are their numbers.
     """
     if not sizes:
         return np.zeros(0)

@@ -18,12 +18,8 @@ LOG_RATIO_CAP = 20.0  # because a response that is e^1000 times as likely today 
 def sync_age(weights_version: int, step: int, delay: int) -> int:
     """Syncs of the rollout engines since the weights of `weights_version`: multiples of v in (weights_version, step].
 
-    It is 0 for groups that the engines' present weights generated, and for re-evaluated ones since the last sync.
-
-    Args:
-        weights_version: Number of updates behind the weights that generated a group, at most `step`.
-        step: Today's trainer step.
-        delay: v, steps between two syncs.
+    It is 0 for groups that the engines' present weights generated, and for re-evaluated ones since the last sync. v is
+    the `delay`, and `weights_version` the number of updates behind the weights, at most `step`.
     """
     return step // delay - weights_version // delay
 
@@ -31,14 +27,9 @@ def sync_age(weights_version: int, step: int, delay: int) -> int:
 def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
     """Mean, maximum and effective sample size of the importance ratios w = pi(y|x) / alpha(y|x) (rho of Eq. 3).
 
-    Args:
-        log_ratios: Finite log-ratios, shape (N,).
-
-    Returns:
-        mean, max: Mean and maximum of min(w, e^20).
-        effective_share: Kish's effective sample size as a share of N, (sum w)^2 / (N sum w^2), in [1/N, 1]. w is not
-            capped.
-        All are nan if there are no responses.
+    `mean` and `max` are those of min(w, e^20). `effective_share` is Kish's effective sample size as a share of N,
+    (sum w)^2 / (N sum w^2), in [1/N, 1], with w as it is. The log-ratios are finite, of shape (N,); all three numbers
+    are nan if there are none.
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if log_ratios.size == 0:
@@ -60,25 +51,14 @@ def by_group(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 def group_tv(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its responses of max(0, 1 - w).
 
-    The estimate is unbiased, but it comes from few responses: with n, its standard deviation is up to 1 / (2 sqrt(n)).
-
-    Args:
-        log_ratios: Log-ratios, shape (N,).
-        sizes: Number of responses of each group.
-
-    Returns:
-        Distances in [0, 1], shape (groups,).
+    The distances are in [0, 1], of shape (groups,). The estimate is unbiased, but it comes from few responses: with n,
+    its standard deviation is up to 1 / (2 sqrt(n)).
     """
     return np.array([sampled_tv(group) for group in by_group(log_ratios, sizes)])
 
 
 def beyond(shifts: Mapping[int, float], limit: float | None) -> set[int]:
-    """Groups whose policy is too far from today's. The limit of the shift takes the place of delta in Eq. 9 and 10.
-
-    Args:
-        shifts: Shift of each group, by uid.
-        limit: Largest shift that is allowed. None means no limit.
-    """
+    """uids of the groups with a shift above the limit, if there is one. It takes the place of delta in Eq. 9 and 10."""
     return set() if limit is None else {uid for uid, shift in shifts.items() if shift > limit}
 
 

@@ -12,9 +12,7 @@ import numpy as np
 def stability_constant(variance: float, eps: float = 1e-6) -> float:
     """K = (1 - sigma) / sigma with sigma = sqrt(variance + eps) (Eq. 36): how much a TV distance costs in the bound.
 
-    Args:
-        variance: Lower bound of the reward variance in a source, in [0, 1/4] for rewards in [0, 1].
-        eps: Smoothing of the variance in Eq. 2.
+    `variance` is a lower bound of the reward variance in a source, in [0, 1/4] for rewards in [0, 1].
     """
     sigma = math.sqrt(variance + eps)
     return (1 - sigma) / sigma
@@ -36,15 +34,10 @@ def k3(c2: float, c3: float, eps: float = 1e-6) -> float:
 
 
 def sampled_tv(log_ratios: np.ndarray) -> float:
-    """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1].
+    """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1]. nan if there are none.
 
-    TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)). The estimate is unbiased, and bounded for any ratio.
-
-    Args:
-        log_ratios: log pi(y|x) - log alpha(y|x) of responses drawn from alpha, summed over tokens, shape (N,).
-
-    Returns:
-        The mean over the N responses. nan if there are none.
+    TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)). The estimate is unbiased, and bounded for any ratio. It is the
+    mean over responses drawn from alpha, from log pi(y|x) - log alpha(y|x), summed over tokens, shape (N,).
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
     if log_ratios.size == 0:
@@ -56,10 +49,7 @@ def bound_term(surrogate: float, k: float, tv: float) -> float:
     """One source's term L_i of the lower bound at pi_theta = pi_theta_t, the policy that the step starts from.
 
     L_i = L_alpha(pi_theta) - 2 K_i TV(pi_theta, alpha_i) - 2 TV(pi_theta_t, alpha_i), where both distances are `tv`.
-
-    Args:
-        surrogate: Sampled L_alpha(pi_theta_t) = E_{y ~ alpha}[pi_theta_t(y|x) / alpha(y|x) A_alpha(x, y)] (Eq. 22, 23).
-        k: Constant of the source.
-        tv: Sampled TV distance of the source.
+    `surrogate` is the sampled L_alpha(pi_theta_t) = E_{y ~ alpha}[pi_theta_t(y|x) / alpha(y|x) A_alpha(x, y)]
+    (Eq. 22, 23).
     """
     return surrogate - 2 * k * tv - 2 * tv

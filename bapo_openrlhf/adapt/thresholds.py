@@ -20,17 +20,10 @@ class Interval:
 
 
 class AdaptiveThresholds:
-    """c2 and c3 as linear functions of the average reward r (Eq. 8).
+    """c2 and c3 as linear functions of the average reward r (Eq. 8), each in its interval.
 
     Eq. 8 as printed moves both up when r rises ("eq8"). The sentence above it ("from easier to harder instances") reads
-    like the opposite. "text" uses 1 - r instead of r.
-
-    Args:
-        c2, c3: The interval of each threshold.
-        direction: "eq8" or "text".
-
-    Raises:
-        ValueError: The direction is another one.
+    like the opposite. "text" uses 1 - r instead of r. Another direction is a ValueError.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
