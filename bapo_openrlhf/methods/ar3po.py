@@ -31,9 +31,6 @@ class AR3PO(StoredSuccesses):
     Args:
         stages: S, from 1 to G, a divisor of G.
         train_reused: Whether a reused response is trained on.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "ar3po"

@@ -29,9 +29,6 @@ class ARPO(StoredSuccesses):
 
     Args:
         std_below, mean_below: A group has failed if both its numbers are below these.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "arpo"

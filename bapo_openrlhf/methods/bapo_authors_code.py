@@ -48,9 +48,6 @@ class AuthorsCode(FilteredMethod):
         moving: Whether c2 and c3 move. They are at the high ends of their intervals if the mean reward of the store is
             at most 0.2, at the low ends if it is at least 0.8, and move linearly between. If they do not move, they
             stay at the low ends.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "bapo_authors_code"
@@ -152,7 +149,6 @@ class AuthorsCode(FilteredMethod):
         return [group.keep(positions, relative_to="kept") for group, positions in left.items()]
 
     def _evict(self) -> None:
-        """Take groups out of a store that is too full."""
         if len(self.replay) <= self.buffer_size:
             return
         good: list[Group] = []  # the oldest first, as in the other two

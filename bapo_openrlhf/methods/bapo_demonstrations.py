@@ -24,9 +24,6 @@ class DemonstratingBAPO(bapo.BAPO):
 
     Args:
         failures: K, at least 1.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "bapo_demonstrations"

@@ -104,9 +104,6 @@ class DOTS(FilteredMethod):
         buffer_groups: Most groups stored. Beyond them, the oldest is evicted.
         decay: Decay of the predictor, within [0, 1]: each new group of a prompt multiplies the weight of the earlier
             ones by it.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "dots"

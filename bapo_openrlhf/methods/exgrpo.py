@@ -70,9 +70,6 @@ class ExGRPO(FilteredMethod):
         reevaluate_every: How often prompts of the store are generated again, as the --adapt flag.
         experience_share: rho, share of the batch that these are, within [0, 1].
         start_above: Pass@1, within [0, 1], above which stored successes are used. 0 starts after the first one.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "exgrpo"

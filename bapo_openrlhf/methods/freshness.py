@@ -44,9 +44,6 @@ class Freshness(FilteredMethod):
         exponent: alpha, within [0, 1]. 0 draws uniformly.
         replay_share: Greatest share of the capacity that is replayed, within [0, 1].
         buffer_groups: Most groups stored, at least 1. Beyond them, the oldest leave.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "freshness"

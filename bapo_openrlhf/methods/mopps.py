@@ -35,9 +35,6 @@ class MoPPS(FilteredMethod):
             Countdown and geometry, 1 for mathematics.
         prior_a, prior_b: a0 and b0, above 0. 1 and 1 is the uniform distribution.
         target: Success probability to aim at, within [0, 1].
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "mopps"

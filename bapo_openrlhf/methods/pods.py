@@ -32,9 +32,6 @@ class PODS(FilteredMethod):
 
     Args:
         keep: m, from 2 to G, or 0.
-
-    Raises:
-        ValueError: The option is out of its range.
     """
 
     NAME = "pods"

@@ -33,9 +33,6 @@ class PrefixSampling(FilteredMethod):
             at a time, oldest first, and how many wait at most.
         prefix_share: First share of a response that is a prefix. The authors have 0.55, and 0.25 if it does not move.
         steered: Whether it moves.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "prefix_sampling"

@@ -58,9 +58,6 @@ class PromptReplay(FilteredMethod):
         lowest, highest: Pass rates of stored prompts, above 0 and below 1.
         cooldown: Least number of steps from a prompt's last group to the step that names it.
         most_uses: How often a prompt is named at most. 0 stands for no limit.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "prompt_replay"

@@ -91,10 +91,7 @@ def overview() -> dict[str, tuple[str, ...]]:
 
 
 def method_class(name: str) -> type[Method]:
-    """The class that --adapt.method stands for.
-
-    Args:
-        name: One of METHODS, or FILE.py:CLASS.
+    """The class that --adapt.method stands for: one of METHODS, or FILE.py:CLASS.
 
     Raises:
         ConfigError: There is no such class, or it is not a method.
@@ -118,7 +115,6 @@ def method_class(name: str) -> type[Method]:
 
 
 def _built_in(file: str) -> type[Method]:
-    """The method of a file of this folder: the one class of the file that is a Method."""
     module = importlib.import_module(f"bapo_openrlhf.methods.{file}")
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)]
     [method] = [kind for kind in kinds if kind.__module__ == module.__name__]
@@ -187,7 +183,6 @@ def _alike(default: Any, value: Any) -> bool:
 
 
 def _value(word: str, text: str, default: Any) -> Any:
-    """`text` as a value of the default's type."""
     if not isinstance(default, (*KINDS, str)):
         raise ConfigError(
             f"adapt.options has {word!r}; its default {default!r} must be a number, true, false or a text, because an "

@@ -31,9 +31,6 @@ class ReLIFT(FilteredMethod):
 
     Args:
         finetune_batch: How many prompts are fine-tuned on together, at least 1. 128 in the paper.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "relift"

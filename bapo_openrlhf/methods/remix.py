@@ -40,9 +40,6 @@ class ReMix(FilteredMethod):
         replay_steps: N, for how many steps a group is replayed. 2 in the paper, but the --adapt flag's default is 3.
         replay_share: p, in [0, 1). 2/5 in the paper.
         buffer_groups: Most groups stored, at least 1. Beyond them, the oldest leave.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "remix"
@@ -92,12 +89,7 @@ class ReMix(FilteredMethod):
         return batch
 
     def mix(self, fresh: int, stored: int) -> tuple[int, int]:
-        """How many fresh and how many replayed groups make the largest batch with at most the share p replayed.
-
-        Args:
-            fresh: Number of fresh groups.
-            stored: Number of groups that may be replayed.
-        """
+        """How many of `fresh` and of `stored` groups make the largest batch with at most the share p replayed."""
         for size in range(self.capacity, 0, -1):
             replayed = min(math.floor(self.replay_share * size), stored)
             if size - replayed <= fresh:

@@ -58,9 +58,6 @@ class RePO(FilteredMethod):
             authors' 16, with G = 8).
         warm_up: A prompt is replayed once so many of its responses are cached. 0 stands for a full cache (the authors'
             16), so with the default cache a prompt is replayed from its third time on.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "repo"
@@ -118,11 +115,7 @@ class RePO(FilteredMethod):
         return batch
 
     def replays(self, cached: Sequence[Group]) -> list[Group]:
-        """What the strategy replays of one prompt: groups of G responses with any rewards.
-
-        Args:
-            cached: The cached groups of the prompt, oldest first.
-        """
+        """What the strategy replays of one prompt: groups of G of its cached responses, oldest first."""
         responses = [(group, response) for group in cached for response in group.responses]
         if len(responses) < self.warm_up:
             return []
@@ -149,10 +142,9 @@ class RePO(FilteredMethod):
 
 
 def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
-    """Stored responses of one prompt as one group: `uid` of its newest, `step` and `weights_version` of its oldest.
+    """Stored responses of one prompt, each with the group that it was generated in, as one group.
 
-    Args:
-        responses: The responses, each with the group that it was generated in.
+    `uid` is that of its newest, `step` and `weights_version` are those of its oldest.
     """
     groups = [group for group, _ in responses]
     return Group(

@@ -43,9 +43,6 @@ class RolloutReplay(FilteredMethod):
         oldest: Greatest age of a replayed response in trainer steps, at least 1.
         warm_up: Number of steps at the start without replay, at least 0.
         buffer_responses: Most responses stored, at least G.
-
-    Raises:
-        ValueError: An option is out of its range.
     """
 
     NAME = "rollout_replay"

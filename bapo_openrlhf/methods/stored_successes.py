@@ -86,5 +86,4 @@ class StoredSuccesses(FilteredMethod):
         return batch
 
     def _stored(self, group: Group) -> list[Response]:
-        """The stored successes of a group's prompt, oldest first."""
         return [past.standalone(response) for past in self.cache.groups(group.prompt) for response in past.responses]
