@@ -11,11 +11,7 @@ TASKS = ("math", "countdown", "geometry", "gsm8k", "reasoning_gym")
 
 
 def get_task(name: str) -> Task:
-    """The task with a name, or the TASK of a Python file.
-
-    Raises:
-        ConfigError: There is no such task or file, or the file has no TASK.
-    """
+    """The task with a name, or the TASK of a Python file; a ConfigError if there is none."""
     if name.endswith(".py"):
         module = user_file.load("task", Path(name))
         if not hasattr(module, "TASK"):
@@ -34,14 +30,9 @@ def task_of_file(file: str) -> Task | None:
 
 
 def task_of(benchmark: str, data: Path) -> Task:
-    """The task that a benchmark belongs to.
+    """The task that a benchmark belongs to; a ConfigError if there is none.
 
-    Args:
-        benchmark: Its name.
-        data: The folder that `bapo-openrlhf prepare` wrote to. It knows the benchmarks of tasks that are configured.
-
-    Raises:
-        ConfigError: No task has a benchmark with that name.
+    `data` is the folder that `prepare` wrote to. It knows the benchmarks of tasks that are configured.
     """
     tasks = [get_task(name) for name in TASKS]
     for task in tasks:

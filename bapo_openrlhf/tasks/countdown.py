@@ -36,11 +36,7 @@ _PROBLEM = re.compile(r"([0-9]+(?: [0-9]+)+):([0-9]+)")
 
 
 def parse_problem(text: str) -> tuple[list[int], int]:
-    """The source numbers and the target.
-
-    Raises:
-        ValueError: The text does not have the form that `format_problem` writes.
-    """
+    """The source numbers and the target. Another form than that of `format_problem` is a ValueError."""
     match = _PROBLEM.fullmatch(text)
     if not match:
         raise ValueError(f"label is {text!r}; it must be a Countdown problem such as '3 5 7:22'")
@@ -55,11 +51,7 @@ def make_problem(numbers: Sequence[int], target: int) -> Problem:
 
 
 def problem(row: Mapping[str, Any]) -> Problem:
-    """The problem of a published row such as {"nums": [44, 19, 35], "target": 98}.
-
-    Raises:
-        BadRow: There are fewer than two numbers, or a value is not a positive integer.
-    """
+    """The problem of a published row such as {"nums": [44, 19, 35], "target": 98}. BadRow says that it is none."""
     numbers, target = require(row, COLUMNS)
     if not isinstance(numbers, list) or not all(map(_is_positive, numbers)):
         raise BadRow(f"nums are no positive integers: {reprlib.repr(numbers)}")
@@ -224,7 +216,6 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
 
 
 def _different(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:
-    """Different puzzles of one level and split. There are fewer than `count` if the level is nearly exhausted."""
     puzzles: dict[str, Puzzle] = {}
     misses = 0
     while len(puzzles) < count and misses < MISSES:
@@ -239,12 +230,9 @@ def _different(rng: random.Random, level: str, split: str, count: int) -> list[P
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different, solvable problems. Equal arguments give equal problems.
+    """`n` different, solvable problems. Equal arguments give equal problems. Errors are those of `make_puzzles`.
 
     Training problems are never test problems. cd34 and cd4 may share some.
-
-    Raises:
-        ConfigError: As in `make_puzzles`.
     """
     return iter([puzzle.problem for puzzle in make_puzzles(generator, part, n, seed)])
 
@@ -379,20 +367,11 @@ def reward_func(
     queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0.
+    """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0. The words of the prompts do not matter.
 
-    Args:
-        queries: Prompt and response in one text each, with special tokens.
-        prompts: The prompts. Their words do not matter.
-        labels: The problems, for example "3 5 7:22".
-        responses: What the model wrote.
-
-    Returns:
-        "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "well_formed" of the same shape. It is
-        1.0 if the answer is an expression with exactly the source numbers. Its value does not matter.
-
-    Raises:
-        ValueError: A label is not of this task. A response never raises it.
+    Labels are problems, for example "3 5 7:22". "extra_logs" has "well_formed": 1.0 if the answer is an expression with
+    exactly the source numbers, whatever its value. A label that is not of this task is a ValueError. A response never
+    raises one.
     """
     rewards, well_formed = [], []
     for response, label in zip(written(queries, prompts, responses), labels, strict=True):

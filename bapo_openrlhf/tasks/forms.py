@@ -47,10 +47,8 @@ def same_words(value: str, reference: str, text: bool) -> bool | None:
     """Whether two words, or two letters, are the same. None: they are neither, so mathematics decides.
 
     Letters in another order are another word or another order of points, although their product is the same. Case
-    counts in letters and in the names of points, such as AB. An article does not count.
-
-    Args:
-        text: One of the two is written as a text. Otherwise up to three letters such as ab are a product.
+    counts in letters and in the names of points, such as AB. An article does not count. With `text`, one of the two is
+    written as a text. Otherwise up to three letters such as ab are a product.
     """
     letter, other = _LETTER.fullmatch(value), _LETTER.fullmatch(reference)
     if letter and other:
@@ -137,9 +135,6 @@ def solved(value: str, reference: str, same: Callable[[str, str], bool]) -> tupl
 
     What stands before the last "=" must be a name, or equal the label as 6 \times 7 does in 6 \times 7 = 42. An answer
     such as 42 = 43 gives two numbers, and 2x = 5 does not give x.
-
-    Args:
-        same: Whether an expression equals the label.
     """
     if (wanted := _named(reference)) is not None:
         return _in_order(value, wanted)

@@ -36,11 +36,8 @@ MAX_BYTES = 2**26  # Of an image file.
 def problem(row: Mapping[str, Any]) -> Problem:
     """The problem of a published row with `images`, `problem` (which has one <image> for each of them) and `answer`.
 
-    An image may be the content and path of a file as `datasets` stores them, only the content, or a path.
-
-    Raises:
-        BadRow: There is no image, an image is missing, broken or too large, the numbers of images and <image> tags
-            differ, or tasks/math.py does not accept the text or the answer.
+    An image may be the content and path of a file as `datasets` stores them, only the content, or a path. BadRow says
+    what is missing, broken or too large, or that tasks/math.py does not accept the text or the answer.
     """
     images = row["images"]
     if isinstance(images, (str, bytes, Mapping)):
@@ -126,12 +123,10 @@ _SHARES = {0: "geo3k_test", 1: "geo3k_val"}  # One figure in eight for each. The
 
 
 class Figure(NamedTuple):
-    """A polygon with labels, and a question about it.
+    """A polygon with labels, and a question about it, whose numbers are only in the image.
 
     Attributes:
         name: What it shows, for example "right triangle (3, 4, 5), find 5".
-        text: The question. The numbers are only in the image.
-        answer: A positive integer.
         corners: Points (x, y) in any unit, counter-clockwise.
         sides: The label of the side from each corner to the next; empty for none.
         angles: The label at each corner; empty for none.
@@ -177,7 +172,6 @@ def figures() -> Iterator[Figure]:
 
 
 def _triples(longest: int) -> Iterator[tuple[int, int, int]]:
-    """Right triangles with integer sides a < b < c."""
     for a in range(1, longest):
         for b in range(a + 1, longest):
             c = math.isqrt(a * a + b * b)
@@ -215,10 +209,9 @@ def draw(figure: Figure, turned: float) -> bytes:
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different drawn problems. Equal arguments give equal problems. No two parts share a problem.
+    """`n` different drawn problems, or a ConfigError if there are fewer.
 
-    Raises:
-        ConfigError: There are fewer than `n`.
+    Equal arguments give equal problems. No two parts share a problem.
     """
     candidates = [figure for figure in figures() if figure.part == part]
     if n > len(candidates):

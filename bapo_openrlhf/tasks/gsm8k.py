@@ -27,8 +27,7 @@ _CALCULATION = re.compile(r"<<.*?>>")
 def problem(row: Mapping[str, Any]) -> Problem:
     r"""The problem of a published row. Its solution has no calculations in << >>, and it ends in \boxed{label}.
 
-    Raises:
-        BadRow: Question or answer is empty, or the answer does not end in #### and a number.
+    BadRow says that question or answer is empty, or that the answer does not end in #### and a number.
     """
     question, published = require(row, COLUMNS)
     steps, mark, last = str(published).rpartition("####")

@@ -30,13 +30,10 @@ LABEL = ("answer", "Answer", "final_answer")
 
 
 def problem(row: Mapping[str, Any]) -> Problem:
-    """The problem of a published row.
+    """The problem of a published row; BadRow if text or answer is empty, or no response could equal the answer.
 
     Only text, answer and OlympiadBench's `is_multiple_answer` are read. OlympiadBench also has `unit` (7 of 674 rows),
     which an answer may have or not, and `error`, a tolerance (1 row).
-
-    Raises:
-        BadRow: Text or answer is empty, or no response could equal the answer.
     """
     text, answer = require(row, [next(filter(row.__contains__, names), names[0]) for names in (TEXT, LABEL)])
     if not isinstance(text, str):
@@ -211,15 +208,7 @@ def reward_func(
 ) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function.
 
-    Args:
-        queries: Prompt and response in one text each.
-        prompts: The prompts.
-        labels: The reference answers.
-        responses: What the model wrote.
-
-    Returns:
-        "rewards" and "scores" of shape (len(queries),), and "extra_logs" with "boxed" of the same shape. It is 1.0 if
-        there is an answer in a box, right or wrong.
+    "extra_logs" has "boxed": 1.0 if there is an answer in a box, right or wrong.
     """
     texts = written(queries, prompts, responses)
     rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])

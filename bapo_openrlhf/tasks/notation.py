@@ -134,7 +134,6 @@ def is_text(text: str) -> bool:
 
 
 def _characters(text: str) -> str:
-    r"""The text with LaTeX's commands instead of the characters that mean the same."""
     text = _RAISED_RUN.sub(lambda run: f"^{{{run[0].translate(_RAISED)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3]}}}", text)
     return text.translate(_CHARACTERS)

@@ -41,11 +41,7 @@ VERSION = "0.1.25"  # FENCES and LITERALS were found in this version.
 
 @functools.cache
 def library() -> Any:
-    """The module `reasoning_gym.factory`, with LITERALS in place.
-
-    Raises:
-        ConfigError: The package is missing, or has another version.
-    """
+    """The module `reasoning_gym.factory`, with LITERALS in place; a ConfigError if it is not there in this version."""
     try:
         factory = importlib.import_module("reasoning_gym.factory")
         importlib.import_module("reasoning_gym")  # It registers the tasks.
@@ -91,9 +87,7 @@ FENCES = {  # Whether names of variables and functions are allowed.
 def harmless(answer: str, *, names: bool) -> bool:
     """Whether an answer is a formula that sympy may compute: numbers, + - * / **, parentheses.
 
-    Args:
-        answer: What a model has written.
-        names: Whether one-letter variables, pi and the functions of _FUNCTIONS are allowed, too.
+    With `names`, one-letter variables, pi and the functions of _FUNCTIONS are allowed, too.
     """
     if len(answer) > MAX_FORMULA:
         return False
@@ -149,15 +143,12 @@ _OWN = ("task", "level", "weight", "steps")  # the keys of an entry of the file 
 
 
 def asked(tasks: str | None, config: Path | None) -> list[Asked]:
-    """The kinds of problems that `--tasks` and `--config` name.
+    """The kinds of problems that `--tasks` and `--config` name; a ConfigError if one is not possible.
 
     Args:
         tasks: Words NAME[@LEVEL][:WEIGHT], separated by commas. A name is one of the file, or a task of the library. A
             level, from 0, is that of the library's curriculum. None means all names of the file.
         config: A YAML file of names, each with `task` (by default the name), `level`, `weight`, `steps` and parameters.
-
-    Raises:
-        ConfigError: A name, a level, a weight, a share or a parameter is not possible.
     """
     entries = _entries(config) if config else {}
     words = [word.strip() for word in (tasks or ",".join(entries)).split(",")]
@@ -351,8 +342,7 @@ def _label(label: str) -> tuple[str, str, dict[str, Any]]:
 def score(response: str, label: str) -> float:
     """r(x, y), within 0..1: the library's score of the answer; 0.0 if there is none, or if a fence stops it.
 
-    Raises:
-        ValueError: The label is not of this task, or the library gives a score outside 0..1.
+    A label that is not of this task is a ValueError, and so is a score of the library outside 0..1.
     """
     try:
         task, parameters, entry = _label(label)
@@ -387,15 +377,9 @@ def reward_func(
     queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """OpenRLHF's reward function.
+    """OpenRLHF's reward function, with the labels that `prepare` wrote. Rewards are within 0..1.
 
-    Args:
-        queries, prompts: Prompt and response in one text each, and the prompts.
-        labels, responses: The labels that `prepare` wrote, and what the model wrote.
-
-    Returns:
-        "rewards" and "scores" of shape (len(queries),), within 0..1, and "extra_logs" with "answered" of the same
-        shape. It is 1.0 if the response has an answer within tags.
+    "extra_logs" has "answered": 1.0 if the response has an answer within tags.
     """
     texts = written(queries, prompts, responses)
     rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
@@ -413,11 +397,7 @@ def _no_rows(row: Mapping[str, Any]) -> Problem:
 
 
 def configured(tasks: str | None, config: Path | None) -> Task:
-    """The task with the kinds of problems that `--tasks` and `--config` name, each also a benchmark of its name.
-
-    Raises:
-        ConfigError: As in `asked`.
-    """
+    """The task with the kinds of problems that `--tasks` and `--config` name (`asked`), each also a benchmark."""
     if tasks is None and config is None:
         raise ConfigError("reasoning_gym needs --tasks NAME,... or --config FILE; it has no default")
     kinds = asked(tasks, config)

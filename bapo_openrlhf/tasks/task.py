@@ -22,7 +22,6 @@ class Problem:
     """One problem before it is put into a prompt.
 
     Attributes:
-        text: The question.
         label: The input of the reward function. It is a string because OpenRLHF's loader needs one type in a column.
         key: Equal for two forms of the same problem. It shows duplicates, and overlap of training and test data.
         images: Contents of the image files, in the order in which the text refers to them.
@@ -38,13 +37,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """A table of a published data set.
+    """A table of a published data set. `hub` is its name on the model hub, `columns` are those that are read.
 
-    Attributes:
-        hub: Name of the data set on the model hub.
-        columns: The published names of the columns that are read.
-        split, config: Split and configuration of the data set.
-        rows: The published number of rows. A different number is reported.
+    `rows` is their published number. A different number is reported.
     """
 
     hub: str
@@ -60,7 +55,6 @@ class Part:
 
     Attributes:
         title: Name in the paper's tables.
-        source: Where it is published.
         first, count: The part takes `count` problems of the source, beginning with number `first`. A count of None
             means all the rest.
         shuffled: Whether the seed shuffles the source before the problems are taken. Then several parts can divide one
@@ -112,11 +106,7 @@ class Task:
 
 
 def require(row: Mapping[str, Any], columns: Sequence[str]) -> list[Any]:
-    """The values of some columns of a published row. `prepare` has checked that the columns exist.
-
-    Raises:
-        BadRow: A value is empty.
-    """
+    """The values of some columns of a published row, which `prepare` has checked for. An empty value is a BadRow."""
     values = [row[column] for column in columns]
     for column, value in zip(columns, values, strict=True):
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -140,11 +130,8 @@ THINK = "<think>"
 def written(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[str] | None) -> list[str]:
     """What the model wrote, after the `<think>` with which its prompt may end.
 
-    Args:
-        queries: Prompt and response in one text each.
-        prompts: The prompts.
-        responses: The responses. OpenRLHF's own engine gives none; then each is what follows the prompt in its query,
-            and nothing if the prompt is not there as it was, because the rest of it could have an answer.
+    OpenRLHF's own engine gives no responses; then each is what follows the prompt in its query, and nothing if the
+    prompt is not there as it was, because the rest of it could have an answer.
     """
     if responses is None:
         pairs = zip(queries, prompts, strict=True)

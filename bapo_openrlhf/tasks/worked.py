@@ -83,8 +83,7 @@ STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
 def solution(task: str, entry: Mapping[str, Any], *, steps: bool = True) -> str | None:
     """The worked solution of an entry of reasoning-gym with its answer, or None if the entry has no answer.
 
-    Args:
-        steps: Whether the steps are written, if STEPS can write them. Otherwise the solution is only the answer.
+    Without `steps`, or if STEPS cannot write them, the solution is only the answer.
     """
     if task in WITHOUT_ANSWER:
         return None
