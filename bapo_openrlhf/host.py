@@ -108,17 +108,12 @@ def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
 
 
 def _is_call(node: ast.stmt, target: str) -> bool:
-    """Whether a statement is `target(...)` or `name = target(...)`."""
     value = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
     return isinstance(value, ast.Call) and ast.unparse(value.func) == target
 
 
 def _block(script: str) -> tuple[list[ast.stmt], str]:
-    """The statements of the block, and the path of the script.
-
-    Raises:
-        RuntimeError: The script has no such block that begins with a parser.
-    """
+    """The statements of the block, which begins with a parser, and the path of the script; or a RuntimeError."""
     path = file_of(f"cli/{script}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     blocks = [
@@ -165,11 +160,8 @@ def build_parser(script: str = PPO) -> argparse.ArgumentParser:
 def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
     """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
 
-    Returns:
-        The nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes.
-
-    Raises:
-        ConfigError: One of OpenRLHF's assertions failed, and the message has its text; or it needs another package.
+    Returns the nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes. A ConfigError has the text of one
+    of OpenRLHF's assertions that failed, or says that it needs another package.
     """
     _, after, path = _main_block(script)
     statements = [

@@ -19,11 +19,7 @@ ALONE = {client.ADDRESS: ""}
 
 
 def on_cpu() -> bool:
-    """Whether runs on this machine have no GPU.
-
-    Raises:
-        ConfigError: The variable that can say so has another value than 0, 1 and auto.
-    """
+    """Whether runs on this machine have no GPU. A variable that says neither 0, 1 nor auto is a ConfigError."""
     return stack.active()
 
 

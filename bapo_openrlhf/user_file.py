@@ -31,13 +31,9 @@ def at_home(path: str | Path) -> Path:
 
 
 def is_file(field: str, path: Path) -> bool:
-    """Whether a path is that of a file.
+    """Whether a path, which `field` names, is that of a file.
 
-    Args:
-        field: the flag or field that names it. Errors name it.
-
-    Raises:
-        ConfigError: the operating system does not say so, for example because a folder cannot be read.
+    A ConfigError says that the operating system does not tell, for example because a folder cannot be read.
     """
     return _is(stat.S_ISREG, field, path)
 
@@ -68,11 +64,7 @@ def start_of(path: Path) -> str:
 def load(field: str, path: Path) -> ModuleType:
     """The module that a file holds, for every kind of file, in every process.
 
-    Args:
-        field: the flag or field that names the file. Errors name it.
-
-    Raises:
-        ConfigError: it is not there, or cannot be imported. The message says in which line.
+    A ConfigError, which names `field`, says that it is not there, or in which line it cannot be imported.
     """
     if not is_file(field, at_home(path)):
         raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
@@ -239,14 +231,9 @@ LOADERS = {"none": _YamlLoader, "all": _TextLoader, "flags": _FlagsLoader}
 
 
 def read_yaml(field: str, path: Path, *, as_text: Literal["none", "flags", "all"] = "none") -> Any:
-    """The content of a YAML file.
+    """The content of a YAML file, which `field` names; a ConfigError if it cannot be read, or has a key twice.
 
-    Args:
-        field: the flag or field that names the file. Errors name it.
-        as_text: Which numbers and switches stay as they are written: those under the key `flags`, or all.
-
-    Raises:
-        ConfigError: it cannot be read, is not YAML, or has a key twice.
+    `as_text` says which numbers and switches stay as they are written: those under the key `flags`, or all.
     """
     try:
         data = path.read_bytes()

@@ -28,8 +28,6 @@ REWARDS = ("reward.remote_url", "reward.model_name_or_path", "train.agent_func_p
 
 
 class _HelpAll(argparse.Action):
-    """Print the help of this project's flags, then that of OpenRLHF's."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         positionals, openrlhf, *ours = parser._action_groups
         parser._action_groups = [*ours, positionals, openrlhf]
@@ -61,12 +59,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def build_parser(prog: str, own: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """OpenRLHF's parser with this project's flags added.
-
-    Args:
-        prog: Name of the command.
-        own: Parser of the flags that only this command has. Its help shows them.
-    """
+    """OpenRLHF's parser with this project's flags added, and with the help of the command's `own` flags."""
     parser = host.build_parser()
     parser.prog, parser.usage = prog, "%(prog)s --config YAML [flags]"
     _add_flags(parser)
@@ -83,11 +76,8 @@ def parse(
 ) -> SimpleNamespace:
     """Parse and check the arguments of `build_parser`.
 
-    Returns:
-        OpenRLHF's nested namespace, with `.algorithm` and the flags of `config.GROUPS` added.
-
-    Raises:
-        ConfigError: Something is wrong that can be known without data and models.
+    Returns OpenRLHF's nested namespace, with `.algorithm` and the flags of `config.GROUPS` added. A ConfigError says
+    what is wrong that can be known without data and models.
     """
     parser = build_parser(prog, own)
     given = given_words(parser, argv)
@@ -122,7 +112,6 @@ def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[st
 
 
 def _complete(flat: argparse.Namespace) -> SimpleNamespace:
-    """Check the values, make OpenRLHF's checks, then this project's."""
     expand_home(flat)
     _check_rewards(flat)
     check_template("data.input_template", getattr(flat, "data.input_template"))

@@ -56,15 +56,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
 
 
 def _start(args: SimpleNamespace, prompts: int | None, *, elsewhere: bool) -> str:
-    """How `train` would start now.
+    """How `train` would start now; a ConfigError if it would not.
 
-    Args:
-        args: Arguments of the run.
-        prompts: Rows of the training data, if they are known.
-        elsewhere: Whether the data is on another machine. Then it is not compared with that of an earlier run.
-
-    Raises:
-        ConfigError: It would not start.
+    Data that is `elsewhere`, on another machine, is not compared with that of an earlier run.
     """
     from bapo_openrlhf.launch.resume import check_free_folders, choose_start, compare_with_beginning
     from bapo_openrlhf.launch.settings import settings_of
@@ -146,7 +140,6 @@ def _model(model: SimpleNamespace, name: str) -> str:
 
 
 def _gpus(args: SimpleNamespace) -> str:
-    """The GPUs that a run takes, and which roles share them."""
     blocks = blocks_of(args, critic=bool(args.critic.model_name_or_path), reference=has_reference(args)).values()
     parts = [f"{block.gpus} for {' + '.join(block.roles).replace('reward', 'reward model')}" for block in blocks]
     return f"{sum(block.gpus for block in blocks)} in total: {', '.join(parts)}"

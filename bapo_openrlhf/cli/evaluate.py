@@ -42,11 +42,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
 
 
 def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse.Namespace:
-    """The command's flags. The values of a training configuration (--config) replace the defaults.
-
-    Raises:
-        ConfigError: A flag is wrong, or no model is named.
-    """
+    """The command's flags. The values of a training configuration (--config) replace the defaults."""
     parser = build_parser(prog)
     args = parser.parse_args(argv)
     if args.config:

@@ -97,7 +97,6 @@ def _takes_small(given: Namespace) -> bool:
 
 
 def _fits(given: Namespace, config: Path) -> str:
-    """What the header says of the GPUs' memory."""
     if given.cpu:
         return "A run on a CPU is slow: it is for small models and short responses."
     try:
@@ -110,7 +109,6 @@ def _fits(given: Namespace, config: Path) -> str:
 
 
 def _texts(given: Namespace, here: Path) -> dict[str, str]:
-    """The content of each file."""
     raw = {name: (files("bapo_openrlhf.workbench") / "init" / name).read_text(encoding="utf-8") for name in FILES}
     if given.data is None:
         rows = [[json.loads(line) for line in raw[f"{name}.jsonl"].splitlines()] for name in ("train", "eval")]
@@ -124,7 +122,6 @@ def _texts(given: Namespace, here: Path) -> dict[str, str]:
 
 
 def _settings(given: Namespace, here: Path, problems: Problems) -> Mapping[str, str]:
-    """The words that the configuration has because of the command line, the problems and the model."""
     name = given.model or (str(here / "model") if given.cpu else MODEL)
     path = at_home(name)
     if path.is_dir() or looks_local(name):

@@ -17,14 +17,7 @@ from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 
 class Packaged(NamedTuple):
-    """A model whose GGUF file is part of a Python package.
-
-    Attributes:
-        package: the package and its version, as pip takes them.
-        file: name of the GGUF file in the package.
-        sha256: digest of the GGUF file.
-        description: the model and who made it.
-    """
+    """A model whose GGUF file is part of a Python package, which is named with its version, as pip takes it."""
 
     package: str
     file: str

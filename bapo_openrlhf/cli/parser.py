@@ -48,11 +48,9 @@ NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own tak
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the names that may have been meant, or nothing.
+    """The end of an error about an unknown name: the known names that may have been meant, or nothing.
 
-    Args:
-        name: What was given. Flags have two dashes in front, here and in `known`, or none in both.
-        known: All names that are allowed.
+    Flags have two dashes in front, here and in `known`, or none in both.
     """
     names = list(known)
     dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -114,7 +112,6 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
 
 
 def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:
-    """Whether a word that follows a switch is a word by itself."""
     return word.startswith("-") or any(not action.option_strings for action in parser._actions)
 
 
@@ -137,13 +134,9 @@ def _at_home(value: Any) -> Any:
 def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
 ) -> argparse.Namespace:
-    """Parse a command line.
+    """Parse a command line. A ConfigError has the flag that may have been meant.
 
-    Args:
-        into: A namespace to fill. A flag that it has already keeps its value if no word names it.
-
-    Raises:
-        ConfigError: A word cannot be parsed. The message has the flag that may have been meant.
+    A flag that `into` has already keeps its value if no word names it.
     """
     whole = words
     words, switches = _take_switches(parser, words)

@@ -99,7 +99,6 @@ def _prepare(command: Sequence[str]) -> None:
 
 @contextmanager
 def _naming(arm: str) -> Iterator[None]:
-    """Let the message of a ConfigError name the arm."""
     try:
         yield
     except ConfigError as error:
@@ -147,7 +146,6 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
 
 
 def _begun(planned: Sequence) -> list:
-    """The runs that have made a step."""
     from bapo_openrlhf.record import run_record as record
 
     return [run for run in planned if record.read_metrics(run.folder)]
