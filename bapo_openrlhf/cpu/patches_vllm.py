@@ -69,15 +69,14 @@ ROWS = 16  # tokens that are drawn at a time, so that their probabilities stay i
 
 
 def drawn(log_probs: Any, numbers: Any) -> Any:
-    """The token of each row at which the cumulative probability passes a number.
+    """The token of each row at which the cumulative probability passes a number, int64 of shape (n,).
+
+    No token of probability 0 is drawn. If log-probs of a row are not numbers, it is any token, so that the engine goes
+    on and the run says what is wrong.
 
     Args:
         log_probs: Log-probs, float32 of shape (n, V). Tokens that must not be drawn have -inf.
         numbers: Uniform random numbers from [0, 1), float64 of shape (n, 1).
-
-    Returns:
-        int64 of shape (n,). No token of probability 0 is drawn. If log-probs of a row are not numbers, it is any token,
-        so that the engine goes on and the run says what is wrong.
     """
     import torch
 

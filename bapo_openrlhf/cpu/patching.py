@@ -31,12 +31,9 @@ AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module:
 
 
 def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement], Replacement]:
-    """Register the decorated function as the replacement of one name in `module`.
+    """Register the decorated function as the replacement of one dotted name in a module.
 
-    Args:
-        module: Full name of the module.
-        name: Dotted name in the module.
-        relied_on: Other dotted names that the replacement needs. All names are checked before any is replaced.
+    `relied_on` are other names that the replacement needs. All names are checked before any is replaced.
     """
 
     def register(replacement: Replacement) -> Replacement:
@@ -85,10 +82,7 @@ def require(owner: Any, name: str) -> None:
 
 
 def install() -> bool:
-    """Patch imported modules now and the others when they are imported.
-
-    Returns:
-        False if this process was already patched.
+    """Patch imported modules now and the others when they are imported. False if this process was already patched.
 
     Raises:
         RuntimeError: An installed version is not the one that the patches were written for, or a name is missing.
@@ -107,8 +101,6 @@ def install() -> bool:
 
 
 class _PatchOnImport:
-    """Import hook that patches a module right after it was executed."""
-
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in PATCHES and name not in AROUND:

@@ -37,11 +37,7 @@ _registered: list[Any] = []  # torch forgets a kernel when its library object is
 
 
 def asked() -> str:
-    """The way that the environment asks for: "direct", "float32" or "auto".
-
-    Raises:
-        ConfigError: The variable has another value.
-    """
+    """The way that the environment asks for: "direct", "float32" or "auto". Another value is a ConfigError."""
     switch = os.environ.get(SWITCH, "").strip().lower() or "auto"
     if switch not in ("auto", "direct", "float32"):
         raise ConfigError(f"{SWITCH} is {switch!r}; allowed: direct, float32, auto (what is faster on this CPU)")
@@ -49,11 +45,7 @@ def asked() -> str:
 
 
 def way() -> str:
-    """How this process multiplies bfloat16 matrices: "direct" (with torch's own kernels) or "float32".
-
-    Raises:
-        ConfigError: See `asked`.
-    """
+    """How this process multiplies bfloat16 matrices: "direct" (with torch's own kernels) or "float32"."""
     import torch
 
     if (switch := asked()) != "auto":

@@ -41,9 +41,7 @@ def active() -> bool:
     """Whether this run is on the CPU.
 
     `BAPO_OPENRLHF_CPU` is 1 (on the CPU) or 0. If it is unset or "auto", a run is on the CPU if torch finds no GPU.
-
-    Raises:
-        ConfigError: The variable has another value.
+    Another value is a ConfigError.
     """
     switch = os.environ.get(SWITCH, "auto").strip().lower()
     if switch in ("0", "1"):
@@ -128,10 +126,8 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
     """Arguments of `ray.init` for a local Ray with `num_logical_gpus` devices that exist only in its bookkeeping.
 
     OpenRLHF asks Ray for one GPU and one CPU per actor. Ray never checks that a declared device exists, so placement
-    works as on a machine with GPUs. If `BAPO_OPENRLHF_RAY` holds an address, the run shares the devices of that Ray.
-
-    Raises:
-        ConfigError: `RAY_ADDRESS` names a running cluster.
+    works as on a machine with GPUs. If `BAPO_OPENRLHF_RAY` holds an address, the run shares the devices of that Ray. A
+    `RAY_ADDRESS` is a ConfigError.
     """
     if os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
@@ -163,12 +159,9 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
 
 
 def install() -> None:
-    """Patch this process: imported modules now, the others when they are imported. A second call does nothing.
+    """Patch this process (`patching.install`). A second call does nothing, nor does one unless `active()`.
 
-    The driver, every Ray worker and every vLLM process call it. It does nothing unless `active()`.
-
-    Raises:
-        RuntimeError: An installed version is not the one that the patches were written for, or a name is missing.
+    The driver, every Ray worker and every vLLM process call it.
     """
     if not active() or not patching.install():
         return

@@ -20,11 +20,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 
 def limit() -> int:
-    """The number of threads that one process may take.
-
-    Raises:
-        ConfigError: A variable of the environment is not a number of threads.
-    """
+    """The number of threads that one process may take; a ConfigError if the environment says something else."""
     for name in (LIMIT, "OMP_NUM_THREADS"):
         given = os.environ.get(name)
         if given:
@@ -36,11 +32,9 @@ def limit() -> int:
 
 
 def use_threads(parameters: int, processes: int) -> None:
-    """Let this process compute with its share of the cores.
+    """Let this process, whose model has so many parameters, compute with its share of the cores.
 
-    Args:
-        parameters: Parameters of the model in this process.
-        processes: Processes that compute at the same time, this one included.
+    `processes` compute at the same time, this one included.
     """
     import torch
 

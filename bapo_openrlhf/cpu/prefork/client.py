@@ -33,10 +33,9 @@ def inherited_files() -> list[int]:
 
 
 def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, socket.socket] | None:
-    """Ask for a child that blocks these signals.
+    """Ask for a child that blocks these signals: its pid, and the connection that will send its wait status.
 
-    Returns:
-        Its pid and the connection that will send its wait status, or None without a server.
+    None without a server.
     """
     files = inherited_files()
     request = {

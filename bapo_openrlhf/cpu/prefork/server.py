@@ -44,15 +44,9 @@ class Prepared:
 
 
 class Request(NamedTuple):
-    """What a child must become.
+    """What a child must become: its arguments of `python`, its environment, folder, open files and blocked signals.
 
-    Attributes:
-        arguments: Arguments of `python`.
-        environment: Environment variables.
-        folder: Working folder.
-        files: Numbers of the received descriptors in the child.
-        blocked: Numbers of the signals that it blocks.
-        received: Their numbers in this process.
+    `files` are the numbers of the `received` descriptors in the child.
     """
 
     arguments: list[str]
@@ -64,11 +58,6 @@ class Request(NamedTuple):
 
 
 def read_request(connection: socket.socket) -> Request:
-    """Read one request.
-
-    Raises:
-        OSError, ValueError, TypeError: The client has left, or is something else.
-    """
     head, received, _, _ = socket.recv_fds(connection, HEAD, MOST_FILES)
     size, data = int.from_bytes(head, "big"), b""
     try:
@@ -88,12 +77,6 @@ class Server:
     """Forks a child for each connection. The answers are its pid and, when it has ended, its wait status."""
 
     def __init__(self, listener: socket.socket, owner: int, prepared: Prepared) -> None:
-        """
-        Args:
-            listener: Socket that accepts the clients.
-            owner: Descriptor that is closed when the server must end.
-            prepared: How this process was prepared.
-        """
         self.listener = listener
         self.prepared = prepared
         self.clients: dict[int, socket.socket] = {}  # by the pid of the child

@@ -21,9 +21,7 @@ def serving(prepare: str) -> Iterator[None]:
     """Offer a server to this process and its children, through their environment, for the time of the block.
 
     The block does not wait for the server; the first clients do. An inner block uses the server of the outer one.
-
-    Args:
-        prepare: MODULE:FUNCTION, which imports and returns `server.Prepared`.
+    `prepare` is MODULE:FUNCTION, which imports and returns `server.Prepared`.
 
     Warns:
         RuntimeWarning: There is no server, so all processes start in the usual way. Either the path of the folder for
