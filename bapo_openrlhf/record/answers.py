@@ -8,25 +8,16 @@ GAP = " ... "  # replaces the middle of a response that is too long
 
 
 class PromptStates:
-    """Which prompts have failed and which were solved later, so that each is reported once.
-
-    Args:
-        answers: The rows that the run has kept so far (`run_record.read_answers`).
-    """
+    """Which prompts have failed and which were solved later, so that each is reported once: also after a resume."""
 
     def __init__(self, answers: Iterable[Mapping[str, Any]] = ()) -> None:
         self._told = {(row["kind"], row["prompt"]) for row in answers}
 
     def news(self, prompt: str, mean: Fraction | None) -> str | None:
-        """What a group shows about its prompt for the first time.
+        """What a group, of this mean reward or None, shows about its prompt (Prompt.id) for the first time.
 
-        Args:
-            prompt: Prompt.id.
-            mean: Group mean reward. None if the group has none.
-
-        Returns:
-            "failed" if the mean is 0 for the first time, "solved" if it is above 0 for the first time after a failure,
-            and None otherwise.
+        It is "failed" if the mean is 0 for the first time, "solved" if it is above 0 for the first time after that, and
+        None otherwise.
         """
         if mean == 0:
             kind = "failed"

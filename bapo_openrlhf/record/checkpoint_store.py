@@ -53,14 +53,10 @@ def os_errors() -> Iterator[None]:
 
 
 class CheckpointStore:
-    """The checkpoints of one run.
+    """The checkpoints of one run, in `ckpt.path`.
 
     A save is `begin`, then all files in any order, then `complete`. A symbolic link is an error: its target is neither
     read nor deleted.
-
-    Args:
-        path: ckpt.path.
-        critic: Whether the run has a critic.
 
     Raises:
         CheckpointError: Any method could not read or write a file. The message names it.
@@ -96,11 +92,7 @@ class CheckpointStore:
 
     @os_errors()
     def complete(self, tag: str, step: int) -> None:
-        """Write the manifest of all files of the tag, and delete the marker.
-
-        Args:
-            tag: The tag that `begin` got.
-            step: Trainer step, which the manifest records.
+        """Write the manifest of all files of the tag, and the step, and delete the marker.
 
         Raises:
             CheckpointError: The folder of a model has no file.
@@ -161,12 +153,7 @@ class CheckpointStore:
 
     @os_errors()
     def newest_whole(self, report: Callable[[str], None], *, but: Collection[str] = ()) -> str | None:
-        """The newest tag that passes `check`, or None.
-
-        Args:
-            report: Is called with a line about each newer tag that was skipped, and why.
-            but: Tags that are not looked at.
-        """
+        """The newest tag that passes `check` and is not in `but`, or None. A line about each newer one is reported."""
         for tag in filter(lambda tag: tag not in but, self.tags()):
             try:
                 self.check(tag)
@@ -206,9 +193,7 @@ class CheckpointStore:
     def add_universal(self, tag: str, converted: Mapping[str, Path]) -> None:
         """Add the universal format of each model to a whole checkpoint. After a crash the checkpoint is as it was.
 
-        Args:
-            tag: The checkpoint.
-            converted: By model, the folder that DeepSpeed's converter has written. It is moved.
+        `converted` has, by model, the folder that DeepSpeed's converter has written. It is moved.
         """
         for part in self.models:
             folder = self.folder(tag, part) / UNIVERSAL
@@ -274,7 +259,6 @@ class CheckpointStore:
         return manifest
 
     def _files(self, part: str, tag: str) -> list[str]:
-        """Every file and link of the tag, sorted."""
         return sorted(path.relative_to(self.path).as_posix() for path in _entries(self.folder(tag, part)))
 
     def _size(self, path: str) -> int:
@@ -308,7 +292,6 @@ def unfinished(store: CheckpointStore) -> list[str]:
 
 
 def step_of(tag: str) -> int:
-    """The step of a checkpoint's tag."""
     return int(tag.split("global_step")[1])
 
 

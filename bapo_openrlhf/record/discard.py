@@ -14,11 +14,7 @@ UNDELETED = "_undeleted"  # in ckpt.path: what could not be deleted
 
 
 def discard(folder: Path, checkpoints: Path) -> None:
-    """Delete a folder, or move what is left of it to UNDELETED. Links in it are deleted and not followed.
-
-    Args:
-        folder: A folder in `checkpoints`.
-        checkpoints: `ckpt.path` of the run.
+    """Delete a folder in `checkpoints` (`ckpt.path`), or move what is left of it to UNDELETED. Links are not followed.
 
     Raises:
         OSError: Neither is possible. The error names the file.

@@ -30,10 +30,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def open_to_others(folder: Path) -> None:
-    """Give the weights in a folder the rights that the umask gives to new files. safetensors writes them for the owner.
-
-    A file system without rights has nothing to give.
-    """
+    """Give the weights in a folder the rights of new files (umask), because safetensors writes them for the owner."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
     for file in folder.glob("*.safetensors"):

@@ -30,13 +30,11 @@ class Seen:
     """What is known about a run.
 
     Attributes:
-        name: Name of its folder.
         rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
         run, summary: Contents of run.json and summary.json. Empty if there is no such file.
         age: Seconds since metrics.jsonl was written, or run.json if that was later. None if there is neither file.
         problem: Why the record could not be read. None if it could.
         broken: Number of lines that contain no row and were skipped.
-        warnings, evaluations: Rows of warnings.jsonl and of evaluations.jsonl.
         damaged: Names of the files that say something else than a run writes there, and were skipped.
         killed: Whether its process was one of this machine that is gone without a word.
         begins: Whether the run was started or resumed, and has made no step since: run.json is newer.
@@ -57,7 +55,6 @@ class Seen:
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
-        """The last steps."""
         return self.rows[-RECENT:]
 
     @property
@@ -90,11 +87,7 @@ class Seen:
 
 
 class Follower(Seen):
-    """What the last `poll` found in the folder of a run.
-
-    Raises:
-        ConfigError: There is no such folder.
-    """
+    """What the last `poll` found in the folder of a run; a ConfigError if there is none."""
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
@@ -122,7 +115,6 @@ class Follower(Seen):
         self.age = None if latest is None else max(time.time() - times[latest] / 1e9, 0.0)
 
     def _look(self, name: str) -> None:
-        """Take what is new in one file."""
         try:
             with open(self.folder / name, "rb") as file:
                 status = os.fstat(file.fileno())

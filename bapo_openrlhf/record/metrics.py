@@ -69,10 +69,6 @@ def all_metrics() -> list[Metric]:
 
 
 def names(algorithm: str, *, optional: bool) -> set[str]:
-    """Names in the rows of a run of this algorithm.
-
-    Args:
-        optional: Whether to include those that depend on a setting or an incident.
-    """
+    """Names in the rows of a run of this algorithm, with or without those that depend on a setting or an incident."""
     wanted = [metric for metric in all_metrics() if optional or not metric.optional]
     return {name for metric in wanted for name in metric.names(algorithm, optional=optional)}

@@ -11,12 +11,7 @@ UNTRAINED = 3  # status of a run that came to its end and trained nothing
 
 
 def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | None:
-    """Why a run trained nothing. None if it did, or if it made no step.
-
-    Args:
-        rows: Rows of all steps, as `run_record.read_metrics` returns them.
-        estimator: `algo.advantage.estimator`.
-    """
+    """Why a run of these steps and this `algo.advantage.estimator` trained nothing. None if it did, or made no step."""
     if not rows:
         return None
     steps = "the only step" if len(rows) == 1 else f"each of {len(rows)} steps"

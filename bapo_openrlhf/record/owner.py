@@ -42,7 +42,6 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
     """Own a folder for the time of the block. It is created if necessary, and deleted again if it stays empty.
 
     Args:
-        folder: The folder.
         field: The field that names it with its value, as "run.name is mine". Errors begin with it.
         what: What owns a folder of this kind, as "run".
         instead: What can be done instead of waiting. Errors end with it.

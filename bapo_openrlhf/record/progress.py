@@ -38,11 +38,6 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     printed now and then. If the block fails, the end of its log is printed, and the errors that the log names: the one
     of the block often only follows from one in another process. Nothing is printed if it ends before its time. The log
     of an earlier start stays.
-
-    Args:
-        folder: Folder of the run.
-        total_steps: Number of trainer steps of the run. None if unknown.
-        title: Text before the bar.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -135,7 +130,6 @@ def _held_out(row: Mapping[str, Any]) -> str:
 
 
 def _note(row: Mapping[str, Any]) -> str:
-    """Reward and batch composition of one step."""
     counts = {source: int(row.get(f"groups/{source}") or 0) for source in SOURCES}
     groups = "+".join(str(counts[source]) for source in shown_sources(counts))
     return f"reward {row.get(REWARD) or 0:.3f}, groups {groups}"

@@ -59,12 +59,10 @@ SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
 
 
 class RunRecord:
-    """Appends lines to the files of a record.
+    """Appends lines to the files of a record, in a folder that is created if necessary.
 
-    Args:
-        directory: Folder of the run. It is created if necessary.
-        resume_from: The first step that will be written again. Lines of this and later steps are deleted from all
-            files. None keeps all lines.
+    `resume_from` is the first step that will be written again. Lines of this and later steps are deleted from all
+    files. None keeps all lines.
     """
 
     def __init__(self, directory: str | os.PathLike, *, resume_from: int | None = None) -> None:
@@ -94,7 +92,6 @@ class RunRecord:
                 cosine (of its gradient with the reference, None if one is 0); norm; shift.
                 A row of WARNINGS is a warning: kind, and text.
             step: Trainer step. An evaluation is made after its update.
-            rows: The rows without their step.
 
         Raises:
             TypeError: A value is not something that JSON can hold. The message names its key.
@@ -123,7 +120,6 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
     """Write run.json, and delete the files of an earlier run that this run will write again.
 
     Args:
-        directory: Folder of the run. It is created if necessary.
         metadata: name, algorithm, seed, started (ISO, UTC), total_steps (None if unknown), `provenance()`,
             bf16_products (on a CPU, how bfloat16 matrices are multiplied, "direct" or "float32", by the first step that
             does it so; otherwise None), config and inputs (`launch.settings.settings_of`), and changed (what a resume
@@ -151,14 +147,10 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
 
 
 def end_run(directory: str | os.PathLike, how: str, *, status: int, text: str) -> None:
-    """Write into run.json how a run ended.
+    """Write into run.json how a run ended, the status of its process, and what it said (empty if it finished).
 
-    Args:
-        directory: Folder of the run.
-        how: "finished"; "untrained" (it came to its end, and trained nothing); "stopped" (by a signal); "stalled"; or
-            "failed".
-        status: Status of its process.
-        text: What it said at its end. Empty if it finished.
+    `how` is "finished"; "untrained" (it came to its end, and trained nothing); "stopped" (by a signal); "stalled"; or
+    "failed".
     """
     ended = {"how": how, "at": now(), "status": status, "text": text}
     _write(Path(directory) / RUN, read_run(directory) | {"ended": ended})
@@ -241,12 +233,8 @@ def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
 def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -> list[dict[str, Any]]:
     """The whole rows of a file of lines; none if it is not there. A crash can cut the last one short: it is left out.
 
-    Args:
-        shape: What a row must be.
-        of: What has the rows, such as "a run". The error says it.
-
     Raises:
-        ConfigError: The file cannot be read, or an earlier line is no such row.
+        ConfigError: The file cannot be read, or an earlier line has not the shape of a row `of` this kind.
     """
     *whole, last = (_content(path) or b"").split(b"\n")
     del last  # empty, or a line that a crash cut short
@@ -261,15 +249,11 @@ def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarise what a run did.
+    """What a run did, from the rows of its steps.
 
-    Args:
-        rows: Rows of the steps, as `read_metrics` returns them.
-
-    Returns:
-        steps; reward_start and reward_end (the `end_means` of reward/fresh_mean, or None);
-        groups (that were trained on, by source); rollouts (responses generated, including re-evaluation); seconds (by
-        phase; step_total is the sum of the phases that OpenRLHF times).
+    It is steps; reward_start and reward_end (the `end_means` of reward/fresh_mean, or None); groups (that were trained
+    on, by source); rollouts (responses generated, including re-evaluation); seconds (by phase; step_total is the sum of
+    the phases that OpenRLHF times).
     """
     totals, rewards = _numbers(rows, "rollouts/total"), _numbers(rows, REWARD)
     start, end, _ = end_means(rewards) if rewards else (None, None, 0)
@@ -302,13 +286,11 @@ def end_means(values: Iterable[float]) -> tuple[float, float, int]:
 
 
 def mean_of(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """Mean of a metric over the rows that have it. None if no row has it."""
     values = _numbers(rows, key)
     return sum(values) / len(values) if values else None
 
 
 def write_summary(directory: str | os.PathLike, summary: Mapping[str, Any]) -> Path:
-    """Write summary.json, completely or not at all, and return its path."""
     return _write(Path(directory) / SUMMARY, summary)
 
 
@@ -318,16 +300,10 @@ def read_summary(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def provenance(secret: str | None = None) -> dict[str, Any]:
-    """Describe where a result comes from.
+    """Where a result comes from, without the argument `secret` of its command.
 
-    Args:
-        secret: An argument that must not be written.
-
-    Returns:
-        commit: Commit of the package's git checkout, with "-dirty" if it has changes. None outside a checkout.
-        cpu: See `cpu_kind`.
-        command: Command line.
-        versions: Versions of Python and of the installed packages that influence a run.
+    It is commit (of the package's git checkout, with "-dirty" if it has changes; None outside a checkout), cpu
+    (`cpu_kind`), command, and versions (of Python and of the installed packages that influence a run).
     """
     versions = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in PACKAGES:
@@ -346,9 +322,6 @@ def cpu_kind(file: Path = Path("/proc/cpuinfo")) -> str | None:
     """The name of the CPU, and the newest of its instructions in INSTRUCTIONS. None if the system does not say.
 
     Numbers of a run on a CPU depend on both: libraries choose their kernels by them.
-
-    Args:
-        file: The file in which Linux describes the CPU.
     """
     try:
         lines = [line.partition(":") for line in file.read_text(encoding="utf-8").splitlines()]
@@ -397,7 +370,6 @@ def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes | None:
-    """The bytes of a file; None if it is not there."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -20,17 +20,14 @@ def number(value: Any) -> bool:
 
 
 def text(value: Any) -> bool:
-    """A text."""
     return isinstance(value, str)
 
 
 def maybe(check: Check) -> Check:
-    """Null, or what the check allows."""
     return lambda value: value is None or check(value)
 
 
 def list_of(check: Check) -> Check:
-    """A list whose items the check allows."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
@@ -40,7 +37,6 @@ def map_of(check: Check, key: Check = lambda _: True) -> Check:
 
 
 def anything(_value: Any) -> bool:
-    """Whatever JSON holds."""
     return True
 
 

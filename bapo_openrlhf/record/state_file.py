@@ -44,19 +44,14 @@ class CheckpointError(Exception):
 
 
 def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
-    """Write `state` to FOLDER/state.json and FOLDER/state.safetensors.
+    """Write `state` to FOLDER/state.json and FOLDER/state.safetensors, and return both paths.
 
     The tensors are written first. If a save over an older one is interrupted between the two files, the old JSON does
     not match the new tensors, so loading fails.
 
-    Args:
-        folder: An existing folder.
-        state: Dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
-            scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
-            safetensors, in the byte order of this machine.
-
-    Returns:
-        The paths of both files.
+    A state is made of dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy
+    arrays and scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
+    safetensors, in the byte order of this machine.
 
     Raises:
         TypeError: The state has another type. The message names its place, as in `groups[3].extras.x is of type set`.
@@ -77,9 +72,6 @@ def load_state(folder: Path) -> dict[str, Any]:
 
     Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
     gradient. Torch is imported only if there is a tensor.
-
-    Args:
-        folder: The argument of `save_state`.
 
     Raises:
         CheckpointError: A file is missing, cut short or damaged, or belongs to another save or format.
@@ -106,11 +98,7 @@ def write_document(path: Path, kind: str, body: Mapping[str, Any]) -> None:
 
 
 def read_document(path: Path, kind: str) -> dict[str, Any]:
-    """Read what `write_document` wrote.
-
-    Raises:
-        CheckpointError: The file is missing or damaged, or has another kind or format.
-    """
+    """Read what `write_document` wrote; a CheckpointError if it is missing, damaged, or of another kind or format."""
     raw = _read(path)
     try:
         document = json.loads(raw.decode("ascii"))
