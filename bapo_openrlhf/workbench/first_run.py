@@ -43,8 +43,7 @@ class Problems(NamedTuple):
 def problems_in(path: Path) -> Problems:
     """Divide the rows of a file. No prompt of the held-out ones is among the others.
 
-    Raises:
-        ConfigError: It cannot be read, has too few rows, or has no columns of these names.
+    A ConfigError says that it cannot be read, has too few rows, or has no columns of these names.
     """
     rows = _rows(path)
     columns = [*rows[0]] if rows else []
@@ -80,13 +79,7 @@ def _rows(path: Path) -> list[Any]:
 
 
 class Model(NamedTuple):
-    """What is known of a model without its weights; None of what is not known.
-
-    Attributes:
-        parameters: Their number.
-        positions: Tokens of the longest sequence.
-        chat: Whether it has a chat template.
-    """
+    """What is known of a model without its weights; None of the rest. `positions` are those of the longest sequence."""
 
     parameters: int | None
     positions: float
@@ -157,14 +150,7 @@ def _count(number: int) -> str:
 
 
 def fitting_gpu(args: SimpleNamespace) -> str | None:
-    """The memory of the smallest GPUs on which `plan` says that a configuration fits.
-
-    Args:
-        args: Parsed arguments.
-
-    Returns:
-        None if it fits on none of them, or if the model's shape is not known.
-    """
+    """The memory of the smallest GPUs on which `plan` says that a configuration fits; None if that is not known."""
     shape, workload = shape_of_actor(args.actor.model_name_or_path), Workload(args)
     for kind, memory in GPUS.items() if shape is not None else ():
         needed = gpu_memory(shape, workload, constants_of(kind), workload.algorithm, workload.gpus)

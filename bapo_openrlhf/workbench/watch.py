@@ -26,13 +26,7 @@ LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
 
 
 def picture(seen: Seen, width: int, height: int | None = None) -> Text:
-    """Draw the whole picture.
-
-    Args:
-        seen: What is known about the run.
-        width: Number of columns, at least 60.
-        height: Number of lines. Below about 35 the last numbers are left out. None: no limit.
-    """
+    """Draw the whole picture, at least 60 columns wide. Below about 35 lines the last numbers are left out."""
     lines = _head(seen, width)
     for text in warnings(seen):
         lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
@@ -161,7 +155,6 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 
 def _batches(seen: Seen, width: int, most: int) -> list[Text]:
-    """One bar for each of the latest batches, and what became of the groups that are in no batch."""
     shown = seen.rows[-most:]  # at most `most` batches
     capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in shown)
     if not capacity:
@@ -188,7 +181,6 @@ def _batches(seen: Seen, width: int, most: int) -> list[Text]:
 
 
 def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
-    """What became of the generated groups that no batch used."""
     generated = _sum(shown, "groups/generated")
     if not generated:
         return []
@@ -286,7 +278,6 @@ def _buffer(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def _rate(seen: Seen, name: str, seconds: float) -> str | None:
-    """Responses or tokens per second in the recent steps."""
     if name == "tokens":
         count = _sum(seen.recent, "tokens/generated")
     else:
@@ -307,7 +298,6 @@ def _counts(row: Mapping[str, Any]) -> str:
 
 
 def _groups(row: Mapping[str, Any]) -> list[float]:
-    """Number of groups from each source that the step trained on."""
     return [row.get(f"groups/{source}") or 0 for source in SOURCES]
 
 

@@ -34,16 +34,10 @@ class Evaluation(NamedTuple):
         return self.settings["sampling"]["runs"]
 
     def reward_range(self, benchmark: str) -> Range:
-        """The least and the greatest reward of a benchmark."""
         return as_range(self.settings["benchmarks"][benchmark].get("reward_range", UNIT))
 
 
 def read(folder: Path) -> Evaluation:
-    """Read a folder.
-
-    Raises:
-        ConfigError: The folder is not an evaluation.
-    """
     settings = store.read_settings(folder)
     evaluation = Evaluation(folder, settings, {name: store.read_rows(folder, name) for name in settings["benchmarks"]})
     for name, rows in evaluation.rows.items():
@@ -57,9 +51,6 @@ def read(folder: Path) -> Evaluation:
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
     """Compare B with A, and write compare.json and compare.md. Differences are B minus A.
-
-    Returns:
-        The content of compare.json.
 
     Raises:
         ConfigError: A folder is not an evaluation, they share no problem, or two different problems have one id.
@@ -171,7 +162,6 @@ def _values(
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """A table with a row for each benchmark."""
     a, b = result["a"]["name"], result["b"]["name"]
     runs = [result[side]["settings"]["sampling"]["runs"] for side in "ab"]
     rows = []

@@ -22,12 +22,7 @@ Estimate = dict[str, float]  # The keys are value, low and high.
 
 
 def scores_of(rows: Sequence[Mapping[str, Any]], reward_range: Range) -> np.ndarray:
-    """The scores of the responses to each problem, shape (P, n). A response whose judge failed has 0.
-
-    Args:
-        rows: The rows of the problems (`store.read_rows`).
-        reward_range: The least and the greatest reward of the benchmark.
-    """
+    """The scores of the responses to each problem, from its rows: shape (P, n). A response whose judge failed has 0."""
     scores = marks(np.array([row["scores"] for row in rows]), reward_range)
     for of_problem, row in zip(scores, rows, strict=True):
         of_problem[[failure is not None for failure in row.get("failures", [None] * len(of_problem))]] = 0.0
@@ -35,7 +30,7 @@ def scores_of(rows: Sequence[Mapping[str, Any]], reward_range: Range) -> np.ndar
 
 
 def solved(scores: np.ndarray) -> np.ndarray:
-    """Whether each response is solved. The result has the shape of `scores`."""
+    """Whether each response is solved, in the shape of `scores`."""
     return np.asarray(scores, dtype=float) >= SOLVED
 
 
@@ -46,15 +41,8 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     its factors are within [0, 1].
 
     Args:
-        right: c, the number of solved responses of each problem, shape (P,).
-        n: Number of responses of each problem.
-        k: A number within 1..n.
-
-    Returns:
-        One estimate for each problem, shape (P,).
-
-    Raises:
-        ValueError: k is out of its range.
+        right: c, the number of solved responses of each problem, shape (P,), as the result.
+        n: Number of responses of each problem. k is within 1..n, or this raises a ValueError.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k is {k}; with {n} responses it must be within 1..{n}")
@@ -67,14 +55,7 @@ def majority(answers: Sequence[Hashable | None], is_solved: Sequence[bool]) -> f
 
     The worth of an answer is the share of its responses that are solved. It is 0 or 1 if the judge gives equal answers
     equal scores. The paper does not define the worth of a tie; here it is the mean worth of the tied answers. A
-    response without an answer does not vote. A vote without any answer is worth 0.
-
-    Args:
-        answers: One answer for each response, shape (n,). None means that the response has no answer.
-        is_solved: Whether each response is solved, shape (n,).
-
-    Raises:
-        ValueError: The lengths differ.
+    response without an answer (None) does not vote. A vote without any answer is worth 0.
     """
     by_answer: dict[Hashable, list[bool]] = {}
     for answer, right in zip(answers, is_solved, strict=True):
@@ -90,12 +71,9 @@ def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: in
     See Efron and Tibshirani, An Introduction to the Bootstrap (1993), Ch. 6.
 
     Args:
-        values: One value for each problem, shape (P,), or (P, S) for S statistics that share the draws.
+        values: One value for each problem, shape (P,), or (P, S) for S statistics that share the draws. The result has
+            shape (resamples,) or (resamples, S).
         seed: The same seed and P give the same draws. Samples of different problems need different seeds.
-        resamples: Number of means.
-
-    Returns:
-        The means, shape (resamples,) or (resamples, S).
     """
     values = np.asarray(values, dtype=float)
     rng, count = np.random.default_rng(seed), len(values)

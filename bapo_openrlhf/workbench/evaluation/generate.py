@@ -19,13 +19,9 @@ from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """One response of the model.
+    """One response: `query` is prompt and response in one text, as a reward function gets it, `text` only the response.
 
-    Attributes:
-        query: Prompt and response in one text with special tokens, as OpenRLHF gives it to a reward function.
-        text: Only the response, with special tokens.
-        tokens: Number of its tokens.
-        truncated: Whether it was cut at the limit.
+    Both have their special tokens. `tokens` is the length of the response, and `truncated` whether it was cut there.
     """
 
     query: str
@@ -49,14 +45,7 @@ def generate(
     """Ask each prompt `sampling.runs` times. Yields a prompt's key and responses as soon as it has all of them.
 
     vLLM gets all prompts at once and works on them in order. So it is always busy, and a crash loses only the few
-    prompts that it works on.
-
-    Args:
-        prompts: The prompts by (benchmark, problem id).
-        max_model_len: Most tokens of prompt and response together.
-
-    Raises:
-        RunError: The model cannot be loaded, or the engine failed.
+    prompts that it works on. A RunError says that the model cannot be loaded, or that the engine failed.
     """
     machine.set_up()
     os.environ[ENGINE] = str(os.getpid())  # Then vLLM's engine process ends whenever this process ends.
@@ -101,7 +90,6 @@ def _load(request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], ma
 def _outputs(
     engine: Any, prompts: Mapping[tuple[str, str], EncodedPrompt], sampling: Sampling
 ) -> Iterator[tuple[tuple[str, str], Any]]:
-    """The keys of the prompts with vLLM's outputs, in the order in which they are finished."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

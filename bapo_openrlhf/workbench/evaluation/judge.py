@@ -17,16 +17,7 @@ class Judge:
     """
 
     def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
-        """Load the file, and let it judge an empty response to one problem.
-
-        Args:
-            path: The reward file.
-            limits: The number of processes, and the time and memory that each may use.
-            prompt, label: Prompt and label of the problem.
-
-        Raises:
-            ConfigError: The file cannot be loaded, or gives no reward.
-        """
+        """Load the file, and let it judge an empty response to one problem. A ConfigError says that it cannot."""
         self.path = path
         self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
         try:

@@ -21,7 +21,6 @@ class Row:
         method: The printed method, or the base model's name in its own row. A star means that the paper took the row
             from the method's own paper.
         values: Percent, in the order of the block's benchmarks.
-        average: The printed average in percent.
         rollouts, kind: The last two columns of Table 1 (a). Table 1 (b) has none.
     """
 
@@ -35,14 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows that share their columns.
-
-    Attributes:
-        part: Name of this part of Table 1.
-        title: What the benchmarks are about.
-        benchmarks: The printed column head of each benchmark.
-        average: The printed head of the average.
-    """
+    """Rows that share their columns. `benchmarks` and `average` are the printed heads of these."""
 
     part: str
     title: str

@@ -41,7 +41,6 @@ class BenchmarkProblem:
     Attributes:
         id: Unique within the benchmark.
         input: The text of the prompt without chat markup, or a list of messages.
-        label: What the judge compares a response with.
         images: Paths or addresses in the order of the <image> tags in `input`.
     """
 
@@ -56,16 +55,11 @@ class Benchmark:
     """Problems and the file that judges them.
 
     Attributes:
-        name: Name on the command line.
         title: Name in the tables.
-        file: The file of the problems.
-        sha256: Digest of that file.
-        reward: The file with `reward_func`.
+        sha256: Digest of the file of the problems.
         problems: The first problems of the file, up to the limit.
         size: Number of problems in the file.
-        columns: The columns of the file.
         generator: The generator that made the problems. None means that they are published, or the user's.
-        reward_range: The least and the greatest reward that the file gives.
     """
 
     name: str
@@ -84,15 +78,12 @@ def load(
     spec: str, data: Path, reward: Path | None, limit: int | None, reward_range: Range = UNIT,
     columns: Columns = COLUMNS, *, chat: bool = False,
 ) -> Benchmark:  # fmt: skip
-    """The benchmark that a word of the command line names.
+    """The benchmark that a word of the command line names: a task's benchmark, or NAME=FILE.
 
     Args:
-        spec: Name of a task's benchmark, or NAME=FILE.
         data: The folder that `bapo-openrlhf prepare` wrote to. It has a folder for each task.
-        reward: The reward file of benchmarks given as NAME=FILE.
+        reward, reward_range, columns: Those of benchmarks given as NAME=FILE. Those of tasks are always the same.
         limit: The most problems. None means all.
-        reward_range: The least and the greatest reward of that file. Those of the tasks are from 0 to 1.
-        columns: The columns of benchmarks given as NAME=FILE. Those of tasks are always the same.
         chat: Whether a prompt may be a list of messages.
 
     Raises:
@@ -132,18 +123,13 @@ def load(
 
 
 def _generator(manifest: Path, name: str) -> str | None:
-    """The generator that `prepare` recorded for a benchmark."""
     if not manifest.is_file():
         return None
     return json.loads(manifest.read_bytes()).get("parts", {}).get(name, {}).get("asked", {}).get("generator")
 
 
 def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterator[BenchmarkProblem]:
-    """The problems of a file, read and looked at as the rows of training are.
-
-    Raises:
-        ConfigError: The file cannot be read, a column is missing, or a row is not a problem.
-    """
+    """The problems of a file, read and looked at as the rows of training are."""
     names = {"input_key": columns.input, "label_key": columns.label}
     (part,) = read(DataRequest(flag, str(file), names), download=False).parts
     values = Values(names, chat=chat)
@@ -166,11 +152,7 @@ def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterato
 
 
 def _images(place: str, prompt: Any, images: list[Any]) -> tuple[str, ...]:
-    """The images of a problem, which are those that a run takes: paths, addresses and `data:image`.
-
-    Raises:
-        ConfigError: One is missing, or there are not as many as the prompt has places for.
-    """
+    """The images of a problem, which are those that a run takes: paths, addresses and `data:image`."""
     if not all(isinstance(image, str) for image in images):
         raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths or addresses")
     if images and len(images) != (tags := places(prompt)):

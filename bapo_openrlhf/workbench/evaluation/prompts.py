@@ -40,16 +40,12 @@ class Prompter:
     """
 
     def __init__(self, model: str, *, chat: bool | str, images: bool) -> None:
-        """Load the tokenizer.
+        """Load the tokenizer, or raise ConfigError if there is none that can make these prompts.
 
         Args:
-            model: A folder, or a name on the hub.
             chat: Whether to apply the tokenizer's chat template if it has one, or a template with {} in place of the
                 text, as OpenRLHF's --data.input_template.
             images: Whether any problem has images.
-
-        Raises:
-            ConfigError: There is no tokenizer, it cannot be loaded, or there are images and no chat template.
         """
         check_tokenizer("model", model)
         machine.prepare()

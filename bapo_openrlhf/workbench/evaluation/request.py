@@ -21,14 +21,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How responses are drawn. settings.json holds all of it, and a resumed evaluation must have the same values.
-
-    Attributes:
-        runs: Number of responses to each problem.
-        temperature, top_p, top_k: As in vLLM. A top_k of -1 allows all tokens.
-        max_new_tokens: Tokens of the longest response. A longer one is cut there and counted as truncated.
-        seed: Seed of the evaluation.
-    """
+    """How responses are drawn. settings.json holds all of it, and a resumed evaluation must have the same values."""
 
     runs: int
     temperature: float
@@ -40,27 +33,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate.
+    """What to evaluate: the flags of `bapo-openrlhf evaluate`, which says what each of them means.
 
-    Attributes:
-        model: A folder, or a name on the hub.
-        name: The name of this evaluation in the tables.
-        benchmarks: Names of benchmarks, or NAME=FILE.
-        out: The folder of the results.
-        sampling: How responses are drawn.
-        ks: The values of k for pass@k.
-        data: The folder that `bapo-openrlhf prepare` wrote.
-        reward: The reward file of benchmarks that are given as files.
-        reward_range: The least and the greatest reward of that file.
-        limit: The most problems of each benchmark. None means all.
-        columns: The columns of benchmarks that are given as files.
-        chat_template: Whether to apply the tokenizer's template, or a template with {} in place of the text.
-        skip_long: Whether to leave out problems that are too long for the model, instead of refusing them.
-        max_model_len: Most tokens of prompt and response together. None means the model's own limit; vLLM then gets
-            only as many as the prompts need.
-        tensor_parallel_size: Number of GPUs that share the model.
-        gpu_memory_utilization: Share of each GPU's memory.
-        max_num_seqs: Number of responses that are generated at the same time. None means vLLM's default.
+    A benchmark is the name of a task's, or NAME=FILE. `chat_template` is also a template with {} in place of the text.
+    Without `max_model_len` the model's own limit holds, and vLLM gets only as many tokens as the prompts need.
     """
 
     model: str
@@ -83,11 +59,7 @@ class Request:
 
 
 def check(request: Request) -> None:
-    """Check all values that need no file.
-
-    Raises:
-        ConfigError: A value is not allowed.
-    """
+    """Raise ConfigError if a value that needs no file is not allowed."""
     sampling = request.sampling
     names = [spec.partition("=")[0] for spec in request.benchmarks]
     flags = {**vars(sampling), **vars(request)}

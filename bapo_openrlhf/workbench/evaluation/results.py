@@ -23,16 +23,10 @@ RESULTS = "results"
 def write(
     request: Request, benchmarks: Sequence[Benchmark], settings: Mapping[str, Any], too_long: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Make the estimates and write the three files.
+    """Make the estimates, write the three files, and return the content of results.json.
 
     Args:
-        request: What was evaluated.
-        benchmarks: The benchmarks, read from their files.
-        settings: The content of settings.json.
         too_long: The problems that were left out, as (benchmark, id).
-
-    Returns:
-        The content of results.json.
     """
     entries: dict[str, Any] = {}
     means: dict[str, np.ndarray] = {}
@@ -76,18 +70,10 @@ def write(
 def estimate(
     rows: Sequence[Mapping[str, Any]], ks: Sequence[int], seed: Sequence[int], reward_range: Range = UNIT
 ) -> tuple[dict[str, Estimate], np.ndarray]:
-    """The metrics of one benchmark.
+    """The metrics of one benchmark, and the resampled means of its avg in percent, shape (resamples,).
 
-    Args:
-        rows: Its finished problems (`store.read_rows`). There is at least one, and all have the same number of runs.
-        ks: The values of k for pass@k.
-        seed: Seed of the resamples.
-        reward_range: The least and the greatest reward of the benchmark.
-
-    Returns:
-        The estimates by name, and the resampled means of avg in percent, shape (resamples,). The names are avg@runs,
-        pass@k, maj@runs and truncated (percent), and tokens. maj@runs is there only if the reward file can tell
-        answers.
+    The metrics are avg@runs, pass@k, maj@runs (if the reward file can tell answers) and truncated, in percent, and
+    tokens. `rows` are its finished problems, at least one.
     """
     scores = estimators.scores_of(rows, reward_range)
     right = estimators.solved(scores)
@@ -150,7 +136,6 @@ def _paper_table(results: Mapping[str, Any], block: Block) -> Table:
 
 
 def _metrics_table(results: Mapping[str, Any]) -> Table:
-    """A row for each metric, and a column for each benchmark."""
     entries = results["benchmarks"]
     names = dict.fromkeys(metric for entry in entries.values() for metric in entry["metrics"])
     del names["tokens"]
@@ -166,7 +151,6 @@ def _metrics_table(results: Mapping[str, Any]) -> Table:
 
 
 def _notes(results: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    """What a reader of the numbers must know about this run."""
     for name in names:
         entry = results["benchmarks"].get(name)
         if entry is None:

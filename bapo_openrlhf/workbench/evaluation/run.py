@@ -29,13 +29,7 @@ Key = tuple[str, str]  # benchmark and problem id
 
 
 def evaluate(request: Request) -> dict[str, Any]:
-    """Ask the problems that are not finished yet, and write the results.
-
-    Args:
-        request: What to evaluate.
-
-    Returns:
-        The content of results.json.
+    """Ask the problems that are not finished yet, write the results, and return the content of results.json.
 
     Raises:
         ConfigError: The request is wrong, or another process evaluates in its folder. No model has been loaded yet.
@@ -101,10 +95,10 @@ def _digest(reward: Path) -> str:
 def _too_long(
     request: Request, benchmarks: Sequence[Benchmark], prompts: Mapping[Key, EncodedPrompt], longest: int | None
 ) -> list[Key]:
-    """The problems whose prompt leaves no room for a response of max_new_tokens.
+    """The problems whose prompt leaves no room for a response.
 
     Raises:
-        ConfigError: There are some, and the request does not skip them or no problem of a benchmark would be left.
+        ConfigError: The request does not skip them, or no problem of a benchmark would be left.
     """
     response = request.sampling.max_new_tokens
     keys = [key for key, prompt in prompts.items() if longest is not None and prompt.length + response > longest]
@@ -174,7 +168,6 @@ def _row(
     judged: Sequence[tuple[float, str | None]],
     judge: Judge,
 ) -> dict[str, Any]:
-    """The row of a finished problem, as `store.read_rows` describes it."""
     return {
         "id": problem.id,
         "input": problem.input,

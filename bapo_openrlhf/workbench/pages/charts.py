@@ -35,11 +35,7 @@ def lines(
 ) -> alt.LayerChart:
     """Lines over a common axis, with their bands. Curves of few points have these marked.
 
-    Args:
-        curves: The points that are drawn, so a long curve is thinned before.
-        x, y: Titles of the axes, with units.
-        y_domain: From the data if None.
-        zero: Whether the y axis starts at 0.
+    The curves are thinned before. `x` and `y` are titles of the axes, with units. `zero` says that y starts at 0.
     """
     parts = [
         pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy(), "curve": str(place), "faint": curve.faint})
@@ -77,10 +73,8 @@ def areas(
 ) -> alt.LayerChart:
     """Amounts stacked over the steps, with a column for each bin, and lines over them.
 
-    Args:
-        layers: From below, each binned by `width` steps. A bin without a point counts as 0.
-        over: The lines, binned the same.
-        top: Top of the y axis, the same for all charts that are to be compared.
+    Layers come from below, each binned by `width` steps, as the lines. A bin without a point counts as 0. `top` is the
+    same for all charts that are to be compared.
     """
     places = {
         "x": _x(STEP, alt.Scale(domain=[0.5, last_step + 0.5], nice=False)),
@@ -114,11 +108,7 @@ def _edges(data: pd.DataFrame, width: int) -> pd.DataFrame:
 
 
 def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: float) -> alt.Chart:
-    """A bar for each row, with its parts stacked from below.
-
-    Args:
-        counts: The index names the bars, and each column is a part.
-    """
+    """A bar for each row of `counts`, with its parts, the columns, stacked from below."""
     labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
     axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
     part = _colour("part:O", list(range(len(colours))), colours)
@@ -170,8 +160,7 @@ def matrix(counts: pd.DataFrame, *, x: str, y: str) -> alt.LayerChart:
 def intervals(rows: pd.DataFrame, *, x: str) -> alt.LayerChart:
     """A line for each row, from above: its value, and its interval if it has one.
 
-    Args:
-        rows: Columns name, value, low, high (NaN without an interval) and colour. The names are different.
+    The columns are name, value, low, high (NaN without an interval) and colour. The names are different.
     """
     names = alt.Axis(title=None, labelLimit=230, ticks=False, domain=False, grid=True)
     base = alt.Chart(rows).encode(

@@ -13,12 +13,7 @@ from bapo_openrlhf.workbench.pages.text import number
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend.
-
-    Attributes:
-        shape: Either line or area.
-        dash: SVG's stroke-dasharray; empty for a solid line.
-    """
+    """A line of a legend, for a line or an area. `dash` is SVG's stroke-dasharray; empty for a solid line."""
 
     name: str
     colour: str
@@ -28,12 +23,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
+    """One line of a chart: y by x in ascending order; thin and pale if it is `faint`.
 
-    Attributes:
-        values: The values of y. The index holds x, in ascending order.
-        faint: Whether the line is thin and pale.
-        band: The ends of an area around the line, in the columns low and high; the index holds x.
+    `band` has the ends of an area around the line, in the columns low and high, by x.
     """
 
     key: Key

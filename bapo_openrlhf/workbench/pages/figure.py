@@ -45,8 +45,7 @@ class Figure:
         summary: The numbers in words, for readers who do not see the picture. They are in `table`, too.
         paper, run: The figure of the paper that corresponds to it; the run that it shows, empty if it shows all.
         keys: The legend, which the page shows above the chart.
-        wide: Whether it gets more room than other figures.
-        height: Height in pixels; 0 for the usual height.
+        wide, height: Whether it gets more room than other figures; its height in pixels, 0 for the usual one.
     """
 
     title: str
@@ -89,7 +88,6 @@ def _drawing(spec: dict[str, Any], width: int, height: int, name: str, label: st
 
 
 def swatch(key: Key) -> Markup:
-    """The sample of a colour in a legend."""
     if key.shape == "area":
         inside = f'<rect width="22" height="12" rx="2" fill="{key.colour}"/>'
     else:

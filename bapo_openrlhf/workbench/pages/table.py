@@ -13,14 +13,10 @@ from bapo_openrlhf.workbench.pages.text import number
 
 @dataclass(frozen=True)
 class Table:
-    """A table and what is written around it.
+    """A table and what is written around it: the title above it, and the notes below.
 
-    Attributes:
-        frame: The cells are text, numbers, or None for nothing. The names of the columns are the head.
-        title: The line above the table.
-        words: Number of columns, counted from the left, that hold words. The other columns hold numbers.
-        strong: Places of the rows that stand out.
-        notes: The lines below the table.
+    The cells of `frame` are text, numbers, or None for nothing. The first `words` columns hold words, the others
+    numbers. The rows at the places `strong` stand out.
     """
 
     frame: pd.DataFrame
@@ -31,18 +27,15 @@ class Table:
 
     @classmethod
     def of(cls, head: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "", **more: Any) -> Self:
-        """A table from a head and rows of cells."""
         columns = pd.Index(list(head), dtype=object)  # pandas' own type for text takes no lone surrogate
         return cls(pd.DataFrame([list(row) for row in rows], columns=columns, dtype=object), title, **more)
 
     @property
     def head(self) -> list[str]:
-        """The names of the columns."""
         return list(self.frame.columns)
 
     @property
     def rows(self) -> list[list[Any]]:
-        """The cells, row by row."""
         return [list(row) for row in self.frame.itertuples(index=False, name=None)]
 
     def markdown(self) -> str:

@@ -58,7 +58,6 @@ class Constants:
 
     @property
     def usable_bytes(self) -> float:
-        """Bytes of a GPU without the reserve."""
         return self.gpu_bytes - self.reserve_bytes
 
     def rows(self) -> list[dict[str, Any]]:
@@ -76,11 +75,7 @@ class Constants:
 
 
 def constants_of(gpu: str) -> Constants:
-    """The constants for a kind of GPU.
-
-    Raises:
-        ConfigError: DATA_SHEETS has no such kind.
-    """
+    """The constants for one of DATA_SHEETS; a ConfigError for another word."""
     if gpu not in DATA_SHEETS:
         raise ConfigError(f"gpu is {gpu!r}; it must be one of {', '.join(DATA_SHEETS)}")
     sheet, size = DATA_SHEETS[gpu]

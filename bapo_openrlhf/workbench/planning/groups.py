@@ -11,7 +11,7 @@ from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 @dataclass(frozen=True)
 class Groups:
-    """Numbers of groups in one step. They are not whole numbers because they are expected values.
+    """Expected numbers of groups in one step, so they are not whole.
 
     Attributes:
         fresh: Groups that are generated for prompts of the data.
@@ -27,12 +27,10 @@ class Groups:
 
     @property
     def generated(self) -> float:
-        """Fresh and re-evaluated groups."""
         return self.fresh + self.again
 
     @property
     def trained(self) -> float:
-        """Groups of the batch: X1, X2 and X3."""
         return self.x1 + self.x2 + self.x3
 
 
@@ -79,11 +77,7 @@ def rounds(workload: Workload, constants: Constants) -> int:
 
 
 def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constants, *, reevaluates: bool) -> Groups:
-    """The groups of one step.
-
-    Args:
-        reevaluates: Whether the step re-evaluates hard prompts.
-    """
+    """The groups of one step, which may be one that re-evaluates hard prompts."""
     prompts = float(workload.args.rollout.batch_size)
     if algorithm.dynamic:  # It draws groups until enough of them have a signal.
         return Groups(prompts / max(constants.signal_share, 1 / prompts), 0.0, prompts, 0.0, 0.0)
@@ -110,11 +104,7 @@ def average_groups(algorithm: Algorithm, workload: Workload, constants: Constant
 
 
 def critic_groups(algorithm: Algorithm, workload: Workload, groups: Groups, steps: int) -> float:
-    """Number of groups that the critic trains on in an average step of `steps`, with the passes of its pretraining.
-
-    Args:
-        groups: The groups of an average step.
-    """
+    """Number of groups that the critic trains on in an average step of `steps`, with the passes of its pretraining."""
     if not algorithm.critic:
         return 0.0
     if not algorithm.adapted:
@@ -131,7 +121,6 @@ def happenings(delay: int, every: int, steps: int) -> tuple[int, int, int]:
     Args:
         delay: v, steps between two syncs.
         every: m, steps between two re-evaluations. 0 means none.
-        steps: Steps of the run.
 
     Returns:
         Number of syncs of the delayed rollout policy, which follow each v-th update; number of re-evaluations, which

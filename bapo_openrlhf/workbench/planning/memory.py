@@ -24,9 +24,7 @@ def model_state_bytes(
     """Bytes of a trained model's weights, gradients and optimizer on one GPU (arXiv 1910.02054).
 
     Args:
-        parameters: All but those of an adapter.
         zero_stage: Stage 0 shares nothing, 1 the optimizer, 2 also the gradients, 3 also the weights.
-        ranks: Number of data-parallel ranks that share.
         adapter: Parameters of a LoRA adapter. If there is one, only these have gradients and an optimizer.
     """
     learning = adapter or parameters
@@ -71,11 +69,7 @@ def cache_tokens(shape: ModelShape, workload: Workload, constants: Constants, te
 
 
 def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants) -> int | None:
-    """Number of GPUs of an engine: the configured one, doubled until one longest sequence fits.
-
-    Returns:
-        None if no number up to a whole machine is enough.
-    """
+    """Number of GPUs of an engine: the configured one, doubled until one longest sequence fits. None: none does."""
     size = workload.engine_gpus
     while cache_tokens(shape, workload, constants, size) < workload.sample_tokens:
         size *= 2
@@ -86,12 +80,9 @@ def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest GPU by phase, and the word that says whether they fit.
+    """Bytes on the fullest GPU by phase, and whether they fit: `word` is "fits" or a key of REASONS.
 
-    Attributes:
-        generation, experience, training: Bytes on the fullest GPU in each phase.
-        engine_gpus: Number of GPUs of an engine. None means that no engine is large enough.
-        word: "fits" or a key of REASONS.
+    `engine_gpus` is None if no engine is large enough.
     """
 
     generation: float
@@ -165,12 +156,9 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
 
 def replay_bytes(workload: Workload, prompt: float, response: float, groups: float) -> float:
-    """Bytes of so many groups in the replay buffer, on the host.
+    """Bytes of so many groups in the replay buffer, on the host, with so many tokens in each prompt and response.
 
     A token has its id. A token of a response also has its log-prob, and with a reference model a second one.
-
-    Args:
-        prompt, response: Tokens of each prompt and of each response.
     """
     stored = TOKEN * (prompt + response) + LOG_PROB * (1 + workload.reference) * response
     return groups * workload.args.rollout.n_samples_per_prompt * stored

@@ -41,7 +41,6 @@ def page(plan: Plan) -> str:
 
 
 def _not_predicted(plan: Plan) -> list[str]:
-    """A line that says so if the flags ask for another method than BAPO."""
     adapt = plan.workload.args.adapt
     if not adapt.enabled or adapt.method == "bapo":
         return []

@@ -15,13 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a plan is made from.
-
-    Attributes:
-        gpus: Numbers of GPUs, in rising order.
-        steps: Trainer steps of the whole run.
-        gpu: Kind of GPU.
-    """
+    """What a plan is made from. `gpus` are in rising order, `gpu` is their kind, `steps` are those of the whole run."""
 
     shapes: Sequence[ModelShape]
     gpus: Sequence[int]
@@ -56,5 +50,4 @@ class Plan:
         }
 
     def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Memory:
-        """What a model takes on so many GPUs."""
         return gpu_memory(shape, self.workload, self.constants, algorithm, gpus)

@@ -16,7 +16,6 @@ STAGE, RECOMPUTES = "ds.zero_stage", "actor.gradient_checkpointing_enable"
 
 
 def most_ranks(workload: Workload, gpus: int) -> int:
-    """The largest number of ranks of a model that is trained."""
     return max(workload.ranks(model, workload.algorithm, gpus) for model in workload.algorithm.trained)
 
 

@@ -17,8 +17,6 @@ class ModelShape:
     """The sizes of a decoder with grouped-query attention and a gated MLP.
 
     Attributes:
-        name: The model's name.
-        heads, kv_heads, head_dim: Number of query heads, number of key and value heads, and width of a head.
         tied: Whether input and output embeddings are one matrix.
         qkv_bias: Whether the query, key and value projections have biases (Qwen2).
         qk_norm: Whether queries and keys have a norm of their own (Qwen3).
@@ -53,7 +51,6 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Number of all weights."""
         query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
         small = 2 * self.hidden + self.qkv_bias * (query + 2 * cache) + self.qk_norm * 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -62,8 +59,7 @@ class ModelShape:
     def adapter_parameters(self, rank: int, targets: Collection[str] | str) -> int:
         """Number of weights of LoRA adapters of a rank: A has rank x width, and B height x rank (arXiv 2106.09685).
 
-        Args:
-            targets: Names of the matrices that have one, or "all-linear".
+        `targets` are the names of the matrices that have one, or "all-linear".
         """
         adapted = self.sides if targets == "all-linear" else targets
         sizes = [sum(sides) for name, sides in self.sides.items() if name in adapted]
@@ -71,7 +67,6 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in bf16."""
         return BYTES * self.parameters
 
     def activation_bytes(self, masked: int = 0) -> int:
@@ -113,28 +108,14 @@ SHAPES = {
 
 
 def shape_of_actor(actor: str | None) -> ModelShape | None:
-    """The shape of `--actor.model_name_or_path`: a folder with a config.json, or one of SHAPES by its name.
-
-    Returns:
-        None if it is neither.
-
-    Raises:
-        ConfigError: The folder has no config.json of a dense decoder.
-    """
+    """The shape of `--actor.model_name_or_path`, a folder with a config.json, or one of SHAPES by name; or None."""
     if actor and at_home(actor).is_dir():
         return shape_of_folder("actor.model_name_or_path", at_home(actor))
     return next((shape for shape in SHAPES.values() if actor and shape.name == actor.rsplit("/", 1)[-1]), None)
 
 
 def shape_of_folder(flag: str, folder: Path) -> ModelShape:
-    """The shape that a model's own config.json gives.
-
-    Args:
-        flag: The flag that names the folder. Error messages begin with it.
-
-    Raises:
-        ConfigError: There is no such file, it lacks a size, or the model is not a dense decoder.
-    """
+    """The shape that a model's own config.json gives; a ConfigError, which begins with `flag`, if it is not dense."""
     whole = config_of(f"{flag} is {folder}", folder)
     language: Mapping[str, Any] = whole.get("text_config") or whole  # The language part of a vision model.
     if any(key in language for key in ("num_experts", "num_local_experts", "n_routed_experts")):

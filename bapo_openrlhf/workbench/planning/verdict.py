@@ -94,6 +94,5 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
 
 
 def _or(parts: Sequence[str]) -> str:
-    """a, b or c."""
     *first, end = parts
     return f"{', '.join(first)} or {end}" if first else end

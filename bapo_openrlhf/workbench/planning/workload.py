@@ -17,9 +17,7 @@ class Algorithm:
     """What a plan must know about an algorithm.
 
     Attributes:
-        name: Name in tables.
         adapted: Whether batch adaptation builds batches from X1, X2, X3, with a weight sync every v steps.
-        critic: Whether a critic is trained in addition to the actor.
         dynamic: Whether a group without signal is replaced by another one (DAPO).
         reference: Whether a KL penalty to the reference model is possible. DAPO has none.
     """
@@ -32,7 +30,6 @@ class Algorithm:
 
     @property
     def trained(self) -> list[str]:
-        """The models that are trained."""
         return ["actor", *["critic"] * self.critic]
 
 
@@ -47,11 +44,7 @@ ALGORITHMS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """What the flags of a run say, as far as a plan needs it.
-
-    Attributes:
-        args: The parsed arguments. A plan compares algorithms; the verdict is about the one that they ask for.
-    """
+    """What the flags of a run say, as far as a plan needs it. The verdict is about the algorithm that they ask for."""
 
     args: SimpleNamespace
 
@@ -64,12 +57,10 @@ class Workload:
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs in the configuration."""
         return sum(block.gpus for block in self.blocks(self.algorithm).values())
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of the longest response."""
         return response_tokens(self.args)
 
     @property
@@ -114,16 +105,13 @@ class Workload:
 
     @property
     def engine_gpus(self) -> int:
-        """Number of GPUs of an engine in the configuration."""
         return max(self.args.vllm.tensor_parallel_size, 1)
 
     @property
     def reference(self) -> bool:
-        """Whether the flags ask for a reference model."""
         return has_reference(self.args)
 
     def has_reference(self, algorithm: Algorithm) -> bool:
-        """Whether a reference model is loaded."""
         return self.reference and algorithm.reference
 
     def with_flags(self, flags: Mapping[str, Any]) -> "Workload":
@@ -131,7 +119,6 @@ class Workload:
         return Workload(with_flags(self.args, flags))
 
     def blocks(self, algorithm: Algorithm) -> dict[str, Block]:
-        """The GPUs in the configuration, by the role for which they are reserved, as `blocks_of` has them."""
         return blocks_of(self.args, critic=algorithm.critic, reference=self.has_reference(algorithm))
 
     def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:

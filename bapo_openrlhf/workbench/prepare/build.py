@@ -24,20 +24,17 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare.
+    """What to prepare. None stands for all parts, for published data instead of a generator, and for the first style.
 
     Attributes:
         out: The folder of the files.
-        parts: Names of the parts. None means all.
-        generator: Name of one of the task's generators. None means published data.
         local: Local copies of published data by part.
-        style: Name of one of the task's prompts. None means the first.
+        style: Name of one of the task's prompts.
         seed: Seed of the order in which shuffled parts are divided, and of generated problems.
         limits: The most problems by part. Other parts have the number of the paper or of the generator.
         drop_overlap: Whether training problems that are in a benchmark are left out. Otherwise they are only reported.
-        tokens: Counts the tokens of a prompt with chat markup. None means that they are not counted.
+        tokens: Counts the tokens of a prompt with chat markup, with the `tokenizer` that the manifest names.
         max_tokens: The most tokens of a prompt if they are counted.
-        tokenizer: Name of the tokenizer that `tokens` uses, for the manifest.
     """
 
     out: Path
@@ -54,14 +51,11 @@ class Request:
 
 
 def prepare(task: Task, request: Request) -> dict[str, Any]:
-    """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part, and the manifest of all parts.
+    """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part; write and return the manifest of all parts.
 
     A part is kept if the manifest says that it was made from the same data in the same way, and the file has not
     changed. So the same call resumes after an interruption. Benchmarks come first because the training data is compared
     with them.
-
-    Returns:
-        The manifest.
 
     Raises:
         ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or the overlap
@@ -104,11 +98,7 @@ def _check(task: Task, request: Request) -> None:
 
 
 def read_manifest(out: Path, task: str) -> dict[str, Any]:
-    """The manifest of a folder, or an empty manifest if there is none.
-
-    Raises:
-        ConfigError: The manifest is not JSON, or has another task or another format.
-    """
+    """The manifest of a folder, or an empty one; a ConfigError if it is not that of the task."""
     path = out / MANIFEST
     empty = {"format": FORMAT, "task": task, "parts": {}, "overlap": {}}
     if not path.is_file():
@@ -166,7 +156,6 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
 
 
 def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a part depends on, except the rows themselves."""
     asked = {
         "task_file": digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
@@ -189,10 +178,7 @@ def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any])
 class _Build:
     """One part while it is made.
 
-    Attributes:
-        read: Number of rows that were read.
-        left_over: Number of problems that belong to another part of the same source, or are beyond the limit.
-        rejected: The rows that are left out, with the reason.
+    `left_over` problems belong to another part of the same source, or are beyond the limit.
     """
 
     def __init__(self, task: Task, name: str, request: Request) -> None:
@@ -321,7 +307,6 @@ def _overlap(out: Path, parts: Sequence[str]) -> dict[str, Any]:
 
 
 def _tests(out: Path, benchmarks: Iterable[str]) -> dict[str, list[str]]:
-    """The ids of the test problems by key."""
     ids: dict[str, list[str]] = {}
     for part in benchmarks:
         for row in _rows(out / f"{part}.jsonl"):

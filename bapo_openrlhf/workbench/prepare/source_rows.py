@@ -25,11 +25,7 @@ ROWS_AT_A_TIME = 256
 
 
 class HubError(ConfigError):
-    """A part cannot be read from the model hub.
-
-    Attributes:
-        offline: Whether the hub cannot be asked at all, so that no other part can be read from it either.
-    """
+    """A part cannot be read from the model hub, and no other part either if the hub is `offline`."""
 
     def __init__(self, message: str, *, offline: bool) -> None:
         super().__init__(message)
@@ -54,13 +50,8 @@ class SourceRows:
 def open_source(part: str, source: Source, local: Path | None) -> SourceRows:
     """Open a source, or its local copy if one is given.
 
-    Args:
-        part: The part that the rows are for. Errors begin with its name.
-        source: The published source.
-        local: A file or a folder. None means the hub.
-
     Raises:
-        ConfigError: The data cannot be reached or read, or lack a column of the source.
+        ConfigError: The data cannot be reached or read, or lack a column of the source. It begins with the part.
     """
     opened = _local(part, source, local) if local is not None else _hub(part, source)
     return SourceRows(opened.origin, _with_columns(part, source, opened), opened.size)
@@ -226,11 +217,7 @@ def _import(name: str) -> Any:
 
 
 def parse_local(words: Sequence[str], parts: Sequence[str]) -> dict[str, Path]:
-    """The local copies by part, from the words PART=PATH of --local.
-
-    Raises:
-        ConfigError: A word has no `=`, or there is no such part or copy.
-    """
+    """The local copies by part, from the words PART=PATH of --local; a ConfigError if a word says something else."""
     copies = {}
     for word in words:
         part, _, path = word.partition("=")

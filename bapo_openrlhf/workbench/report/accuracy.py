@@ -42,10 +42,8 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
 
     A pass is as many fresh groups as there are different prompts; it ends with the step that reaches them. Groups
     without a mean reward count for the pass, not for the bins. Of many passes, MAX_PASSES evenly spaced ones are kept.
-
-    Returns:
-        A row for "first" and for each number of passes, a column for each bin 0..G. Each prompt is counted in the bin
-        of its latest group until then, at "first" in that of its first group.
+    There is a row for "first" and for each number of passes, and a column for each bin 0..G. Each prompt is counted in
+    the bin of its latest group until then, at "first" in that of its first group.
     """
     groups = groups.reset_index(drop=True)
     known = _with_bins(groups)
@@ -72,11 +70,9 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def migration(groups: pd.DataFrame) -> pd.DataFrame:
-    """Where prompts came from and where they are after the last step (Fig. 15).
+    """How many prompts went from the bin of their first group (rows) to that of their latest (columns), 0..G (Fig. 15).
 
-    Returns:
-        The number of prompts by the bin of their first group (rows) and of their latest group (columns), both 0..G.
-        Only prompts with at least two groups count.
+    Only prompts with at least two groups count.
     """
     by_prompt = _with_bins(groups).groupby("prompt")["bin"].agg(["first", "last", "size"])
     moved = by_prompt[by_prompt["size"] > 1]

@@ -80,7 +80,6 @@ def telling_parts(texts: Sequence[str]) -> list[str]:
 
 
 def _first(run: Run, kind: str) -> dict[str, Row]:
-    """The first answer of a kind of each prompt."""
     by_prompt: dict[str, Row] = {}
     for row in run.answers:
         if row["kind"] == kind:

@@ -26,10 +26,9 @@ BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a page with what their figures share: colours, axes, and how many steps a point stands for.
+    """The runs of a page, or the arms of a study as pooled runs, with what their figures share.
 
     Attributes:
-        runs: The runs, or the arms of a study as pooled runs.
         study_steps: The newest step of the study that the runs are arms of. 0 without a study.
         points: The most points of a curve.
         baseline: Whether the first run is the baseline of the others, in grey.
@@ -110,7 +109,6 @@ def in_each(page: Comparison, figure: Figure, metric: str, keys: Mapping[str, Ke
 
 
 def thresholds(page: Comparison) -> list[Figure]:
-    """c2 and c3, and the average reward that moves them."""
     figure = Figure(
         "Thresholds of the replay",
         "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8).",
@@ -124,7 +122,6 @@ def thresholds(page: Comparison) -> list[Figure]:
 
 
 def ages(page: Comparison) -> list[Figure]:
-    """How old the replayed groups were."""
     figure = Figure("Age of the replayed groups", "How many trainer steps ago the groups of X3 were generated.")
     keys = {
         "staleness/replayed_steps_mean": Key("mean", colours.SOURCE_COLOURS["replayed"]),
@@ -136,7 +133,6 @@ def ages(page: Comparison) -> list[Figure]:
 def _lines(
     page: Comparison, figure: Figure, metric: str, lines: Sequence[Curve], y_domain: Domain | None, **more: Any
 ) -> Figure:
-    """The figure with a chart of these curves over the steps."""
     if not lines:
         return figure
     # A point for each step of an age that goes up and down at every sync would fill the chart.
@@ -149,7 +145,6 @@ def _lines(
 
 
 def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
-    """A curve for each run that has the metric."""
     run_curves = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
     return [curve for curve in run_curves if len(curve.values)]
 
@@ -182,7 +177,6 @@ def _held_out(page: Comparison, figure: Figure, lines: Sequence[Curve]) -> Figur
 
 
 def reward(page: Comparison) -> Figure:
-    """The reward of each run, as measured and smoothed."""
     says = "Mean reward of all fresh responses, before the filter: how good the policy is."
     figure = Figure("Reward over the steps", says, paper="Fig. 4", wide=True)
     rewards = _of_runs(page, REWARD)
@@ -219,7 +213,6 @@ def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) ->
 
 
 def composition(page: Comparison) -> list[Figure]:
-    """X1, X2 and X3 of each step, and the capacity of the batch."""
     figure = Figure(
         "Batch composition",
         "Groups that each step trained on, by where they came from, and the most that a batch holds.",
@@ -235,7 +228,6 @@ def composition(page: Comparison) -> list[Figure]:
 
 
 def filtered(page: Comparison) -> list[Figure]:
-    """Fresh groups that the filter dropped, by the reason."""
     figure = Figure("Filtered groups", "Fresh groups that the filter dropped in each step, by the reason.")
     keys = {
         f"filtered/{reason}": Key(colours.STATE_LABELS[reason].removeprefix("filtered: "), colour, shape="area")
@@ -261,7 +253,6 @@ def _areas(page: Comparison, figure: Figure, y: str, keys: Mapping[str, Key], ov
 
 
 def _not_0(page: Comparison, run: Run, metrics: Mapping[str, Key]) -> list[Curve]:
-    """The curves that are not 0 everywhere."""
     of_metrics = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
     return [curve for curve in of_metrics if curve.values.any()]
 

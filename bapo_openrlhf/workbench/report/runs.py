@@ -22,9 +22,7 @@ Row = Mapping[str, Any]
 class Run:
     """What a run left behind, from the files of its record (`record/run_record.py`). All but its steps may be missing.
 
-    Attributes:
-        name: What the page calls the run. No two runs have the same name.
-        groups: Generated groups, see `groups_frame`.
+    No two runs of a page have the same name. `groups` are those of `groups_frame`.
     """
 
     name: str
@@ -46,7 +44,6 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The newest step that is recorded."""
         return max(row["step"] for row in self.rows)
 
     @cached_property
@@ -68,7 +65,6 @@ class Run:
         return known[metric].set_axis(known.index if over == "step" else known["over"])
 
     def total(self, metric: str) -> float:
-        """The sum of a metric over the steps that have it."""
         return float(self.curve(metric).sum())
 
 
@@ -116,11 +112,6 @@ def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answer
 
 
 def read_run(folder: Path) -> Run:
-    """Read one run.
-
-    Raises:
-        ConfigError: The folder is not there or is no run's; or a file in it is broken.
-    """
     if not folder.is_dir():
         raise ConfigError(f"run {str(folder)!r} is no folder; give a run's folder, runs/NAME unless --run.dir moved it")
     try:

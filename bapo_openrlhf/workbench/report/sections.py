@@ -22,17 +22,11 @@ OF_THEORY = ("tv/{}", "shift/{}", "theory/bound_{}", "theory/bound", "importance
 
 
 def make_page(runs: Sequence[Run], progress: Progress | None = None) -> str:
-    """The report of runs.
-
-    Args:
-        runs: At least one, of different names.
-        progress: Wraps the figures (and their number) while they are drawn.
-    """
+    """The report of runs of different names. `progress` wraps the figures (and their number) while they are drawn."""
     return render([run.name for run in runs], build(runs), command="report", lead=opening(runs), progress=progress)
 
 
 def build(runs: Sequence[Run]) -> list[Section]:
-    """The page's sections."""
     page = Comparison(runs)
     held_out = figures.held_out(page)
     outcome = [*held_out, replace(figures.reward(page), wide=not held_out)]

@@ -22,7 +22,6 @@ def _by_run(page: Comparison, head: str, rows: Sequence[Sequence[Any]], title: s
 
 
 def overview(page: Comparison) -> Table:
-    """What each run is and did, in a few numbers."""
     facts: dict[str, Callable[[Run], Any]] = {
         "algorithm": lambda run: run.fact("algorithm"),
         "seed": lambda run: run.fact("seed"),
@@ -46,7 +45,6 @@ def _capacity_used(run: Run) -> str | None:
 
 
 def _gap(run: Run) -> str | None:
-    """Means over the steps that measured it."""
     rows = [row for row in run.rows if row.get("gap/age") == 0 and is_number(row.get("gap/kl"))]
     if not rows:
         return None
@@ -66,7 +64,6 @@ def outcomes_of(run: Run) -> dict[str, int]:
 
 
 def sources(page: Comparison) -> Table:
-    """Where the groups that were trained on came from."""
     counts = [{source: run.total(f"groups/{source}") for source in SOURCES} for run in page.runs]
     rows = [
         [SOURCE_LABELS[source], *(share(of_run[source], sum(of_run.values())) for of_run in counts)]
@@ -77,7 +74,6 @@ def sources(page: Comparison) -> Table:
 
 
 def outcomes(page: Comparison) -> Table:
-    """What became of every generated group."""
     counts = [outcomes_of(run) for run in page.runs]
     rows: list[list[Any]] = [
         [words, *(share(of_run.get(state, 0), sum(of_run.values())) for of_run in counts)]
@@ -115,7 +111,6 @@ def cost_of(run: Run) -> dict[str, float | None]:
 
 
 def cost(page: Comparison) -> Table:
-    """What the runs spent, each against the first."""
     costs = [cost_of(run) for run in page.runs]
     seconds = [of_run[ALL_SECONDS] for of_run in costs]
     by_phase = [phase_seconds(run.rows) for run in page.runs]
@@ -166,7 +161,6 @@ def different_flags(runs: Sequence[Run]) -> list[Table]:
 
 
 def all_flags(runs: Sequence[Run]) -> Table:
-    """Every flag of every run."""
     names = sorted({name for run in runs for name in run.config})
     return _flags(runs, names, f"All {len(names)} flags")
 
@@ -177,7 +171,6 @@ def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
 
 
 def in_words(value: Any) -> str:
-    """The value of a flag."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -28,7 +28,6 @@ def figure_of(metric: str, run: str = "") -> Figure:
 
 
 def unit_of(metric: str) -> str:
-    """The label of the y axis."""
     known = _CATALOGUE.get(metric.replace("{}", "SOURCE"))
     if known is None:
         return ""

@@ -17,11 +17,7 @@ PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_e
 
 
 def source_folder(flag: str, name: str) -> Path:
-    """A local folder with a model's configuration and tokenizer. From the hub everything but the weights is loaded.
-
-    Raises:
-        ConfigError: The model is not here, and the hub cannot be read.
-    """
+    """A local folder with a model's configuration and tokenizer. From the hub everything but the weights is loaded."""
     folder = at_home(name)
     if folder.is_dir():
         return folder
@@ -41,16 +37,8 @@ def make_small_model(
 ) -> list[Reduction]:
     """Write a model with the architecture and the vocabulary of another one, but two layers and random weights.
 
-    Args:
-        name: Its name, for errors.
-        source: A folder with config.json and everything else that is not weights, which is copied.
-        folder: The folder to write.
-        cpu: Whether widths shrink, too.
-        dtype: Kind of the weights, as --ds.param_dtype has it.
-        scores: Whether it is a reward model.
-
-    Returns:
-        The sizes that are smaller.
+    Everything in the folder `source` that is not weights is copied. On a CPU widths shrink, too. `scores` says that it
+    is a reward model, `dtype` is as in --ds.param_dtype. Returns the sizes that are smaller.
     """
     machine.prepare()
 

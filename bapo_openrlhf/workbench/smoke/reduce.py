@@ -59,10 +59,7 @@ class Reduction:
 def reductions(args: SimpleNamespace, *, cpu: bool, candidates: int = 1) -> list[Reduction]:
     """The flags that a smoke run changes.
 
-    Args:
-        args: Arguments as `cli.arguments.parse` returns them.
-        cpu: Whether the run is on the CPU.
-        candidates: Prompts that the method draws for each prompt for which it generates responses.
+    The method draws `candidates` prompts for each prompt for which it generates responses.
     """
     given = flags_of(args)
     changes = {**_short(args, candidates), **(_on_the_cpu(args, candidates) if cpu else {})}
@@ -133,13 +130,7 @@ def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, 
 
 
 def settings(args: SimpleNamespace, defaults: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole configuration as one YAML file of `train` holds it: each flag that is not as its default.
-
-    Args:
-        args: Arguments as `cli.arguments.parse` returns them.
-        defaults: Every flag of the parser with its default.
-        changes: Flags with other values than the given ones.
-    """
+    """The whole configuration as one YAML file of `train` holds it: each flag that is not as its default."""
     flags = {name: value for name, value in flags_of(args).items() if name in defaults and name != "config"}
     if args.reward.remote_url:
         flags["reward.remote_url"] = ",".join(args.reward.remote_url)
@@ -162,7 +153,6 @@ def gpus_needed(args: SimpleNamespace, changes: Iterable[Reduction]) -> int:
 
 
 def _models(args: SimpleNamespace) -> list[str]:
-    """The groups of flags of the models that the run loads."""
     used = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
     return used if args.reward.remote_url else [*used, "reward"]
 
@@ -170,11 +160,7 @@ def _models(args: SimpleNamespace) -> list[str]:
 def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> Iterator[Reduction]:
     """Make a part of a model's configuration smaller, in place: LAYERS layers; on the CPU also the least widths.
 
-    Args:
-        name: Name of the part. The list of changes has it.
-        part: The configuration of the text or of the vision part, as transformers has it.
-        cpu: Whether the run is on the CPU.
-        hidden: Width of the text part, which the vision part feeds.
+    `name` is the part's in the list of changes. `hidden` is the width of the text part, which the vision part feeds.
     """
     depths = {"num_hidden_layers": LAYERS, "depth": LAYERS}
     heads = getattr(part, "num_attention_heads", None)

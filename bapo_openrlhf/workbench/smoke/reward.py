@@ -27,12 +27,8 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
     """A reward function that calls `function`, but returns a reward that the text decides.
 
     A random model solves nothing, so all its groups would have equal rewards and nothing to learn from. The prompt
-    decides the chance of a good response, the response whether it is good.
-
-    Args:
-        function: The true reward function. What it raises is raised, and what it returns is checked. None if rewards
-            come from elsewhere.
-        low, high: The rewards of a bad and of a good response.
+    decides the chance of a good response, the response whether it is good. `low` and `high` are their rewards. What
+    `function` raises is raised, and what it returns is checked. It is None if rewards come from elsewhere.
     """
 
     def reward_func(queries: list[str], prompts: list[str], labels: list[Any], responses: list[str]) -> dict[str, Any]:
@@ -48,12 +44,6 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
 
 
 def write_reward(path: Path, file: str | None, low: float, high: float) -> None:
-    """Write the reward file of the smoke run.
-
-    Args:
-        path: Where to write it.
-        file: The true reward file; None if rewards come from elsewhere.
-        low, high: Least and greatest reward.
-    """
+    """Write the reward file of the smoke run. Without `file`, the true one, rewards come from elsewhere."""
     absolute = str(at_home(file).resolve()) if file else None
     path.write_text(REWARD.format(file=absolute, low=low, high=high), encoding="utf-8")

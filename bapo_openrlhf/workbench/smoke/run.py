@@ -41,13 +41,7 @@ LARGE = ("model1", "model2", "model3", "checkpoints", "saved", "saved_critic")  
 
 @dataclass
 class Smoke:
-    """One smoke run.
-
-    Attributes:
-        args: Arguments as `cli.arguments.parse` returns them.
-        defaults: Every flag of `train` with its default.
-        stages: Its stages.
-    """
+    """One smoke run. `defaults` has every flag of `train` with its default."""
 
     args: SimpleNamespace
     defaults: Mapping[str, Any]
@@ -179,7 +173,6 @@ class Smoke:
             ), time.time()
 
     def _last_words(self) -> str:
-        """What the run said at its end: its error, or else its last line."""
         if self._log is None:
             return ""
         lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -203,7 +196,6 @@ class Smoke:
         return next((row for row in record.read_metrics(self.folder / RUN) if row["step"] == step), None)
 
     def _saved(self) -> int:
-        """Step of the newest checkpoint that is whole; 0 if there is none."""
         store = CheckpointStore(self.folder / "checkpoints", critic=bool(self.args.critic.model_name_or_path))
         tags = []
         if self.args.adapt.enabled:

@@ -47,13 +47,9 @@ def survivors(mark: str) -> list[str]:
 
 @dataclass
 class Stages:
-    """The stages of a smoke run. Each is said as soon as it has ended.
+    """The stages of a smoke run. Each is said as soon as it has ended. `mark` marks the processes of the run.
 
-    Attributes:
-        mark: Marks the processes of the run.
-        say: Prints a line.
-        show: Shows on a terminal what goes on now.
-        now: Name of the stage that goes on.
+    `say` prints a line, `show` says on a terminal what goes on now, and `now` is its name.
     """
 
     mark: str
@@ -94,14 +90,10 @@ class Stages:
                 time.sleep(0.1)
 
     def wait(self, until: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
-        """Wait for something.
-
-        Args:
-            until: Whether it has happened.
-            process: The process that makes it happen.
+        """Wait until something has happened.
 
         Raises:
-            RunError: The process has ended before, or it takes too long.
+            RunError: The process that makes it happen has ended before, or it takes too long.
         """
         begun = time.monotonic()
         while not until():

@@ -20,11 +20,7 @@ Row = Mapping[str, Any]
 def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path, Path]) -> Iterator[tuple[str, str]]:
     """Each claim about a run that has ended, and what contradicts it; "" if nothing does.
 
-    Args:
-        args: Arguments as `cli.arguments.parse` returns them.
-        folder: Folder of the record.
-        last: The last step that the run should have made.
-        weights: Folders of the model before and after the run.
+    `last` is the last step that the run should have made, and `weights` are the models before and after it.
     """
     rows = record.read_metrics(folder)
     steps = [row["step"] for row in rows]
@@ -49,7 +45,6 @@ def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path
 
 
 def _first(rows: Sequence[Row], wrong: Callable[[Row], str]) -> str:
-    """What is wrong with the first step with which something is wrong."""
     return next((f"step {row['step']}: {text}" for row in rows if (text := wrong(row))), "")
 
 

@@ -16,13 +16,13 @@ NO_WIDTH = 1e-9  # an interval that is narrower than this has no width
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim, with the numbers that it rests on.
+    """The verdict on a claim, with the numbers that it rests on. They are None if there is no pair of runs of one seed.
 
     Attributes:
         effect: The difference `better` - `than` (accuracy, curve, solved) or the ratio `better` / `than` (rollouts)
-            over the pairs of runs of the same seed. None if there is no pair.
+            over the pairs.
         better, than: The mean of the measure over the pairs, for each of the two arms. For rollouts it is the geometric
-            mean. None if there is no pair.
+            mean.
         holds: Whether the claim holds; None if that is undecided.
         notes: What a reader has to know about the numbers.
     """
@@ -84,7 +84,6 @@ def _holds(effect: Estimate | None, equal: float, sign: int, margin: float) -> b
 
 
 def table_of(results: Results) -> Table:
-    """The verdicts in words and numbers, one row per claim."""
     head = ["claim", "source", "verdict", "measured", "95 % interval", "claimed", "better", "than", "pairs", "notes"]
     rows = [_row(results, verdict) for verdict in judge(results)]
     return Table.of(head, rows, "Claims and what was measured, over pairs of runs of the same seed")
@@ -121,7 +120,6 @@ def effect_in_words(verdict: Verdict) -> tuple[str, str]:
 
 
 def value_in_words(measure: str, value: float | None) -> str:
-    """A share in percent, or a number of rollouts."""
     if value is None:
         return "–"
     return f"{value:.1%}" if measure in DIFFERENCES else number(round(value))

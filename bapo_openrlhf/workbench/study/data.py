@@ -42,11 +42,9 @@ Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One seed of an arm.
+    """One seed of an arm, with a row for each evaluation during training, the final one last.
 
-    Attributes:
-        evaluations: One row per evaluation during training, the final one last. A row holds the "step", and the
-            held-out accuracies as eval_BENCHMARK_passK.
+    A row holds the "step", and the held-out accuracies as eval_BENCHMARK_passK.
     """
 
     arm: Arm
@@ -69,10 +67,8 @@ class StudyRun:
 def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
     """All steps of all runs, one row per trainer step of a run.
 
-    Returns:
-        The columns FIRST, where "done" says whether the run has ended; then, in alphabetical order, the metrics of
-        docs/metrics.md and the numbers of the evaluation after that step. A value that is not there, or no number, is
-        NaN.
+    It has the columns FIRST, where "done" says whether the run has ended; then, in alphabetical order, the metrics of
+    docs/metrics.md and the numbers of the evaluation after that step. A value that is not there, or no number, is NaN.
     """
     frames = []
     for study_run in runs:
@@ -96,7 +92,6 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
 
 def write_table(table: pandas.DataFrame, out: Path) -> list[Path]:
-    """Write the table to OUT/table.parquet and OUT/table.csv, and return their paths."""
     paths = [out / "table.parquet", out / "table.csv"]
     table.to_parquet(paths[0], index=False)
     table.to_csv(paths[1], index=False)
@@ -134,7 +129,6 @@ class Results:
 
     @cached_property
     def paths(self) -> list[str]:
-        """The advantage paths of the arms that have a run."""
         return list(dict.fromkeys(arm.path for arm in self.study.arms if self.by_arm[arm.name]))
 
     def of_path(self, path: str) -> list[Arm]:
@@ -155,7 +149,6 @@ class Results:
 
     @cached_property
     def table(self) -> pandas.DataFrame:
-        """All steps of all runs as they are written to files: see `steps_table`."""
         return steps_table(self.runs)
 
     @cached_property
@@ -168,7 +161,6 @@ class Results:
         return steps.assign(**{UPDATED: self.updated(steps)})
 
     def updated(self, steps: pandas.DataFrame) -> np.ndarray:
-        """The column UPDATED of `steps`."""
         trained = steps[TOKENS_TRAINED]
         for more in (SHOWN, CRITIC):
             if more in steps:
@@ -179,7 +171,6 @@ class Results:
 
     @cached_property
     def last_step(self) -> int:
-        """The newest step of all runs."""
         return int(self.steps["step"].max())
 
     @cached_property
@@ -260,11 +251,7 @@ class Results:
     def measure(self, name: str, arms: Sequence[str]) -> pandas.Series:
         """Final accuracy (the mean over the benchmarks), curve, rollouts, or solved; the index is (arm, seed).
 
-        Runs that have not finished, or do not have this number, are left out.
-
-        Args:
-            name: The measure.
-            arms: Names of the arms that are compared.
+        Runs that have not finished, or do not have this number, are left out. A curve is compared among these arms.
         """
         if name == "accuracy":
             return self.final.mean(axis=1)
@@ -278,11 +265,7 @@ class Results:
         It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R. R is
         the smallest number of responses at the last evaluation of any of these runs. The curve begins at the study's
         `start`, or without it at the height of the run's first evaluation. A run without a response before its last
-        evaluation is left out.
-
-        Args:
-            arms: Names of the arms that are compared.
-            total: The column of `steps` that stands for the responses: a running total.
+        evaluation is left out. `total` is the column of `steps` that stands for the responses: a running total.
         """
         places = self.spent(self.accuracy, total).set_index(RUN)
         finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
@@ -328,7 +311,6 @@ class Results:
 
     @cached_property
     def why_no_accuracy(self) -> str:
-        """Why `accuracy` is empty."""
         found = self.evaluations[self.benchmarks].notna().any()
         lacking = [name for name, there in zip(self.study.evaluations, found, strict=True) if not there]
         if not found.any():
@@ -359,12 +341,7 @@ def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
     """Median and quartiles of the curves of several seeds, at each x where at least half of the curves are known.
 
     Between two of its points a curve is a straight line. It is not known before its first and after its last point.
-
-    Args:
-        curves: For each seed the values of y by x. Empty curves are left out.
-
-    Returns:
-        Columns low, median and high; the index is x.
+    Empty curves are left out. The columns are low, median and high; the index is x.
     """
     drawn = [curve for curve in curves if len(curve)]
     if not drawn:

@@ -28,14 +28,13 @@ NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True)
 class Arm:
-    """A method on an advantage path.
+    """A method on an advantage path. Its own flags and files win over those of the study.
 
     Attributes:
         method: Its key among the study's methods, such as bapo_without_x2.
         path: Either "group" (group-relative advantages) or "critic" (GAE).
         label: Its name in tables and figures.
-        flags: Its own flags, by dotted name. They win over those of the study.
-        config: Its own YAML files. They win over those of the study.
+        flags: By dotted name.
         seeds: The seeds that it is run with. Empty means all seeds of the study.
     """
 
@@ -83,12 +82,9 @@ class Study:
 
     Attributes:
         name: The study's name, which is also that of its folder.
-        arms: The arms, in the file's order.
-        seeds: All seeds, in order.
         evaluations: Names of the data sets that are evaluated during training.
         start: Held-out accuracy before the first step, the mean over `evaluations`. None if it is not known.
         targets: Held-out accuracies to reach, lowest first.
-        claims: The claims to test.
         config: YAML files of flags that all runs share. Later files win.
         flags: Flags of all runs, by dotted name. They win over `config`.
         prepare: Commands before the first run, each a list of words.
@@ -123,7 +119,6 @@ class Study:
 
 
 def words_of(files: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
-    """Files of flags, and flags by their dotted names, as words of a command line."""
     words = ["--config", *files] if files else []
     return words + [word for name, value in flags.items() for word in _flag(name, value)]
 
@@ -138,11 +133,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def read_study(path: Path, *, smoke: bool = False) -> Study:
-    """Read a study from its YAML file.
-
-    Args:
-        path: The file.
-        smoke: Keep only the methods of the field `smoke`, with its flags and the first seed.
+    """Read a study from its YAML file; with `smoke` only the methods of its field `smoke`, its flags and one seed.
 
     Raises:
         ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
@@ -160,11 +151,7 @@ def read_study(path: Path, *, smoke: bool = False) -> Study:
 
 
 def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
-    """The fields of the file, and those that it takes from the file that it names in `like`, which may be like another.
-
-    Args:
-        users: Names of the files that are like this one.
-    """
+    """The fields of the file, and those that it takes from the file that it is `like`, which may be like another."""
     content = read_yaml("study", path, as_text="flags")
     if not isinstance(content, dict) or "like" not in content:
         return content

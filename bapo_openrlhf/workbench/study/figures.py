@@ -75,7 +75,6 @@ def few_arms(results: Results) -> list[tuple[str, list[Arm]]]:
 
 
 def compared(results: Results, metric: str) -> list[Figure]:
-    """A metric as means over the seeds."""
     parts = [(name, arms_of(results, arms, baseline=True)) for name, arms in few_arms(results)]
     peaks = metric in PEAKS
     drawn = [binned(run.curve(metric), page.width, peaks=peaks) for _, page in parts for run in page.runs]
@@ -88,7 +87,6 @@ def compared(results: Results, metric: str) -> list[Figure]:
 
 
 def accuracy_curves(results: Results, spent: str = "") -> list[Figure]:
-    """Held-out accuracy, the mean over the benchmarks; over the running total `spent` if it is not empty."""
     curves = {run: 100 * rows.set_index("step")["accuracy"] for run, rows in results.accuracy.groupby(RUN)}
     figure = Figure("Held-out accuracy", "Mean pass@1 over the benchmarks.")
     return _quartiles(results, figure, "held-out accuracy, %", curves.get, spent)
@@ -104,7 +102,6 @@ def reward_curves(results: Results, spent: str = "") -> list[Figure]:
 def _quartiles(
     results: Results, figure: Figure, y: str, curve_of: Callable[[tuple[str, int]], pandas.Series | None], spent: str
 ) -> list[Figure]:
-    """A figure for each few arms."""
     x = "responses generated" if spent else STEP
     figure = replace(figure, title=f"{figure.title} for {x}" if spent else f"{figure.title} over the steps")
     bands = {arm.name: _band(results, arm, curve_of, spent) for arm in results.arms}

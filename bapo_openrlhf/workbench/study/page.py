@@ -15,19 +15,12 @@ MEANS = "Means over the seeds."
 
 
 def make_study_page(results: Results, provenance: Mapping[str, Any], progress: Progress | None = None) -> str:
-    """The whole page.
-
-    Args:
-        results: The study with the runs that are there. The page says which runs are missing.
-        provenance: Facts by name about what made the study.
-        progress: Wraps the figures (and their number) while they are drawn.
-    """
+    """The whole page, which says which runs are missing. `provenance` has facts by name about what made the study."""
     sections = build(results, provenance)
     return render([results.study.name], sections, command="study", lead=_lead(results), progress=progress)
 
 
 def _lead(results: Results) -> str:
-    """How many runs are there, and how many claims hold."""
     verdicts = [verdict.holds for verdict in claims.judge(results)]
     told = f"{len(results.runs)} of {len(results.study.runs)} runs are there."
     if not verdicts:
@@ -38,7 +31,6 @@ def _lead(results: Results) -> str:
 
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
-    """The page's sections."""
     drawn = [figures.outcome(results)] if results.runs else []
     parts = [_overview, _final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
     middle = [part(results) for part in parts] if results.runs else []

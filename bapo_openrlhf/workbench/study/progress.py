@@ -19,12 +19,8 @@ Draw = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running run
 def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> Iterator[Draw]:
     """The callback for `runner.run_all`: it prints a line when a run ends, and draws bars on a terminal.
 
-    The time left is that of the steps left, at the speed of the steps so far.
-
-    Args:
-        name: The study's name.
-        steps: Number of trainer steps of each run, by the run's name.
-        planned: All runs of the study.
+    The time left is that of the steps left, at the speed of the steps so far. `steps` has the number of trainer steps
+    of each run, by its name.
     """
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -61,7 +57,6 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
 
 
 def _end_of(run: Planned) -> str:
-    """A line about a run that has ended."""
     if not run.done:
         return f"{run.name}: failed; its output is in {run.folder}"
     summary = record.read_summary(run.folder)
@@ -70,6 +65,5 @@ def _end_of(run: Planned) -> str:
 
 
 def _lines_of(run: Planned) -> int:
-    """Number of whole lines in the run's metrics: one per trainer step."""
     file = run.folder / record.METRICS
     return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -33,12 +33,7 @@ TRAIN = ("-m", "bapo_openrlhf.cli", "train")  # arguments of Python
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of the study.
-
-    Attributes:
-        folder: The folder of its record.
-        words: Its command line after `bapo-openrlhf train`.
-    """
+    """A run of the study, with its command line after `bapo-openrlhf train`."""
 
     arm: Arm
     seed: int
@@ -58,8 +53,6 @@ class Planned:
 
 @dataclass
 class Running:
-    """A run that is going on now."""
-
     planned: Planned
     process: subprocess.Popen[bytes]
 
@@ -113,11 +106,9 @@ def require_same(planned: Sequence[Planned]) -> None:
 
 
 def require_same_settings(run: Planned, now: Settings) -> None:
-    """Raise ConfigError if a run was started with other settings: another content of a file that its words name.
+    """Raise ConfigError if a run was started with other settings than its words give now: a file has changed.
 
-    Args:
-        run: A run of the study.
-        now: The settings that its words give now. Those flags that the words have are compared by `require_same`.
+    Those flags that the words have are compared by `require_same`.
     """
     before = record.read_run(run.folder)
     if "config" not in before:
@@ -139,7 +130,6 @@ def require_same_settings(run: Planned, now: Settings) -> None:
 
 
 def _words_in(file: Path) -> list[str]:
-    """The words in a run's command.json."""
     try:
         words = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -171,14 +161,10 @@ def run_all(
     until: float | None,
     seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
 ) -> Outcome:
-    """Run every run that is not done.
+    """Run every run that is not done, in order and several at a time, each with these variables in its environment.
 
-    Args:
-        planned: All runs, in the order in which they are started.
-        parallel: Number of runs at a time.
-        environment: Environment variables that are added for the runs' processes.
-        until: No run is started after this time (`time.monotonic()`); None sets no limit.
-        seen: Called every POLL seconds with the running runs and those that ended since the last call.
+    No run is started after the time `until` (`time.monotonic()`). `seen` is called every POLL seconds with the running
+    runs and those that ended since the last call.
     """
     outcome = Outcome(done=sum(run.done for run in planned))
     waiting = [run for run in planned if not run.done]

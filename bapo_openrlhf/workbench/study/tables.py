@@ -42,7 +42,6 @@ def overview(results: Results) -> Table:
 
 
 def spent(results: Results) -> Table:
-    """What each arm generated, trained on and took, as means over its finished seeds."""
     finished, rows = results.numbers[results.numbers["finished"]], []
     for arm in results.arms:
         means = results.of_arm(finished, arm)[["rollouts", "tokens_trained", "update_tokens", "seconds"]].mean()
@@ -54,7 +53,6 @@ def spent(results: Results) -> Table:
 
 
 def _with_interval(estimate: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
-    """An estimate with its interval, such as 28.1 [26.0, 30.2]."""
     if estimate is None:
         return "–"
     interval = (
@@ -141,7 +139,6 @@ def _benchmark(key: str) -> str:
 
 
 def until(results: Results, target: float) -> Table:
-    """What each arm had spent when it first reached an accuracy."""
     rollouts, tokens = results.until(target, ROLLOUTS), results.until(target, UPDATED)
     rows: list[list[Any]] = []
     for path in results.paths:
@@ -170,7 +167,6 @@ def until(results: Results, target: float) -> Table:
 
 
 def seconds(results: Results) -> Table:
-    """Time by phase, the mean over the finished seeds."""
     spent = results.seconds.reindex([arm.name for arm in results.arms])
     totals, rows = spent.sum(axis=1), []
     for path in results.paths:
@@ -224,7 +220,6 @@ def solved_later(results: Results) -> list[Table]:
 
 
 def arms(results: Results) -> Table:
-    """The flags that make each arm."""
     rows = []
     for arm in results.study.arms:
         words = " ".join(words_of([Path(file).name for file in arm.config], arm.flags)) or "–"
@@ -239,7 +234,6 @@ def flags(results: Results) -> list[Table]:
 
 
 def provenance(metadata: Mapping[str, Any]) -> Table:
-    """What made the study."""
     rows: list[list[Any]] = []
     for name, value in metadata.items():
         parts = value.items() if isinstance(value, Mapping) else [("", value)]
