@@ -4,12 +4,10 @@ Each byte is read only once. A file may also be half-written, or shorter than be
 or rewritten, or replaced. A file that is not the same as before is read again from its beginning.
 """
 
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +15,7 @@ from typing import Any, BinaryIO
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.owner import is_gone
-from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, WARNINGS, mean_of
+from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, WARNINGS, mean_of, parsed
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
@@ -158,18 +156,14 @@ class Follower(Seen):
             setattr(self, attribute, [row for row in map(_row, data.split(b"\n")[:-1]) if row and shape(row)])
             return
         self.damaged.add(name)
-        with suppress(ValueError, RecursionError):
-            document = json.loads(data, parse_constant=lambda word: None)
-            if (shapes.METADATA if name == RUN else shapes.SUMMARY)(document):
-                setattr(self, "run" if name == RUN else "summary", document)
-                self.damaged.discard(name)
+        document = parsed(data)
+        if (shapes.METADATA if name == RUN else shapes.SUMMARY)(document):
+            setattr(self, "run" if name == RUN else "summary", document)
+            self.damaged.discard(name)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line.decode("utf-8"), object_pairs_hook=_shared_keys, parse_constant=lambda word: None)
-    except (ValueError, RecursionError):
-        return None
+    row = parsed(line, _shared_keys)
     return row if shapes.numbers(row) else None
 
 

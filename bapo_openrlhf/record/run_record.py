@@ -27,7 +27,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -240,7 +240,7 @@ def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -
     del last  # empty, or a line that a crash cut short
     rows = []
     for number, line in enumerate(whole, start=1):
-        row = _parsed(line)
+        row = parsed(line)
         if not shape(row):
             shown = line[:80].decode(errors="replace")
             raise ConfigError(f"{path}, line {number}, is damaged: {shown!r} is not a row of {of}")
@@ -363,7 +363,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> Path:
 
 def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
     content = _content(path)
-    document = {} if content is None else _parsed(content)
+    document = {} if content is None else parsed(content)
     if not shape(document):
         raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
     return document
@@ -378,10 +378,10 @@ def _content(path: Path) -> bytes | None:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _parsed(content: bytes) -> Any:
-    """What JSON says, with null for the words that it does not have; None if it is no JSON."""
+def parsed(content: bytes, made: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What JSON says, with null for the words that it does not have; None if it is no JSON. `made` makes objects."""
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=lambda word: None)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=made, parse_constant=lambda word: None)
     except (ValueError, RecursionError):
         return None
 

@@ -1,13 +1,12 @@
 """Stores nested plain state in two files: state.json has its structure, state.safetensors its arrays. It never pickles.
 
-Each file is written completely or not at all, and the JSON has the digests of both. Therefore a file that was cut short
-or changed, or that belongs to another save, raises an error and never yields wrong numbers.
+Each file is written completely or not at all. Their digests are in the manifest of the checkpoint
+(`checkpoint_store.CheckpointStore.check`), which is read before them.
 """
 
 import hashlib
 import json
 import re
-import struct
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -15,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load as load_arrays
 from safetensors.numpy import save as save_arrays
 
 from bapo_openrlhf.record.durable import write_atomically
 
 JSON_FILE, TENSORS_FILE = "state.json", "state.safetensors"
-FORMAT_VERSION = 2
-KIND = "bapo_openrlhf state"
+FORMAT_VERSION = 3
 
 # The types that a safetensors file can hold, by their names in numpy and torch.
 INTEGERS = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
@@ -34,7 +33,6 @@ REFUSED = "a checkpoint holds dense arrays of safetensors' dtypes, in this machi
 # A JSON object with this key represents a value that JSON does not have: {MARK: its type, "of": its content}.
 MARK = "$"
 
-SURROGATE = re.compile("[\ud800-\udfff]")
 blake2b = partial(hashlib.blake2b, digest_size=32)  # 64 hexadecimal digits
 NO_DIGEST = b"0" * 64
 
@@ -46,9 +44,6 @@ class CheckpointError(Exception):
 def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
     """Write `state` to FOLDER/state.json and FOLDER/state.safetensors, and return both paths.
 
-    The tensors are written first. If a save over an older one is interrupted between the two files, the old JSON does
-    not match the new tensors, so loading fails.
-
     A state is made of dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy
     arrays and scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
     safetensors, in the byte order of this machine.
@@ -59,32 +54,26 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
     """
     encoder = _Encoder()
     encoded = encoder.mapping(state)
-    raw = save_arrays(encoder.arrays)
-    json_path, tensors_path = folder / JSON_FILE, folder / TENSORS_FILE
-    write_atomically(tensors_path, raw)
-    tensors = {"bytes": len(raw), "blake2b": blake2b(raw).hexdigest()}
-    write_document(json_path, KIND, {"tensors": tensors, "state": encoded})
-    return [json_path, tensors_path]
+    paths = [folder / JSON_FILE, folder / TENSORS_FILE]
+    for path, content in zip(paths, (json.dumps(encoded).encode("ascii"), save_arrays(encoder.arrays)), strict=True):
+        write_atomically(path, content)
+    return paths
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote. Every value has the same type and the same bits.
+    """Read what `save_state` wrote. Every value has the same type, and every array the same bits.
 
     Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
     gradient. Torch is imported only if there is a tensor.
 
     Raises:
-        CheckpointError: A file is missing, cut short or damaged, or belongs to another save or format.
+        CheckpointError: A file is missing, or cannot be read as what it must be.
     """
-    json_path, tensors_path = folder / JSON_FILE, folder / TENSORS_FILE
-    document = read_document(json_path, KIND)
-    expected = document["tensors"]
-    raw = _read(tensors_path)
-    if len(raw) != expected["bytes"]:
-        raise CheckpointError(f"{tensors_path} has {len(raw)} bytes instead of {expected['bytes']}")
-    if blake2b(raw).hexdigest() != expected["blake2b"]:
-        raise CheckpointError(f"{tensors_path} is damaged or belongs to another save than {json_path.name}")
-    return _decoded(document["state"], load_arrays(raw), tensors_path)
+    structure, arrays = (_read(folder / name) for name in (JSON_FILE, TENSORS_FILE))
+    try:
+        return _decoded(json.loads(structure), load_arrays(arrays))
+    except (SafetensorError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{folder} has a damaged state: {error!r}") from error
 
 
 # ── A JSON object with its digest ──
@@ -139,33 +128,21 @@ class _Encoder:
         self.arrays: dict[str, np.ndarray] = {}  # in C order
 
     def mapping(self, state: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """Encode a dictionary, as a JSON object if its keys allow that."""
-        items = []
-        for key, value in state.items():
+        """Encode a dictionary."""
+        for key in state:
             if type(key) is not str:
                 where = path or "the state"
                 raise TypeError(
                     f"{where} has the key {key!r} of type {type(key).__name__}; a checkpoint's keys are strings"
                 )
-            items.append((self.value(key, path), self.value(value, f"{path}.{key}" if path else key)))
-        if MARK in state or any(type(key) is not str for key, _ in items):
-            return {MARK: "dict", "of": items}
-        return dict(items)
+        items = {key: self.value(value, f"{path}.{key}" if path else key) for key, value in state.items()}
+        return {MARK: "dict", "of": items} if MARK in state else items
 
     def value(self, value: Any, path: str) -> Any:
         """Encode any value. `path` is its place in the state."""
         kind = type(value)
-        if value is None or kind is bool:
+        if value is None or kind in (bool, str, int, float):
             return value
-        if kind is str:
-            # In JSON two lone surrogates look like the character that they form as a pair.
-            return {MARK: "str", "of": [ord(char) for char in value]} if SURROGATE.search(value) else value
-        if kind is int:
-            # Readers of JSON differ beyond 64 bits, and Python limits the digits of decimal numbers.
-            return value if -(2**63) <= value < 2**64 else {MARK: "int", "of": hex(value)}
-        if kind is float:
-            finite = value - value == 0
-            return value if finite else {MARK: "float", "of": struct.pack(">d", value).hex()}
         if kind is dict:
             return self.mapping(value, path)
         if kind is list or kind is tuple:
@@ -196,35 +173,25 @@ class _Encoder:
             raise TypeError(f"{path} has dtype {dtype.str}: {REFUSED}")
 
 
-def _decoded(value: Any, loaded: Mapping[str, Any], path: Path) -> Any:
-    """Inverse of `_Encoder.value`. `loaded` has the arrays by their running numbers, `path` is their file."""
-    decoded = partial(_decoded, loaded=loaded, path=path)
+def _decoded(value: Any, loaded: Mapping[str, Any]) -> Any:
+    """Inverse of `_Encoder.value`. `loaded` has the arrays by their running numbers."""
+    decoded = partial(_decoded, loaded=loaded)
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if MARK not in value:
-        return {key: decoded(item) for key, item in value.items()}
-    kind, content = value[MARK], value["of"]
+    kind, content = (value[MARK], value["of"]) if MARK in value else ("dict", value)
     if kind == "dict":
-        return {decoded(key): decoded(item) for key, item in content}
+        return {key: decoded(item) for key, item in content.items()}
     if kind == "tuple":
         return tuple(decoded(item) for item in content)
-    if kind == "str":
-        return "".join(map(chr, content))
-    if kind == "int":
-        return int(content, 16)
-    if kind == "float":
-        return struct.unpack(">d", bytes.fromhex(content))[0]
     if kind == "scalar":
         dtype, bits = content
         return np.frombuffer(bytes.fromhex(bits), dtype)[0]
-    key, dtype = content if kind == "tensor" else (content, None)
-    if key not in loaded:
-        raise CheckpointError(f"{path} lacks tensor {key}")
     if kind == "array":
-        return loaded[key]
+        return loaded[content]
     import torch
 
+    key, dtype = content
     tensor = torch.from_numpy(loaded[key])
     return tensor.view(getattr(torch, dtype)) if dtype in STORED_AS else tensor

@@ -101,7 +101,7 @@ def test_manifest_by_hand(tmp_path):
     (folder / "more" / "é").write_bytes(b"")
     store.complete("best_global_step12", 12)
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    assert (manifest["format"], manifest["kind"], manifest["step"]) == (2, "bapo_openrlhf checkpoint", 12)
+    assert (manifest["format"], manifest["kind"], manifest["step"]) == (3, "bapo_openrlhf checkpoint", 12)
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("latest", "manifest.json")]
     expected = {}
     for file in files:
@@ -259,7 +259,6 @@ def to_folder(path):
         (f"_critic/{TAG}/mp_rank_00_model_states.pt", Path.unlink, "is missing"),
         (f"_actor/{TAG}/metric.json", cut, "has 1 bytes instead of 2"),
         (f"_actor/{TAG}/metric.json", to_folder, "is not a file"),
-        (f"_adapt/{TAG}/state.json", flip, "is damaged"),
         (f"_adapt/{TAG}/manifest.json", Path.unlink, "is missing"),
         (f"_adapt/{TAG}/manifest.json", cut, "is damaged or cut short"),
         (f"_adapt/{TAG}/manifest.json", flip, "is damaged"),
@@ -276,6 +275,30 @@ def test_damage_is_named_and_passed_over(tmp_path, file, damage, message):
     tag, (report,) = newest(store)
     assert tag == "global_step2" and TAG in report and str(error.value) in report
     assert store.remove_unfinished() == []  # a user may want to look at it
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_all_damage_of_the_state_is_noticed(tmp_path, name):
+    store = save(tmp_path, TAG)
+    path = tmp_path / "_adapt" / TAG / name
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1 << place % 7]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=rf"{name} (has \d+ bytes|is damaged)"):
+                store.check(TAG)
+    path.write_bytes(whole)
+    store.check(TAG)
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.safetensors"])
+def test_files_of_two_saves_never_mix(tmp_path, name):
+    """Even if they have the same size."""
+    store = save(tmp_path, TAG, 1)
+    save(tmp_path, "global_step4", 2)
+    os.replace(tmp_path / "_adapt" / "global_step4" / name, tmp_path / "_adapt" / TAG / name)
+    with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+        store.check(TAG)
 
 
 def test_of_a_model_file_only_the_size_is_checked(tmp_path):
@@ -296,19 +319,6 @@ def rewrite(path, **changes):
     document = json.loads(path.read_bytes()) | changes | {"blake2b": "0" * 64}
     text = json.dumps(document)
     path.write_text(text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1))
-
-
-def test_a_document_of_another_kind(tmp_path):
-    save(tmp_path, "global_step2")
-    store = save(tmp_path, TAG)
-    path = tmp_path / "_adapt" / TAG / "manifest.json"
-    rewrite(path)
-    store.check(TAG)
-    rewrite(path, kind="bapo_openrlhf state")
-    with pytest.raises(CheckpointError) as error:
-        store.check(TAG)
-    assert str(error.value) == f"{path} is not a bapo_openrlhf checkpoint"
-    assert newest(store) == ("global_step2", [f"checkpoint {TAG} is skipped: {error.value}"])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""State files: every value is read with its type and bits, and all damage is noticed."""
+"""State files: every value is read with its type and bits. Documents: all damage is noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.record import state_file
-from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
+from bapo_openrlhf.record.state_file import CheckpointError, load_state, read_document, save_state, write_document
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -37,7 +37,7 @@ TORCH_DTYPES = [*NUMPY_DTYPES, "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 def canonical(value):
     """Convert a value to nested tuples that are equal only for the same types, order of keys and bits."""
     if isinstance(value, float) and type(value) is float:
-        return "float", struct.pack("<d", value)
+        return "float", "nan" if math.isnan(value) else struct.pack("<d", value)
     if type(value) is dict:
         return "dict", tuple((canonical(key), canonical(item)) for key, item in value.items())
     if type(value) in (list, tuple):
@@ -58,8 +58,8 @@ def roundtrip(state, folder):
 
 # ── What is read ──
 
-texts = st.text(max_size=5) | st.text(st.characters(categories=["Cs", "Lu"]), max_size=4)
-keys = texts | st.sampled_from(["$", "of", "dict", "state", "blake2b"])
+texts = st.text(max_size=5) | st.sampled_from(["\ud800", "x\udfff"])  # a tokenizer may decode to a lone surrogate
+keys = texts | st.sampled_from(["$", "of", "dict", "state"])
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 
 
@@ -123,14 +123,13 @@ def test_any_state_comes_back_bit_for_bit(state):
         -0.0,
         math.inf,
         -math.inf,
-        struct.unpack("<d", b"\x01\x02\x03\x04\x05\x06\xf7\xff")[0],  # a signalling NaN with a payload
+        math.nan,
         5e-324,
         2**64 - 1,
         2**64,
         -(2**63) - 1,
-        10**6000,  # Python refuses to write it as decimal digits
+        2**128,  # as the state of PCG64 has them
         True,
-        "\ud83d\ude00",  # two lone surrogates, which in UTF-16 would be one character
         "😀\x00\ud800",
         {"$": "tuple", "of": [1]},
         {"$": {"$": "x"}, "\ud800": ({},)},
@@ -268,215 +267,144 @@ def test_places_at_the_top_and_in_tuples(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ── Damage ──
+# ── What cannot be read. `CheckpointStore.check` finds damage that leaves it readable ──
 
 SMALL = {"a": [np.arange(3, dtype=np.int16), 0.5, "é"], "$": (2**70, math.nan), "r": np.float32(2)}
 NAMES = ["state.json", "state.safetensors"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_missing_file(tmp_path, name):
-    save_state(tmp_path, SMALL)
-    (tmp_path / name).unlink()
-    with pytest.raises(CheckpointError) as error:
-        load_state(tmp_path)
-    assert str(error.value) == f"{tmp_path / name} is missing"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_cut_short_at_any_byte(tmp_path, name):
+def test_files_that_cannot_be_read(tmp_path, name):
     save_state(tmp_path, SMALL)
     whole = (tmp_path / name).read_bytes()
-    for length in range(len(whole)):
+    for length in range(0, len(whole), 7):
         (tmp_path / name).write_bytes(whole[:length])
-        with pytest.raises(CheckpointError) as error:
+        with pytest.raises(CheckpointError, match="has a damaged state"):
             load_state(tmp_path)
-        assert str(tmp_path / name) in str(error.value), length
-        if name.endswith("safetensors"):
-            assert str(error.value).endswith(f"has {length} bytes instead of {len(whole)}")
-    (tmp_path / name).write_bytes(whole + b" ")
-    with pytest.raises(CheckpointError, match=name):
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=rf"{name} is missing"):
+        load_state(tmp_path)
+    (tmp_path / name).mkdir()
+    with pytest.raises(CheckpointError, match=rf"{name} cannot be read"):
         load_state(tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_bit_of_any_byte_flipped(tmp_path, name):
-    save_state(tmp_path, SMALL)
-    whole = (tmp_path / name).read_bytes()
-    for place in range(len(whole)):
-        broken = bytearray(whole)
-        broken[place] ^= 1 << place % 7
-        (tmp_path / name).write_bytes(broken)
-        with pytest.raises(CheckpointError) as error:
-            load_state(tmp_path)
-        assert str(tmp_path / name) in str(error.value), place
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bytes_changed_at_random(tmp_path, name):
-    save_state(tmp_path, SMALL)
-    whole = (tmp_path / name).read_bytes()
-    rng = random.Random(0)
-    for _ in range(500):
-        broken = bytearray(whole)
-        for _ in range(rng.randint(1, 4)):
-            broken[rng.randrange(len(broken))] = rng.choice(b' 0123456789abcdef"{}[],.\n\x00\xff')
-        if broken == whole:
-            continue
-        (tmp_path / name).write_bytes(broken)
-        with pytest.raises(CheckpointError) as error:
-            load_state(tmp_path)
-        assert name in str(error.value)
-
-
-def test_the_same_json_in_other_words_is_damage(tmp_path):
-    save_state(tmp_path, SMALL)
-    path = tmp_path / "state.json"
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
-    with pytest.raises(CheckpointError, match="digest does not match"):
+def test_an_array_that_is_not_there(tmp_path):
+    save_state(tmp_path, {})
+    (tmp_path / "state.json").write_text('{"x": {"$": "array", "of": "7"}}')
+    with pytest.raises(CheckpointError, match="7"):
         load_state(tmp_path)
-
-
-def test_files_of_two_saves_never_mix(tmp_path):
-    """Even if they have the same size."""
-    for folder, value in (("old", 1), ("new", 2)):
-        (tmp_path / folder).mkdir()
-        save_state(tmp_path / folder, {"step": value, "a": np.full(4, value)})
-    os.replace(tmp_path / "new" / "state.safetensors", tmp_path / "old" / "state.safetensors")
-    with pytest.raises(
-        CheckpointError, match=r"state\.safetensors is damaged or belongs to another save than state\.json"
-    ):
-        load_state(tmp_path / "old")
-
-
-def test_unreadable_files(tmp_path):
-    save_state(tmp_path, SMALL)
-    for name in NAMES[::-1]:
-        (tmp_path / name).unlink()
-        (tmp_path / name).mkdir()
-        with pytest.raises(CheckpointError) as error:
-            load_state(tmp_path)
-        assert str(error.value) == f"{tmp_path / name} cannot be read: Is a directory"
 
 
 # ── The format, written here a second time ──
 
-
-def write_signed(path, document):
-    """Write a document with the digest of its own text, in which the digest is zeros."""
-    text = json.dumps(document | {"blake2b": "0" * 64})
-    result = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
-    path.write_text(text.replace("0" * 64, result, 1))
-
-
-def write_by_hand(folder, state, tensors, changes=None):
-    """Write format 2. `tensors` has the dtype (its name in safetensors), shape and bytes by key."""
-    header, data = {}, b""
-    for key, (dtype, shape, raw) in tensors.items():
-        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    raw = struct.pack("<Q", len(text)) + text + data
-    (folder / "state.safetensors").write_bytes(raw)
-    digest = hashlib.blake2b(raw, digest_size=32).hexdigest()
-    meta = {"file": "state.safetensors", "bytes": len(raw), "blake2b": digest}
-    document = {"format": 2, "kind": "bapo_openrlhf state", "blake2b": "", "tensors": meta, "state": state}
-    write_signed(folder / "state.json", document | (changes or {}))
-
-
 EXAMPLE = {
-    "plain": [2**64 - 1, -(2**63), -0.0, "é", None, True],
+    "plain": [2**64, -(2**63), -0.0, "é", "\ud800", None, True],
     "tuple": {"$": "tuple", "of": [1, {"$": "tuple", "of": []}]},
-    "marked": {"$": "dict", "of": [["$", 1], [{"$": "str", "of": [0xD800]}, 2]]},
-    "big": [{"$": "int", "of": "0x10000000000000000"}, {"$": "int", "of": "-0x8000000000000001"}],
-    "nan": {"$": "float", "of": "7ff8000000000001"},
+    "marked": {"$": "dict", "of": {"$": 1, "x": 2}},
     "scalar": {"$": "scalar", "of": ["int16", "0201"]},
     "array": {"$": "array", "of": "0"},
     "tensor": {"$": "tensor", "of": ["1", "bfloat16"]},
 }
-EXAMPLE_TENSORS = {"0": ("U8", [2], b"\x01\x02"), "1": ("I16", [1, 1], b"\xc0\x3f")}
+EXAMPLE_TENSORS = {"0": ("U8", [2], b"\x01\x02"), "1": ("I16", [1, 1], b"\xc0\x3f")}  # dtype, shape and bytes
+VALUE = {
+    "plain": [2**64, -(2**63), -0.0, "é", "\ud800", None, True],
+    "tuple": (1, ()),
+    "marked": {"$": 1, "x": 2},
+    "scalar": np.int16(0x0102),
+    "array": np.array([1, 2], np.uint8),
+    "tensor": torch.tensor([[1.5]], dtype=torch.bfloat16),
+}
 
 
-def test_format_2_is_read(tmp_path):
-    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
-    expected = {
-        "plain": [2**64 - 1, -(2**63), -0.0, "é", None, True],
-        "tuple": (1, ()),
-        "marked": {"$": 1, "\ud800": 2},
-        "big": [2**64, -(2**63) - 1],
-        "nan": struct.unpack(">d", bytes.fromhex("7ff8000000000001"))[0],
-        "scalar": np.int16(0x0102),
-        "array": np.array([1, 2], np.uint8),
-        "tensor": torch.tensor([[1.5]], dtype=torch.bfloat16),
-    }
-    assert canonical(load_state(tmp_path)) == canonical(expected)
+def test_format_3_is_read(tmp_path):
+    header, data = {}, b""
+    for key, (dtype, shape, raw) in EXAMPLE_TENSORS.items():
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    (tmp_path / "state.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (tmp_path / "state.json").write_text(json.dumps(EXAMPLE))
+    assert canonical(load_state(tmp_path)) == canonical(VALUE)
 
 
-def test_format_2_is_what_is_written(tmp_path):
+def test_format_3_is_what_is_written(tmp_path):
     """The structure is compared word for word, the tensors like any reader of safetensors sees them."""
-    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS)
-    state = load_state(tmp_path)
-    (tmp_path / "new").mkdir()
-    save_state(tmp_path / "new", state)
-    document = json.loads((tmp_path / "new" / "state.json").read_bytes())
-    assert document["state"] == EXAMPLE
-    assert list(document) == ["format", "kind", "blake2b", "tensors", "state"]
-    raw = (tmp_path / "new" / "state.safetensors").read_bytes()
+    save_state(tmp_path, VALUE)
+    assert json.loads((tmp_path / "state.json").read_bytes()) == EXAMPLE
+    raw = (tmp_path / "state.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])
-    assert {key: (item["dtype"], item["shape"]) for key, item in header.items()} == {
-        "0": ("U8", [2]),
-        "1": ("I16", [1, 1]),
-    }
+    written = {key: (item["dtype"], item["shape"]) for key, item in header.items()}
+    assert written == {key: (dtype, shape) for key, (dtype, shape, _) in EXAMPLE_TENSORS.items()}
+    assert state_file.FORMAT_VERSION == 3
+
+
+# ── Documents ──
+
+KIND = "a kind"
+
+
+def write_signed(path, changes):
+    """Write a document with the digest of its own text, in which the digest is zeros."""
+    text = json.dumps({"format": 3, "kind": KIND, "blake2b": "0" * 64, "x": "é", **changes})
+    path.write_text(text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1))
+
+
+def test_a_document_is_that_of_the_format(tmp_path):
+    write_signed(tmp_path / "by hand", {})
+    write_document(tmp_path / "written", KIND, {"x": "é"})
+    assert (tmp_path / "by hand").read_bytes() == (tmp_path / "written").read_bytes()
+    assert read_document(tmp_path / "written", KIND)["x"] == "é"
+
+
+def test_bytes_of_a_document_changed_at_random(tmp_path):
+    path = tmp_path / "document"
+    write_document(path, KIND, {"x": [1, 2.5, "é"]})
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    for place in range(len(whole)):
+        for changed in (rng.choice(b' 09af"{}[],.\n\x00\xff'), whole[place] ^ 1 << place % 7):
+            path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
+            if changed != whole[place]:
+                with pytest.raises(CheckpointError, match="document"):
+                    read_document(path, KIND)
+        path.write_bytes(whole[:place])
+        with pytest.raises(CheckpointError, match="document"):
+            read_document(path, KIND)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 0}, "has format 0, but this version reads 2"),
-        ({"format": None}, "has format None, but this version reads 2"),
-        ({"format": 3}, "was written by a newer version: format 3, but this version reads 2"),
-        ({"kind": "bapo_openrlhf checkpoint"}, "is not a bapo_openrlhf state"),
-        ({"kind": None}, "is not a bapo_openrlhf state"),
-        ({"state": {"x": {"$": "array", "of": "7"}}}, "lacks tensor 7"),
+        ({"format": 0}, "has format 0, but this version reads 3"),
+        ({"format": 4}, "was written by a newer version: format 4, but this version reads 3"),
+        ({"kind": "another"}, "is not a a kind"),
+        ({"kind": None}, "is not a a kind"),
     ],
 )
 def test_other_versions_and_kinds(tmp_path, change, message):
-    write_by_hand(tmp_path, EXAMPLE, EXAMPLE_TENSORS, change)
-    with pytest.raises(CheckpointError) as error:
-        load_state(tmp_path)
-    assert message in str(error.value)
-    assert str(error.value).startswith(str(tmp_path / ("state.safetensors" if "lacks" in message else "state.json")))
-
-
-def test_another_versions_digest_is_not_looked_at(tmp_path):
-    """Another version may compute it in another way."""
-    save_state(tmp_path, SMALL)
-    document = json.loads((tmp_path / "state.json").read_text()) | {"format": 9, "blake2b": "sha"}
-    (tmp_path / "state.json").write_text(json.dumps(document))
-    with pytest.raises(CheckpointError, match="newer version: format 9, but this version reads 2"):
-        load_state(tmp_path)
+    write_signed(tmp_path / "document", change)
+    with pytest.raises(CheckpointError, match=message):
+        read_document(tmp_path / "document", KIND)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is damaged or cut short"),
-        ("[1]", "is not a bapo_openrlhf state"),
-        ("{}", "is not a bapo_openrlhf state"),
+        ("[1]", "is not a"),
         ("[" * 100_000, "is damaged or cut short"),
-        ('{"kind": "bapo_openrlhf state"}', "has format None"),
-        ('{"kind": "bapo_openrlhf state", "format": 2}', "is damaged: its digest is None"),
-        ('{"kind": "bapo_openrlhf state", "format": 2, "blake2b": ""}', "is damaged: its digest is ''"),
-        ("é", "is damaged or cut short"),
+        ('{"kind": "a kind"}', "has format None"),
+        ('{"kind": "a kind", "format": 9, "blake2b": "another way"}', "newer version"),
+        ('{"kind": "a kind", "format": 3}', "its digest is None"),
+        ('{"kind": "a kind", "format": 3, "blake2b": ""}', "its digest is ''"),
     ],
 )
 def test_other_files(tmp_path, text, message):
-    save_state(tmp_path, SMALL)
-    (tmp_path / "state.json").write_text(text)
-    with pytest.raises(CheckpointError, match=message) as error:
-        load_state(tmp_path)
-    assert str(error.value).startswith(str(tmp_path / "state.json"))
+    (tmp_path / "document").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_document(tmp_path / "document", KIND)
 
 
 class Trap:
@@ -500,7 +428,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     assert load_state(tmp_path)["b"].tolist() == [1, 1]
     for name in NAMES:
         (tmp_path / name).write_bytes(pickle.dumps(Trap()))
-        with pytest.raises(CheckpointError, match=name):
+        with pytest.raises(CheckpointError):
             load_state(tmp_path)
         save_state(tmp_path, SMALL)
 
@@ -509,13 +437,12 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 
 
 def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
-    """A power cut cannot change the order: content, then name, then folder entry; tensors before JSON."""
+    """A power cut cannot change the order: content, then name, then folder entry."""
     log = []
     fsync, replace = os.fsync, os.replace
 
     def logged_fsync(descriptor):
-        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        log.append(("fsync", path.name, path.stat().st_size if path.is_file() else None))
+        log.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
         fsync(descriptor)
 
     def logged_replace(source, target):
@@ -524,47 +451,11 @@ def test_a_file_is_durable_before_it_has_its_name(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", logged_fsync)
     monkeypatch.setattr(os, "replace", logged_replace)
-    paths = save_state(tmp_path, SMALL)
     expected = []
-    for path in paths[::-1]:
-        unfinished = next(entry[1] for entry in log if entry[0] == "replace" and entry[2] == path.name)
-        expected += [("fsync", unfinished, path.stat().st_size), ("replace", unfinished, path.name)]
-        expected += [("fsync", tmp_path.name, None)]
+    for path in save_state(tmp_path, SMALL):
+        unfinished = f".{path.name}.unfinished"
+        expected += [("fsync", unfinished), ("replace", unfinished, path.name), ("fsync", tmp_path.name)]
     assert log == expected
-
-
-class Killed(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_killed_while_writing_over_an_older_save(tmp_path, monkeypatch, function, count):
-    old, new = {"a": np.zeros(2)}, {"a": np.ones(2)}
-    save_state(tmp_path, old)
-    calls = iter(range(1, 99))
-    original = getattr(os, function)
-
-    def kill(*args):
-        if next(calls) == count:
-            raise Killed
-        return original(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, function, kill)
-        try:
-            save_state(tmp_path, new)
-            killed = False
-        except Killed:
-            killed = True
-    assert killed == (count <= {"fsync": 4, "replace": 2}[function])
-    try:
-        result = canonical(load_state(tmp_path))
-        assert result in (canonical(old), canonical(new))
-    except CheckpointError as error:  # new tensors with the old JSON
-        assert "belongs to another save" in str(error)
-    assert canonical(roundtrip(new, tmp_path)) == canonical(new)
-    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -594,7 +485,3 @@ def test_a_folder_that_is_not_there(tmp_path):
         save_state(tmp_path / "nowhere", {})
     with pytest.raises(CheckpointError, match=r"nowhere/state\.json is missing"):
         load_state(tmp_path / "nowhere")
-
-
-def test_version_is_the_one_that_the_tests_know():
-    assert state_file.FORMAT_VERSION == 2
