@@ -20,7 +20,6 @@ from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.ar3po import AR3PO
 from bapo_openrlhf.methods.arpo import ARPO
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def ar3po(capacity: int = 8, **options) -> AR3PO:
@@ -224,15 +223,6 @@ class TestReuse:
         assert set(seen) == {0.6, 0.7, 0.8}
         assert sum((count - draws / 3) ** 2 / (draws / 3) for count in seen.values()) < 13.8  # 99.9 % point
 
-    def test_seeds_differ_and_repeat(self, make):
-        def draws(seed):
-            method = ar3po(40, seed=seed)
-            run(method, 0, [make([0.6, 0.7, 0.8, 0], "a")])
-            fresh = [make([0] * 4, "a", step=1) for _ in range(30)]
-            return [group.generated[0] for group in run(method, 1, fresh).fresh]
-
-        assert draws(1) == draws(1) != draws(2)
-
     def test_the_filter_sees_the_group_after_the_reuse(self, make):
         method = ar3po(filter="gaussian", gaussian_mean=0.25, gaussian_std=0.01)
         run(method, 0, [make([1, 0, 0, 0], "a")])
@@ -282,36 +272,6 @@ class TestOptions:
         with pytest.raises(ValueError) as error:
             ar3po(**options)
         assert str(error.value) == message
-
-
-class TestState:
-    @pytest.mark.parametrize("train_reused", [False, True])
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path, train_reused):
-        options = {"successes": 4, "train_reused": train_reused}
-        rng = np.random.default_rng(5)
-        steps = [
-            [
-                make((rng.random(4) < 0.2) * rng.choice([0.6, 0.8, 1.0], 4), str(rng.integers(4)), step=step)
-                for _ in range(5)
-            ]
-            for step in range(12)
-        ]
-        whole, halted = ar3po(seed=9, **options), ar3po(seed=9, **options)
-        reused = 0
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = ar3po(**options)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            both = [
-                [(g.uid, names(g), g.baseline, [g.weights_version_of(r) for r in g.responses]) for g in b.fresh]
-                for b in (expected, batch)
-            ]
-            assert both[0] == both[1]
-            assert halted.metrics() == whole.metrics()
-            reused += whole.metrics()["exchange/groups"] * (step >= 6)
-        assert reused > 3 and whole.metrics()["cache/evicted"] > 0
 
 
 def test_side_by_side_with_the_rules(make):

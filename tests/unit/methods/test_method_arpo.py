@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from fractions import Fraction as F
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.arpo import ARPO
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def arpo(capacity: int = 8, **options) -> ARPO:
@@ -138,14 +136,6 @@ class TestExchange:
         assert set(seen) == {(0, 0), (0, 1), (1, 1), (1, 2)}
         assert sum((count - draws / 4) ** 2 / (draws / 4) for count in seen.values()) < 16.3  # 99.9 % point
 
-    def test_seeds_differ_and_repeat(self, make):
-        def draws(seed):
-            method = arpo(40, seed=seed)
-            run(method, 0, [make([1, 1, 1, 0], "a", uid=0)])
-            return [names(g)[0] for g in run(method, 1, [make([0] * 4, "a", step=1) for _ in range(30)]).fresh]
-
-        assert draws(1) == draws(1) != draws(2)
-
 
 class TestBatch:
     def test_the_filter_sees_the_group_after_the_exchange(self, make):
@@ -190,31 +180,6 @@ def test_defaults_are_those_of_the_authors():
     method = arpo()
     assert isinstance(method, Method) and method.cache.capacity == 8
     assert (method.success_above, method.std_below, method.mean_below) == (F("0.1"), F("0.05"), F("0.2"))
-
-
-class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path):
-        rng = np.random.default_rng(5)
-        steps = [
-            [make((rng.random(3) < 0.3), str(rng.integers(4)), step=step, uid=10 * step + i) for i in range(5)]
-            for step in range(12)
-        ]
-        whole, halted = arpo(seed=9, successes=4), arpo(seed=9, successes=4)
-        exchanged = 0
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = arpo(successes=4)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            both = [
-                [(g.uid, names(g), [g.weights_version_of(r) for r in g.responses]) for g in b.fresh]
-                for b in (expected, batch)
-            ]
-            assert both[0] == both[1]
-            assert halted.metrics() == whole.metrics()
-            exchanged += whole.metrics()["exchange/groups"] * (step >= 6)
-        assert exchanged > 3 and whole.metrics()["cache/evicted"] > 0
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from reference_authors_code import AuthorsCode as Reference
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.methods.bapo_authors_code import AuthorsCode
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 C2, C3 = (F(1, 8), F(3, 8)), (F(3, 8), F(6, 8))
 
@@ -167,30 +166,6 @@ def test_a_part_of_x2_is_relative_to_what_is_kept(make_group):
     assert sum(group.size for group in batch.reevaluated) == 8
     for group in batch.reevaluated:
         assert group.mean == sum(map(F, group.rewards)) / group.size
-
-
-def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
-    def drive(method, start, steps):
-        batches = []
-        for t in range(start, start + steps):
-            rng = random.Random(t)
-            named = method.begin_step(t)
-            uid = iter(range(100 * t, 100 * t + 99))
-            fresh = [make_group(rng.randrange(9), prompt=f"p{rng.randrange(30)}", step=t, uid=next(uid))
-                     for _ in range(5)]  # fmt: skip
-            again = [make_group(rng.randrange(9), prompt=prompt, step=t, uid=next(uid)) for prompt in named]
-            batch = method.build_batch(t, fresh, again)
-            batches.append([[p.text for p in named], uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed)])
-        return batches
-
-    flags = {"moving": True, "buffer_size": 12, "max_reevaluated_prompts": 2}
-    whole = authors_code(3, **flags)
-    drive(whole, 0, 9)
-    resumed = authors_code(99, **flags)
-    save_state(tmp_path, whole.state_dict())
-    resumed.load_state_dict(load_state(tmp_path))
-    assert whole.again and drive(resumed, 9, 12) == drive(whole, 9, 12)
-    assert resumed.again == whole.again
 
 
 def test_without_replay_x3_is_empty(make_group):

@@ -15,7 +15,6 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.monitor import off_policy
 from bapo_openrlhf.methods.bapo_bound import BoundBAPO
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 EPS = 1e-6
 
@@ -197,19 +196,6 @@ def drive(method, steps: int, make_group, start: int = 0):
         method.observe_distances(step, {group: rng.random() / 3 for _, group in batch.with_sources()})
         batches.append((uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed), method.metrics()))
     return batches
-
-
-def test_resumed_it_goes_on_as_if_it_had_not_stopped(make_group, tmp_path):
-    """With the state as a checkpoint has it."""
-    flags = {"reevaluate_every": 2, "max_reevaluated_prompts": 2, "buffer_size": 9}
-    whole, resumed = bound_bapo(3, **flags), bound_bapo(99, **flags)
-    drive(whole, 9, make_group)
-    save_state(tmp_path, whole.state_dict())
-    assert whole.last and whole.sums
-    later = drive(whole, 9, make_group, start=9)
-    resumed.load_state_dict(load_state(tmp_path))
-    assert drive(resumed, 9, make_group, start=9) == later
-    assert any(metrics["bound/below_least"] for *_, metrics in later) and any(replayed for *_, replayed, _ in later)
 
 
 def test_a_step_does_not_change_a_state_that_was_taken_before(make_group):

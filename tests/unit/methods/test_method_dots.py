@@ -19,7 +19,6 @@ from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.methods.dots import DOTS, HistoryPredictor
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 A, B, C, D, E = (Prompt(text) for text in "ABCDE")
 
@@ -307,29 +306,6 @@ class TestMetrics:
 
 
 class TestState:
-    def test_a_resumed_run_equals_an_uninterrupted_one(self, make_group, tmp_path):
-        prompts = [Prompt(str(number)) for number in range(40)]
-
-        def steps(method: DOTS, first: int, last: int) -> list[tuple]:
-            record = []
-            for step in range(first, last):
-                chosen = method.choose_prompts(step, prompts, 6)
-                fresh = [
-                    make_group((7 * at + step) % 9, prompt=prompts[at], step=step, uid=100 * step + at) for at in chosen
-                ]
-                batch = run(method, fresh, step)
-                record.append((chosen, uids(batch.fresh), uids(batch.replayed), stored(method), method.metrics()))
-            return record
-
-        changes = {"capacity": 6, "buffer_groups": 9, "temperature": 0.1}
-        whole = steps(dots(seed=3, **changes), 0, 12)
-        method = dots(seed=3, **changes)
-        assert steps(method, 0, 7) == whole[:7]
-        save_state(tmp_path, method.state_dict())
-        other = dots(seed=4, **changes)
-        other.load_state_dict(load_state(tmp_path))
-        assert steps(other, 7, 12) == whole[7:]
-
     def test_stored_groups_come_back_whole(self, make_group):
         method, (old,) = filled(make_group, 1)
         other = dots()

@@ -17,7 +17,6 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.exgrpo import ExGRPO
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 STARTED = F(0)  # Pass@1 to be above: the first right response starts it
 
@@ -301,31 +300,6 @@ def test_options_out_of_range(options, message):
 
 
 class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make, tmp_path):
-        def play(interrupted):
-            rng, method, seen = np.random.default_rng(5), exgrpo(seed=9, start_above=F(2, 5)), []
-            uids = itertools.count()
-
-            def group(prompt, step):
-                rewards, entropies = rng.random(4) < rng.random(), rng.integers(1, 9, 4).tolist()
-                return make(rewards, prompt, entropies=entropies, step=step, uid=next(uids))
-
-            for step in range(16):
-                if step in interrupted:
-                    save_state(tmp_path, method.state_dict())
-                    method = exgrpo(start_above=F(2, 5))
-                    method.load_state_dict(load_state(tmp_path))
-                fresh = [group(str(rng.integers(12)), step) for _ in range(5)]
-                batch = run(method, step, fresh, lambda prompt, step=step: group(prompt, step))
-                rows = [[(g.uid, names(g), [g.weights_version_of(r) for r in g.responses]) for g in part]
-                        for part in (batch.fresh, batch.reevaluated)]  # fmt: skip
-                seen.append((rows, stored(method), set(method.retired), method.metrics()))
-            return seen
-
-        whole = play(())
-        assert play((1, 4, 9, 10)) == whole
-        assert whole[-1][3]["experience/retired"] > 0 and sum(len(rows[1]) for rows, *_ in whole) > 10
-
     def test_a_state_does_not_change_later(self, make):
         method = started()
         run(method, 0, [make([0, 1, 1, 0], "a")])

@@ -130,17 +130,6 @@ class TestDraw:
             method.replay.add(make_group(4, step=step))
         assert len(method.build_batch(9999, [], []).replayed) == 4
 
-    def test_seeds_differ_and_repeat(self, make_group):
-        stored = [make_group(4) for _ in range(30)]
-
-        def drawn(seed):
-            method = freshness(seed=seed)
-            for group in stored:
-                method.replay.add(group)
-            return uids(run(method, 1).replayed)
-
-        assert drawn(1) == drawn(1) != drawn(2)
-
 
 class TestBatch:
     def test_fresh_groups_first_and_a_step_s_own_are_not_replayed(self, make_group):

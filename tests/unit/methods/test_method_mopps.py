@@ -17,7 +17,6 @@ from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods import Method
 from bapo_openrlhf.methods.mopps import MoPPS
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 A, B, C, D = (Prompt(text) for text in "ABCD")
 
@@ -260,27 +259,6 @@ class TestMetrics:
 
 
 class TestState:
-    def test_a_resumed_run_equals_an_uninterrupted_one(self, make_group, tmp_path):
-        prompts = [Prompt(str(number)) for number in range(40)]
-
-        def steps(method: MoPPS, first: int, last: int) -> list[tuple[list[int], list[int], dict[str, float]]]:
-            record = []
-            for step in range(first, last):
-                chosen = method.choose_prompts(step, prompts, 6)
-                fresh = [
-                    make_group((7 * at + step) % 9, prompt=prompts[at], step=step, uid=100 * step + at) for at in chosen
-                ]
-                record.append((chosen, [group.uid for group in run(method, fresh, step).fresh], method.metrics()))
-            return record
-
-        whole = steps(mopps(capacity=5, seed=3), 0, 12)
-        method = mopps(capacity=5, seed=3)
-        assert steps(method, 0, 7) == whole[:7]
-        save_state(tmp_path, method.state_dict())
-        other = mopps(capacity=5, seed=4)
-        other.load_state_dict(load_state(tmp_path))
-        assert steps(other, 7, 12) == whole[7:]
-
     def test_it_is_a_copy(self, make_group):
         method, other = mopps(), mopps()
         seen(method, make_group, A=[1.0, 0.0])

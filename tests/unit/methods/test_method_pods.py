@@ -19,7 +19,6 @@ from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.pods import PODS, most_varied
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def pods(capacity: int = 8, **options) -> PODS:
@@ -172,25 +171,6 @@ class TestOptions:
 
     def test_bounds_are_in_range(self):
         assert [pods(keep=value).kept for value in (0, 2, 8)] == [2, 2, 8]
-
-
-class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        """The filter draws, so the generator is the whole state."""
-        options = {"filter": "gaussian", "gaussian_std": 0.1}
-        right = np.random.default_rng(1).integers(0, 9, (10, 6)).tolist()
-        whole, halted, kept = pods(seed=4, **options), pods(seed=4, **options), set()
-        for step, row in enumerate(right):
-            fresh = [make_group(int(number), step=step) for number in row]
-            if step == 5:
-                save_state(tmp_path, halted.state_dict())
-                halted = pods(seed=5, **options)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            assert [(g.uid, places(g)) for g in batch.fresh] == [(g.uid, places(g)) for g in expected.fresh]
-            assert uids(batch.filtered) == uids(expected.filtered)
-            kept |= {(step >= 5, group.mean) for group in batch.fresh}
-        assert len(kept) >= 2
 
 
 @settings(derandomize=True, database=None)

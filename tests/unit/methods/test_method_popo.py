@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.methods.popo import POPO
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def popo(capacity: int = 4, **options) -> POPO:
@@ -67,28 +65,3 @@ def test_random_runs_follow_the_rule_of_the_source(make_group, data):
         places = capacity - len(batch.fresh)
         assert uids(batch.replayed) == [group.uid for _, group in zip(range(places), reversed(effective), strict=False)]
         effective += kept
-
-
-class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        right = np.random.default_rng(1).integers(0, 5, (12, 6)).tolist()
-        steps = [[make_group(count, size=4, step=step) for count in row] for step, row in enumerate(right)]
-        options = {"filter": "gaussian"}  # which draws
-        whole, halted, replayed = popo(6, **options), popo(6, **options), 0
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = popo(6, seed=5, **options)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            assert [uids(groups) for groups in (batch.fresh, batch.replayed, batch.filtered)] == [
-                uids(groups) for groups in (expected.fresh, expected.replayed, expected.filtered)
-            ]
-            assert halted.metrics() == whole.metrics()
-            replayed += len(batch.replayed)
-        assert replayed > 10
-
-    def test_its_format(self):
-        state = popo().state_dict()
-        assert list(state) == ["method", "version", "rng", "replay"]
-        assert (state["method"], state["version"], state["replay"]["groups"]) == ("popo", 1, [])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from fractions import Fraction as F
 
-import numpy as np
 import pytest
 import reference_rules as rules
 from hypothesis import given, settings
@@ -217,28 +215,6 @@ class TestBatch:
 
 
 class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        def play(interrupted):
-            rng, method, seen, uids = np.random.default_rng(5), prompt_replay(6, cooldown=2), [], itertools.count()
-
-            def group(prompt, step):
-                return make_group(int(rng.integers(0, 9)), prompt=prompt, step=step, uid=next(uids))
-
-            for step in range(20):
-                if step in interrupted:
-                    save_state(tmp_path, method.state_dict())
-                    method = prompt_replay(6, cooldown=2, seed=7)
-                    method.load_state_dict(load_state(tmp_path))
-                fresh = [group(PROMPTS[rng.integers(12)], step) for _ in range(4)]
-                named, batch = run(method, step, fresh, lambda p, step=step: group(p, step) if p != A else None)
-                parts = (batch.fresh, batch.reevaluated, batch.cut)
-                seen.append((named, [[g.uid for g in part] for part in parts], method.metrics()))
-            return seen
-
-        whole = play(())
-        assert play((1, 4, 9, 10)) == whole
-        assert sum(len(named) for named, *_ in whole) > 20
-
     def test_prompts_that_are_away_stay_away(self, make_group, tmp_path):
         method, other = prompt_replay(cooldown=0), prompt_replay(cooldown=0)
         method.build_batch(0, [make_group(1, size=3, prompt=A)], [])  # 1/3 is no short decimal number

@@ -163,17 +163,6 @@ class TestStore:
         expected = draws / math.comb(5, 2)
         assert sum((count - expected) ** 2 / expected for count in seen.values()) < 27.9  # 99.9 % point
 
-    def test_seeds_differ_and_repeat(self, make_group):
-        stored = [make_group(4) for _ in range(20)]
-        fresh = [make_group(4, step=1) for _ in range(6)]
-
-        def drawn(seed):
-            method = remix(seed=seed)
-            run(method, 0, stored)
-            return uids(run(method, 1, fresh).replayed)
-
-        assert drawn(1) == drawn(1) != drawn(2)
-
 
 def test_metrics_by_hand(make_group):
     """8 responses of 3 + 2 tokens: 5 ids and 2 log-probs of 4 bytes each are 28 bytes, 224 a group."""

@@ -19,7 +19,6 @@ from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.rollout_replay import RolloutReplay
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def rollout_replay(capacity: int = 8, **options) -> RolloutReplay:
@@ -115,16 +114,6 @@ class TestDraw:
         for count in (0, -1):
             groups, drawn = method.draw(count)
             assert groups == [] and len(drawn) == 0
-
-    def test_seeds_differ_and_repeat(self, make_group):
-        stored = [make_group(4) for _ in range(8)]
-
-        def drawn(seed):
-            method = rollout_replay(seed=seed)
-            run(method, 0, stored)
-            return names(method.draw(10)[0])
-
-        assert drawn(1) == drawn(1) != drawn(2)
 
 
 class TestAdvantages:
@@ -281,28 +270,6 @@ class TestLedger:
         parts = [stored.keep([place], relative_to="generated") for place in (0, 1)]
         with pytest.raises(RuntimeError, match=rf"group {stored.uid} was generated 0 time\(s\) .* 'replayed'\]"):
             Ledger().settle([fresh], Batch(fresh=[fresh], replayed=parts))
-
-
-class TestState:
-    def test_saved_and_loaded_goes_on_as_if_uninterrupted(self, make_group, tmp_path):
-        def new(seed):
-            return rollout_replay(8, buffer_responses=11 * 8, oldest=3, warm_up=2, seed=seed)
-
-        right = np.random.default_rng(1).integers(0, 9, (12, 5)).tolist()
-        steps = [[make_group(int(number), step=step) for number in row] for step, row in enumerate(right)]
-        whole, halted, after = new(4), new(4), 0
-        for step, fresh in enumerate(steps):
-            if step == 6:
-                save_state(tmp_path, halted.state_dict())
-                halted = new(5)
-                halted.load_state_dict(load_state(tmp_path))
-            expected, batch = run(whole, step, fresh), run(halted, step, fresh)
-            assert (names(batch.fresh), names(batch.replayed)) == (names(expected.fresh), names(expected.replayed))
-            for mine, theirs in zip(batch.replayed, expected.replayed, strict=True):
-                assert np.array_equal(advantages(mine), advantages(theirs))
-            assert halted.metrics() == whole.metrics()
-            after += len(batch.replayed) * (step > 6)
-        assert whole.metrics()["buffer/replay_evicted"] > 0 < whole.metrics()["buffer/replay_expired"] and after > 10
 
 
 def test_side_by_side_with_the_rules(make_group):

@@ -109,6 +109,7 @@ STATES = {
     "rollout_replay": "rng replay",
     "ar3po": "rng cache",
     "pods": "rng",
+    "popo": "rng replay",
 }
 
 
