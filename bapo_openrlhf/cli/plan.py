@@ -7,7 +7,6 @@ from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, constants_of
-from bapo_openrlhf.workbench.planning.plan import Plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, ModelShape, shape_of_actor
 from bapo_openrlhf.workbench.planning.workload import Workload
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     constants = constants_of(mine.gpu)
     args = arguments.parse(rest, prog)
 
-    from bapo_openrlhf.workbench.planning.output import page  # it imports pandas, and OpenRLHF is asked for first
+    from bapo_openrlhf.workbench.planning.output import Plan, page  # it imports pandas, and OpenRLHF is asked for first
 
     shapes = _shapes(mine.models, args.actor.model_name_or_path)
     args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them

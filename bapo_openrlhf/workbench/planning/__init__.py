@@ -8,6 +8,5 @@ memory      bytes on a GPU and of the replay buffer, and what does not fit
 host        bytes in a machine's memory, and on the disk
 proposal    the ZeRO stage, and whether activations are computed again
 verdict     whether the configuration fits, and what to change
-plan        the rows of a plan, by algorithm, and by model and GPUs
-output      the plan as a page of tables
+output      the plan as a page of tables, by algorithm, and by model and GPUs
 """

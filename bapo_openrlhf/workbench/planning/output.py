@@ -1,16 +1,60 @@
-"""A plan as a page of tables."""
+"""A plan as a page of tables: what each algorithm does, and what each model takes on each number of GPUs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import pandas as pd
 
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.planning.constants import GIB
+from bapo_openrlhf.workbench.planning.constants import GIB, Constants
+from bapo_openrlhf.workbench.planning.groups import average_groups, critic_groups, replayable_groups, rollouts
 from bapo_openrlhf.workbench.planning.host import host_memory
-from bapo_openrlhf.workbench.planning.memory import REASONS, Memory
-from bapo_openrlhf.workbench.planning.plan import Plan
+from bapo_openrlhf.workbench.planning.memory import REASONS, TOKEN, Memory, gpu_memory, replay_bytes
+from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.verdict import verdict
-from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
+from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a plan is made from. `gpus` are in rising order, `gpu` is their kind, `steps` are those of the whole run."""
+
+    shapes: Sequence[ModelShape]
+    gpus: Sequence[int]
+    workload: Workload
+    constants: Constants
+    steps: int
+    gpu: str
+
+    def counts(self, algorithm: Algorithm) -> dict[str, Any]:
+        """What an algorithm does on any model and number of GPUs.
+
+        Groups, `responses` and the tokens of responses in the updates of actor and critic (`update_tokens`,
+        `critic_tokens`) are those of an average step; `rollouts` are the responses of the whole run. The buffers are on
+        the host. `replay_bytes` are expected, and `replay_bytes_most` are those of a buffer full of the longest
+        samples. `hard_bytes` are those of a full hard buffer, which holds only prompts.
+        """
+        workload, constants = self.workload, self.constants
+        groups, (prompt, response) = average_groups(algorithm, workload, constants), workload.lengths(constants)
+        size, buffers = workload.args.rollout.n_samples_per_prompt, float(algorithm.adapted)
+        stored, most = buffers * replayable_groups(workload, constants), buffers * workload.replay_capacity
+        return {
+            "method": algorithm.name,
+            **asdict(groups),
+            "trained": groups.trained,
+            "responses": size * groups.generated,
+            "update_tokens": size * groups.trained * response,
+            "critic_tokens": size * critic_groups(algorithm, workload, groups, self.steps) * response,
+            "rollouts": rollouts(algorithm, workload, constants, self.steps),
+            "replay_bytes": replay_bytes(workload, prompt, response, stored),
+            "replay_bytes_most": replay_bytes(workload, workload.prompt_tokens, workload.response_tokens, most),
+            "hard_bytes": buffers * workload.args.adapt.buffer_size * TOKEN * prompt,
+        }
+
+    def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Memory:
+        """What a model takes on so many GPUs."""
+        return gpu_memory(shape, self.workload, self.constants, algorithm, gpus)
 
 
 def page(plan: Plan) -> str:

@@ -50,7 +50,6 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
 
 
 def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
-    """A sentence if what the plan proposes has a lower ZeRO stage or less recomputation than the configuration."""
     flags = proposed(shape, gpus, workload, constants)
     current = {STAGE: workload.args.ds.zero_stage, RECOMPUTES: workload.args.actor.gradient_checkpointing_enable}
     if not flags or flags == current or any(flags[flag] > current[flag] for flag in flags):

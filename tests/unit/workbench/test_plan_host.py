@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import main
-from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.host import host_memory
-from bapo_openrlhf.workbench.planning.memory import gpu_memory
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,11 +64,6 @@ def test_a_checkpoint_by_hand():
     assert host({"ds.lora.rank": 4, "ds.lora.target_modules": ["q_proj"]}).checkpoint == 2 * (
         2 * N + 12 * 36 * 4 * (2560 + 4096)
     )
-
-
-def test_the_preset_leaves_a_tenth_of_each_gpu_free():
-    planned = gpu_memory(SHAPES["4B"], PRESET, CONSTANTS, BA_PPO, 8)
-    assert planned.word == "fits" and planned.gib + 6 < 0.9 * 80 and CONSTANTS.reserve_bytes == 6 * GIB
 
 
 def test_the_page_has_a_row_for_each_number_of_gpus(capsys):
