@@ -232,7 +232,6 @@ class CheckpointStore:
     # ── Files. Paths are relative to `self.path` and have slashes ──
 
     def _refuse_links(self, path: str) -> None:
-        """Raise CheckpointError if any part of `path` below ckpt.path is a symbolic link."""
         step = self.path
         for name in PurePosixPath(path).parts:
             step = step / name
@@ -296,8 +295,6 @@ def step_of(tag: str) -> int:
 
 
 def _entries(top: Path) -> Iterator[Path]:
-    """Every file and link below a folder, if it is there."""
-
     def stop(error: OSError) -> None:
         raise error
 

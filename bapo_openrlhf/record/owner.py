@@ -153,7 +153,6 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _claim(path: Path, me: dict[str, Any]) -> None:
-    """Write the file, unless its owner has given a sign of life."""
     mine = path.with_name(f"{LOCK}.{me['id']}")
     try:
         mine.write_bytes(_text(me))
@@ -177,7 +176,6 @@ def _beat(path: Path, ended: threading.Event) -> None:
 
 
 def _gone(owner: dict[str, Any]) -> bool:
-    """Whether the owner was a process of this machine that is there no more."""
     if owner.get("at") is None or owner.get("at") != _place():
         return False
     try:
@@ -209,7 +207,6 @@ def _refusal(folder: Path, field: str, what: str, instead: str) -> ConfigError:
 
 
 def _owner(path: Path) -> dict[str, Any] | None:
-    """What the owner has written. None if nobody has."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

@@ -236,7 +236,7 @@ def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -
     Raises:
         ConfigError: The file cannot be read, or an earlier line has not the shape of a row `of` this kind.
     """
-    *whole, last = (_content(path) or b"").split(b"\n")
+    *whole, last = (content(path) or b"").split(b"\n")
     del last  # empty, or a line that a crash cut short
     rows = []
     for number, line in enumerate(whole, start=1):
@@ -355,21 +355,22 @@ def _line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> Path:
+def _write(path: Path, document: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(plain(path.name, content), indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(plain(path.name, document), indent=2, allow_nan=False) + "\n").encode())
     return path
 
 
 def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
-    content = _content(path)
-    document = {} if content is None else parsed(content)
+    found = content(path)
+    document = {} if found is None else parsed(found)
     if not shape(document):
         raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
     return document
 
 
-def _content(path: Path) -> bytes | None:
+def content(path: Path) -> bytes | None:
+    """The bytes of a file; None if it is not there."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -378,10 +379,10 @@ def _content(path: Path) -> bytes | None:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def parsed(content: bytes, made: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+def parsed(text: bytes, made: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
     """What JSON says, with null for the words that it does not have; None if it is no JSON. `made` makes objects."""
     try:
-        return json.loads(content.decode("utf-8"), object_pairs_hook=made, parse_constant=lambda word: None)
+        return json.loads(text.decode("utf-8"), object_pairs_hook=made, parse_constant=lambda word: None)
     except (ValueError, RecursionError):
         return None
 

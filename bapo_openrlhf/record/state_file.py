@@ -174,7 +174,6 @@ class _Encoder:
 
 
 def _decoded(value: Any, loaded: Mapping[str, Any]) -> Any:
-    """Inverse of `_Encoder.value`. `loaded` has the arrays by their running numbers."""
     decoded = partial(_decoded, loaded=loaded)
     if isinstance(value, list):
         return [decoded(item) for item in value]

@@ -1,6 +1,5 @@
 """Comparison of two evaluations of the same problems, paired problem by problem."""
 
-import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range, as_range
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import with_interval
@@ -72,13 +72,12 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         **provenance(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    store.write_text(out / f"{COMPARE}.json", json.dumps(result, indent=2) + "\n")
-    store.write_text(out / f"{COMPARE}.md", _markdown(result))
+    store.write_json(out / f"{COMPARE}.json", result)
+    write_atomically(out / f"{COMPARE}.md", _markdown(result).encode())
     return result
 
 
 def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
-    """Name, folder and settings. If the name is not unique, the folder becomes a part of it."""
     name = evaluation.settings["name"] + ("" if unique else f" ({evaluation.folder})")
     return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}
 

@@ -129,7 +129,6 @@ def _generator(manifest: Path, name: str) -> str | None:
 
 
 def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterator[BenchmarkProblem]:
-    """The problems of a file, read and looked at as the rows of training are."""
     names = {"input_key": columns.input, "label_key": columns.label}
     (part,) = read(DataRequest(flag, str(file), names), download=False).parts
     values = Values(names, chat=chat)

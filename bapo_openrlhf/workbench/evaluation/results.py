@@ -1,6 +1,5 @@
 """Estimates from the finished problems, and the files for readers: results.json, .csv and .md."""
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
+from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
@@ -58,9 +58,9 @@ def write(
         "seed": request.sampling.seed,
         **provenance(),
     }
-    store.write_text(request.out / f"{RESULTS}.json", json.dumps(results, indent=2) + "\n")
-    store.write_text(request.out / f"{RESULTS}.csv", _csv(results))
-    store.write_text(request.out / f"{RESULTS}.md", _markdown(results))
+    store.write_json(request.out / f"{RESULTS}.json", results)
+    for ending, text in (("csv", _csv(results)), ("md", _markdown(results))):
+        write_atomically(request.out / f"{RESULTS}.{ending}", text.encode())
     return results
 
 
@@ -184,7 +184,6 @@ def _markdown(results: Mapping[str, Any]) -> str:
 
 
 def _csv(results: Mapping[str, Any]) -> str:
-    """A line for each number of the paper and of this run, in percent, or in tokens for the metric tokens."""
     runs, lines = results["settings"]["sampling"]["runs"], []
     for block in paper.blocks_with(results["benchmarks"]):
         for row in block.rows:

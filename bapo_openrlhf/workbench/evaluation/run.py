@@ -63,10 +63,9 @@ def _evaluate(request: Request) -> dict[str, Any]:
 
 
 def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Everything that the responses depend on, in the form of settings.json."""
     return {
         "name": request.name,
-        "model": {"path": request.model, "fingerprint": store.fingerprint(request.model)},
+        "model": {"path": request.model, "files": store.files_of(request.model)},
         "sampling": asdict(request.sampling),
         "chat_template": request.chat_template,
         "limit": request.limit,

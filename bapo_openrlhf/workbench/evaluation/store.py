@@ -4,25 +4,22 @@ A line is written as soon as the problem's responses have been judged. If the pr
 be incomplete, and the next start cuts it off. So the same command resumes an evaluation.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf import machine
 from bapo_openrlhf.adapt.rewards import as_range
-from bapo_openrlhf.errors import ConfigError, one_line
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record import shapes
 from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
-from bapo_openrlhf.workbench.prepare.source_rows import digest
 
-FORMAT = 1
 SETTINGS = "settings.json"
 _MODEL_FILES = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt", ".py")
 
@@ -35,7 +32,7 @@ def _is_range(value: Any) -> bool:
     return True
 
 
-_MODEL = shapes.fields({"path": shapes.text, "fingerprint": shapes.text})
+_MODEL = shapes.fields({"path": shapes.text, "files": shapes.text})
 _SAMPLING = shapes.fields({"runs": shapes.whole}, required=("runs",))
 _BENCHMARKS = shapes.map_of(shapes.fields({"reward_range": _is_range, "sha256": shapes.text}))
 _SHAPE = shapes.fields(
@@ -57,35 +54,19 @@ _ROW = shapes.fields(
 # ── settings ──
 
 
-def fingerprint(model: str) -> str:
-    """A text that identifies the content of a model. A copy has the same one; another checkpoint has a different one.
-
-    For a folder it is a digest of the files. For a name on the hub it is the commit of its config.json.
+def files_of(model: str) -> str:
+    """What tells a model's files from those of another checkpoint in the same place. A model on the hub is its name.
 
     Raises:
-        ConfigError: There is no such model, neither here nor on the hub.
+        ConfigError: There is no such folder.
     """
     check_model("model", model)
     folder = at_home(model)
     if not folder.is_dir():
-        return f"commit {_commit(model)}"
-    files = sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file())
-    names = "".join(f"{path.name}\0{digest(path)}\0" for path in files)
-    return f"sha256 {hashlib.sha256(names.encode()).hexdigest()}"
-
-
-def _commit(model: str) -> str:
-    machine.prepare()  # It sets HF_HUB_OFFLINE unless the user did.
-    from huggingface_hub import hf_hub_download
-
-    try:
-        config = hf_hub_download(model, "config.json")
-    except Exception as error:  # There is no such name, no network or no access.
-        raise ConfigError(
-            f"model is {model}; there is no such folder, and the hub does not provide it{machine.offline()}: "
-            f"{one_line(error)}"
-        ) from error
-    return Path(config).parent.name  # .../snapshots/COMMIT/config.json
+        return model
+    files = [path.stat() for path in folder.iterdir() if path.suffix in _MODEL_FILES and path.is_file()]
+    newest = datetime.fromtimestamp(max((file.st_mtime for file in files), default=0.0), UTC)
+    return f"{len(files)} files with {sum(file.st_size for file in files)} bytes, the newest of {newest.isoformat()}"
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -94,10 +75,8 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     More benchmarks, a larger limit, and other names and paths of the same things are allowed, and another range of
     rewards, because the rows have rewards as they were given.
 
-    Args:
-        folder: The folder of the evaluation.
-        settings: {"name", "model": {"path", "fingerprint"}, "sampling": {...}, "chat_template", "limit",
-            "benchmarks": {name: {"file", "sha256", "columns", "reward", "reward_sha256", "reward_range"}}}
+    The settings are {"name", "model": {"path", "files"}, "sampling": {...}, "chat_template", "limit", "benchmarks":
+    {name: {"file", "sha256", "columns", "reward", "reward_sha256", "reward_range"}}}.
 
     Raises:
         ConfigError: The settings differ. The message names the first difference.
@@ -125,26 +104,15 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write settings.json. The folder is made if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / SETTINGS, json.dumps({"format": FORMAT, **settings}, indent=2) + "\n")
+    write_json(folder / SETTINGS, settings)
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """The content of a folder's settings.json.
-
-    Raises:
-        ConfigError: The file is missing, is not JSON, or has another format.
-    """
+    """The content of a folder's settings.json; a ConfigError if it is none of an evaluation."""
     path = folder / SETTINGS
     if not path.is_file():
         raise ConfigError(f"{folder} has no {SETTINGS}; it must be the folder that `evaluate` wrote, runs/eval/NAME")
-    try:
-        settings = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise ConfigError(f"{path} is not JSON; it must be the settings of an evaluation") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    if isinstance(settings, dict) and settings.get("format") != FORMAT:
-        raise ConfigError(f"{path} has format {settings.get('format')!r}; this version reads only format {FORMAT}")
+    settings = record.parsed(record.content(path) or b"")
     if not _SHAPE(settings):
         raise ConfigError(f"{path} is damaged: it must be the settings of an evaluation")
     return settings
@@ -154,7 +122,7 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Names and values of everything that must be the same. Only the limit may grow."""
     compared = {
         "limit": settings["limit"],
-        "model's fingerprint": settings["model"].get("fingerprint"),
+        "model": settings["model"].get("files"),
         "chat_template": settings["chat_template"],
         **settings["sampling"],
     }
@@ -208,6 +176,6 @@ def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:
         raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    write_atomically(path, text.encode())
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object whole or not at all."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -63,7 +63,7 @@ def write_record(folder: Path) -> None:
 
 
 def write_evaluation(folder: Path) -> None:
-    header = {"name": folder.name, "model": {"path": "m", "fingerprint": "f"}, "chat_template": True, "limit": None}
+    header = {"name": folder.name, "model": {"path": "m", "files": "f"}, "chat_template": True, "limit": None}
     sampling = {"runs": 4, "temperature": 1.0, "seed": 42}
     benchmarks = {"own": {"file": "f", "sha256": "a", "reward_sha256": "b", "reward_range": [0, 1]}}
     store.write_settings(folder, {**header, "sampling": sampling, "benchmarks": benchmarks})

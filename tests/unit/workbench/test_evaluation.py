@@ -77,12 +77,6 @@ class FakeModel:
         return f"it is {hashlib.sha256(f'{seed} {benchmark} {identity} {sample}'.encode()).digest()[0] % 3}"
 
 
-def weights(content):
-    """A safetensors file of one tensor of bytes."""
-    header = json.dumps({"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}).encode()
-    return len(header).to_bytes(8, "little") + header + content
-
-
 def write_problems(path, count):
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{"id": f"p{i}", "input": f"What is {i} mod 3?", "label": str(i % 3)} for i in range(count)]
@@ -98,8 +92,9 @@ def request_(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "VerifierConfig", lambda: VerifierConfig(processes=2))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
-    (tmp_path / "model" / "pytorch_model.bin").touch()
-    (tmp_path / "model" / "model.safetensors").write_bytes(weights(bytes(range(256)) * 16))
+    header = json.dumps({"w": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(9)
+    (tmp_path / "model" / "model.safetensors").write_bytes(whole)
     (tmp_path / "reward.py").write_text(REWARD)
     write_problems(tmp_path / "mods.jsonl", 8)
     write_problems(tmp_path / "more.jsonl", 3)
@@ -208,7 +203,7 @@ def test_results_say_how_they_were_made(request_):
     results = evaluate(request_)
     assert json.loads((request_.out / "results.json").read_text()) == results
     settings = json.loads((request_.out / "settings.json").read_text())
-    assert results["settings"] == {key: value for key, value in settings.items() if key != "format"}
+    assert results["settings"] == settings
     assert settings["sampling"] == {"runs": 6, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 20,
                                     "seed": 42}  # fmt: skip
     digest = hashlib.sha256(Path(request_.benchmarks[0].partition("=")[2]).read_bytes()).hexdigest()
@@ -292,7 +287,7 @@ def test_a_finished_evaluation_asks_nothing_and_needs_no_tokenizer(request_):
     assert "pass@2" in results["benchmarks"]["mods"]["metrics"]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 30, 10_000])
+@pytest.mark.parametrize("cut", [1, 30])
 def test_a_torn_last_line_is_cut_off(request_, cut):
     """The file is cut within the last line, or only its line end is missing."""
     whole = replace(request_, out=request_.out.with_name("whole"))
@@ -315,40 +310,33 @@ def test_a_broken_line_within_is_named(request_):
         evaluate(request_)
 
 
-CHANGES = {
-    **{name: {"sampling": value} for name, value in (
-        ("runs", {"runs": 7}), ("temperature", {"temperature": 0.5}), ("top_p", {"top_p": 0.9}),
-        ("top_k", {"top_k": 3}), ("max_new_tokens", {"max_new_tokens": 21}), ("seed", {"seed": 1}),
-    )},
-    "chat_template": {"chat_template": False},
-    "limit": {"limit": 7},
-}  # fmt: skip
+CHANGES = {"runs": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "max_new_tokens": 21, "seed": 1,
+           "chat_template": False, "limit": 7}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_resume_with_another_setting_is_refused(request_, name):
+def test_resume_with_another_setting_is_refused(request_):
     evaluate(request_)
-    change = dict(CHANGES[name])
-    if "sampling" in change:
-        change["sampling"] = replace(request_.sampling, **change["sampling"])
-    with pytest.raises(ConfigError, match=rf"^{name} is .*settings\.json has .*choose another folder \(--out\)"):
-        evaluate(replace(request_, **change))
+    for name, value in CHANGES.items():
+        sampled = name in vars(request_.sampling)
+        change = {"sampling": replace(request_.sampling, **{name: value})} if sampled else {name: value}
+        with pytest.raises(ConfigError, match=rf"^{name} is .*settings\.json"):
+            evaluate(replace(request_, **change))
 
 
 @pytest.mark.parametrize(
     ("file", "what"),
-    [("model/model.safetensors", "model's fingerprint"), ("mods.jsonl", "digest of mods's problems"),
+    [("model/model.safetensors", "model"), ("mods.jsonl", "digest of mods's problems"),
      ("reward.py", "digest of mods's reward file")],
 )  # fmt: skip
 def test_resume_with_another_file_is_refused(request_, tmp_path, file, what):
     evaluate(request_)
     path = tmp_path / file
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + b"\x01" if path.suffix == ".safetensors" else content + b"\n")
+    content, time = path.read_bytes(), path.stat().st_mtime_ns
+    path.write_bytes(content[:-1] + b"\n" if path.suffix == ".safetensors" else content + b"\n")
     with pytest.raises(ConfigError, match=f"^{what} is "):
         evaluate(request_)
     path.write_bytes(content)
-    os.utime(path, (0, 0))
+    os.utime(path, ns=(time, time))
     evaluate(request_)
 
 
@@ -429,16 +417,16 @@ def test_engine_gets_the_length_that_is_needed(long_request):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": 0}, "runs is 0; it must be at least 1"),
+        ({"runs": 0}, "runs is 0"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": 0}, "temperature is 0 and runs is 6"),
-        ({"top_p": 0}, r"top_p is 0; it must be in \(0, 1\]"),
+        ({"top_p": 0}, "top_p is 0"),
         ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"top_k": 0}, "top_k is 0; it must be at least 1, or -1"),
+        ({"top_k": 0}, "top_k is 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"seed": -1}, "seed is -1"),
-        ({"limit": 0}, "limit is 0; it must be at least 1"),
-        ({"ks": [7]}, r"k is 7; it must be within 1\.\.6, the number of runs"),
+        ({"limit": 0}, "limit is 0"),
+        ({"ks": [7]}, "k is 7"),
         ({"ks": [0]}, "k is 0"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
@@ -446,14 +434,12 @@ def test_engine_gets_the_length_that_is_needed(long_request):
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
         ({"benchmarks": []}, "benchmarks is empty"),
         ({"benchmarks": ["a=x", "a=y"]}, "benchmark a is named twice"),
-        ({"benchmarks": ["aime24"]}, "reward is .*it is only for benchmarks given as NAME=FILE"),
-        ({"benchmarks": ["a b=x"]}, "benchmark is 'a b=x'; it must be NAME=FILE"),
-        ({"benchmarks": ["../a=x"]}, "it must be NAME=FILE"),
-        ({"benchmarks": ["aime24=x"]}, "the name aime24 already has a meaning"),
-        ({"benchmarks": ["settings=x"]}, "the name settings already has a meaning"),
-        ({"benchmarks": ["a=none.jsonl"]}, "there is no file none.jsonl"),
-        ({"benchmarks": ["a=~no_such_user/x"]}, "there is no file ~no_such_user/x, and no home folder ~no_such_user"),
-        ({"model": "no/such/./model"}, "there is no such model folder"),
+        ({"benchmarks": ["aime24"]}, "reward is .*NAME=FILE"),
+        ({"benchmarks": ["../a=x"]}, "benchmark is .*NAME=FILE"),
+        ({"benchmarks": ["aime24=x"]}, "name aime24"),
+        ({"benchmarks": ["settings=x"]}, "name settings"),
+        ({"benchmarks": ["a=~no_such_user/x"]}, "no file ~no_such_user/x, and no home folder"),
+        ({"model": "no/such/./model"}, "no such model folder"),
     ],
 )
 def test_bad_values_are_refused_by_name(request_, change, message):
@@ -599,31 +585,22 @@ def test_ids_are_made_where_there_are_none(tmp_path):
     assert [(p.id, p.label) for p in loaded.problems] == [("a-1", 1), ("9", 2)]
 
 
-# ── the model's fingerprint ──
+# ── the model's files ──
 
 
-def test_fingerprint_is_of_the_content(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2"}')
-        (tmp_path / name / "pytorch_model.bin").touch()
-        (tmp_path / name / "model.safetensors").write_bytes(weights(bytes(10_000)))
-        os.utime(tmp_path / name / "model.safetensors", (0, len(name)))
-    first = store.fingerprint(str(tmp_path / "a"))
-    assert store.fingerprint(str(tmp_path / "b")) == first
-    (tmp_path / "b" / "optimizer.log").write_text("no part of the model")
-    assert store.fingerprint(str(tmp_path / "b")) == first
-    seen = {first}
-    for place in (0, 63, 5_000, 9_999):
-        content = bytearray(10_000)
-        content[place] = 1
-        (tmp_path / "b" / "model.safetensors").write_bytes(weights(bytes(content)))
-        seen.add(store.fingerprint(str(tmp_path / "b")))
-    (tmp_path / "b" / "model.safetensors").write_bytes(weights(bytes(10_001)))
-    seen.add(store.fingerprint(str(tmp_path / "b")))
-    (tmp_path / "a" / "tokenizer.json").write_text("{}")
-    seen.add(store.fingerprint(str(tmp_path / "a")))
-    assert len(seen) == 7
+def test_another_model_in_the_same_place_is_noticed(tmp_path):
+    """In its weights, in their sizes, in a file that is new. What is no part of the model does not matter."""
+    for name in ("config.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("{}")
+        os.utime(tmp_path / name, (1, 1))
+    seen = [store.files_of(str(tmp_path))]
+    (tmp_path / "optimizer.log").write_text("no part of the model")
+    assert store.files_of(str(tmp_path)) == seen[0]
+    for name, content, time in (("config.json", "{}", 2), ("config.json", "{ }", 2), ("tokenizer.json", "", 1)):
+        (tmp_path / name).write_text(content)
+        os.utime(tmp_path / name, (time, time))
+        seen.append(store.files_of(str(tmp_path)))
+    assert len(set(seen)) == 4 and store.files_of("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
 
 
 # ── prompts ──
