@@ -75,7 +75,6 @@ def load(field: str, path: Path) -> ModuleType:
 
 
 def _beside(error: BaseException, path: Path) -> str:
-    """How a file finds the modules beside it, if it failed because it did not find one."""
     folder = at_home(path).resolve().parent
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]

@@ -117,7 +117,6 @@ def without_rounding(rewards: Iterable[float], ends: Sequence[float] = (0.0, 1.0
 
 
 def _length(reward: float) -> tuple[int, Fraction]:
-    """The order of rewards by the length of their decimal form."""
     exact = exact_reward(reward)
     return exact.denominator, exact
 

@@ -196,7 +196,6 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
 
 
 def _check_section(name: str, value: Any, known: Collection[str], path: str) -> None:
-    """Refuse a value in the place of flags, and flags in the place of a value."""
     if flags := sorted(flag.removeprefix(f"--{name}.") for flag in known if flag.startswith(f"--{name}.")):
         some = ", ".join(flags[:MOST_NAMED]) + ", ..." * (len(flags) > MOST_NAMED)
         raise ConfigError(f"config {path}: {name} is {value!r}; it must hold flags, each with its value: {some}")

@@ -73,7 +73,6 @@ def _start(args: SimpleNamespace, prompts: int | None, *, elsewhere: bool) -> st
 
 
 def _stage(args: SimpleNamespace, constants: Constants, gpu: str) -> list[str]:
-    """A warning of a ZeRO stage that is higher than needed, if the plan knows the actor's shape."""
     try:
         shape = shape_of_actor(args.actor.model_name_or_path)
     except ConfigError:

@@ -57,7 +57,6 @@ def parse(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> argparse
 
 
 def _as_trained(config: Sequence[str]) -> dict[str, Any]:
-    """The flags that follow from a training configuration: the trained model, and how it was prompted."""
     from bapo_openrlhf.cli.arguments import parse as parse_training
     from bapo_openrlhf.flags.sizes import response_tokens
 

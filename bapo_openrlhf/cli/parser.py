@@ -125,7 +125,6 @@ def as_switch(text: str) -> bool | None:
 
 
 def _at_home(value: Any) -> Any:
-    """A path with the home folder in the place of `~`; anything else as it is."""
     if isinstance(value, list):
         return [_at_home(item) for item in value]
     return at_home(value) if isinstance(value, Path) else value

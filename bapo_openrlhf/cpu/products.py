@@ -91,7 +91,6 @@ def _register() -> None:
 
 
 def _kernel(operator: str, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """`compute` for bfloat16, and torch's own kernel for everything else."""
     import torch
 
     original = torch.library.get_kernel(f"aten::{operator}", "CPU").call_boxed

@@ -197,7 +197,6 @@ _STACK = (
 
 
 def _in_forked_child() -> None:
-    """Repeat what an import does for each process: set its threads and its random state."""
     import numpy as np
     import torch
 

@@ -157,7 +157,6 @@ def takes(kind: type[Method], flag: str) -> bool:
 def _options(
     kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options of a method: parameters that no flag gives, with their defaults."""
     constructor = f"adapt.method {kind.__name__}: its constructor's"
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

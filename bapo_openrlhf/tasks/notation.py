@@ -220,7 +220,6 @@ def _without_units(text: str) -> tuple[str, list[str]]:
 
 
 def _name(unit: re.Match[str]) -> str | None:
-    """The name of a unit. None: the text is no unit."""
     if unit["percent"]:
         return "percent"
     if unit["base"]:

@@ -193,7 +193,6 @@ def _weight(given: Any) -> float | None:
 
 
 def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str]) -> Asked:
-    """One kind of problems, after the library has accepted its parameters."""
     factory = library()
     task, weight = entry.get("task", name), _weight(entry.get("weight", 1))
     if task in REFUSED:

@@ -50,7 +50,6 @@ def far(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], source: str, metric: str) -> float | None:
-    """Mean of a metric over the groups of a source; None without any."""
     known = [row for row in rows if is_number(row.get(f"groups/{source}")) and is_number(row.get(metric))]
     groups = sum(row[f"groups/{source}"] for row in known)
     return sum(row[f"groups/{source}"] * row[metric] for row in known) / groups if groups else None

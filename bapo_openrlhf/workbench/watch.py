@@ -115,7 +115,6 @@ def _progress(seen: Seen, width: int) -> Text:
 
 
 def _reward(seen: Seen, width: int, height: int) -> list[Text]:
-    """A title with numbers, the curve on `height` lines, and two lines for the axis."""
     known = [(row["step"], row[REWARD]) for row in seen.rows if row.get(REWARD) is not None]
     if not known:
         return []
@@ -199,7 +198,6 @@ def _why(shown: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _numbers(seen: Seen, width: int) -> list[Text]:
-    """Buffers, thresholds, rates, and the distance of each source to today's policy, as far as the run logs them."""
     row, lines = seen.rows[-1], []
 
     def show(label: str, *facts: str | None) -> None:
@@ -246,7 +244,6 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
 
 
 def _sources(seen: Seen) -> list[Text]:
-    """A table of the distance of each source to today's policy, in the last step that trained on the source."""
     columns = {
         "groups": ("groups/{}", "{:.0f}"),
         "shift": ("shift/{}", "{:.1e}"),

@@ -276,7 +276,6 @@ class _Build:
 
 
 def _has_images(path: Path) -> bool:
-    """Whether the images of a part are where its rows say, in the folder of the file."""
     folder = path.absolute().parent / "images"
     images = (Path(image) for row in _rows(path) for image in row.get("images", ()))
     return all(image.parent == folder and image.is_file() for image in images)

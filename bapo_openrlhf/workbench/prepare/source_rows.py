@@ -129,7 +129,6 @@ def _parquet(path: Path) -> tuple[Iterator[dict[str, Any]], int | None]:
 
 
 def _folder(part: str, source: Source, path: Path) -> SourceRows:
-    """The rows of a folder that `save_to_disk` wrote, or of a copy of the hub's folder."""
     datasets = _import("datasets")
     try:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():

@@ -88,7 +88,6 @@ def _first(run: Run, kind: str) -> dict[str, Row]:
 
 
 def _means(run: Run) -> pd.DataFrame:
-    """The number of groups of each prompt and their highest mean; groups without a mean are left out."""
     if run.groups.empty:
         return pd.DataFrame(columns=["count", "max"])
     return run.groups.groupby("prompt")["mean"].agg(["count", "max"]).query("count > 0")

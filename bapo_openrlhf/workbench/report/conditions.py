@@ -107,5 +107,4 @@ def _k2_applies(run: Run) -> Condition:
 
 
 def _always(run: Run, what: str, held: bool, note: str) -> Condition:
-    """A condition that is the same at every step."""
     return Condition(what, held, note, () if held else [row["step"] for row in run.rows])

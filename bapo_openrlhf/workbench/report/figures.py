@@ -237,7 +237,6 @@ def filtered(page: Comparison) -> list[Figure]:
 
 
 def _areas(page: Comparison, figure: Figure, y: str, keys: Mapping[str, Key], over: Mapping[str, Key]) -> list[Figure]:
-    """Metrics stacked over the steps, with lines over them: a figure for each run, all with the same axes."""
     stacks = [(run, _not_0(page, run, keys), _not_0(page, run, over)) for run in page.runs]
     tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in stacks if stack]
     tops += [curve.values.max() for _, _, lines in stacks for curve in lines]

@@ -97,7 +97,6 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answers: Sequence[Row]) -> None:
-    """Raise ConfigError if steps do not follow each other, or a row lacks what a page needs."""
     for number, (before, row) in enumerate(pairwise(rows), start=2):
         if row["step"] <= before["step"]:
             place = folder / record.METRICS

@@ -63,7 +63,6 @@ def build(runs: Sequence[Run]) -> list[Section]:
 
 
 def _drawn(page: Comparison, metrics: Sequence[str]) -> list[figures.Figure]:
-    """A figure for each metric; of one with {} for a source, a figure for each run."""
     return [
         figure
         for metric in metrics

@@ -133,7 +133,6 @@ def cost(page: Comparison) -> Table:
 def _against_first(
     name: str, values: Sequence[float | None], shown: Callable = number, *, shares_of: Sequence[float | None] = ()
 ) -> list[Any]:
-    """A row of the values, each with its share of `shares_of` and its ratio to the first value."""
     cells: list[Any] = [name]
     for index, value in enumerate(values):
         whole = shares_of[index] if shares_of else None

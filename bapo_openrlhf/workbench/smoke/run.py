@@ -77,7 +77,6 @@ class Smoke:
         return good
 
     def _claims(self) -> list[tuple[str, str]]:
-        """Both runs; each claim about them, and what contradicts it."""
         args, stages = self.args, self.stages
         with stages.stage("checks"):
             on_cpu = machine.on_cpu()
@@ -158,7 +157,6 @@ class Smoke:
         return {name: str(place) for name, place in places.items()}
 
     def _start(self, log: str, *words: str) -> tuple[subprocess.Popen, float]:
-        """Start `train` in a process of its own. Returns it, and the time."""
         self.stages.begin("start" if log == "first" else "resume")
         self._log = self.folder / f"{log}.log"
         command = [sys.executable, *TRAIN, "--config", str(self.folder / CONFIG), *words]

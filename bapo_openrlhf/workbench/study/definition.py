@@ -271,7 +271,6 @@ def _fields(where: str, content: Any, known: set[str], required: Sequence[str] =
 
 
 def _flags(where: str, content: Any) -> dict[str, Any]:
-    """Flags by their dotted names, also if the file nests them."""
     flags: dict[str, Any] = {}
     for name, value in (_fields(where, content or {}, set(content or {}))).items():
         if isinstance(value, dict):
@@ -282,7 +281,6 @@ def _flags(where: str, content: Any) -> dict[str, Any]:
 
 
 def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:
-    """Absolute paths of files that are named relative to the study's file."""
     names = _strings(where, [content] if isinstance(content, str) else content)
     files = [(path.parent / name).resolve() for name in names]
     if missing := [name for name, file in zip(names, files, strict=True) if not file.is_file()]:
