@@ -198,9 +198,6 @@ class TestAlgorithm:
         assert args.critic.model_name_or_path == critic
         assert args.adapt.enabled is (method != "none")
 
-    def test_there_are_four(self):
-        assert set(config.ALGORITHMS) == {"ba_ppo", "bapo_grpo", "ppo", "grpo"}
-
     @pytest.mark.parametrize("name", ["grpo", "bapo_grpo"])
     @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
     def test_any_group_estimator_may_be_asked_for(self, name, estimator):
@@ -366,10 +363,6 @@ class TestYaml:
             parse("--config", path)
         assert str(error.value) == f"config {path}: unknown flag {flag}; did you mean {near}?"
 
-    def test_unknown_key_that_resembles_nothing(self, yaml_file):
-        with pytest.raises(ConfigError, match=r"unknown flag zzzzzz$"):
-            parse("--config", yaml_file("zzzzzz: 1"))
-
     def test_a_beginning_of_a_flag_is_not_enough(self, yaml_file):
         with pytest.raises(ConfigError, match=r"unknown flag adapt.buffer; did you mean adapt.buffer_size"):
             parse("--config", yaml_file("adapt.buffer: 3"))
@@ -437,14 +430,6 @@ class TestYaml:
     def test_flags_that_turn_something_off(self, yaml_file):
         assert parse("--config", yaml_file("actor.muon.no_nesterov: true")).actor.muon.nesterov is False
 
-    def test_negative_numbers_with_an_exponent(self, yaml_file):
-        path = yaml_file("reward.stop_properly_penalty_coef: -1.0e-6")
-        assert parse("--config", path).reward.stop_properly_penalty_coef == -1e-6
-
-    def test_invalid_yaml_is_one_line(self, yaml_file, capsys):
-        assert main.run(["train", "--config", yaml_file("a: [1")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
 
 class TestPrecedence:
     def test_command_line_over_yaml(self, yaml_file):
@@ -467,10 +452,6 @@ class TestPrecedence:
     def test_a_contradiction_in_one_file_is_refused(self, yaml_file):
         with pytest.raises(ConfigError, match="contradict"):
             parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: gae"))
-
-    def test_algorithm_of_the_command_line_over_that_of_yaml(self, yaml_file):
-        args = parse("--config", yaml_file("algorithm: ba_ppo"), "--algorithm", "grpo")
-        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
 
     def test_command_line_over_algorithm(self, yaml_file):
         path = yaml_file("algorithm: bapo_grpo\nalgo.advantage.estimator: dr_grpo")
@@ -682,47 +663,6 @@ def test_defaults_are_table_3():
 
 # --- help and commands ------------------------------------------------------------------------------------------------
 
-MARKS = {
-    "max_gap": "gap/kl",
-    "keep_dropout": "beyond the paper",
-    "method": "Algorithm 1",
-    "options": "docs/methods.md",
-    "batch_size": "B, Eq. 7",
-    "filter": "X1, Def. 3.1",
-    "gaussian_mean": "mu, A.3",
-    "gaussian_std": "sigma, A.3",
-    "top_p_share": "p, arXiv 2604.06268",
-    "reward_range": "r, Eq. 5-8",
-    "c1": "c1, Eq. 5",
-    "c2": "c2, Eq. 5, 8",
-    "c3": "c3, Eq. 5, 8",
-    "threshold_direction": "Eq. 8",
-    "buffer_size": "|B|, Table 3",
-    "replay_steps": "X3, Sec. 3.2",
-    "rollout_delay": "v, Algorithm 1, line 3",
-    "reevaluate_every": "m, Algorithm 1, line 13",
-    "max_reevaluated_prompts": "Table 3",
-    "max_shift_rollout": "v, beyond the paper",
-    "max_staleness": "eta, arXiv 2505.24298",
-    "partial_rollout_tokens": "arXiv 2501.12599, Sec. 2.6.2",
-    "max_shift_fresh": "in the place of delta_1, Eq. 9",
-    "max_shift_replayed": "in the place of delta_3, Eq. 10",
-    "returns": "A.9; arXiv 1802.01561",
-    "critic_lambd": "lambda_critic, arXiv 2503.01491",
-    "length_adaptive_lambd": "alpha of VAPO, arXiv 2504.05118",
-    "critic_groups": "beyond the paper",
-    "critic_baseline": "EV, arXiv 2604.19485",
-    "value_pretraining": "K, arXiv 2503.01491",
-    "ratio": "rho, Eq. 3",
-    "max_second_moment": "M2, arXiv 2510.01161",
-    "veto_ratio": "rho, arXiv 2605.17570",
-    "reuse_gate": "tau, arXiv 2605.19425",
-    "reuse_gate_window": "beyond the paper",
-    "scale_learning_rate": "ESS, arXiv 2602.17616",
-    "skip_zero_advantage": "beyond the paper",
-    "kl_target": "beta D_KL, Eq. 1, 3",
-    "eps": "epsilon, Eq. 2",
-}
 # About running a method, not about the method: no paper has a word for these.
 UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens"},
@@ -745,19 +685,17 @@ UNMARKED = {
 class TestHelp:
     def test_every_flag_of_the_method_says_its_symbol_or_source(self):
         parser = arguments.build_parser("prog")
-        names = {item.name for item in fields(AdaptConfig)}
-        assert set(MARKS) == names - UNMARKED["adapt"]
-        for name, mark in MARKS.items():
-            action = parser._option_string_actions[f"--adapt.{name}"]
+        for item in fields(AdaptConfig):
+            action, meta = parser._option_string_actions[f"--adapt.{item.name}"], item.metadata
             words, _, text = (action.help % vars(action)).partition(" [")
-            assert len(words) > 10 and mark in text, name
+            marks = [mark for mark in (meta["symbol"], meta["source"]) if mark]
+            assert bool(marks) is (item.name not in UNMARKED["adapt"]), item.name
+            assert len(words) > 10 and all(mark in text for mark in marks), item.name
 
     @pytest.mark.parametrize("group", list(UNMARKED))
     def test_other_flags_claim_none_and_say_what_they_do(self, group):
         parser = arguments.build_parser("prog")
         kind = config.GROUPS[group]
-        unmarked = {item.name for item in fields(kind)} - (set(MARKS) if group == "adapt" else {"solution_key"})
-        assert unmarked == UNMARKED[group]
         for item in fields(kind):
             if item.name in UNMARKED[group]:
                 assert not item.metadata["symbol"] and not item.metadata["source"]
@@ -765,11 +703,6 @@ class TestHelp:
                 assert words.startswith(item.metadata["help"])
                 told = "; default: " if item.default is None else f"(default: {item.default})"
                 assert item.default is False or told in words
-
-    def test_algorithms(self):
-        parser = arguments.build_parser("prog")
-        text = parser._option_string_actions["--algorithm"].help
-        assert all(name in text for name in config.ALGORITHMS)
 
     def test_whole_help_prints_every_flag_of_ours(self, capsys):
         with pytest.raises(SystemExit) as left:

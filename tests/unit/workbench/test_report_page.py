@@ -172,6 +172,9 @@ def test_charts_speak(parsed, drawn):
     inside = [a for tag, a in parsed.elements if tag in ("g", "path", "text", "rect")]
     assert not [a for a in inside if "role" in a or "aria-label" in a]
     assert all(a.get("aria-hidden") == "true" for a in parsed.all("svg") if a.get("class") == "swatch")
+    places = [k for k, (tag, _) in enumerate(parsed.elements) if tag == "figure"]
+    for start, end in zip(places, [*places[1:], len(parsed.elements)], strict=True):
+        assert "table" in [tag for tag, _ in parsed.elements[start:end]]  # the same numbers
 
 
 def test_landmarks_and_a_way_past_them(parsed):
@@ -344,20 +347,6 @@ def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
     assert chart.table.rows == chart.chart.data[["x", "y"]].to_numpy().tolist()
     assert chart.table.rows == [[step, step] for step in range(1, 7)]
     assert chart.summary == "run: 1 at step 1, 6 at step 6; between 1 and 6."
-
-
-def figure_of(folder, title):
-    (chart,) = [one for section in sections.build(read_runs([folder])) for one in section.figures if one.title == title]
-    return chart
-
-
-def chart_of_ages(folder, steps):
-    """The figure of a run with v = 2."""
-    write_run(folder, steps=steps, groups=False, answers=False)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    aged = [row | {"staleness/rollout_policy": (row["step"] - 1) % 2} for row in rows]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in aged))
-    return figure_of(folder, "Age of the rollout weights")
 
 
 def test_flags_are_code(parsed):

@@ -495,46 +495,11 @@ def html(results):
     return page.make_study_page(results, {"commit": HOSTILE, "versions": {"numpy": "2"}})
 
 
-@pytest.fixture(scope="module")
-def drawn(results):
-    """The figures that have a chart."""
-    return [figure for section in page.build(results, {}) for figure in section.figures if figure.chart]
-
-
-def test_one_file_that_loads_nothing_and_shows_text_as_text(html):
+def test_text_is_shown_as_text(html):
+    """All else that makes a page is the report's too, and tested there."""
     result = Page(html)
-    assert not {tag for tag, _ in result.elements} & {
-        "link",
-        "img",
-        "iframe",
-        "object",
-        "embed",
-        "base",
-        "form",
-        "image",
-    }
-    for tag, attributes in result.elements:
-        assert "src" not in attributes and not [name for name in attributes if name.startswith("on")], tag
-    assert result.all("script") == [] and "\x00" not in html
-    assert "http://" not in html and "https://" not in html
-    assert "owned" in result.words("h1")[0] and result.words("title")[0].endswith(": study")
-    assert result.words("footer")[0].startswith("Made by bapo-openrlhf study.")
-
-
-def test_headings_anchors_and_what_charts_say(html, drawn):
-    result = Page(html)
-    levels = [int(tag[1]) for tag, _ in result.elements if re.fullmatch(r"h\d", tag)]
-    assert levels.count(1) == 1 and all(after <= before + 1 for before, after in pairwise(levels))
-    ids = [attributes["id"] for _, attributes in result.elements if "id" in attributes]
-    pointed = [a["href"][1:] for a in result.all("a")] + [a["aria-labelledby"] for a in result.all("section")]
-    assert len(ids) == len(set(ids)) and set(pointed) <= set(ids)
-    assert result.words("h2")[:3] == ["Outcome", "Claims", "At a glance"]
-    pictures = [a for a in result.all("svg") if a.get("class") != "swatch"]
-    assert len(pictures) == len(drawn) + sum(figure.wide for figure in drawn)
-    assert all(a["role"] == "img" and len(a["aria-label"]) > 30 for a in pictures)
-    figures_ = [k for k, (tag, _) in enumerate(result.elements) if tag == "figure"]
-    for start, end in zip(figures_, [*figures_[1:], len(result.elements)], strict=True):
-        assert "table" in [tag for tag, _ in result.elements[start:end]]
+    assert result.all("script") == [] and "\x00" not in html and result.words("title")[0].endswith(": study")
+    assert "owned" in result.words("h1")[0] and result.words("h2")[:3] == ["Outcome", "Claims", "At a glance"]
 
 
 def test_verdicts_are_plain_and_on_top(undrawn):
@@ -609,17 +574,6 @@ def test_evaluations_that_lack_a_benchmark(undrawn):
     words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
     assert f"No run has a final accuracy: {result.why_no_accuracy}." in words
     assert "no evaluation was recorded" not in words
-
-
-@pytest.mark.slow
-def test_a_large_study_stays_small(undrawn):
-    arms = make_arms()
-    study = make_study(arms, seeds=(1, 2))
-    runs = [make_run(arm, seed, steps=96, prompts=8) for arm in arms for seed in study.seeds]
-    drawn = [figure for section in page.build(Results(study, runs), {}) for figure in section.figures if figure.chart]
-    assert len(drawn) < 270
-    assert max(len(figure.table.rows) for figure in drawn) <= figures.MAX_POINTS + 1
-    assert all(figure.run for figure in drawn)  # says of which arm, or arms
 
 
 @needs_browser

@@ -282,7 +282,7 @@ EDITS = {
 
 
 class TestContent:
-    """D6 of the reports: a study compares what its files hold, also with runs that are done."""
+    """A study compares what its files hold, also with runs that are done."""
 
     @pytest.fixture
     def study(self, tmp_path, monkeypatch, capsys):
