@@ -157,7 +157,7 @@ def test_warmup(run, tmp_path, monkeypatch, owner):
 
 
 def test_two_runs_of_one_name(tmp_path):
-    """D5 of the reports: the first goes on, and is replaced as soon as it has been killed."""
+    """The first goes on, and is replaced as soon as it has been killed."""
     words = [*FLAGS, "--run.name=race"]
     first = subprocess.Popen(
         [sys.executable, "-c", RUN, "train", *words], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
