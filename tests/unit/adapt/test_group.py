@@ -244,6 +244,7 @@ class TestState:
         again = group_from_state(pickle.loads(pickle.dumps(group_state(group))))
         assert [response.segments for response in again.responses] == [(), parts, ()]
 
+
 class TestKeep:
     """A group with only some of the responses that it was generated with."""
 
