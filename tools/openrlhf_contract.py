@@ -35,8 +35,7 @@ MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 
 # Names that are bound to other objects for a run, by the module whose functions read them.
 REBOUND = {
-    "openrlhf.cli.train_sft": ("SFTTrainer", "blending_datasets", "get_strategy"),
-    "openrlhf.trainer.ppo_trainer": ("blending_datasets",),
+    "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
 }
 
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
@@ -54,6 +53,7 @@ CALLED = {
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
     "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",
     "openrlhf.datasets.utils:blending_datasets": "data/reading.py calls it",
+    "openrlhf.trainer.ppo_trainer:prepare_datasets": "it reads the rows that were kept",
     "openrlhf.utils.vlm_utils:load_images": "training/engine/pictures.py calls it",
     "openrlhf.utils.utils:get_tokenizer": "data/tokenizer.py loads what it loads",
     "openrlhf.utils.config:hierarchize": "host.py calls it",

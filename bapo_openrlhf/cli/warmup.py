@@ -1,6 +1,8 @@
 """`bapo-openrlhf warmup`: supervised training on worked solutions with OpenRLHF's own trainer, before `train`."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bapo_openrlhf import host
 from bapo_openrlhf.cli.arguments import as_words
@@ -38,6 +40,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
 
     from bapo_openrlhf.launch.warmup import check, launch
 
-    check(args)
-    launch(args, argv)
+    with TemporaryDirectory() as folder:
+        launch(args, check(args, Path(folder)), argv)
     return 0

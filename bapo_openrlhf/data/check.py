@@ -1,7 +1,7 @@
 """Check the data of a run: read it as the run does, and look at every row."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +13,12 @@ from bapo_openrlhf.data.findings import Findings
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
-from bapo_openrlhf.data.sources import Request
+from bapo_openrlhf.data.sources import SOURCE, Request
 from bapo_openrlhf.data.tokenizer import Tokenizer
 from bapo_openrlhf.data.worked import wrong_example
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.user_file import is_file
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
-
-SOURCE = "datasource"  # the column by which OpenRLHF names the numbers of an evaluation
 
 
 @dataclass(frozen=True)
@@ -33,39 +30,49 @@ class Data:
         problem: Prompt and label of its first row as a run gets them; None if none was read.
         warnings: What is seldom meant, a sentence each; also of the data that the run is evaluated on.
         not_found: What is to be said of rows if responses can only be found by their prompts.
+        kept: The folders in which the rows were kept, as the value of each flag that names data.
     """
 
     prompts: int | None
     problem: tuple[str, Any] | None
     warnings: list[str]
     not_found: list[str] = field(default_factory=list)
+    kept: dict[str, str] = field(default_factory=dict)
 
 
-def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
-    """Check the data that a run trains on, and the data on which it is evaluated meanwhile.
+def check_data(
+    args: SimpleNamespace,
+    folder: Path,
+    *,
+    ahead: bool = False,
+    without: Collection[str] = (),
+    takes: Callable[[Any], bool] | None = None,
+) -> Data:
+    """Read and check the data that a run trains on, and the data on which it is evaluated meanwhile.
 
     Args:
         args: The run's arguments.
-        ahead: Whether the run is yet to come, perhaps on another machine. Nothing is downloaded then, and files that
-            `bapo-openrlhf prepare` makes may be missing.
+        folder: In which the rows are kept.
+        ahead: Whether the run is yet to come, perhaps on another machine. Nothing is downloaded then.
+        without: Flags whose data is not read.
+        takes: Whether the reward function finds an answer right that is made of a label; None if that is not known.
 
     Raises:
         ConfigError: The data cannot be read, or rows are not as a run needs them.
     """
     if not ahead:
         machine.prepare()  # before `datasets` loads the hub's library, which reads it only once
-    renderer, warnings, not_found = cache(lambda: _renderer(args, ahead=ahead)), [], []
-    data = Data(None, None, warnings, not_found)
+    renderer, data = cache(lambda: _renderer(args, ahead=ahead)), Data(None, None, [])
+    warnings, not_found, kept = data.warnings, data.not_found, data.kept
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
-    evaluated: Mapping[str, str] = {}
+    evaluated: Mapping[bytes, str] = {}
     for request in (*evaluation, sources.of_training(args)):
-        missing = _unprepared(request) if ahead else []
-        warnings += missing
-        if missing:
+        if request.flag in without:
             continue
-        what = read(request, download=not ahead)
+        what = read(request, folder, download=not ahead)
+        kept[request.flag] = what.names
         warnings += [_elsewhere(request.flag, source.name) for source in what.elsewhere]
-        looked = RowCheck(request, args, renderer() if what.parts else None).look(what)
+        looked = RowCheck(request, args, renderer() if what.parts else None, takes).look(what)
         warnings += looked.warnings
         not_found += looked.not_found
         if request.flag == "eval.dataset" and not what.elsewhere:
@@ -74,7 +81,7 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
             evaluated = looked.places
         if request.flag == "data.prompt_dataset":
             warnings += _in_both(evaluated, looked.places)
-            data = Data(what.rows, looked.problem, warnings, not_found)
+            data = replace(data, prompts=what.rows, problem=looked.problem)
         elif (what.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
@@ -84,7 +91,7 @@ def check_data(args: SimpleNamespace, *, ahead: bool = False) -> Data:
     return data
 
 
-def _in_both(evaluated: Mapping[str, str], trained: Mapping[str, str]) -> list[str]:
+def _in_both(evaluated: Mapping[bytes, str], trained: Mapping[bytes, str]) -> list[str]:
     """A warning of prompts that a run is evaluated on and trains on, by the places of both."""
     both = [prompt for prompt in evaluated if prompt in trained]
     return [
@@ -99,8 +106,8 @@ def _check_best(args: SimpleNamespace, what: Read) -> None:
     key, most = args.ckpt.best_metric_key, args.eval.n_samples_per_prompt
     if key in (None, "", "none"):
         return
-    named = [part.rows for part in what.parts if SOURCE in part.rows.column_names]
-    found = {source for rows in named for source in rows.unique(SOURCE)} or {"default"}
+    named = [part.rows for part in what.parts if SOURCE in part.names]
+    found = {source for rows in named for source in rows[SOURCE]} or {"default"}
     if 0 < len(named) < len(what.parts):
         found.add(None)  # of the rows of the other data sets
     of_source = dict.fromkeys(("pass1", f"pass{most}", "response_length_mean", "truncated_rate"))
@@ -113,19 +120,19 @@ def _check_best(args: SimpleNamespace, what: Read) -> None:
         )
 
 
-def check_warmup(args: SimpleNamespace) -> Read:
-    """Check the data of supervised training.
+def check_warmup(args: SimpleNamespace, folder: Path) -> dict[str, Read]:
+    """Read and check the data of supervised training, by the flags that name it. The rows are kept in the folder.
 
     Raises:
         ConfigError: The data cannot be read, or a row has no prompt or response.
     """
-    request = sources.of_warmup(args)
-    rows = read(request, download=True)
-    RowCheck(request, args, None).look(rows)
-    data = args.data
-    if data.apply_chat_template and not data.multiturn and not data.tokenizer_chat_template:
-        _check_examples(args, request, rows)
-    return rows
+    data, result = args.data, {}
+    for request in sources.of_warmup(args):
+        result[request.flag] = rows = read(request, folder, download=True)
+        RowCheck(request, args, None).look(rows)
+        if data.apply_chat_template and not data.multiturn and not data.tokenizer_chat_template:
+            _check_examples(args, request, rows)
+    return result
 
 
 def _check_examples(args: SimpleNamespace, request: Request, rows: Read) -> None:
@@ -136,11 +143,11 @@ def _check_examples(args: SimpleNamespace, request: Request, rows: Read) -> None
     apply, end = renderer.tokenizer.apply_chat_template, renderer.tokenizer.special().get("eos_token", "")
     findings, columns = Findings(), list(request.columns.values())
     for part in rows.parts:
-        for number, row in enumerate(part.values(columns), 1):
+        for place, row in part.places():
             asked, answer, *_ = (row[column] for column in columns)
             if text := wrong_example(asked, answer, apply, end=end):
                 what = "what the chat template makes of prompt and response"
-                findings.error(text, f"{part.where}, row {number}: {what} {text}")
+                findings.error(text, f"{place}: {what} {text}")
     findings.check()
 
 
@@ -176,13 +183,3 @@ def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> N
 
 def _elsewhere(flag: str, name: str) -> str:
     return f"{flag} is {name}; it is not on this machine and nothing is downloaded here, so no row of it was looked at"
-
-
-def _unprepared(request: Request) -> list[str]:
-    """A warning for each file that is not there yet, if `bapo-openrlhf prepare` makes it."""
-    files = [name.strip() for name in (request.names or "").split(",")]
-    return [
-        f"{request.flag} is {file}; there is no such file yet{sources.preparation(file)}"
-        for file in files
-        if sources.preparation(file) and not is_file(request.flag, Path(file))
-    ]

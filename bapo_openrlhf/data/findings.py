@@ -36,6 +36,12 @@ class Findings:
         for text, advice, count in self._counted.values():
             self.warn(f"{text}; so it is with {count} of {rows} rows" + (f". {advice}" if advice else ""))
 
+    def refuse_if_all(self, kind: str, rows: int) -> None:
+        """Make an error of a kind that was counted in all of so many rows."""
+        text, _, count = self._counted.get(kind, ("", "", 0))
+        if count and count == rows:
+            self.error(kind, f"{text}; so it is with all {count} rows")
+
     def check(self) -> None:
         """Raise ConfigError if there are errors. Its message has a line for each kind."""
         if self._errors:

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+TYPED_BY_ROW = ("json", "csv")  # what reads such files gives each object its own keys
+
 
 def wrong_prompt(content: Any, *, chat: bool) -> str | None:
     """What is wrong with the form of a prompt; None if it is a text, or messages with a chat template."""
@@ -86,3 +88,30 @@ def _is_filled(value: Any) -> bool:
 def _parts(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """The parts of a message's content; a text is one part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+
+
+def as_written(rows: Any) -> Any:
+    """A `datasets.Dataset`, with messages as their rows wrote them.
+
+    A file with types, such as Parquet, gives each object the keys of all rows, with null for those that its own row has
+    not written. A chat template would write them, as in a call of a tool with an argument that nobody gave.
+    """
+    kinds = ((name, getattr(kind, "feature", None)) for name, kind in rows.features.items())
+    typed = [name for name, kind in kinds if isinstance(kind, dict) and "role" in kind]
+    if not typed or rows.info.builder_name in TYPED_BY_ROW:
+        return rows
+    return rows.with_transform(
+        lambda block: {
+            name: [_without_null(value) for value in values] if name in typed else values
+            for name, values in block.items()
+        }
+    )
+
+
+def _without_null(value: Any, kept: str = "content") -> Any:
+    """A list of messages without the keys that are null; the content, which each message has, stays."""
+    if isinstance(value, list):
+        return [_without_null(one, kept) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_null(one, "") for key, one in value.items() if one is not None or key == kept}

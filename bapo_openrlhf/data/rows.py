@@ -2,26 +2,34 @@
 
 import json
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bapo_openrlhf.data import original, vision
+from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.findings import Findings, shown
-from bapo_openrlhf.data.labels import Labels
 from bapo_openrlhf.data.messages import is_text_of_messages, wrong_prompt
 from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, Part, Read
 from bapo_openrlhf.data.sources import SOLUTION, Request
+from bapo_openrlhf.data.text_files import Row
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
-from bapo_openrlhf.training.engine.reward_worker import encode
 
-Row = Mapping[str, Any]
+TYPES = {
+    str: "a text", bool: "true or false", int: "a whole number", float: "a number with a point", list: "a list",
+    dict: "an object",
+}  # fmt: skip
 OF_TEMPLATES = ("chat_template_kwargs", "tools")  # columns that other trainers give to a chat template
 OF_PROMPTS = ("context", "image", "images", "instruction", "system", "system_prompt")  # that they add to the prompt
+
+NOT_FOUND = "the prompt is not in the query as it is, because it is cut, has images, or the tokenizer changes it"
+TAKE_RESPONSES = (
+    "A reward that looks for the prompt in the query is wrong for them. Take what the model wrote from the argument "
+    "responses of reward_func, or from the field that verifier.send_responses gives to a server"
+)
 
 
 class Waiting(NamedTuple):
@@ -48,11 +56,11 @@ class Looked:
     problem: tuple[str, Any] | None
     warnings: list[str]
     not_found: list[str]
-    places: Mapping[str, str]
+    places: Mapping[bytes, str]
 
 
 class Values:
-    """Looks at the values of the columns that are used: whether they are those of the file, and of the right form.
+    """Looks at the values of the columns that are used: whether each has the right form, and all labels one type.
 
     Args:
         columns: The columns by the flags that name them. The first one has the prompt.
@@ -61,26 +69,16 @@ class Values:
 
     def __init__(self, columns: Mapping[str, str], *, chat: bool) -> None:
         self._columns, self._chat = columns, chat
+        self._first: tuple[Any, str] | None = None  # the first label and its place
 
-    def missing(self, there: Iterable[str], optional: Container[str] = ()) -> Iterator[tuple[str, str]]:
-        """A kind and a text for each column that is not there. Those of the flags `optional` need not be."""
+    def missing(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """A kind and a text for each column that is not among these."""
         for flag, column in self._columns.items():
-            if column not in there and flag not in optional:
-                yield f"no {column}", f"no column {column!r} ({flag}); it has {', '.join(there)}"
+            if column not in names:
+                yield f"no {column}", f"no column {column!r} ({flag}); it has {', '.join(names) or 'none'}"
 
-    def wrong(self, row: Row, raw: Row | None, *, is_csv: bool) -> Iterator[tuple[str, str]]:
-        """A kind and a text for all that is wrong with a row.
-
-        Args:
-            row: As OpenRLHF's reader gives it.
-            raw: As its file has it; None if its file has types.
-            is_csv: Whether that is a CSV file.
-        """
-        if raw is not None:
-            changed = [*self.missing(raw.keys(), optional=(SOLUTION,))] or [*self._changed(row, raw, is_csv=is_csv)]
-            if changed:
-                yield from changed
-                return
+    def wrong(self, place: str, row: Row) -> Iterator[tuple[str, str]]:
+        """A kind and a text for all that is wrong with a row."""
         (_, prompt), *others = self._columns.items()
         if text := wrong_prompt(row[prompt], chat=self._chat):
             yield "prompt", f"{prompt} is {shown(row[prompt])}; {text}"
@@ -93,36 +91,13 @@ class Values:
                 if value is not None and not isinstance(value, str):
                     yield "solution", f"{column} is {shown(value)}; it must be a text, or null if there is none"
             elif value is None or (isinstance(value, float) and math.isnan(value)):  # pandas' missing number
-                missing = "null" if value is None else "nan"
+                missing = "null or not there" if value is None else "nan"
                 yield "label", f'{column} is {missing}; it must have a value, which may be the empty text ""'
-            elif (error := _not_sendable(value)) is not None:
-                text = f"{column} is {shown(value)}, which cannot be sent to a reward function ({error})"
-                yield "label", f"{text}; save it as a text"
-
-    def _changed(self, row: Row, raw: Row, *, is_csv: bool) -> Iterator[tuple[str, str]]:
-        same = original.is_same_cell if is_csv else original.is_same
-        for column in self._columns.values():
-            if not same(raw.get(column), row[column]):
-                was, read = shown(raw.get(column)), shown(row[column])
-                text = (
-                    f"{column} is {was}, and OpenRLHF's reader makes {read} of it; save the data as a .parquet file, "
-                    "which has types, or give all rows of the column one type if they have several"
-                )
-                yield f"changed {column}", text
-
-
-def rows_of(part: Part, columns: list[str]) -> Iterator[tuple[str, Row, Row | None, bool]]:
-    """Place and content of each row as a run gets it and as its file has it, and whether that is a CSV file.
-
-    Raises:
-        ConfigError: A file has another number of rows.
-    """
-    originals = part.originals() if part.files else repeat((None, False))
-    # The file comes first, because what is wrong with it explains an error of the reader.
-    for number, ((raw, is_csv), row) in enumerate(zip(originals, part.values(columns), strict=False), 1):
-        yield f"{part.where}, row {number}", row, raw, is_csv
-    for _ in originals if part.files else ():
-        pass  # it says at its end if the files have more rows
+            else:
+                first, there = self._first = self._first or (value, place)
+                if type(first) is not type(value):
+                    now, then = (f"{shown(one)}, {TYPES[type(one)]}" for one in (value, first))
+                    yield "types", f"{column} is {now}, and in {there} it is {then}; give all rows one type"
 
 
 class RowCheck:
@@ -132,9 +107,16 @@ class RowCheck:
         request: What was read.
         args: The run's arguments. Supervised training has no labels and images, and its prompts are not made here.
         render: Makes prompts; None if they are not made here.
+        takes: Whether an answer that is made of a label is right; None if that is not known.
     """
 
-    def __init__(self, request: Request, args: SimpleNamespace, render: Renderer | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        args: SimpleNamespace,
+        render: Renderer | None,
+        takes: Callable[[Any], bool] | None = None,
+    ) -> None:
         self._request, self._args = request, args
         self._supervised = "data.output_key" in request.columns
         self._values = Values(request.columns, chat=args.data.apply_chat_template)
@@ -144,20 +126,12 @@ class RowCheck:
         response = None if self._supervised else args.rollout.max_new_tokens
         self._max_prompt = args.data.max_len - (response or 1)  # tokens of a prompt that OpenRLHF does not cut
         self._findings = Findings()
-        self._seen: dict[str, tuple[str, str]] = {}  # by prompt and images: place and label of the first such row
-        self._repeated: list[tuple[str, str]] = []  # place of a row, and of the first with its prompt
-        self._other_labels = 0
+        self._not_found = Findings()  # of prompts that are not in the text of their tokens
+        self._seen: dict[bytes, tuple[str, int]] = {}  # by prompt and images: place and label of the first such row
         self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
-        self._long: list[tuple[str, int]] = []  # place and tokens of each prompt that would be cut
-        self._not_found: list[str] = []  # places of prompts that are not in the text of their tokens
         self._solution = request.columns.get(SOLUTION)
-        self._solved = 0  # rows with a worked solution
-        # Place of each that no response could hold, its tokens, and those of its prompt.
-        self._long_solutions: list[tuple[str, int, int]] = []
-        urls = [] if self._supervised else args.reward.remote_url or []
-        self._labels = Labels(urls[0] if len(urls) == 1 else None)
-        self._labelled = False  # whether a label is not the empty text
-        self._count = 0
+        self._takes = takes
+        self._count = self._solved = self._labelled = 0  # rows, and those with a worked solution, and with a label
         self._problem: tuple[str, Any] | None = None
 
     def look(self, read: Read) -> Looked:
@@ -167,11 +141,11 @@ class RowCheck:
             ConfigError: Rows are not as a run needs them. The message has a line for each kind of error, with the
                 first row that has it.
         """
-        images = [] if self._supervised else [self._args.data.image_key]
-        columns = list(dict.fromkeys([*self._request.columns.values(), *images]))  # flags may name the same column
         for part in read.parts:
-            missing = list(self._values.missing(part.rows.column_names))
+            missing = list(self._values.missing(part.names))
             self._warn_of_columns(part)
+            if part.is_csv:
+                self._findings.warn(f"{part.where}: a CSV file has no types, so that each value is a text")
             if part.unread:
                 self._findings.warn(
                     f"{part.where}: OpenRLHF reads files of one kind in a folder, and not {part.unread[0]}"
@@ -179,9 +153,9 @@ class RowCheck:
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
             waiting: list[Waiting] = []
-            for place, row, raw, is_csv in rows_of(part, columns) if not missing else ():
+            for place, row in part.places() if not missing else ():
                 self._count += 1
-                if self._is_good(place, row, raw, is_csv=is_csv):
+                if self._is_good(place, row):
                     waiting += self._prompt(place, row)
                 if len(waiting) == STEP:
                     self._measure(waiting)
@@ -189,21 +163,22 @@ class RowCheck:
             self._measure(waiting)
         if self._request.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
             self._check_mixed()
-        self._labels.say(self._findings)
+        self._findings.refuse_if_all("label", self._labelled)
         self._findings.check()
         if self._request.flag == "data.prompt_dataset" and self._count and not self._labelled:
             self._warn_of_labels(read.parts[0])
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
-        self._warn()
+        for findings in (self._findings, self._not_found):
+            findings.warn_of_counted(self._count)
         places = {prompt: place for prompt, (place, _) in self._seen.items()}
-        return Looked(self._problem, self._findings.warnings, self._said_of_not_found(), places)
+        return Looked(self._problem, self._findings.warnings, self._not_found.warnings, places)
 
     def _warn_of_columns(self, part: Part) -> None:
         read = {*self._request.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
         templates = OF_TEMPLATES if self._args.data.apply_chat_template and not self._supervised else ()
         for name in (*templates, *OF_PROMPTS):
-            if name in part.rows.column_names and name not in read:
+            if name in part.names and name not in read:
                 where = "to the chat template" if name in OF_TEMPLATES else "to the model: no flag names it"
                 self._findings.warn(
                     f"{part.where}: the column {name} has no effect, because a run does not give it {where}"
@@ -216,12 +191,12 @@ class RowCheck:
         why = f"each {key} (data.label_key) is empty" if key else "data.label_key is not set"
         self._findings.warn(
             f"{part.where}: {why}, so that the reward function gets the empty text as each label; the columns are "
-            f"{', '.join(part.rows.column_names)}"
+            f"{', '.join(part.names)}"
         )
 
-    def _is_good(self, place: str, row: Row, raw: Row | None, *, is_csv: bool) -> bool:
+    def _is_good(self, place: str, row: Row) -> bool:
         """Whether a run can use the row. What is wrong is kept."""
-        wrong = list(self._values.wrong(row, raw, is_csv=is_csv))
+        wrong = list(self._values.wrong(place, row))
         for kind, text in wrong:
             self._findings.error(kind, f"{place}: {text}")
         if not wrong and not self._supervised:
@@ -238,11 +213,10 @@ class RowCheck:
         self._solved += bool(solution)
         images = None if self._supervised else row.get(self._args.data.image_key)
         others = [row[column] for flag, column in list(self._request.columns.items())[1:] if flag != SOLUTION]
-        key, label = (json.dumps(value, sort_keys=True, default=str) for value in ([content, images], others))
-        first, first_label = self._seen.setdefault(key, (place, label))
+        key, label = (json.dumps(value, sort_keys=True).encode() for value in ([content, images], others))
+        first, first_label = self._seen.setdefault(blake2b(key, digest_size=16).digest(), (place, hash(label)))
         if first is not place:
-            self._repeated.append((place, first))
-            self._other_labels += label != first_label
+            self._repeats(place, first, other=hash(label) != first_label)
         if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
             text = f"{place}: the last message is the assistant's, and a run asks for another one after it"
             self._findings.count("answered", text)
@@ -261,12 +235,22 @@ class RowCheck:
         except Exception as error:  # a chat template raises what it likes
             self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
             return
-        self._labelled = self._labelled or bool(others and others[0] != "")
-        self._problem = self._problem or (prompt, others[0] if others else "")
-        self._labels.look(place, others[0] if others else "")
+        answer = others[0] if others else ""
+        self._labelled += answer != ""
+        self._problem = self._problem or (prompt, answer)
+        if self._takes and answer != "" and not self._takes(answer):
+            text = f"{place}: the label is {shown(answer)}, and the reward function gives 0 to it as an answer"
+            self._findings.count("label", text)
         pictures = vision.images_of(row.get(self._args.data.image_key)) if images else []
         self._pictured.setdefault(bool(pictures), place)
         yield Waiting(place, prompt, pictures, solution)
+
+    def _repeats(self, place: str, first: str, *, other: bool) -> None:
+        near = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
+        text = f"{place}: the prompt is that of {first.rpartition(', ')[2] if near else first}"
+        self._findings.count("repeated", text)
+        if other:
+            self._findings.count("other label", f"{text}, and the label is another one")
 
     def _check_mixed(self) -> None:
         """Refuse rows with and without images in one run."""
@@ -288,7 +272,7 @@ class RowCheck:
         lengths = [length for length, _, _ in measured]
         for one, (_, found, wrong) in zip(prompts, measured, strict=True):
             if not found:
-                self._not_found.append(one.place)
+                self._not_found.count("", f"{one.place}: {NOT_FOUND}", TAKE_RESPONSES)
             if wrong:
                 self._findings.error("processor", f"{one.place}: the model's processor refuses the images: {wrong}")
         solved = [
@@ -297,7 +281,11 @@ class RowCheck:
         ends = self._render.tokenizer.lengths_with_end([text for _, text, _ in solved]) if solved else []
         for (place, _, asked), length in zip(solved, ends, strict=True):
             if not fits_solution(self._args, asked, length):
-                self._long_solutions.append((place, length, asked))
+                most = f"at most {response_tokens(self._args)}"
+                if length <= response_tokens(self._args):
+                    most = f"with its prompt of {asked} at most {self._args.data.max_len}"
+                text = f"{place}: the worked solution has {length} tokens with its end, and a response has {most}"
+                self._findings.count("long solution", text, "Such solutions are left out")
         texts = [(one.place, "prompt", one.prompt) for one in prompts]
         texts += [(place, "worked solution", text) for place, text, _ in solved]
         beyond = self._render.tokenizer.beyond([text for *_, text in texts])
@@ -320,61 +308,11 @@ class RowCheck:
                 text = f"the prompt and its images have {counted}{length} tokens, and it cannot be cut"
                 self._findings.error("long with images", f"{place}: {text}; it must have at most {self._limit}")
             elif length > self._max_prompt:
-                self._long.append((place, length))
+                text = f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}"
+                self._findings.count("long", text)
 
     @property
     def _limit(self) -> str:
         response = self._args.rollout.max_new_tokens
         rest = f"rollout.max_new_tokens {response}" if response else "1 for a response"
         return f"{self._max_prompt} = data.max_len {self._args.data.max_len} - {rest}"
-
-    def _warn(self) -> None:
-        """Say what is seldom meant."""
-        warn = self._findings.warn
-        if self._long:
-            place, length = self._long[0]
-            warn(
-                f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}; so it is "
-                f"with {len(self._long)} of {self._count} prompts ({len(self._long) / self._count:.0%})"
-            )
-        if self._long_solutions:
-            place, length, asked = self._long_solutions[0]
-            most = f"at most {response_tokens(self._args)}"
-            if length <= response_tokens(self._args):
-                most = f"with its prompt of {asked} at most {self._args.data.max_len}"
-            warn(
-                f"{place}: the worked solution has {length} tokens with its end, and a response has {most}; "
-                f"{len(self._long_solutions)} of {self._solved} worked solutions are left out because of that"
-            )
-        if self._repeated:
-            place, first = self._repeated[0]
-            labels = f", and {self._other_labels} of them have another label" if self._other_labels else ""
-            near = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
-            first = first.rpartition(", ")[2] if near else first
-            warn(
-                f"{place}: the prompt is that of {first}; {len(self._repeated)} of {self._count} rows have the prompt "
-                f"of an earlier row{labels}"
-            )
-        self._findings.warn_of_counted(self._count)
-
-    def _said_of_not_found(self) -> list[str]:
-        """What is to be said of a reward that cuts the prompt out of the query, if the prompt is not always there."""
-        if not self._not_found:
-            return []
-        return [
-            f"{self._not_found[0]}: the prompt is not in the query as it is, because it is cut, has images, or the "
-            f"tokenizer changes it; so it is with {len(self._not_found)} of {self._count} prompts. A reward that "
-            "looks for the prompt in the query is wrong for them. Take what the model wrote from the argument "
-            "responses of reward_func, or from the field that verifier.send_responses gives to a server"
-        ]
-
-
-def _not_sendable(label: Any) -> str | None:
-    """Why a label cannot go to a process of the reward function as JSON; None if it can."""
-    if isinstance(label, (str, int, float)):
-        return None
-    try:
-        encode(label)
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return None

@@ -6,12 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks import TASKS
 from bapo_openrlhf.user_file import is_dir, is_file, start_of
 
 ENDINGS = (".json", ".jsonl", ".csv", ".parquet", ".arrow")  # of the files that OpenRLHF reads
 SOLUTION = "data.solution_key"  # the flag that names the column with worked solutions
-TEXTS = (".json", ".jsonl", ".csv")  # of those whose columns have no types, so that the reader has to guess them
+SOURCE = "datasource"  # the column by which OpenRLHF names the numbers of an evaluation
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -29,11 +28,13 @@ class Request:
         seed: Seed of the order in which they are drawn from.
         modelscope: Whether names that are not on this machine are ModelScope's.
         columns: The columns that are used, by the flags that name them. The first one has the prompt.
+        others: Columns that are used if they are there.
     """
 
     flag: str
     names: str
     columns: dict[str, str]
+    others: tuple[str, ...] = ()
     probabilities: str | None = None
     probabilities_flag: str = ""
     split: str = "train"
@@ -46,6 +47,11 @@ class Request:
     def prompt(self) -> str:
         """Name of the column with the prompts."""
         return next(iter(self.columns.values()))
+
+    @property
+    def kept(self) -> list[str]:
+        """All columns that are used. Flags may name the same one."""
+        return list(dict.fromkeys([*self.columns.values(), *self.others]))
 
 
 @dataclass(frozen=True)
@@ -71,27 +77,33 @@ def of_training(args: SimpleNamespace) -> Request:
     data = args.data
     columns = _columns(args) | _named({SOLUTION: data.solution_key})
     return Request(
-        "data.prompt_dataset", data.prompt_dataset, columns, data.prompt_probs, "data.prompt_probs",
-        data.prompt_split, "data.prompt_split", data.max_samples, args.train.seed, args.use_ms,
+        "data.prompt_dataset", data.prompt_dataset, columns, (data.image_key, SOURCE),
+        data.prompt_probs, "data.prompt_probs", data.prompt_split, "data.prompt_split",
+        data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
 
 
 def of_evaluation(args: SimpleNamespace) -> Request:
     """What a run is evaluated on while it trains. OpenRLHF reads all of it, and evaluates the first rows."""
     return Request(
-        "eval.dataset", args.eval.dataset, _columns(args), split=args.eval.split, split_flag="eval.split",
-        modelscope=args.use_ms,
+        "eval.dataset", args.eval.dataset, _columns(args), (args.data.image_key, SOURCE),
+        split=args.eval.split, split_flag="eval.split", modelscope=args.use_ms,
     )  # fmt: skip
 
 
-def of_warmup(args: SimpleNamespace) -> Request:
-    """What supervised training reads."""
+def of_warmup(args: SimpleNamespace) -> list[Request]:
+    """What supervised training reads: what it trains on, and what it is evaluated on if there is such data."""
     data = args.data
-    columns = {"data.input_key": data.input_key, "data.output_key": data.output_key}
-    return Request(
-        "data.dataset", data.dataset, _named(columns), data.dataset_probs, "data.dataset_probs",
+    columns = _named({"data.input_key": data.input_key, "data.output_key": data.output_key})
+    trained = Request(
+        "data.dataset", data.dataset, columns, (), data.dataset_probs, "data.dataset_probs",
         data.dataset_split, "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
+    evaluated = Request(
+        "eval.dataset", args.eval.dataset, columns, split=args.eval.split, split_flag="eval.split",
+        modelscope=args.use_ms,
+    )  # fmt: skip
+    return [trained, evaluated] if args.eval.dataset else [trained]
 
 
 def _columns(args: SimpleNamespace) -> dict[str, str]:
@@ -133,7 +145,7 @@ def _source(flag: str, name: str) -> Source:
             "the file, or rename it if only its ending is another"
         )
     if ending in ENDINGS:
-        raise ConfigError(f"{flag} is {name}; there is no such file{start_of(path)}{preparation(name)}")
+        raise ConfigError(f"{flag} is {name}; there is no such file{start_of(path)}")
     if looks_local(place):
         raise ConfigError(f"{flag} is {name}; there is no such file or folder{start_of(path)}")
     return Source(name, path, here=False)
@@ -142,9 +154,3 @@ def _source(flag: str, name: str) -> Source:
 def looks_local(name: str) -> bool:
     """Whether a name that is no file or folder was meant as a path, not as a name on the hub."""
     return not HUB_NAME.fullmatch(name) or name.startswith(".") or not {*ENDINGS}.isdisjoint(Path(name).suffixes)
-
-
-def preparation(file: str) -> str:
-    """What makes a file that is missing, if a task's data is meant; otherwise ""."""
-    prepared = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", file)
-    return f"; `bapo-openrlhf prepare {prepared[1]}` makes it" if prepared else ""

@@ -1,6 +1,7 @@
 """What the checks before a run hand on to it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 
@@ -13,6 +14,8 @@ class Checked:
         arithmetic: Batch arithmetic of the configuration.
         prompts: Prompts that the run takes from the training data; None if the data is not on this machine.
         candidates: Prompts that the method draws for each prompt for which it generates responses.
+        kept: The folders with the rows that the run reads, as the value of each flag that names data.
+        evaluated: `eval.dataset` as the user gave it.
         resume_tag: Checkpoint from which the run continues; None if it starts from the beginning.
         warnings: What may be meant, but is seldom what a user wants, a sentence each.
     """
@@ -20,5 +23,7 @@ class Checked:
     arithmetic: BatchArithmetic
     prompts: int | None = None
     candidates: int = 1
+    kept: Mapping[str, str] = field(default_factory=dict)
+    evaluated: str | None = None
     resume_tag: str | None = None
     warnings: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,6 +47,12 @@ def make_absolute(args: SimpleNamespace) -> None:
     if ".py:" in args.adapt.method:
         file, _, name = args.adapt.method.rpartition(":")
         args.adapt.method = f"{_absolute(file)}:{name}"
+
+
+def use_kept(args: SimpleNamespace, kept: Mapping[str, str]) -> None:
+    """Let the flags that name data name the folders in which its rows were kept."""
+    for name, folders in kept.items():
+        _set(args, name, folders)
 
 
 def _get(args: SimpleNamespace, name: str) -> Any:

@@ -1,10 +1,14 @@
 """Find bad input before any model loads: flags, data, models and the reward function."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +38,11 @@ from bapo_openrlhf.launch.questions import Questions
 from bapo_openrlhf.launch.same_tokens import check_same_tokens
 from bapo_openrlhf.launch.sync_trial import Synced
 from bapo_openrlhf.methods.registry import METHODS
+from bapo_openrlhf.tasks import TASKS, task_of_file
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 
 ACTOR, REWARD = "actor.model_name_or_path", "reward.model_name_or_path"
+KEPT = ".data"  # the folder in `run.dir` with the rows that its runs read
 CALLED = "called with an empty response to the first prompt"
 
 
@@ -75,7 +81,7 @@ def check_inputs(
     check_combinations(args, method=method)
     with Questions() as questions:
         warnings = _check_models(args, questions, weights=weights, ahead=ahead)
-        data_check = check_data(args, ahead=ahead) if data else Data(None, None, [])
+        data_check = _check_data(args, ahead=ahead) if data else Data(None, None, [])
         warnings += data_check.warnings
         prompts = elsewhere if data_check.prompts is None else data_check.prompts
         candidates = 1 if method is None else method.candidates
@@ -91,8 +97,31 @@ def check_inputs(
         arithmetic=arithmetic,
         prompts=prompts,
         candidates=candidates,
+        kept=data_check.kept,
         warnings=(*warnings_of(Flags.of(args, method=method, prompts=prompts, steps=steps)), *warnings),
     )
+
+
+def _check_data(args: SimpleNamespace, *, ahead: bool) -> Data:
+    """`check_data`, which is told what only a task knows: files that are to be made, and what is a label."""
+    names = {"eval.dataset": args.eval.dataset, "data.prompt_dataset": args.data.prompt_dataset}
+    missing = {flag: text for flag, value in names.items() if (text := unprepared(flag, value))}
+    if missing and not ahead:
+        raise ConfigError(next(iter(missing.values())))
+    urls = args.reward.remote_url or [""]
+    task = task_of_file(urls[0]) if len(urls) == 1 and urls[0].endswith(".py") else None
+    with TemporaryDirectory() if ahead else nullcontext(Path(args.run.dir).resolve() / KEPT) as folder:
+        data = check_data(args, Path(folder), ahead=ahead, without=missing, takes=task and task.takes)
+    return replace(data, warnings=[*missing.values(), *data.warnings])
+
+
+def unprepared(flag: str, names: str | None) -> str:
+    """A sentence of a file of data that is not there, and that the preparation of a task makes; "" without one."""
+    for file in map(str.strip, (names or "").split(",")):
+        task = re.fullmatch(rf"data/({'|'.join(TASKS)})/\w+\.jsonl", file)
+        if task and not user_file.is_file(flag, Path(file)):
+            return f"{flag} is {file}; there is no such file yet; `bapo-openrlhf prepare {task[1]}` makes it"
+    return ""
 
 
 def print_warnings(inputs: Checked, where: str = "") -> None:

@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError, Ended, RunError, reason_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.paths import make_absolute, run_folder
+from bapo_openrlhf.flags.paths import make_absolute, run_folder, use_kept
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import run_steps
 from bapo_openrlhf.launch.ending import recorded
@@ -83,7 +83,8 @@ def launch(
     resumes = start.tag is not None
     changed = compare_with_beginning(args, settings, start) if resumes else {}
     take(start, args)
-    args.checked = replace(checked, resume_tag=start.tag)
+    args.checked = replace(checked, resume_tag=start.tag, evaluated=args.eval.dataset)
+    use_kept(args, checked.kept)
     folder = run_folder(args)
     clock = time.perf_counter()
     steps = run_steps(args, checked.prompts, checked.candidates) if checked.prompts else None

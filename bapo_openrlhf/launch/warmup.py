@@ -9,25 +9,29 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import host, machine
 from bapo_openrlhf.data.check import check_warmup
 from bapo_openrlhf.data.prompts import check_tokenizer
-from bapo_openrlhf.data.reading import read
-from bapo_openrlhf.data.sources import of_warmup
+from bapo_openrlhf.data.reading import Read
 from bapo_openrlhf.errors import ConfigError, RunError
+from bapo_openrlhf.flags.paths import use_kept
 from bapo_openrlhf.host import rebound, require_name
-from bapo_openrlhf.launch.preflight import check_model, check_packages
+from bapo_openrlhf.launch.preflight import check_model, check_packages, unprepared
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.user_file import at_home
 
 
-def check(args: SimpleNamespace) -> None:
+def check(args: SimpleNamespace, folder: Path) -> dict[str, Read]:
     """Check everything that can be known before the model loads.
+
+    Returns:
+        The data by the flags that name it. The rows are kept in the folder.
 
     Raises:
         ConfigError: The message names the flag, the value and what is allowed.
@@ -55,36 +59,41 @@ def check(args: SimpleNamespace) -> None:
             f"train.batch_size is {train.batch_size}; it must be a multiple of {samples} = ranks {ranks} x "
             f"train.micro_batch_size {train.micro_batch_size}"
         )
-    rows = check_warmup(args).rows
+    if text := unprepared("data.dataset", args.data.dataset):
+        raise ConfigError(text)
+    data = check_warmup(args, folder)
+    rows = data["data.dataset"].rows
     if rows is not None and rows * train.max_epochs < train.batch_size:
         raise ConfigError(
             f"train.batch_size is {train.batch_size}; it must be at most {rows * train.max_epochs} = rows {rows} x "
             f"train.max_epochs {train.max_epochs}"
         )
+    return data
 
 
-def launch(args: SimpleNamespace, words: Sequence[str]) -> None:
+def launch(args: SimpleNamespace, data: Mapping[str, Read], words: Sequence[str]) -> None:
     """Train: here on the CPU, and in a process for each GPU of this machine if it has any.
 
     Args:
         args: What OpenRLHF's script takes.
+        data: What `check` has read.
         words: The command line, which the processes get.
 
     Raises:
         RunError: The training failed.
     """
     if "LOCAL_RANK" in os.environ:  # a process that another one has started, which owns the folders
-        _launch(args, words)
+        _launch(args, data, words)
         return
     with ExitStack() as stack:
         for flag in ("output_dir", *(["path"] if args.ckpt.save_steps > 0 or args.ckpt.load_enable else [])):
             folder = at_home(getattr(args.ckpt, flag))
             field, instead = f"ckpt.{flag} is {folder}", f"give another --ckpt.{flag}"
             stack.enter_context(owned(folder, field=field, what="warm-up", instead=instead))
-        _launch(args, words)
+        _launch(args, data, words)
 
 
-def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
+def _launch(args: SimpleNamespace, data: Mapping[str, Read], words: Sequence[str]) -> None:
     if not machine.on_cpu() and "LOCAL_RANK" not in os.environ:
         runner = ["-m", "deepspeed.launcher.runner", "--no_local_rank", "--module", "bapo_openrlhf.cli", "warmup"]
         if subprocess.run([sys.executable, *runner, *words]).returncode != 0:
@@ -93,15 +102,16 @@ def _launch(args: SimpleNamespace, words: Sequence[str]) -> None:
     _set_up()
     first = os.environ["RANK"] == "0"
     if first:
-        _warn_of_long_rows(args)
+        _warn_of_long_rows(args, data["data.dataset"])
+    trained_on = args.data.dataset
+    use_kept(args, {flag: read.names for flag, read in data.items()})
     _train(args)
     if first:
-        print(f"{args.ckpt.output_dir}: {args.model.model_name_or_path}, trained on {args.data.dataset}")
+        print(f"{args.ckpt.output_dir}: {args.model.model_name_or_path}, trained on {trained_on}")
 
 
 def _train(args: SimpleNamespace) -> None:
     """Run OpenRLHF's script, and repair what ZeRO stage 3 rounded (see `rotary`) when everything is loaded."""
-    from bapo_openrlhf.training.wire.messages import blending
     from bapo_openrlhf.training.worker.rotary import restore_frequencies
     from bapo_openrlhf.training.worker.savable import make_savable
     from bapo_openrlhf.training.worker.strategy import strategy_of
@@ -116,8 +126,7 @@ def _train(args: SimpleNamespace) -> None:
             restore_frequencies(model)
             super().__init__(model=model, **others)
 
-    blended = blending(script.blending_datasets, (args.data.input_key, args.data.output_key))
-    with rebound(script, SFTTrainer=RestoringTrainer, get_strategy=strategy_of, blending_datasets=blended):
+    with rebound(script, SFTTrainer=RestoringTrainer, get_strategy=strategy_of):
         script.train(args)
 
 
@@ -133,7 +142,7 @@ def _set_up() -> None:
         os.environ.setdefault(name, value)
 
 
-def _warn_of_long_rows(args: SimpleNamespace) -> None:
+def _warn_of_long_rows(args: SimpleNamespace, read: Read) -> None:
     """Say how many rows do not fit with their end. OpenRLHF cuts them, or leaves them out if the prompt is too long."""
     from openrlhf.datasets.sft_dataset import preprocess_data
     from transformers import AutoTokenizer
@@ -141,13 +150,12 @@ def _warn_of_long_rows(args: SimpleNamespace) -> None:
     data = args.data
     if data.multiturn or args.model.pretrain_mode_enable:
         return
-    request = of_warmup(args)
     tokenizer = AutoTokenizer.from_pretrained(args.model.model_name_or_path, trust_remote_code=True)
     template = tokenizer.apply_chat_template if data.apply_chat_template else None
     texts = (
         "".join(preprocess_data(row, data.input_template, data.input_key, data.output_key, template))
-        for part in read(request, download=True).parts
-        for row in part.values(list(request.columns.values()))
+        for part in read.parts
+        for _, row in part.places()
     )
     end = tokenizer.eos_token or ""
     whole = (text if text.endswith(end) else f"{text} {end}" for text in (text.rstrip("\n") for text in texts))

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bapo_openrlhf.data.original import kind_of, rows_of
-from bapo_openrlhf.data.sources import ENDINGS, TEXTS
+from bapo_openrlhf.data.sources import ENDINGS
+from bapo_openrlhf.data.text_files import TEXTS, kind_of, rows_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, passes_for
 from bapo_openrlhf.launch.model_files import positions_of, read_json

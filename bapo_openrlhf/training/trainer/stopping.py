@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from openrlhf.trainer import ppo_trainer
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
-from bapo_openrlhf.host import extends, plain_class, rebound
+from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.discard import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.wire.messages import blending
 from bapo_openrlhf.training.wire.signals import leave_to_driver
 
 Base = plain_class(PPOTrainer)
@@ -45,9 +43,7 @@ class StoppableTrainer(Base):
         self.state = RunState()
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
-        columns = (strategy.args.data.input_key,)
-        with rebound(ppo_trainer, blending_datasets=blending(ppo_trainer.blending_datasets, columns)):
-            super().__init__(pretrain, strategy, *args, **kwargs)
+        super().__init__(pretrain, strategy, *args, **kwargs)
 
     def place(self) -> tuple[int, str]:
         """The number of the step and the phase."""
@@ -87,8 +83,8 @@ class StoppableTrainer(Base):
     @property
     def evaluation(self) -> dict[str, Any]:
         """What the numbers of an evaluation depend on besides the weights."""
-        flags = ("dataset", "split", "temperature", "n_samples_per_prompt")
-        return {name: getattr(self.args.eval, name) for name in flags}
+        flags = ("split", "temperature", "n_samples_per_prompt")
+        return {"dataset": self.args.checked.evaluated, **{name: getattr(self.args.eval, name) for name in flags}}
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:

@@ -1,10 +1,14 @@
-"""How a worker saves: OpenRLHF's strategy, where an old checkpoint or another user's rights end no run."""
+"""How a worker saves: OpenRLHF's strategy, where an old checkpoint or another user's rights end no run.
+
+Each process that reads data has this strategy, and so knows how the rows were kept.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
 
+import bapo_openrlhf.record.kept_rows  # noqa: F401  # `datasets` learns its type of columns
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.record.discard import discard
 from bapo_openrlhf.record.durable import open_to_others

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.data.findings import shown
 from bapo_openrlhf.data.reading import read
-from bapo_openrlhf.data.rows import Values, rows_of
+from bapo_openrlhf.data.rows import Values
 from bapo_openrlhf.data.sources import Request as DataRequest
 from bapo_openrlhf.data.vision import NOT_FILES, images_of, places
 from bapo_openrlhf.errors import ConfigError
@@ -115,7 +116,8 @@ def load(
         raise ConfigError(f"reward is {reward}; it must be a file that exists")
     content = file.read_bytes()
     columns = columns if equals else COLUMNS
-    problems = tuple(_problems(f"benchmark {name}", file, columns, chat=chat))
+    with TemporaryDirectory() as folder:
+        problems = tuple(_problems(f"benchmark {name}", file, columns, Path(folder), chat=chat))
     sha256 = hashlib.sha256(content).hexdigest()
     generator = None if equals else _generator(file.parent / MANIFEST, name)
     size, asked, its_range = len(problems), problems[:limit], reward_range if equals else UNIT
@@ -128,16 +130,16 @@ def _generator(manifest: Path, name: str) -> str | None:
     return json.loads(manifest.read_bytes()).get("parts", {}).get(name, {}).get("asked", {}).get("generator")
 
 
-def _problems(flag: str, file: Path, columns: Columns, *, chat: bool) -> Iterator[BenchmarkProblem]:
+def _problems(flag: str, file: Path, columns: Columns, folder: Path, *, chat: bool) -> Iterator[BenchmarkProblem]:
     names = {"input_key": columns.input, "label_key": columns.label}
-    (part,) = read(DataRequest(flag, str(file), names), download=False).parts
+    request = DataRequest(flag, str(file), names, (columns.images, "id"))
+    (part,) = read(request, folder, download=False).parts
     values = Values(names, chat=chat)
-    for _, text in values.missing(part.rows.column_names):
+    for _, text in values.missing(part.names):
         raise ConfigError(f"{part.where}: {text}")
     ids: set[str] = set()
-    rows = rows_of(part, [columns.input, columns.label, columns.images, "id"])
-    for number, (place, row, original, is_csv) in enumerate(rows, 1):
-        for _, text in values.wrong(row, original, is_csv=is_csv):
+    for number, (place, row) in enumerate(part.places(), 1):
+        for _, text in values.wrong(place, row):
             raise ConfigError(f"{place}: {text}")
         identity = row.get("id")
         identity = f"{flag.split()[-1]}-{number}" if identity is None else identity

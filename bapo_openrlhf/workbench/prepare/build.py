@@ -12,7 +12,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bapo_openrlhf.data.original import unreadable
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.durable import write_atomically
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
@@ -208,8 +207,10 @@ class _Build:
                 if isinstance(row, BadRow):
                     raise row
                 problem = self.task.problem(row)
-                if why := unreadable(vars(problem)):
-                    raise BadRow(f"no valid Unicode: {why}")
+                json.dumps(vars(problem), ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                self._reject(number, f"no valid Unicode: {error}")
+                continue
             except BadRow as error:
                 self._reject(number, str(error))
                 continue

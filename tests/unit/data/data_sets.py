@@ -15,6 +15,7 @@ import pytest
 
 from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.host import module_of
 
 
 def dump(rows: Sequence[Any]) -> str:
@@ -91,8 +92,18 @@ class Checks:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return str(path)
 
-    def __call__(self, names: str, *, ahead: bool = True, **changed: Any) -> Data:
-        return check_data(self.args(data__prompt_dataset=names, **changed), ahead=ahead)
+    def __call__(self, names: str, *, ahead: bool = True, takes: Any = None, **changed: Any) -> Data:
+        args = self.args(data__prompt_dataset=names, **changed)
+        return check_data(args, self.folder / "kept", ahead=ahead, takes=takes)
+
+    def trained(self, names: str, **changed: Any) -> Any:
+        """The rows that OpenRLHF's function gives a run that was checked."""
+        args, strategy = self.args(**changed), SimpleNamespace(print=lambda *_: None, is_rank_0=lambda: False)
+        kept = self(names, **changed).kept["data.prompt_dataset"]
+        return module_of("datasets/utils.py").blending_datasets(
+            kept, args.data.prompt_probs, strategy, args.train.seed,
+            max_count=args.data.max_samples, dataset_split=args.data.prompt_split,
+        )  # fmt: skip
 
     def refusal(self, names: str, **changed: Any) -> str:
         """The message of the ConfigError without flag and name of the data set."""

@@ -28,7 +28,7 @@ class TestForm:
         """vllm#7283."""
         rows = [{"q": f"{number}?", "a": "x"} for number in range(6)]
         rows[place - 1]["q"] = prompt
-        shown = "None" if kind == ".csv" else repr(prompt)
+        shown = repr("" if kind == ".csv" else prompt)
         assert check.refusal(check.write(kind, rows)).startswith(f"row {place}: q is {shown}; it must be a text")
 
     @pytest.mark.parametrize("prompt", [" ", "\n\t", 7, 0.5, True, {"text": "1?"}])
@@ -115,12 +115,12 @@ class TestForm:
         texts = ["1?", json.dumps([user("2?")]), json.dumps([user("3?"), user("4?")]), "[1]", "[", "[]", '["5?"]']
         texts += [str([user("it's")]), "[{1: "]
         name = check.write(kind, [{"q": text, "a": "x"} for text in texts])
-        (warning,) = check(name, data__apply_chat_template=True).warnings
+        *_, warning = check(name, data__apply_chat_template=True).warnings
         assert warning.startswith(
             f"data.prompt_dataset {name}, row 2: the prompt is a text with messages in JSON or Python"
         )
         assert "with 3 of 9 rows. If the messages are meant, give q a list" in warning
-        assert check(name).warnings == []
+        assert len(check(name).warnings) == (kind == ".csv")
 
     @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
     def test_columns_that_other_trainers_give_to_a_chat_template_are_said(self, check, kind):
@@ -169,7 +169,7 @@ class TestRepeated:
         rows = [{"q": q, "a": a} for q, a in (("1?", "a"), ("2?", "b"), ("1?", "a"), ("1?", "c"), ("2?", "b"))]
         for kind in KINDS:
             name = check.write(kind, rows)
-            assert check(name).warnings == [
+            assert check(name).warnings[-1:] == [
                 f"data.prompt_dataset {name}, row 3: the prompt is that of row 1; 3 of 5 rows have the prompt of an "
                 "earlier row, and 1 of them have another label"
             ], kind
@@ -377,7 +377,7 @@ class TestSolutions:
         rows = [{"q": "1?", "a": "x", "s": None}, {"q": "2?", "a": "x", "s": "x is 1"}]
         for kind in KINDS:  # in a CSV file, null is an empty cell
             found = check(check.write(kind, rows), **SOLVED)
-            assert (found.prompts, found.problem, found.warnings) == (2, ("1?", "x"), []), kind
+            assert (found.prompts, found.problem, len(found.warnings)) == (2, ("1?", "x"), kind == ".csv"), kind
         text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x", "s": 7}]), **SOLVED)
         assert text == "row 1: s is 7; it must be a text, or null if there is none"
         text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x"}]), **SOLVED)
@@ -388,7 +388,7 @@ class TestSolutions:
         rows = [{"q": "1?", "a": "x"}, {"q": "2?", "a": "x", "s": "x is 1"}, {"q": "3?", "a": "x"}]
         assert check(check.write(kind, rows), **SOLVED).prompts == 3
         text = check.refusal(check.write(kind, [*rows, {"q": "4?", "s": "x is 2"}]), **SOLVED)
-        assert "row 4: no column 'a' (data.label_key); it has q, s" in text
+        assert "row 4: a is null or not there" in text
 
     def test_is_no_label(self, check):
         rows = [{"q": "1?", "a": "x", "s": worked} for worked in ("one", "two")]

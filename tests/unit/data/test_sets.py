@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 from data_sets import KINDS, as_dataset, dump
 
-from bapo_openrlhf.data.reading import Part
-from bapo_openrlhf.data.rows import rows_of
 from bapo_openrlhf.data.sources import ENDINGS
-from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.host import file_of
 
 ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
@@ -23,7 +20,7 @@ ROWS = [{"q": f"{number}?", "a": f"<{number}>"} for number in range(6)]
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_read(check, kind):
     result = check(check.write(kind, ROWS))
-    assert (result.prompts, *result.problem, result.warnings) == (6, "0?", "<0>", [])
+    assert (result.prompts, *result.problem, len(result.warnings)) == (6, "0?", "<0>", kind == ".csv")
 
 
 def test_the_endings_are_openrlhfs():
@@ -70,8 +67,7 @@ class TestFiles:
     def test_another_encoding_in_a_folder(self, check):
         (check.folder / "rows").mkdir()
         check.file("rows/train.csv", "q,a\né,2\n".encode("latin1"))
-        text = check.refusal(str(check.folder / "rows"))
-        assert text.startswith("cannot be read: UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9")
+        assert check.refusal(str(check.folder / "rows")).startswith("line 2: no valid UTF-8 (")
 
     def test_utf_8_with_its_mark(self, check):
         assert check(check.file("a.jsonl", dump(ROWS).encode("utf-8-sig"))).prompts == 6
@@ -90,31 +86,12 @@ class TestFiles:
         text = check.refusal(check.file("a.json", f'[{{"q": "1", "a": {"9" * 5000}}}]'))
         assert text.startswith(": no valid JSON (Exceeds the limit")
 
-    @pytest.mark.parametrize(("column", "value", "message"), [
-        ("q", "x \ud800", "'x \\ud800' has half of a surrogate pair; a text must be valid Unicode"),
-        ("a", "\udfff", "'\\udfff' has half of a surrogate pair; a text must be valid Unicode"),
-        ("a", 2**100, f"{2**100} has more than 64 bits; write such a number as a text, in all rows"),
-        ("a", [{"x": 2**64}], f"{2**64} has more than 64 bits; write such a number as a text, in all rows"),
-        ("a", -(2**63) - 1, f"{-(2**63) - 1} has more than 64 bits; write such a number as a text, in all rows"),
-        ("\ud800", "x", "'\\ud800' has half of a surrogate pair; a text must be valid Unicode"),
-    ])  # fmt: skip
-    def test_values_that_the_reader_cannot_read(self, check, column, value, message):
-        """The reader counts rows from 0, or names only a place in a line."""
-        rows = [{"q": "😀", "a": "1"} for _ in range(24)]
+    @pytest.mark.parametrize(("column", "value"), [("q", "x \ud800"), ("a", {"x": ["\udfff"]})])
+    def test_half_of_a_surrogate_pair(self, check, column, value):
+        """Blank lines are no rows."""
+        rows = [{"q": "😀", "a": {}} for _ in range(24)]
         rows[23][column] = value
-        text = check.refusal(check.file("a.jsonl", "\n" + dump(rows)))
-        assert text == f"row 24: column {column!r}: {message}"
-
-    @pytest.mark.parametrize("inner", ["", "x"])
-    def test_a_cache_that_cannot_be_written(self, check, monkeypatch, inner):
-        import datasets
-
-        cache = Path(check.file("blocked", "")) / inner  # a file, or in a file
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-        name = check.file("a.jsonl", dump(ROWS))
-        text = check.refusal(name)
-        assert text.startswith(f"HF_DATASETS_CACHE, or else the folder datasets in HF_HOME, is {cache}, which OpenRLHF")
-        assert text.endswith("); it must be a folder that can be written") and "a.jsonl" not in text
+        assert check.refusal(check.file("a.jsonl", "\n" + dump(rows))).startswith(f"row 24: {column} is ")
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])
@@ -137,15 +114,6 @@ class TestFiles:
             for file in [place, *place.rglob("*")]:
                 os.utime(file, (1.7e9, 1.7e9))
             assert check(str(place)).problem == ("0?", label)
-
-    @pytest.mark.parametrize("kind", [".jsonl", ".parquet", " folder"])
-    def test_one_that_stays_is_not_read_again(self, check, monkeypatch, kind):
-        import datasets
-
-        name = check.write(kind, ROWS)
-        check(name)
-        monkeypatch.setattr(datasets.builder.ArrowBasedBuilder, "_prepare_split", None)
-        assert check(name).prompts == 6
 
     def test_one_object_of_columns(self, check):
         text = check.refusal(check.file("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}'))
@@ -176,14 +144,6 @@ class TestFolders:
         inner = str(check.folder / "rows") + "@inner"
         assert check(inner).prompts == 3
 
-    def test_values_of_a_part_are_compared_with_its_own_files(self, check):
-        (check.folder / "rows").mkdir()
-        check.file("rows/train.jsonl", dump(ROWS))
-        check.file("rows/test.jsonl", dump([{"q": "x", "a": 1}, {"q": "y", "a": "0"}]))
-        name = str(check.folder / "rows")
-        assert check(name).prompts == 6
-        assert "row 1: a is 1, and OpenRLHF's reader makes '1'" in check.refusal(name, data__prompt_split="test")
-
     def test_files_of_two_kinds(self, check):
         """OpenRLHF reads only one of the kinds."""
         (check.folder / "rows").mkdir()
@@ -207,30 +167,6 @@ class TestSeveral:
         first, second = check.write(".jsonl", ROWS), check.write(".parquet", ROWS[:2])
         assert check(f"{first}, {second}").prompts == 8
 
-    @pytest.mark.parametrize("kinds", [(".jsonl", ".jsonl"), (".jsonl", ".parquet"), (" saved", ".json")])
-    def test_with_other_types(self, check, kinds):
-        first = check.write(kinds[0], [{"q": "1", "a": "x"}])
-        second = check.write(kinds[1], [{"q": "2", "a": 7}])
-        text = check.refusal(f"{first},{second}")
-        assert f"{second}: the column 'a' has the type " in text and text.endswith("; it must have one type")
-        assert "string" in text and "int64" in text
-
-    def test_a_csv_row_of_empty_cells_is_a_row(self, check):
-        """Only a line without commas is no row."""
-        text = check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n"))
-        assert text.startswith("row 2: q is None; it must be a text")
-
-    def test_texts_of_a_csv_file_are_of_another_type(self, check):
-        """pandas reads it, whose texts have a type of their own."""
-        text = check.refusal(f"{check.write('.jsonl', ROWS)},{check.write('.csv', ROWS)}")
-        assert "the column 'q' has the type string in the first and large_string in the second" in text
-
-    def test_with_other_types_of_a_column_that_is_not_used(self, check):
-        """OpenRLHF puts all columns together."""
-        first = check.write(".jsonl", [{"q": "1", "a": "x", "b": 1}])
-        second = check.write(".jsonl", [{"q": "2", "a": "x", "b": 1.5}])
-        assert "the column 'b' has the type int64 in the first" in check.refusal(f"{first},{second}")
-
     def test_a_row_is_named_in_its_own_file(self, check):
         first, second = check.write(".jsonl", ROWS), check.write(".jsonl", [ROWS[0], {"q": " ", "a": "x"}])
         assert f"{second}, row 2: q is ' '" in check.refusal(f"{first},{second}")
@@ -242,8 +178,8 @@ class TestSeveral:
         expected = datasets.interleave_datasets(
             [as_dataset(ROWS), as_dataset(ROWS[:2])], [0.25, 0.75], seed=7, stopping_strategy="all_exhausted"
         )
-        actual = check(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
-        assert actual.prompts == len(expected) > 8
+        trained = check.trained(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
+        assert [row["q"] for row in trained] == expected["q"][:] and len(expected) > 8
 
     @pytest.mark.parametrize("probabilities", ["0.5", "0.5,x", "0.5,0.6", "-1,2", "1,0", "0.5,0.25,0.25"])
     def test_with_probabilities_that_are_none(self, check, probabilities):
@@ -304,14 +240,3 @@ class TestElsewhere:
         """Without a network, or with HF_HUB_OFFLINE, this says so."""
         text = check.refusal("no-such-owner/no-such-data", ahead=False)
         assert text.startswith("cannot be read: ")
-
-
-@pytest.mark.parametrize("read", [1, 3])
-def test_a_reader_that_finds_another_number_of_rows(check, read):
-    """It would give other values to the rows that follow."""
-    file = Path(check.file("a.jsonl", dump(ROWS[:2])))
-    part = Part("x", as_dataset(ROWS[:read]), (file,), whole=True)
-    with pytest.raises(ConfigError, match=rf"^x has 2 rows, and OpenRLHF's reader finds {read} in it$"):
-        list(rows_of(part, ["q", "a"]))
-    cut = Part("x", as_dataset(ROWS[:1]), (file,), whole=False)
-    assert [row["q"] for _, row, _, _ in rows_of(cut, ["q", "a"])] == ["0?"]

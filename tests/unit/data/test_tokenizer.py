@@ -97,7 +97,8 @@ def test_a_run_on_the_cpu_does_not_ask_the_hub(check):
     """Rows are read first, which loads the hub's library. Without a network it would try again for two minutes."""
     name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
     script = (
-        "import pickle, sys\nfrom bapo_openrlhf.data.check import check_data\ncheck_data(pickle.load(sys.stdin.buffer))"
+        "import pathlib, pickle, sys\nfrom bapo_openrlhf.data.check import check_data\n"
+        f"check_data(pickle.load(sys.stdin.buffer), pathlib.Path({str(check.folder / 'kept')!r}))"
     )
     args = check.args(data__prompt_dataset=name, actor__model_name_or_path="no-such-owner/no-such-model")
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_OFFLINE")} | {cpu.SWITCH: "1"}

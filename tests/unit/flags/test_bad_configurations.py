@@ -783,7 +783,7 @@ class TestWithoutPreparedData:
     def test_training_does_not(self, capsys):
         words = [f"--{name}={value}" for name, value in BASE.items()]
         assert main.run(["train", *words, "--data.prompt_dataset=data/math/train.jsonl"]) == 2
-        assert "there is no such file in the working directory" in capsys.readouterr().err
+        assert "data.prompt_dataset is data/math/train.jsonl; there is no such file yet" in capsys.readouterr().err
 
 
 class TestTable:
