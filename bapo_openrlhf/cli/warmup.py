@@ -12,7 +12,7 @@ from bapo_openrlhf.flags import ranges
 from bapo_openrlhf.flags.files import settings_of
 from bapo_openrlhf.flags.paths import expand_home
 from bapo_openrlhf.flags.rule import refuse
-from bapo_openrlhf.flags.rules import PACKED
+from bapo_openrlhf.flags.rules import PACKED, shares
 
 # The flags of OpenRLHF's two scripts mean the same. One script has them for the actor and the critic.
 ACTOR = "actor."
@@ -34,7 +34,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf warmup") -> int:
     ]
     flat = parse_words(parser, [*words, *argv])
     expand_home(flat)
-    refuse([PACKED], vars(flat))
+    refuse([PACKED, shares("data.dataset_probs", "data.dataset")], vars(flat))
     ranges.check_ranges(vars(flat), {flag: rule for flag, rule in VALUES.items() if flag in vars(flat)})
     args = host.validate(flat, host.SFT)
 

@@ -88,7 +88,6 @@ def read(request: Request, folder: Path, *, download: bool) -> Read:
     except OSError as error:
         raise ConfigError(f"{request.flag}: its rows are kept in {folder}, which {one_line(error)}") from None
     located = sources(request)
-    _check_probabilities(request, len(located))
     elsewhere = [] if download else [source for source in located if not source.here]
     result = Read([_part(request, source, folder) for source in located if source not in elsewhere], elsewhere, None)
     if elsewhere:
@@ -205,17 +204,3 @@ def numbered(rows: Any) -> Iterator[tuple[int, Row]]:
     blocks = (zip(*block.values(), strict=True) for block in rows.iter(STEP))
     for number, values in enumerate(chain.from_iterable(blocks), 1):
         yield number, dict(zip(rows.column_names, values, strict=True))
-
-
-def _check_probabilities(request: Request, count: int) -> None:
-    if request.probabilities is None:
-        return
-    try:
-        values = [float(word) for word in request.probabilities.split(",")]
-    except ValueError:
-        values = []
-    if len(values) != count or not all(p > 0 for p in values) or abs(sum(values) - 1) > 1e-6:
-        raise ConfigError(
-            f"{request.probabilities_flag} is {request.probabilities}; it must be {count} numbers above 0 whose "
-            f"sum is 1, one for each data set of {request.flag}"
-        )

@@ -23,7 +23,7 @@ class Request:
         names: Its value: names of data sets, separated by commas. A folder can have a part: FOLDER@PART.
         probabilities: How often each data set is drawn from, as the flag has it. None means one after the other.
         split: The part of a data set that has several.
-        probabilities_flag, split_flag: The flags of these two.
+        split_flag: The flag of this part.
         most: The most rows of each data set, and of all of them together.
         seed: Seed of the order in which they are drawn from.
         modelscope: Whether names that are not on this machine are ModelScope's.
@@ -36,7 +36,6 @@ class Request:
     columns: dict[str, str]
     others: tuple[str, ...] = ()
     probabilities: str | None = None
-    probabilities_flag: str = ""
     split: str = "train"
     split_flag: str = ""
     most: int = 10**8  # OpenRLHF's default
@@ -78,8 +77,7 @@ def of_training(args: SimpleNamespace) -> Request:
     columns = _columns(args) | _named({SOLUTION: data.solution_key})
     return Request(
         "data.prompt_dataset", data.prompt_dataset, columns, (data.image_key, SOURCE),
-        data.prompt_probs, "data.prompt_probs", data.prompt_split, "data.prompt_split",
-        data.max_samples, args.train.seed, args.use_ms,
+        data.prompt_probs, data.prompt_split, "data.prompt_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
 
 
@@ -96,8 +94,8 @@ def of_warmup(args: SimpleNamespace) -> list[Request]:
     data = args.data
     columns = _named({"data.input_key": data.input_key, "data.output_key": data.output_key})
     trained = Request(
-        "data.dataset", data.dataset, columns, (), data.dataset_probs, "data.dataset_probs",
-        data.dataset_split, "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
+        "data.dataset", data.dataset, columns, (), data.dataset_probs, data.dataset_split,
+        "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
     evaluated = Request(
         "eval.dataset", args.eval.dataset, columns, split=args.eval.split, split_flag="eval.split",

@@ -67,6 +67,15 @@ IMAGES = [
     Rule("data.max_images_per_prompt", lambda f: f["data.max_images_per_prompt"] > 0 and f.packing,
          "{it}, and {f.packing} packs samples; images and packed samples cannot be combined"),
 ]  # fmt: skip
+
+
+def shares(flag: str, data: str) -> Rule:
+    """The rule of how often each data set is drawn from, of which there is one more than commas in the flag `data`."""
+    return Rule(flag, lambda f: f[flag] is not None and not _are_shares(f[flag], (f[data] or "").count(",") + 1),
+                lambda f: f"{f.words(flag)}; it must be numbers above 0 with commas, one for each of "
+                          f"{(f[data] or '').count(',') + 1} data sets in {data}, of sum 1")  # fmt: skip
+
+
 # OpenRLHF would only print that it takes flash_attention_2 instead.
 PACKED = Rule(
     "ds.attn_implementation", lambda f: f.packing and "flash_attention" not in f["ds.attn_implementation"],
@@ -172,10 +181,7 @@ OPTIONS = [
                       "in an evaluation"),
     Rule("eval.steps", lambda f: f["eval.steps"] > 0 and not f["eval.dataset"],
          "{it}; it must be -1 without eval.dataset: there is nothing to evaluate on"),
-    Rule("data.prompt_probs", lambda f: f["data.prompt_probs"] is not None
-         and not _are_shares(f["data.prompt_probs"], _data_sets(f)),
-         lambda f: f"{f.words('data.prompt_probs')}; it must be numbers above 0 with commas, one for each of "
-                   f"{_data_sets(f)} data sets in data.prompt_dataset, of sum 1"),
+    shares("data.prompt_probs", "data.prompt_dataset"),
     Rule("ds.use_liger_kernel", lambda f: f["ds.use_liger_kernel"] and f["data.max_images_per_prompt"] > 0,
          "{it}; it must be False with data.max_images_per_prompt {f[data.max_images_per_prompt]}, because Liger has no "
          "models with vision"),
@@ -208,10 +214,6 @@ OPTIONS = [
 
 def _gated(f: Flags) -> bool:
     return bool(f[GATING] != "ratio")
-
-
-def _data_sets(f: Flags) -> int:
-    return (f["data.prompt_dataset"] or "").count(",") + 1
 
 
 def _are_shares(text: str, count: int) -> bool:

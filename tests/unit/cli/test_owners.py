@@ -150,9 +150,9 @@ def test_warmup(run, tmp_path, monkeypatch, owner):
         if owner:
             flag = {"out": "output_dir", "saved": "path"}[owner]
             with pytest.raises(ConfigError, match=f"ckpt.{flag} is {owner}, and {owner} already has a warm-up that is"):
-                warmup.launch(args, [])
+                warmup.launch(args, {}, [])
             monkeypatch.setenv("LOCAL_RANK", "0")
-        warmup.launch(args, [])
+        warmup.launch(args, {}, [])
     assert began == [[owner or "out"]]
 
 

@@ -181,12 +181,6 @@ class TestSeveral:
         trained = check.trained(f"{first},{second}", data__prompt_probs="0.25,0.75", train__seed=7)
         assert [row["q"] for row in trained] == expected["q"][:] and len(expected) > 8
 
-    @pytest.mark.parametrize("probabilities", ["0.5", "0.5,x", "0.5,0.6", "-1,2", "1,0", "0.5,0.25,0.25"])
-    def test_with_probabilities_that_are_none(self, check, probabilities):
-        names = f"{check.write('.parquet', ROWS)},{check.write('.parquet', ROWS)}"
-        text = f"data.prompt_probs is {probabilities}; it must be 2 numbers above 0 whose sum is 1"
-        assert check.refusal(names, data__prompt_probs=probabilities).startswith(text)
-
     def test_as_many_as_a_limit_allows(self, check):
         first, second = check.write(".jsonl", [*ROWS, {"q": "", "a": "x"}]), check.write(" saved", ROWS)
         assert check(f"{first},{second}", data__max_samples=4).prompts == 4

@@ -177,9 +177,10 @@ def test_any_change_of_a_file_is_one_of_its_flag(tmp_path_factory, place, data):
     result = changes(before, files.settings())
     assert list(result) == [OF_FILE[place]]
     assert [re.sub("[0-9a-f]{16}", "D", text) for text in result[OF_FILE[place]]] == [
-        {"data.prompt_dataset": "20 rows, blake2b D, blake2b D, blake2b D@split", "adapt.method": "blake2b D:Mine"}.get(
-            OF_FILE[place], "blake2b D"
-        )
+        {
+            "data.prompt_dataset": "20 rows, blake2b D, blake2b D as text, blake2b D@split",
+            "adapt.method": "blake2b D:Mine",
+        }.get(OF_FILE[place], "blake2b D")
     ] * 2
 
 
