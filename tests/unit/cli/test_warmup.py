@@ -40,7 +40,7 @@ BAD = {
     "--ckpt.output_dir={here}/rows.jsonl": "it must be a folder, and another one than the model's",
     "--data.dataset={here}/none.jsonl": "there is no such file",
     "--data.dataset={here}/empty.jsonl": "row 1: solution is ' '; it must be a text",
-    "--data.dataset_probs=0.5,0.5": "data.dataset_probs is 0.5,0.5; it must be numbers above 0 with commas, one for each",
+    "--data.dataset_probs=0.5,0.5": "data.dataset_probs is 0.5,0.5; it must be numbers above 0 with commas",
     "--data.output_key=answer": "row 1: no column 'answer' (data.output_key); it has input, solution",
     "--ds.attn_implementation=sdpa": "ds.attn_implementation is sdpa; on a machine without a GPU it must be eager",
     "--ds.load_in_4bit": "ds.load_in_4bit is True; on a machine without a GPU it must be False",
