@@ -115,6 +115,12 @@ class TestFiles:
                 os.utime(file, (1.7e9, 1.7e9))
             assert check(str(place)).problem == ("0?", label)
 
+    def test_equal_rows_are_kept_once(self, check):
+        first, same = (check.write(kind, ROWS) for kind in (".jsonl", ".json"))
+        kept = {str(check(name).kept["data.prompt_dataset"]).rpartition("-")[2] for name in (first, same, first)}
+        assert len(kept) == 1 and len(list((check.folder / "kept").iterdir())) == 2
+        assert not check.trained(check.write(".jsonl", ROWS[1:]))[0]["q"].startswith("0")
+
     def test_one_object_of_columns(self, check):
         text = check.refusal(check.file("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}'))
         assert text.startswith("row 1: q is ['1', '2']; ")

@@ -22,8 +22,9 @@ from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import preflight, reward_server
 from bapo_openrlhf.launch.model_trial import Noisy
-from bapo_openrlhf.launch.preflight import check_inputs
+from bapo_openrlhf.launch.preflight import KEPT, check_inputs
 from bapo_openrlhf.launch.questions import ANSWERS
+from bapo_openrlhf.tasks import get_task
 
 pytestmark = pytest.mark.usefixtures("without_models")
 
@@ -66,6 +67,7 @@ class Run:
             "train__batch_size": 8,
             "train__micro_batch_size": 2,
             "vllm__num_engines": 1,
+            "run__dir": self.folder / "runs",
         } | changed
         words = ["--algorithm", algorithm] if algorithm else []
         for name, value in flags.items():
@@ -94,6 +96,19 @@ def test_a_good_run_passes(run):
     assert result.prompts == 8
     assert result.arithmetic.ranks == {"actor": 2, "critic": 1, "reference": 1}
     assert (result.arithmetic.capacity, result.arithmetic.group_size) == (8, 4)
+
+
+def test_rows_are_kept_for_a_run_and_not_ahead(run):
+    assert run.check(ahead=True).prompts == 8 and not (run.folder / "runs").exists()
+    kept = run.check().kept["data.prompt_dataset"]
+    assert Path(kept).parent == run.folder / "runs" / KEPT
+    assert "," in run.refusal(run__dir=run.folder / "a,b")
+
+
+def test_labels_are_tried_with_the_reward_function_of_a_task(run):
+    rows = run.write("labels.jsonl", '{"q": "1+1", "a": {"ground_truth": "2"}}\n' * 8)
+    assert "row 1: the label is " in run.refusal(data__prompt_dataset=rows, reward__remote_url=get_task("gsm8k").file)
+    assert run.check(data__prompt_dataset=rows).prompts == 8  # a user's own
 
 
 def test_max_samples_caps_the_prompts(run):
