@@ -148,9 +148,8 @@ def _learning_rates(args: SimpleNamespace) -> str:
     parts = []
     for name in ("actor", "critic") if args.critic.model_name_or_path else ("actor",):
         model = getattr(args, name)
-        muon = f"{model.muon.lr:g} (muon), " if model.optim == "muon" else ""
         schedule = f"{model.lr_scheduler}, warm-up in {model.lr_warmup_ratio:.0%} of the steps"
-        parts.append(f"{name} {muon}{model.adam.lr:g} ({schedule})")
+        parts.append(f"{name} {model.adam.lr:g} ({schedule})")
     return ", ".join(parts)
 
 

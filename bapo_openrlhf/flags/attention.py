@@ -9,20 +9,12 @@ from types import SimpleNamespace
 _FLASH = {"flash_attn_2_cuda": "flash-attn"}  # module: package. The compiled module may be missing from the package.
 _HUB = {"kernels": "kernels"}  # transformers gets the attention from the model hub with it
 _NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_interface": "flash-attn-3"} | _HUB}
-# Flags of kernels that OpenRLHF imports once the engines are there: module and package.
-_KERNELS = {
-    "ring_attn_size": ("ring_flash_attn", "ring-flash-attn"),
-    "use_liger_kernel": ("liger_kernel", "liger-kernel"),
-}
 
 
 def lacking(args: SimpleNamespace) -> str | None:
     """A sentence on what the attention or a kernel needs that is not installed; None if nothing is missing."""
-    wanted = {"ring_attn_size": args.ds.ring_attn_size > 1, "use_liger_kernel": args.ds.use_liger_kernel}
-    for name, (module, package) in _KERNELS.items():
-        if wanted[name] and find_spec(module) is None:
-            value = getattr(args.ds, name)
-            return f"ds.{name} is {value}; it needs the package {package}, which is not installed on this machine"
+    if args.ds.use_liger_kernel and find_spec("liger_kernel") is None:
+        return "ds.use_liger_kernel is True; it needs the package liger-kernel, which is not installed on this machine"
     asked = args.ds.attn_implementation
     needs = _FLASH if args.ds.packing_samples else _HUB if "/" in asked else _NEEDS.get(asked, {})
     if not needs or any(map(find_spec, needs)):

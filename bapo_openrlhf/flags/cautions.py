@@ -1,30 +1,20 @@
 """What may be meant, but is seldom what a user wants: each is a warning, and the run goes on."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from bapo_openrlhf.adapt.findings import MOST_X2
-from bapo_openrlhf.flags.rule import Flags, Rule, adapt_flags, messages
-from bapo_openrlhf.flags.skipping import WEAKENED
+from bapo_openrlhf.flags.config import GROUPS
+from bapo_openrlhf.flags.conflicts import PENALTIES
+from bapo_openrlhf.flags.flag import described
+from bapo_openrlhf.flags.rule import Flags, Rule, messages
 from bapo_openrlhf.methods import registry
 
 FEW_STEPS = 2  # a run of fewer trainer steps is a trial: nobody expects it to sync or to re-evaluate
 HIGH_RATE = 0.01
+METHOD, OPTIONS = "adapt.method", "adapt.options"
 FAR = 2  # times the replay window that generation may be ahead without a warning
-# Batch adaptation reads these flags with each method. The other --adapt flags are arguments of methods.
-OF_ALL_METHODS = (
-    "method", "options", "batch_size", "micro_batch_tokens", "reward_range", "rollout_delay", "max_staleness",
-    "partial_rollout_tokens", "max_shift_rollout", "max_shift_fresh", "max_shift_replayed", "returns", "critic_lambd",
-    "length_adaptive_lambd", "critic_groups", "critic_baseline", "value_pretraining", "ratio", "max_second_moment",
-    "veto_ratio", "scale_learning_rate", "skip_zero_advantage", "reuse_gate", "reuse_gate_window", "kl_target",
-    "max_failed_share", "max_gap", "keep_dropout", "eps",
-)  # fmt: skip
-# Fresh filters and their own flags.
-FILTERS = (("gaussian", "gaussian_mean"), ("gaussian", "gaussian_std"), ("top_p", "top_p_share"))
-# Flags of a source of groups, the number that turns the source off if it is 0, and what then happens.
-SOURCES = (
-    ("max_reevaluated_prompts", "reevaluate_every", "nothing is generated again"),
-    ("max_shift_replayed", "replay_steps", "nothing is replayed"),
-)
 
 
 def warnings_of(f: Flags) -> list[str]:
@@ -85,7 +75,6 @@ def _most_x2(f: Flags) -> int:
 
 
 def _share_of_x2(f: Flags) -> float:
-    """Responses of X2 for each response of the rollouts, at most."""
     fresh = f["adapt.reevaluate_every"] * f["rollout.batch_size"]
     return _most_x2(f) / fresh if fresh else 0.0
 
@@ -97,86 +86,92 @@ def _takes(f: Flags, name: str) -> bool:
 
 def _unused(f: Flags) -> list[str]:
     """Flags that were chosen and that nothing reads."""
-    named = [name for name in adapt_flags() if name in f.chosen and name not in ("adapt.method", "adapt.options")]
     if f.adapted:
-        return [name for name in named if _own(name) not in OF_ALL_METHODS and not _takes(f, _own(name))]
-    return named + ["adapt.options"] * bool("adapt.options" in f.chosen and f["adapt.options"])
-
-
-def _own(name: str) -> str:
-    return name.removeprefix("adapt.")
+        of_methods = [name for name, *_ in described(GROUPS, "of_method") if name in f.chosen]
+        return [name for name in of_methods if not _takes(f, name.removeprefix("adapt."))]
+    named = [f"adapt.{name}" for name in GROUPS["adapt"].__dataclass_fields__]
+    return [name for name in named if name in f.chosen and name != METHOD and (name != OPTIONS or f[OPTIONS])]
 
 
 def _unused_text(f: Flags) -> str:
     flags = ", ".join(map(f.words, _unused(f)))
     if f.adapted:
-        return f"{flags}: no effect, because adapt.method {f['adapt.method']} does not read this"
+        return f"{flags}: no effect, because adapt.method {f[METHOD]} does not read this"
     algorithm = f" (algorithm {f['algorithm']})" if f["algorithm"] else ""
     return f"{flags}: no effect, because batches are not adapted: adapt.method is none{algorithm}"
 
 
-def _of_a_filter(kind: str, name: str) -> Rule:
-    flag = f"adapt.{name}"
-    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f["adapt.filter"] != kind and _takes(f, name),
-                "{it}: no effect, because adapt.filter is {f[adapt.filter]} and not " + kind)  # fmt: skip
+def _counts_only(flag: str, only: str) -> Rule:
+    """The warning of a flag that only counts with another one (see `flag.flag`)."""
+    name, _, value = only.partition("=")
+    other = f"adapt.{name}"
+    return Rule(flag, lambda f: f.adapted and flag in f.chosen and _takes(f, name)
+                and (f[other] != value if value else f[other] == 0),
+                "{it}: no effect, because adapt." + name + " is {f[" + other + "]}"
+                + (f" and not {value}" if value else ""))  # fmt: skip
 
 
-def _of_a_source(name: str, off: str, why: str) -> Rule:
-    flag = f"adapt.{name}"
-    return Rule(flag, lambda f: f.adapted and flag in f.chosen and f[f"adapt.{off}"] == 0 and _takes(f, off),
-                "{it}: no effect, because adapt." + off + " is 0, so that " + why)  # fmt: skip
+def _weakened(flag: str) -> Rule:
+    return Rule(flag, lambda f: f.adapted and f["adapt.skip_zero_advantage"]
+                and (f[flag] is not None if flag in PENALTIES else f[flag]),
+                "{it}, and adapt.skip_zero_advantage is True: this term is lost for the skipped responses, so that a "
+                "step is not the one that trains on them")  # fmt: skip
+
+
+def _idle(flag: str, why: str, broken: Callable[[Flags], Any]) -> Rule:
+    return Rule(flag, broken, "{it}: no effect, because " + why)
 
 
 def _offload(model: str) -> Rule:
-    return Rule(f"{model}.offload",
-                lambda f: f[f"{model}.offload"] and model in f.loaded and f["ds.zero_stage"] < 3,
-                "{it}: no effect, because ds.zero_stage is {f[ds.zero_stage]}, and DeepSpeed keeps a model that is not "
-                "trained on the host only in stage 3")  # fmt: skip
+    flag = f"{model}.offload"
+    return _idle(flag, "ds.zero_stage is {f[ds.zero_stage]}, and DeepSpeed keeps a model that is not trained on the "
+                 "host only in stage 3",
+                 lambda f: f[flag] and model in f.loaded and f["ds.zero_stage"] < 3)  # fmt: skip
 
 
 NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
-    *(_of_a_filter(*name) for name in FILTERS),
-    *(_of_a_source(*row) for row in SOURCES),
+    *(_counts_only(name, only) for name, only, _ in described(GROUPS, "only")),
     *map(_offload, ("ref", "reward")),
-    Rule("adapt.max_staleness",
-         lambda f: f.adapted and f["train.async_enable"]
-         and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"],
-         "{it}: no effect, because generation is at most train.async_queue_size {f[train.async_queue_size]} "
-         "steps ahead"),
-    Rule("adapt.ratio", lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["adapt.rollout_delay"] == 1
-         and not f.ahead and f["adapt.partial_rollout_tokens"] is None
-         and (f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
-         "{it}: no effect, because adapt.rollout_delay is 1 and adapt.replay_steps is 0, so that today's policy "
-         "has generated every response"),
-    Rule("adapt.partial_rollout_tokens",
-         lambda f: f.adapted and (f["adapt.partial_rollout_tokens"] or 0) >= (f["rollout.max_new_tokens"] or math.inf),
-         "{it}: no effect, because a response has at most rollout.max_new_tokens {f[rollout.max_new_tokens]} tokens"),
-    Rule("adapt.kl_target", lambda f: f.adapted and f["adapt.kl_target"] == "behaviour" and f["algo.kl.init_coef"] == 0,
-         "{it}: no effect, because algo.kl.init_coef is 0"),
-    Rule("algo.kl.target", lambda f: f["algo.kl.target"] is not None and f["algo.kl.init_coef"] == 0,
-         "{it}: no effect, because algo.kl.init_coef is 0, and the coefficient only ever grows or shrinks by a "
-         "factor"),
-    Rule("data.input_template", lambda f: f["data.input_template"] and f["data.apply_chat_template"],
-         lambda f: f"data.input_template is {f['data.input_template']!r}: no effect, because "
-                   "data.apply_chat_template is True, and a prompt has one template"),
+    _idle("adapt.max_staleness", "generation is at most train.async_queue_size {f[train.async_queue_size]} steps ahead",
+          lambda f: f.adapted and f["train.async_enable"]
+          and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"]),
+    _idle("adapt.ratio", "adapt.rollout_delay is 1 and adapt.replay_steps is 0, so that today's policy has generated "
+          "every response",
+          lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["adapt.rollout_delay"] == 1 and not f.ahead
+          and f["adapt.partial_rollout_tokens"] is None and f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
+    _idle("adapt.partial_rollout_tokens", "a response has at most rollout.max_new_tokens {f[rollout.max_new_tokens]} "
+          "tokens",
+          lambda f: f.adapted
+          and (f["adapt.partial_rollout_tokens"] or 0) >= (f["rollout.max_new_tokens"] or math.inf)),
+    _idle("adapt.kl_target", "algo.kl.init_coef is 0",
+          lambda f: f.adapted and f["adapt.kl_target"] == "behaviour" and f["algo.kl.init_coef"] == 0),
+    _idle("algo.kl.target", "algo.kl.init_coef is 0, and the coefficient only ever grows or shrinks by a factor",
+          lambda f: f["algo.kl.target"] is not None and f["algo.kl.init_coef"] == 0),
+    _idle("data.input_template", "data.apply_chat_template is True, and a prompt has one template",
+          lambda f: f["data.input_template"] and f["data.apply_chat_template"]),
     Rule("data.input_template",
          lambda f: "\\n" in (f["data.input_template"] or "") and not f["data.apply_chat_template"],
          "{it}: it has a backslash and an n where a new line may be meant; write $'...\\n...' in bash, and double "
          "quotes in YAML"),
-    Rule("ckpt.best_metric_key",
-         lambda f: f["ckpt.best_metric_key"] not in (None, "", "none") and not f["eval.dataset"],
-         "{it}: no effect, because eval.dataset is not set, and the best checkpoint is that of an evaluation"),
-    Rule("data.solution_key",
-         lambda f: f["data.solution_key"]
-         and not (f.adapted and (f.method is None or f.method.demonstrates or f.method.prefixed)),
-         "{it}: no effect, because adapt.method {f[adapt.method]} does not train on worked solutions"),
-    Rule("ds.use_universal_ckpt", lambda f: f["ds.use_universal_ckpt"] and not f["ckpt.load_enable"],
-         "{it}: no effect, because ckpt.load_enable is False, and it is about the checkpoint that is loaded"),
-    Rule("logger.wandb.project",
-         lambda f: "logger.wandb.project" in f.chosen and not f["logger.wandb.key"],
-         "{it}: no effect, because logger.wandb.key is not set, and OpenRLHF logs to wandb only with it"),
+    _idle("ckpt.best_metric_key", "eval.dataset is not set, and the best checkpoint is that of an evaluation",
+          lambda f: f["ckpt.best_metric_key"] not in (None, "", "none") and not f["eval.dataset"]),
+    _idle("data.solution_key", "adapt.method {f[adapt.method]} does not train on worked solutions",
+          lambda f: f["data.solution_key"]
+          and not (f.adapted and (f.method is None or f.method.demonstrates or f.method.prefixed))),
+    _idle("ds.use_universal_ckpt", "ckpt.load_enable is False, and it is about the checkpoint that is loaded",
+          lambda f: f["ds.use_universal_ckpt"] and not f["ckpt.load_enable"]),
+    _idle("logger.wandb.project", "logger.wandb.key is not set, and OpenRLHF logs to wandb only with it",
+          lambda f: "logger.wandb.project" in f.chosen and not f["logger.wandb.key"]),
 ]  # fmt: skip
+
+
+def _of_all_steps(flag: str, says: str, broken: Callable[[Flags], Any]) -> Rule:
+    """The warning of a number that is too large for the steps of the run."""
+    return Rule(flag, lambda f: f.steps is not None and f.steps >= FEW_STEPS and broken(f),
+                "{it}, and the run has {f.steps} trainer steps: " + says)  # fmt: skip
+
+
 OFTEN = [
     Rule("train.colocate_critic_reward",
          lambda f: f["train.colocate_critic_reward"] and f["train.colocate_all"] and f.critic,
@@ -193,25 +188,17 @@ OFTEN = [
          lambda f: f"generation is up to {f.ahead} steps ahead (train.async_queue_size {f['train.async_queue_size']}, "
                    f"adapt.max_staleness {f['adapt.max_staleness']}), and adapt.replay_steps is "
                    f"{f['adapt.replay_steps']}: fresh groups are far older than those that are too old to replay"),
-    Rule("adapt.rollout_delay", lambda f: f.adapted and _long(f) and f["adapt.rollout_delay"] >= (f.steps or 0),
-         "{it}, and the run has {f.steps} trainer steps: the weights that it begins with generate all fresh groups"),
-    Rule("adapt.reevaluate_every",
-         lambda f: f.adapted and _long(f) and f["adapt.reevaluate_every"] >= (f.steps or 0)
-         and _takes(f, "reevaluate_every"),
-         "{it}, and the run has {f.steps} trainer steps: no prompt is generated again"),
-    Rule("eval.steps", lambda f: f["eval.dataset"] and _long(f) and f["eval.steps"] > (f.steps or 0),
-         "{it}, and the run has {f.steps} trainer steps: eval.dataset is never evaluated"),
-    Rule("ckpt.save_steps", lambda f: _long(f) and f["ckpt.save_steps"] > (f.steps or 0),
-         "{it}, and the run has {f.steps} trainer steps: no checkpoint is saved unless a signal stops the run"),
-    Rule("critic.freezing_steps",
-         lambda f: f["critic.freezing_steps"] >= 0 and _long(f)
-         and f["critic.freezing_steps"] + 1 >= (f.steps or 0),
-         "{it}, and the run has {f.steps} trainer steps: the actor does not learn in any of them"),
+    _of_all_steps("adapt.rollout_delay", "the weights that it begins with generate all fresh groups",
+                  lambda f: f.adapted and f["adapt.rollout_delay"] >= f.steps),
+    _of_all_steps("adapt.reevaluate_every", "no prompt is generated again",
+                  lambda f: f.adapted and f["adapt.reevaluate_every"] >= f.steps and _takes(f, "reevaluate_every")),
+    _of_all_steps("eval.steps", "eval.dataset is never evaluated",
+                  lambda f: f["eval.dataset"] and f["eval.steps"] > f.steps),
+    _of_all_steps("ckpt.save_steps", "no checkpoint is saved unless a signal stops the run",
+                  lambda f: f["ckpt.save_steps"] > f.steps),
+    _of_all_steps("critic.freezing_steps", "the actor does not learn in any of them",
+                  lambda f: f["critic.freezing_steps"] >= 0 and f["critic.freezing_steps"] + 1 >= f.steps),
 ]  # fmt: skip
-
-
-def _long(f: Flags) -> bool:
-    return f.steps is not None and f.steps >= FEW_STEPS
-
-
+COEFFICIENTS = ("algo.kl.init_coef", "actor.entropy_coef", "actor.aux_loss_coef")
+WEAKENED = [*map(_weakened, (*COEFFICIENTS, *PENALTIES))]
 CAUTIONS = [*_learning("actor"), *_learning("critic"), *SAMPLING, *X2, *NO_EFFECT, *OFTEN, *WEAKENED]

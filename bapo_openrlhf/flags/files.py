@@ -19,11 +19,7 @@ SIZES = ("num_nodes", "num_gpus_per_node")
 
 
 def settings_of(path: str) -> Iterator[tuple[str, Any]]:
-    """The flags of a YAML file by dotted name. A section without any value is left out, if it is not a flag.
-
-    Raises:
-        ConfigError: The file cannot be read, holds no flags, or has one twice.
-    """
+    """The flags of a YAML file by dotted name. A section without any value is left out, if it is not a flag."""
     content = read_yaml("config", at_home(path), as_text="all")
     if content is None:  # nothing but comments
         return
@@ -48,15 +44,10 @@ def _dotted(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Layers:
-    """The flags of each YAML file, in order, and those of the command line, by dotted name.
+    """The flags of each YAML file, in order, and those of the command line, by dotted name."""
 
-    Attributes:
-        files: The flags of each file, by its path.
-        words: The flags of the command line.
-    """
-
-    files: Mapping[str, Mapping[str, Any]]
-    words: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, Any]]  # the flags of each file, by its path
+    words: Mapping[str, Any]  # the flags of the command line
 
     def last(self, name: str) -> tuple[str, Any]:
         """Where a flag gets its value, and the value; ("", None) if it is not given."""
@@ -80,11 +71,7 @@ class Layers:
             yield METHOD, algorithm.method
 
     def check_methods(self) -> None:
-        """Refuse a method's file whose method is not used.
-
-        Raises:
-            ConfigError: The message names the files.
-        """
+        """Refuse a method's file whose method is not used."""
         if METHOD in self.words:  # The command line overrules all files.
             return
         methods = {path: str(file[METHOD]) for path, file in self.files.items() if file.get(METHOD)}

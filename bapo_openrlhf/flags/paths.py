@@ -81,9 +81,6 @@ def check_read(args: SimpleNamespace) -> None:
     """Check that names are UTF-8, and that no absolute path is read as something else.
 
     OpenRLHF splits lists at commas, and data at @. `datasets` reads the path of data as a pattern.
-
-    Raises:
-        ConfigError: The message names the flag, the path and the character.
     """
     for name in READ:
         check_utf8(f"{name} is {_get(args, name)}", Path(str(_get(args, name))))
@@ -101,11 +98,7 @@ def check_read(args: SimpleNamespace) -> None:
 
 
 def check_written(args: SimpleNamespace) -> None:
-    """Check that each folder that a run writes to is one, or can be made.
-
-    Raises:
-        ConfigError: The message names the flag, and what is in the way.
-    """
+    """Check that each folder that a run writes to is one, or can be made."""
     for name in WRITTEN:
         value = _get(args, name)
         if value:

@@ -61,14 +61,9 @@ def _apart(f: Flags, one: str, other: str) -> bool:
 
 
 def _whole_copies(model: str) -> Rule:
-    return Rule(
-        f"{model}.num_gpus_per_node",
-        lambda f: model in f.loaded and f.gpus(model) % f.copies,
-        lambda f: (
-            f"{f.shape(model)}; its GPUs must be a multiple of {f.copies} = ds.ring_attn_size "
-            f"{f['ds.ring_attn_size']} x ds.tensor_parallel_size {f['ds.tensor_parallel_size']}"
-        ),
-    )
+    return Rule(f"{model}.num_gpus_per_node", lambda f: model in f.loaded and f.gpus(model) % f.copies,
+                lambda f: f"{f.shape(model)}; its GPUs must be a multiple of ds.tensor_parallel_size "
+                          f"{f.copies}")  # fmt: skip
 
 
 def _beside_the_actor(model: str) -> Rule:
@@ -85,8 +80,7 @@ def _together(flag: str, one: str, other: str) -> Rule:
 
 PLACEMENT = [
     Rule("vllm.num_engines", lambda f: not f["vllm.num_engines"] and f.packing,
-         lambda f: f"{f.words(f.packing or '')}; it packs samples and so needs engines, and vllm.num_engines is "
-                   f"{f['vllm.num_engines'] or 0}"),
+         "{f.packing} packs samples and so needs engines; {it}"),
     *map(_whole_copies, MODELS),
     *map(_beside_the_actor, MODELS[1:]),
     *(_together(*models) for models in TOGETHER),
@@ -94,7 +88,6 @@ PLACEMENT = [
          lambda f: f["train.colocate_all"] and not f["train.async_enable"] and f["vllm.num_engines"]
          and f.gpus("actor") != f["vllm.num_engines"] * f["vllm.tensor_parallel_size"],
          lambda f: f"{f.words('vllm.num_engines')}; with train.colocate_all, vllm.num_engines x "
-                   f"vllm.tensor_parallel_size {f['vllm.tensor_parallel_size']} must be the actor's GPUs, "
-                   f"{f.gpus('actor')} = actor.num_nodes {f['actor.num_nodes']} x actor.num_gpus_per_node "
-                   f"{f['actor.num_gpus_per_node']}"),
+                   f"vllm.tensor_parallel_size {f['vllm.tensor_parallel_size']} must be {f.gpus('actor')}: "
+                   f"{f.shape('actor')}"),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What each flag of OpenRLHF may be: a range, or its choices. The ranges of this project's flags are in `config`."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from bapo_openrlhf.errors import ALLOWED, ConfigError
@@ -70,11 +71,7 @@ VALUES: dict[str, str | tuple[str, ...]] = {
 
 
 def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, ...]]) -> None:
-    """Refuse a value that is not what its rule says. The rules are as in `VALUES`, and a flag without a value passes.
-
-    Raises:
-        ConfigError: The message names the flag, its value and what is allowed.
-    """
+    """Refuse a value that is not what its rule says, as in `VALUES`. A flag without a value passes."""
     for flag, rule in rules.items():
         value = flags[flag]
         if value is None:
@@ -88,3 +85,9 @@ def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, 
         if not all(map(ALLOWED[words], value if several else [value])):
             shown, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
             raise ConfigError(f"{flag} is {shown}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
+
+
+def check_numbers(prefix: str, config: Any) -> None:
+    """Refuse a number of a configuration of this project's flags that its description does not allow."""
+    rules = {f"{prefix}.{item.name}": item.metadata["allowed"] for item in fields(config) if item.metadata["allowed"]}
+    check_ranges({f"{prefix}.{name}": value for name, value in vars(config).items()}, rules)

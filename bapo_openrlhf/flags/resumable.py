@@ -4,20 +4,25 @@ A name with * at its end stands for all flags that begin so. docs/reliability.md
 the two.
 """
 
+from bapo_openrlhf.flags.config import GROUPS
+from bapo_openrlhf.flags.flag import FROM_NOW_ON, HOW, described
+
+
+def _described(row: str) -> list[str]:
+    """This project's flags whose description names a row of MAY_CHANGE."""
+    return [name for name, its, _ in described(GROUPS, "resumes") if its == row]
+
+
 # These say nothing about the training. A change of the others in MAY_CHANGE is said and recorded.
 PLACES = ("run.*", "ckpt.*", "logger.*")
 MAY_CHANGE = {
     "the length of the run": ("train.num_episodes",),
-    "the batch adaptation from now on": (
-        "adapt.rollout_delay", "adapt.reevaluate_every", "train.async_queue_size", "adapt.max_staleness",
-        "adapt.max_shift_*", "adapt.c1", "adapt.c2", "adapt.c3", "adapt.threshold_direction", "adapt.buffer_size",
-        "adapt.max_failed_share", "adapt.max_gap",
-    ),
+    FROM_NOW_ON: (*_described(FROM_NOW_ON), "train.async_queue_size"),
     "the evaluation": ("eval.*",),
-    "how the machines compute it": (
+    HOW: (
         "vllm.*", "verifier.*", "ref.*", "reward.num_*", "reward.offload", "train.colocate_*", "ds.enable_sleep",
         "ds.attn_implementation", "ds.use_universal_ckpt", "actor.gradient_checkpointing_*", "rollout.micro_batch_size",
-        "rollout.max_tokens_per_gpu", "train.micro_batch_size", "train.max_tokens_per_gpu", "adapt.micro_batch_tokens",
+        "rollout.max_tokens_per_gpu", "train.micro_batch_size", "train.max_tokens_per_gpu", *_described(HOW),
     ),
     "where the record, the checkpoints and the logs are, and how often they are written": PLACES,
 }  # fmt: skip

@@ -6,27 +6,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.config import AdaptConfig, flags_of
+from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.ranges import MODELS
 from bapo_openrlhf.methods import Method
 
-PACKS = "ds.packing_samples", "train.dynamic_batch_enable", "ds.ring_attn_size"  # the last two switch the first on
+FILTERING = "algo.dynamic_filtering_enable"
+PACKS = "ds.packing_samples", "train.dynamic_batch_enable"  # the second switches the first on
 
 
 class Flags(dict[str, Any]):
-    """The values of all flags by dotted name, and what follows from them.
+    """The values of all flags by dotted name, and what follows from them."""
 
-    Attributes:
-        chosen: Names of the flags that were given for the algorithm and the method that are in effect.
-        method: The method; None if batches are not adapted, or while only the flags are looked at.
-        prompts: Rows of the training data that the run may take; None if they are not known.
-        steps: Trainer steps of the whole run; None if they are not known.
-    """
-
+    # Names of the flags that were given for the algorithm and the method that are in effect.
     chosen: Collection[str] = ()
-    method: Method | None = None
-    prompts: int | None = None
-    steps: int | None = None
+    method: Method | None = None  # the method; None if batches are not adapted, or while only the flags are looked at
+    prompts: int | None = None  # rows of the training data that the run may take; None if they are not known
+    steps: int | None = None  # trainer steps of the whole run; None if they are not known
 
     @classmethod
     def of(cls, args: SimpleNamespace, **facts: Any) -> "Flags":
@@ -50,7 +45,7 @@ class Flags(dict[str, Any]):
     @property
     def packing(self) -> str | None:
         """The flag that makes OpenRLHF pack samples."""
-        return next((flag for flag in PACKS if self.get(flag, 0) > (flag == "ds.ring_attn_size")), None)
+        return next((flag for flag in PACKS if self.get(flag)), None)
 
     @property
     def loaded(self) -> list[str]:
@@ -75,7 +70,7 @@ class Flags(dict[str, Any]):
     @property
     def copies(self) -> int:
         """GPUs that share a sample."""
-        return int(self["ds.ring_attn_size"] * self["ds.tensor_parallel_size"])
+        return int(self["ds.tensor_parallel_size"])
 
     def shape(self, model: str) -> str:
         """The GPUs of a model in words."""
@@ -91,6 +86,11 @@ class Flags(dict[str, Any]):
     def capacity(self) -> int:
         """B: groups that a training batch holds at most."""
         return int((self["adapt.batch_size"] if self.adapted else None) or self["rollout.batch_size"])
+
+    @property
+    def most_samples(self) -> int:
+        """Samples of a training batch or of a rollout batch, whichever is larger."""
+        return max(self.batch_samples, self.sampled)
 
     @property
     def batch_samples(self) -> int:
@@ -117,16 +117,11 @@ class Flags(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Rule:
-    """What flags may not be together, or are seldom meant to be together.
+    """What flags may not be together, or are seldom meant to be together."""
 
-    Attributes:
-        flag: The flag that the message is about.
-        broken: Whether the rule is broken.
-        says: The message. In it, {it} is the flag and its value, and {f} are all flags: {f[train.seed]}, {f.steps}.
-    """
-
-    flag: str
-    broken: Callable[[Flags], Any]
+    flag: str  # the flag that the message is about
+    broken: Callable[[Flags], Any]  # whether the rule is broken
+    # The message. In it, {it} is the flag and its value, and {f} are all flags: {f[train.seed]}, {f.steps}.
     says: str | Callable[[Flags], str]
 
     def message(self, f: Flags) -> str | None:
@@ -148,6 +143,21 @@ def refuse(rules: Iterable[Rule], flags: Mapping[str, Any]) -> None:
         raise ConfigError(message)
 
 
-def adapt_flags() -> list[str]:
-    """All --adapt flags by dotted name."""
-    return [f"adapt.{name}" for name in AdaptConfig.__dataclass_fields__]
+def beside(
+    cause: str,
+    flag: str,
+    must: str,
+    broken: Callable[[Flags], Any] | None = None,
+    when: Callable[[Flags], Any] | None = None,
+) -> Rule:
+    """What another flag must be if a flag is set.
+
+    Args:
+        cause: The flag that asks for it.
+        flag: The other one.
+        must: The words after "it must".
+        broken: Whether the other flag is not so; without it, whether it has a value.
+        when: Whether the cause is set; without it, whether it has a value.
+    """
+    when, broken = when or (lambda f: f[cause]), broken or (lambda f: f[flag])
+    return Rule(flag, lambda f: when(f) and broken(f), "{it}; with " + cause + " {f[" + cause + "]} it must " + must)

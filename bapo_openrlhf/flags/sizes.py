@@ -35,10 +35,6 @@ def most_skipped(args: SimpleNamespace, capacity: int) -> int:
     """Samples that optimizer steps count in addition to a full batch, at most (--adapt.skip_zero_advantage).
 
     They are filtered fresh responses. So they have room in the batch if it is all that a step generates.
-
-    Args:
-        args: OpenRLHF's (nested) arguments, with this flag.
-        capacity: B.
     """
     adapt, kind = args.adapt, registry.method_class(args.adapt.method)
     if adapt.filter == "none" and registry.takes(kind, "filter"):
@@ -70,8 +66,6 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     """Trainer steps of one pass through `prompts` prompts of the data.
 
     Args:
-        args: OpenRLHF's (nested) arguments.
-        prompts: Rows of the training data.
         candidates: Prompts that a step takes from the data for each prompt for which it generates responses.
     """
     drawn: int = args.rollout.batch_size * candidates
@@ -135,7 +129,6 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
     Args:
         args: OpenRLHF's (nested) arguments. With --adapt.critic_groups generated, a step of the critic has all groups
             that the trainer step generates, and a batch of replayed ones at most.
-        actor_steps: The same of the actor.
     """
     if args.adapt.critic_groups == "batch":
         return actor_steps + pretraining_steps(args)
@@ -168,7 +161,6 @@ def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
     """Tokens of a micro-batch at most, on one rank; None if micro-batches have a number of samples.
 
     Args:
-        args: OpenRLHF's (nested) arguments.
         phase: "train" or "rollout", which is when experience is made.
     """
     tokens = args.adapt.micro_batch_tokens

@@ -9,13 +9,6 @@ def check_template(flag: str, template: str | None) -> None:
     """Check that an input template has a place for the prompt, and that Python's `str.format` can fill it.
 
     OpenRLHF leaves out a template without {}, and fails at the first row with one that cannot be filled.
-
-    Args:
-        flag: Errors name it.
-        template: The template, or None.
-
-    Raises:
-        ConfigError: It cannot be filled, or the prompt would not be in it.
     """
     if template is None:
         return

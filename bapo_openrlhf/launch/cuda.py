@@ -87,9 +87,6 @@ def check_allocator(args: SimpleNamespace) -> None:
     containers forbid (pytorch/pytorch#165685) and old kernels lack (OpenRLHF/OpenRLHF#957). The memory of an engine
     that sleeps cannot be in such segments (pytorch/pytorch#147851): vLLM 0.29 turns them off there, but only if the
     older variable names them.
-
-    Raises:
-        ConfigError: The message names the variable and the flag.
     """
     asked = "expandable_segments:true"
     names = [name for name in VARIABLES if asked in os.environ.get(name, "").replace(" ", "").lower()]

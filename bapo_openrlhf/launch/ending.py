@@ -15,13 +15,7 @@ from bapo_openrlhf.record.state_file import CheckpointError
 
 @contextmanager
 def recorded(args: SimpleNamespace, folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Write down how the block ended. Ended then also says how the run goes on, if it does.
-
-    Args:
-        args: Arguments of the run.
-        folder: Folder of its record.
-        command: The words of its command line.
-    """
+    """Write down how the block ended. Ended then also says how the run goes on, if it does."""
     try:
         yield
     except Ended as ended:
@@ -40,7 +34,6 @@ def _note(folder: Path, how: str, status: int, text: str) -> None:
 
 
 def _goes_on(args: SimpleNamespace, command: Sequence[str]) -> str:
-    """At which step a run goes on, and with which command."""
     more = ["--ckpt.load_enable"] if "--ckpt.load_enable" not in command else []
     more += ["--run.overwrite=false"] if args.run.overwrite else []  # it would delete what was trained
     shown = shlex.join(record.without_secret([*command, *more], args.logger.wandb.key))

@@ -20,11 +20,7 @@ PACKAGE = __name__.partition(".")[0]
 
 
 def check_environment() -> None:
-    """Check the working folder, the folder for temporary files, and the variables that vLLM reads.
-
-    Raises:
-        ConfigError: The message names the file or the variable, and what to do.
-    """
+    """Check the working folder, the folder for temporary files, and the variables that vLLM reads."""
     _check_working_folder()
     _check_temporary_folder()
     _check_variables()

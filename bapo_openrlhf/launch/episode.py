@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,7 @@ import torch
 from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.apart import Begins, Lost, apart
+from bapo_openrlhf.launch.trial import Begins, Trial
 from bapo_openrlhf.training.engine.user_agent import FLAG, check_response, load_agent
 
 ANSWER = "I do not know."  # what the model says in each turn
@@ -56,23 +56,14 @@ def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[
 
     Returns:
         A warning if an executor of the user's own could not play, because its model's tokenizer is not here.
-
-    Raises:
-        ConfigError: The agent cannot be loaded, raised an error, ended its process, took too long, or returned what it
-            must not return.
     """
-    path = args.train.agent_func_path
     sampling = None if problem is None else _sampling(args)
-    try:
-        seconds = args.verifier.timeout if args.verifier.processes else None  # an episode has its own, see `_play`
-        return apart(lambda begins: _played(args, problem, sampling, begins), path, loading=seconds, calling=None)
-    except Lost as lost:
-        said = f"loading it {lost}" if lost.place is None else f"the agent {lost}, {EPISODE} ({lost.place})"
-        raise ConfigError(f"{FLAG} {path}: {said}") from None
+    seconds = args.verifier.timeout if args.verifier.processes else None  # an episode has its own, see `_play`
+    trial = Trial(FLAG, args.train.agent_func_path, "the agent", EPISODE, seconds)
+    return trial.run(lambda begins: _played(args, problem, sampling, begins))
 
 
 def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: Any, begins: Begins) -> list[str]:
-    """Load the agent and play; see `check_agent`."""
     path = args.train.agent_func_path
     executor = load_agent(path)
     if problem is None:
@@ -86,12 +77,8 @@ def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: An
 
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
     begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", own)))
-    try:
+    with suppress(Enough):
         asyncio.run(_play(executor, tokenizer, problem, sampling, args))
-    except Enough:
-        pass
-    except Exception as error:
-        raise ConfigError(f"{FLAG} {path}: the agent raised {user_file.described(error)}, {EPISODE}") from error
     return []
 
 

@@ -14,9 +14,6 @@ def check_hub_models(args: SimpleNamespace) -> None:
     """Ask for each model that is not a folder: first what was downloaded before, then the hub.
 
     `check` does not do this, because it needs no network.
-
-    Raises:
-        ConfigError: There is none. The message names the flag and the model.
     """
     for model in Flags.of(args).loaded:
         if model == "ref":  # it is the actor

@@ -48,12 +48,8 @@ def try_method(
     file. A second method loads it, and has to make the same batch in the next step, and hold the same after it.
 
     Args:
-        make: Makes the method.
-        capacity, group_size: B and G, as the method knows them.
         prompts: Prompts of a rollout batch. B without it, and fewer if they have more than 256 responses.
         prompt: The made-up prompts are this one, followed by a number of spaces.
-        reward_range: The least and the greatest reward of the task.
-        steps: How many steps.
 
     Returns:
         The batches of all steps, before groups leave them.
@@ -93,18 +89,13 @@ def _hand_over(method: Method, resumed: Method, folder: Path) -> None:
 
 @dataclass
 class _Trial:
-    """What a trial knows beside the method.
+    """What a trial knows beside the method."""
 
-    Attributes:
-        most: Responses that a batch holds at most.
-        step: The step that it is in.
-    """
-
-    most: int
+    most: int  # responses that a batch holds at most
     group_size: int
     prompt: Prompt
     reward_range: Range
-    step: int = 0
+    step: int = 0  # the step that it is in
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def refuse(self, what: str) -> None:

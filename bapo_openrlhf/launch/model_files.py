@@ -43,9 +43,6 @@ def config_of(model: str, folder: Path) -> dict[str, Any]:
 
     Args:
         model: Flag and value. Errors begin with them.
-
-    Raises:
-        ConfigError: It cannot be read, or is no object.
     """
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
@@ -64,12 +61,6 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
     transformers loads the first of FORMS that is there. vLLM loads all safetensors files that the index names, without
     an index all of them, and all .bin files only if there is none. So the actor and its engines would load different
     weights if the folder had two sets.
-
-    Args:
-        flag: The flag that names the folder. Errors name it.
-
-    Raises:
-        ConfigError: There are no weights, or two sets of them, or an adapter; or a file is missing or not whole.
     """
 
     def refuse(says: str) -> ConfigError:
@@ -104,11 +95,7 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
 
 
 def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
-    """Type and shape of each tensor of a safetensors file, by name.
-
-    Raises:
-        ConfigError: It is no whole safetensors file.
-    """
+    """Type and shape of each tensor of a safetensors file, by name."""
     try:
         with safe_open(path, "np") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -124,11 +111,7 @@ def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
 
 
 def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
-    """Shapes of the tensors of a folder's weights, by name. Files of pickles need torch, so this may import it.
-
-    Raises:
-        ConfigError: As `weight_files`; or a .bin file cannot be read.
-    """
+    """Shapes of the tensors of a folder's weights, by name. Files of pickles need torch, so this may import it."""
     shapes: dict[str, list[int]] = {}
     for path in weight_files(flag, folder):
         if path.suffix == ".safetensors":
@@ -145,7 +128,6 @@ def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
 
 
 def _indexed(flag: str, folder: Path, name: str) -> set[str]:
-    """The files that an index names."""
     index = read_json(folder / name)
     parts = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(parts, dict) or not parts:
@@ -179,13 +161,7 @@ def check_adapters(model: str, targets: Sequence[str], shapes: Shapes, *, tied: 
     """Check that each of `ds.lora.target_modules` is the end of the name of a matrix of a model, as PEFT compares them.
 
     Args:
-        model: The flag and the folder.
         targets: The flag's names; "all-linear" without the flag.
-        shapes: Those of the model's parameters.
-        tied: Whether the matrix of its head is that of its embeddings.
-
-    Raises:
-        ConfigError: One is not, or its matrix is also that of the embeddings. The message names those that may be.
     """
     if "lm_head" in targets and tied:
         raise ConfigError(

@@ -19,15 +19,10 @@ from bapo_openrlhf.training.worker.dropout import noise_of
 
 @dataclass(frozen=True)
 class OfModel:
-    """A question about the model in a folder.
+    """A question about the model in a folder."""
 
-    Attributes:
-        flag: The flag that names the folder.
-        folder: The model's.
-    """
-
-    flag: str
-    folder: str
+    flag: str  # the flag that names the folder
+    folder: str  # the model's
 
     @property
     def about(self) -> str:
@@ -37,13 +32,9 @@ class OfModel:
 
 @dataclass(frozen=True)
 class OfEngine(OfModel):
-    """A question about the model of the engines.
+    """A question about the model of the engines."""
 
-    Attributes:
-        longest: Tokens of the longest sequence (`data.max_len`).
-    """
-
-    longest: int
+    longest: int  # tokens of the longest sequence (`data.max_len`)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -59,24 +50,16 @@ class OfEngine(OfModel):
 
 @dataclass(frozen=True)
 class Loaded(OfModel):
-    """Whether transformers loads a model whole.
+    """Whether transformers loads a model whole."""
 
-    Attributes:
-        role: "actor", "critic" or "reward".
-        head: Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
-        adapted: Matrices that get adapters, by the ends of their names; None without LoRA.
-    """
-
-    role: str
+    role: str  # "actor", "critic" or "reward"
+    # Name of the head of a critic or a reward model, unless its config.json has one (value_head_prefix).
     head: str = "score"
+    # Matrices that get adapters, by the ends of their names; None without LoRA.
     adapted: tuple[str, ...] | str | None = None
 
     def answer(self) -> list[str]:
-        """A warning of weights that no part of the model takes.
-
-        Raises:
-            ConfigError: It cannot be loaded, or not whole.
-        """
+        """A warning of weights that no part of the model takes."""
         self._refuse_quantized()
         try:
             model, found, head = _load(self.folder, self.role, self.head)
@@ -124,7 +107,6 @@ class Loaded(OfModel):
             )
 
     def _lacks(self, missing: list[str], head: str) -> str:
-        """What a folder without some weights lacks."""
         if self.role == "reward" and missing == [head]:
             return (f"it has no weights {head}, the head that gives a score, so it is no reward model, or "
                     "--ds.value_head_prefix must name its head")  # fmt: skip
@@ -135,11 +117,7 @@ class Generates(OfEngine):
     """Whether vLLM takes a model as an engine's."""
 
     def answer(self) -> list[str]:
-        """Nothing.
-
-        Raises:
-            ConfigError: vLLM refuses the model, or would take it for one that generates no text or is quantized.
-        """
+        """Nothing."""
         from vllm.config import ModelConfig
         from vllm.platforms import current_platform
 
@@ -185,23 +163,14 @@ class Noisy(OfModel):
 
 @dataclass(frozen=True)
 class Scheduled:
-    """Whether a learning-rate schedule has a rate for each optimizer step.
+    """Whether a learning-rate schedule has a rate for each optimizer step."""
 
-    Attributes:
-        model: "actor" or "critic".
-        kind: transformers' name of the schedule.
-        rate: The highest learning rate.
-        warm_up: Share of the steps.
-        lowest: Share of the highest rate in which some schedules end.
-        steps: Optimizer steps of the run.
-    """
-
-    model: str
-    kind: str
-    rate: float
-    warm_up: float
-    lowest: float
-    steps: int
+    model: str  # "actor" or "critic"
+    kind: str  # transformers' name of the schedule
+    rate: float  # the highest learning rate
+    warm_up: float  # share of the steps
+    lowest: float  # share of the highest rate in which some schedules end
+    steps: int  # optimizer steps of the run
 
     @property
     def about(self) -> str:
@@ -209,11 +178,7 @@ class Scheduled:
         return f"{self.model}.lr_scheduler is {self.kind}"
 
     def answer(self) -> list[str]:
-        """Nothing.
-
-        Raises:
-            ConfigError: The schedule cannot be made, or fails in a step.
-        """
+        """Nothing."""
         step = 0
         try:
             rate_in = self._schedule()

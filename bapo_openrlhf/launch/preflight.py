@@ -2,14 +2,13 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from traceback import walk_tb
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,25 +24,24 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.attention import lacking
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.checked import Checked
+from bapo_openrlhf.flags.conflicts import check_combinations
 from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
-from bapo_openrlhf.flags.rules import check_combinations
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
-from bapo_openrlhf.launch.apart import Begins, Lost, apart
 from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
 from bapo_openrlhf.launch.environment import check_environment
 from bapo_openrlhf.launch.model_files import config_of, weight_files
 from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled
 from bapo_openrlhf.launch.questions import Questions
+from bapo_openrlhf.launch.rewards import check_reward
 from bapo_openrlhf.launch.same_tokens import check_same_tokens
 from bapo_openrlhf.launch.sync_trial import Synced
+from bapo_openrlhf.launch.trial import Begins, Trial
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.tasks import TASKS, task_of_file
-from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked, limit_memory, names_responses
 
 ACTOR, REWARD = "actor.model_name_or_path", "reward.model_name_or_path"
 KEPT = ".data"  # the folder in `run.dir` with the rows that its runs read
-CALLED = "called with an empty response to the first prompt"
 
 
 def check_inputs(
@@ -57,7 +55,6 @@ def check_inputs(
     """Check everything that a run reads, as far as that needs no loaded model.
 
     Args:
-        args: Parsed arguments.
         data: Whether to read the data sets. They cannot be read before they are prepared.
         weights: Whether models must have their weights. Without them a model's config.json and tokenizer are enough.
         elsewhere: Rows of the training data, if it is on another machine.
@@ -65,9 +62,6 @@ def check_inputs(
 
     Returns:
         What the checks worked out; the checkpoint is chosen later.
-
-    Raises:
-        ConfigError: The message names the flag, the value and what is allowed.
     """
     check_environment()
     check_allocator(args)
@@ -134,22 +128,23 @@ def check_method(args: SimpleNamespace, arithmetic: BatchArithmetic, problem: tu
     """Try a method of the user's for a few steps, with groups of the first prompt of the data if there is one."""
     from bapo_openrlhf.launch.method_trial import try_method  # it reads the catalogue of metrics
 
-    try_method(
-        lambda: args.adapt.make_method(arithmetic, args.train.seed),
-        capacity=arithmetic.capacity,
-        group_size=arithmetic.group_size,
-        prompts=arithmetic.rollout_groups,
-        prompt=None if problem is None else Prompt(*problem),
-        reward_range=args.adapt.rewards() or UNIT,
-    )
+    def call(begins: Begins) -> list[str]:
+        begins("")
+        try_method(
+            lambda: args.adapt.make_method(arithmetic, args.train.seed),
+            capacity=arithmetic.capacity,
+            group_size=arithmetic.group_size,
+            prompts=arithmetic.rollout_groups,
+            prompt=None if problem is None else Prompt(*problem),
+            reward_range=args.adapt.rewards() or UNIT,
+        )
+        return []
+
+    Trial("adapt.method", args.adapt.method, "the method", "tried with made-up groups").run(call)
 
 
 def check_packages(args: SimpleNamespace) -> None:
-    """Refuse wandb if it is not installed, and such attention, if this is the machine with the GPUs.
-
-    Raises:
-        ConfigError: The message names the packages, and attention that needs none.
-    """
+    """Refuse wandb if it is not installed, and such attention, if this is the machine with the GPUs."""
     # A folder of wandb's runs would be found, too, and has no origin.
     if args.logger.wandb.key and getattr(find_spec("wandb"), "origin", None) is None:
         raise ConfigError(
@@ -180,7 +175,6 @@ def check_model(flag: str, name: str | None, *, weights: bool = True) -> None:
 
 
 def _has_folders(parent: Path) -> bool:
-    """Whether the part of a name before the slash is a folder with others in it."""
     return parent != Path() and parent.is_dir() and any(path.is_dir() for path in parent.iterdir())
 
 
@@ -235,7 +229,6 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
 
 
 def _ask_models(args: SimpleNamespace, questions: Questions, here: Mapping[str, Path]) -> None:
-    """Ask whether each model is loaded whole, and whether an engine takes the actor."""
     lora, head = args.ds.lora, args.ds.value_head_prefix
     targets = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules or ())
     for flag, folder in here.items():
@@ -258,95 +251,14 @@ def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> N
 
 
 def _check_shape(model: str, shape: dict[str, Any], args: SimpleNamespace) -> None:
-    """Check that a model's heads can be divided as asked."""
-    heads = shape.get("num_attention_heads")
-    parts = {"vllm.tensor_parallel_size": args.vllm.tensor_parallel_size}
-    if args.ds.ring_attn_size > 1:
-        parts["ds.ring_attn_head_stride"] = args.ds.ring_attn_head_stride
-    for flag, part in parts.items():
-        if heads and heads % part:
-            raise ConfigError(f"{flag} is {part}; it must divide {heads}, the attention heads of {model}")
-    few, many = sorted((shape.get("num_key_value_heads") or 1, args.vllm.tensor_parallel_size))
+    heads, part = shape.get("num_attention_heads"), args.vllm.tensor_parallel_size
+    if heads and heads % part:
+        raise ConfigError(
+            f"vllm.tensor_parallel_size is {part}; it must divide {heads}, the attention heads of {model}"
+        )
+    few, many = sorted((shape.get("num_key_value_heads") or 1, part))
     if many % few:
         raise ConfigError(
-            f"vllm.tensor_parallel_size is {args.vllm.tensor_parallel_size}; it must divide "
+            f"vllm.tensor_parallel_size is {part}; it must divide "
             f"{shape['num_key_value_heads']}, the key-value heads of {model}, or be a multiple of them"
         )
-
-
-def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str] = ()) -> list[str]:
-    """Check that the reward function, the agent or the server exists, and call it once if a row is given.
-
-    Function and server must give one finite reward for an empty response, the agent must play an episode.
-
-    Args:
-        args: Parsed arguments.
-        problem: Prompt and label.
-        not_found: What is to be said if responses can only be found by their prompts (`Data`).
-
-    Returns:
-        A warning for each that could not be called, and what is to be said of prompts.
-    """
-    endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
-    if agent:
-        if not agent.endswith(".py") or not user_file.is_file("train.agent_func_path", user_file.at_home(agent)):
-            raise ConfigError(f"train.agent_func_path is {agent}; it must be a .py file that is there")
-        from bapo_openrlhf.launch.episode import check_agent  # it imports torch and a part of OpenRLHF
-
-        return check_agent(args, problem)
-    if not endpoints or not endpoints[0].endswith(".py"):
-        from bapo_openrlhf.launch.reward_server import check_reward_servers  # it imports aiohttp
-
-        sent = args.verifier.send_responses
-        warnings = check_reward_servers(endpoints, problem, send_responses=sent)
-        return warnings if sent or not endpoints else [*warnings, *not_found]
-    if len(endpoints) > 1:
-        raise ConfigError(f"reward.remote_url is {','.join(endpoints)}; it must be one .py file, or only addresses")
-    path = user_file.at_home(endpoints[0])
-    seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
-    try:
-        return apart(
-            lambda begins: _call(path, problem, args.verifier, begins, not_found),
-            str(path), loading=seconds, calling=seconds,
-        )  # fmt: skip
-    except Lost as lost:
-        whose = "loading it" if lost.place is None else "reward_func"
-        called = "" if lost.place is None else f", {CALLED}{_at(lost.place)}"
-        raise ConfigError(f"reward.remote_url {path}: {whose} {lost}{called}") from None
-
-
-def _call(
-    path: Path, problem: tuple[str, Any] | None, verifier: Any, begins: Begins, not_found: Sequence[str]
-) -> list[str]:
-    """Load a reward file, and call its function once if a row is given. Returns what is to be said of prompts."""
-    function = getattr(user_file.load("reward.remote_url", path), "reward_func", None)
-    if not callable(function):
-        raise ConfigError(f"reward.remote_url {path} defines no function reward_func(queries, prompts, labels)")
-    if problem is None:
-        return []
-    prompt, label = problem
-    begins(place := user_file.definition(function))
-    try:
-        if verifier.processes:
-            limit_memory(int(verifier.memory_gib * 2**30))
-        checked(call(function, [prompt], [prompt], [label], [""]))
-    except Invalid as error:
-        raise ConfigError(f"reward.remote_url {path}: reward_func {error}{_at(place)}") from None
-    except MemoryError:
-        most = f"more than {verifier.memory_gib:g} GiB beyond the loaded file (verifier.memory_gib)"
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func ran out of memory: {most}, {CALLED}{_at(place)}"
-        ) from None
-    except (Exception, SystemExit) as error:
-        begun = [*walk_tb(error.__traceback__)][2:]  # after the lines of this function and of `call`
-        how = "" if begun else "; it must take the arguments queries, prompts, labels"
-        raise ConfigError(
-            f"reward.remote_url {path}: reward_func raised {type(error).__name__}: {error}"
-            f"{_at(user_file.place(error, function))}, {CALLED}{how}"
-        ) from error
-    return [] if names_responses(function) else [*not_found]
-
-
-def _at(place: str) -> str:
-    """A place in brackets; nothing if it is not known, as that of a function of C."""
-    return f" ({place})" if place else ""

@@ -36,11 +36,7 @@ class Question(Hashable, Protocol):
         """Flag and value. An error begins with them if the process dies."""
 
     def answer(self) -> list[str]:
-        """Warnings. It runs in the process.
-
-        Raises:
-            ConfigError: The libraries refuse it.
-        """
+        """Warnings. It runs in the process."""
 
 
 class Questions:
@@ -78,11 +74,7 @@ class Questions:
             self._pipe.send(question)
 
     def answers(self) -> list[str]:
-        """The warnings of all questions, in their order.
-
-        Raises:
-            ConfigError: One is refused, or the process died of it.
-        """
+        """The warnings of all questions, in their order."""
         return [warning for question in self._asked for warning in self._answer_of(question)]
 
     def _answer_of(self, question: Question) -> list[str]:

@@ -34,15 +34,11 @@ SETTINGS, SETTINGS_KIND = "settings.json", "bapo_openrlhf settings"  # of the ru
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts.
+    """How a run starts."""
 
-    Attributes:
-        tag: The checkpoint from which it continues an earlier run; None if it starts from the beginning.
-        universal: Whether the checkpoint is loaded in DeepSpeed's universal format.
-    """
-
+    # The checkpoint from which it continues an earlier run; None if it starts from the beginning.
     tag: str | None = None
-    universal: bool = False
+    universal: bool = False  # whether the checkpoint is loaded in DeepSpeed's universal format
 
     @property
     def step(self) -> int:
@@ -52,12 +48,7 @@ class Start:
 
 @contextmanager
 def own_folders(args: SimpleNamespace) -> Iterator[None]:
-    """Own the run's folder and `ckpt.path` for the time of the block.
-
-    Raises:
-        ConfigError: Another process writes to one of them, and nothing of its run was changed; or a folder of the run
-            cannot be one.
-    """
+    """Own the run's folder and `ckpt.path` for the time of the block."""
     check_written(args)
     with ExitStack() as stack:
         for folder, words in _owned_folders(args):
@@ -66,11 +57,7 @@ def own_folders(args: SimpleNamespace) -> Iterator[None]:
 
 
 def check_free_folders(args: SimpleNamespace) -> None:
-    """Check that no run that goes on now owns a folder of this one. Nothing is changed.
-
-    Raises:
-        ConfigError: One does.
-    """
+    """Check that no run that goes on now owns a folder of this one. Nothing is changed."""
     for folder, words in _owned_folders(args):
         check_no_owner(folder, **words)
 
@@ -118,9 +105,6 @@ def take(start: Start, args: SimpleNamespace) -> None:
     """Make OpenRLHF start as chosen, and say so if `--ckpt.load_enable` was given.
 
     A checkpoint that a crash left unfinished is deleted, because it can never be loaded.
-
-    Raises:
-        ConfigError: A file cannot be written.
     """
     asked = args.ckpt.load_enable
     args.ckpt.load_enable, args.ds.use_universal_ckpt = start.tag is not None, start.universal
@@ -223,7 +207,6 @@ def _other_place(args: SimpleNamespace, run: Mapping[str, Any]) -> str | None:
     """`ckpt.path` of the run in the run's folder, if `ckpt.path` belongs to another one. Both may have been moved.
 
     Args:
-        args: Arguments of the run that starts.
         run: run.json of the run in its folder; one of an older version says less.
     """
     place: str | None = run.get("config", {}).get("ckpt.path")
@@ -236,7 +219,6 @@ def _other_place(args: SimpleNamespace, run: Mapping[str, Any]) -> str | None:
 
 
 def _newest(args: SimpleNamespace) -> Start:
-    """The newest whole checkpoint."""
     if not args.adapt.enabled:
         return Start(_openrlhfs(args), args.ds.use_universal_ckpt)
     where = f"ckpt.path is {args.ckpt.path}"
@@ -283,11 +265,6 @@ def _latest_files(args: SimpleNamespace) -> list[Path]:
 
 
 def _loads_universal(args: SimpleNamespace, store: CheckpointStore, tag: str) -> bool:
-    """Whether the checkpoint is loaded in DeepSpeed's universal format.
-
-    Raises:
-        ConfigError: Another number of ranks wrote it, and the universal format is missing or was not asked for.
-    """
     asked, there = args.ds.use_universal_ckpt, store.is_universal(tag)
     if asked and there:
         return True
@@ -322,16 +299,8 @@ def saved_step(args: SimpleNamespace) -> int:
 def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -> dict[str, tuple[Any, Any]]:
     """Compare the settings of a run that resumes with those of its last start.
 
-    Args:
-        args: Arguments of the run.
-        now: Its settings.
-        start: Where it continues.
-
     Returns:
         What changed and may do so: the old and the new value by flag. It is also said on standard error.
-
-    Raises:
-        ConfigError: Something changed that must not. The message names each flag with both values.
     """
     path, before = Path(args.ckpt.path), _settings(args)
     if before is None:
@@ -376,8 +345,6 @@ def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> No
     """Write the settings next to the checkpoints, if there may be any.
 
     Args:
-        args: Arguments of the run.
-        settings: Its settings.
         started: The time of its first start, by which its record and its checkpoints know each other.
     """
     ckpt = args.ckpt
@@ -400,11 +367,6 @@ def products_by_step(args: SimpleNamespace, way: str, start: Start) -> dict[str,
     """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
 
     If an earlier part of the run did it the other way, this is said on standard error.
-
-    Args:
-        args: Arguments of the run.
-        way: How this part of the run does it.
-        start: Where it starts.
     """
     if start.tag is None:
         return {"1": way}

@@ -10,11 +10,7 @@ PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def differing(one: Any, other: Any, without: Container[str]) -> list[str]:
-    """Names of the attributes that only one of two objects has, or that have different values in the two.
-
-    Args:
-        without: Names of attributes that are not compared.
-    """
+    """Names of the attributes that only one of two objects has, or that have different values in the two."""
     mine, theirs = vars(one), vars(other)
     seen: set[tuple[int, int]] = {(id(one), id(other))}
     return [

@@ -12,14 +12,6 @@ def check_same_tokens(args: SimpleNamespace, flag: str, name: str) -> None:
     """Check that a model reads the actor's tokens, as far as both are folders here.
 
     It gets their numbers. So each must mean the same token in both models, and each position must have an embedding.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        flag: The flag that names the critic or the reward model.
-        name: Its value.
-
-    Raises:
-        ConfigError: The message names the folder, and the token or the size.
     """
     folder, actor = at_home(name), at_home(args.actor.model_name_or_path)
     if not (folder.is_dir() and actor.is_dir()):

@@ -34,7 +34,6 @@ def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
     """The settings of a run.
 
     Args:
-        args: Arguments as `cli.arguments.parse` returns them.
         prompts: Rows of the training data; None if it is not on this machine.
 
     Returns:
@@ -42,9 +41,6 @@ def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
         "inputs": A text for each flag that names data, models or code, and the numbers of actor and critic ranks.
         Files of equal content have equal texts, wherever they are. A name on a hub, an address and the name of a
         method stand for themselves.
-
-    Raises:
-        ConfigError: A file cannot be read.
     """
     flags = flags_of(args)
     hidden = {name: record.HIDDEN for name in record.SECRETS if flags.get(name)}
@@ -124,7 +120,6 @@ def _digest(path: Path, size: int, _changed: int, *, ends: bool) -> str:
     """A digest of a file. Of a large file of a model it has the size and the ends, because reading all takes too long.
 
     Args:
-        path: The file.
         size, _changed: Its size and the time of its last change, so that a file that has changed is read again.
         ends: Whether the file belongs to a model.
     """

@@ -43,8 +43,6 @@ ON_THE_CPU = {
     "vllm.enable_sleep": False,
     "ds.enable_sleep": False,  # DeepSpeed offloads only the states of an optimizer for GPUs
     "ds.packing_samples": False,
-    "actor.optim": "adam",  # DeepSpeed compiles its Muon for a GPU
-    "critic.optim": "adam",
 }
 
 
@@ -62,13 +60,7 @@ def launch(
     """Train to the end and write the summary.
 
     Args:
-        args: Arguments as `cli.arguments.parse` returns them.
         checked: What `preflight.check_inputs` worked out; the run gets it as `args.checked`.
-        signals: The signals that this process gets.
-        command: The words of the command line.
-
-    Returns:
-        The folder of the run's record.
 
     Raises:
         ConfigError: The run cannot start. Nothing was loaded.
@@ -123,7 +115,6 @@ def launch(
 
 
 def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
-    """Write the summary, and say where the model is. `metadata` is of this start, at `clock`."""
     rows = record.read_metrics(folder)
     summary = {
         **{name: metadata[name] for name in ("algorithm", "seed", "commit", "command", "versions")},
@@ -190,7 +181,6 @@ def _lost_nodes() -> str:
 
 
 def _train(args: SimpleNamespace, signals: Signals) -> None:
-    """Build the run and train. On the CPU it gets a Ray of its own."""
     machine.set_up()
     if machine.without_flash_attention():
         print("flash-attn is not installed, so this run packs no samples", file=sys.stderr)

@@ -23,11 +23,7 @@ class Synced(OfEngine):
     """Whether the engines take all weights of the actor in a sync."""
 
     def answer(self) -> list[str]:
-        """A warning if vLLM has to be asked, and its model cannot be made here.
-
-        Raises:
-            ConfigError: It refuses a name, or passes over one.
-        """
+        """A warning if vLLM has to be asked, and its model cannot be made here."""
         stored = shapes_of(self.flag, Path(self.folder))
         sent = {name: tuple(value.shape) for name, value in load(self.folder).named_parameters()}
         if sent.keys() <= stored.keys():

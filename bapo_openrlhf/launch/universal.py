@@ -13,8 +13,8 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
+from bapo_openrlhf.flags.conflicts import UNIVERSAL as RULES
 from bapo_openrlhf.flags.rule import Flags, refuse
-from bapo_openrlhf.flags.rules import UNIVERSAL as RULES
 from bapo_openrlhf.launch.resume import SETTINGS, SETTINGS_KIND
 from bapo_openrlhf.record.checkpoint_store import ADAPT, CRITIC, OF_A_RANK, UNIVERSAL, CheckpointStore
 from bapo_openrlhf.record.owner import owned
@@ -26,12 +26,6 @@ EXTRACTING, MERGING = 4, 2  # processes of DeepSpeed's converter, as many as its
 
 def convert(path: Path) -> str:
     """Convert the newest whole checkpoint of a run, unless that was done.
-
-    Args:
-        path: `ckpt.path` of the run.
-
-    Returns:
-        The checkpoint's tag.
 
     Raises:
         ConfigError: No checkpoint is whole; or it cannot be converted; or the run goes on. Nothing was changed.
@@ -57,7 +51,8 @@ def _convert(store: CheckpointStore, field: str) -> str:
         return tag
     settings = store.path / SETTINGS
     if settings.exists():  # a run of an older version has none
-        refuse(RULES, Flags(read_document(settings, SETTINGS_KIND)["config"] | {"ds.use_universal_ckpt": True}))
+        flags = read_document(settings, SETTINGS_KIND)["config"] | {"ds.use_universal_ckpt": True}
+        refuse(RULES, Flags(flags))
     if not all(store.ranks(tag).values()):
         raise ConfigError(
             f"{field}; {tag} has no part for each rank (ds.zero_stage 0), and DeepSpeed converts only these"
@@ -73,15 +68,6 @@ def _convert(store: CheckpointStore, field: str) -> str:
 
 
 def _converted(source: Path, folder: Path) -> Path:
-    """Convert one model.
-
-    Args:
-        source: Its folder in the checkpoint.
-        folder: Where DeepSpeed may write.
-
-    Returns:
-        The folder with all states by the names of parameters.
-    """
     machine.prepare()
     if _has_no_state(source):
         raise ConfigError(

@@ -15,10 +15,6 @@ from bapo_openrlhf.user_file import ORIGIN, at_home
 def keep_user_files(args: SimpleNamespace, folder: Path) -> None:
     """Copy the reward file, the agent's and the method's into the record, and let the run use the copies.
 
-    Args:
-        args: Arguments of the run, with absolute paths.
-        folder: The folder of its record.
-
     Raises:
         OSError: A file cannot be copied.
     """

@@ -100,7 +100,7 @@ COMMAND_LINES = [
     [*MODEL, "--critic.model_name_or_path", "c", "--actor.eps_clip_low_high", "0.2", "0.28"],
     [*MODEL, "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "3"],
     [*MODEL, "--train.async_enable", "--rollout.vllm_generate_batch_size", "2048", "--vllm.num_engines", "2"],
-    [*MODEL, "--ds.ring_attn_size", "2", "--vllm.num_engines", "4", "--train.dynamic_batch_enable"],
+    [*MODEL, "--vllm.num_engines", "4", "--train.dynamic_batch_enable"],
     [*MODEL, "--train.agent_func_path", "agent.py", "--data.input_template", "Q: {}"],
     [*MODEL[:2], *MODEL[4:], "--reward.model_name_or_path", "a,b", "--vllm.enable_sleep"],
     [*MODEL, "--actor.muon.no_nesterov", "--ds.lora.target_modules", "q", "k", "--reward.clip_range", "-5", "5"],

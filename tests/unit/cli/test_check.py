@@ -181,12 +181,6 @@ class TestNumbers:
         facts = report(capsys, "--algorithm=ba_ppo", *words, "--train.max_epochs=2", "--train.num_episodes=1")
         assert facts["whole run"] == "11 rollout steps, at most 44 optimizer steps" + MORE
 
-    def test_learning_rates_of_muon(self, capsys, words):
-        more = ["--actor.optim=muon", "--actor.muon.lr=0.02", "--actor.adam.lr=3e-4", "--actor.lr_warmup_ratio=0.1"]
-        facts = report(capsys, "--algorithm=bapo_grpo", *words, *more)
-        schedule = "cosine_with_min_lr, warm-up in 10% of the steps"
-        assert facts["learning rates"] == f"actor 0.02 (muon), 0.0003 ({schedule})"
-
     @pytest.mark.parametrize("target", ["reference", "behaviour"])
     def test_replay_buffer_is_as_large_as_what_is_stored_in_it(self, capsys, words, make_group, target):
         kept = {} if target == "behaviour" else {REFERENCE: ("a model", np.zeros(8192, np.float32))}

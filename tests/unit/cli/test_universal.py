@@ -160,7 +160,6 @@ def test_what_a_killed_conversion_left_is_removed(store, converter, capsys):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--actor.optim=muon"], "actor.optim is muon; with ds.use_universal_ckpt it must be adam, because DeepSpeed "),
         (["--ds.zero_stage=0"], "ds.zero_stage is 0; with ds.use_universal_ckpt it must be in [1, 3], because "),
     ],
 )

@@ -1,6 +1,5 @@
 """Attention that packages or packing rule out. test_preflight.py has its place among the checks of a run."""
 
-from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +13,9 @@ from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import preflight
 from bapo_openrlhf.launch.preflight import check_packages
 
-NEITHER = "the package flash-attn or kernels, which is not installed on this machine"
 
-
-def asked(implementation, packed=False, ring=1, liger=False):
-    kernels = {"ring_attn_size": ring, "use_liger_kernel": liger}
-    ds = SimpleNamespace(attn_implementation=implementation, packing_samples=packed, **kernels)
+def asked(implementation, packed=False, liger=False):
+    ds = SimpleNamespace(attn_implementation=implementation, packing_samples=packed, use_liger_kernel=liger)
     return SimpleNamespace(ds=ds, logger=SimpleNamespace(wandb=SimpleNamespace(key=None)))
 
 
@@ -36,50 +32,32 @@ def test_some_attention_needs_no_package(implementation):
     assert lacking(asked(implementation)) is None
 
 
-@pytest.mark.parametrize(
-    ("implementation", "needs"),
-    [
-        ("flash_attention_2", NEITHER),
-        ("flash_attention_3", NEITHER.replace("flash-attn", "flash-attn-3")),
-        ("kernels-community/flash-attn2", NEITHER.replace("flash-attn or ", "")),
-    ],
-)
-def test_flash_attention_needs_one(implementation, needs, install):
-    text = lacking(asked(implementation))
-    assert text.startswith(f"ds.attn_implementation is {implementation}; it needs {needs} ")
-    install("kernels")
-    assert lacking(asked(implementation)) is None
-
-
-def test_flash_attn_without_its_compiled_module_is_not_enough(install):
-    """FLASH_ATTENTION_SKIP_CUDA_BUILD installs this: `import flash_attn` then fails."""
-    install("flash_attn")
-    assert "needs the package flash-attn " in lacking(asked("flash_attention_2"))
-    install("flash_attn_2_cuda")
-    assert lacking(asked("flash_attention_2")) is None
-
-
-@pytest.mark.parametrize("implementation", ["flash_attention_2", "flash_attention_3"])
-def test_packed_samples_need_flash_attn_itself(implementation, install):
-    """OpenRLHF packs with functions of flash-attn, so another package with this attention does not help."""
-    install("kernels", "flash_attn_interface")
-    text = lacking(asked(implementation, packed=True))
-    assert text.startswith("ds.packing_samples is True; it needs the package flash-attn, which is not installed")
-    install("flash_attn_2_cuda")
-    assert lacking(asked(implementation, packed=True)) is None
+FLASH = "ds.attn_implementation is flash_attention_2"
+PACKS = "ds.packing_samples is True"
 
 
 @pytest.mark.parametrize(
-    ("kernels", "says", "module"),
+    ("words", "flag", "without", "needs"),
     [
-        ({"ring": 2}, "ds.ring_attn_size is 2; it needs the package ring-flash-attn, which is not", "ring_flash_attn"),
-        ({"liger": True}, "ds.use_liger_kernel is True; it needs the package liger-kernel, which", "liger_kernel"),
+        ({"implementation": "flash_attention_2"}, FLASH, [], "flash-attn"),
+        ({"implementation": "flash_attention_2"}, FLASH, [], "kernels"),
+        # FLASH_ATTENTION_SKIP_CUDA_BUILD installs flash-attn without its compiled module: the import then fails
+        ({"implementation": "flash_attention_2"}, FLASH, ["flash_attn"], "flash-attn"),
+        ({"implementation": "flash_attention_3"}, "ds.attn_implementation is flash_attention_3", [], "flash-attn-3"),
+        ({"implementation": "org/attn"}, "ds.attn_implementation is org/attn", ["flash_attn_2_cuda"], "kernels"),
+        # OpenRLHF packs with functions of flash-attn, so another package with this attention does not help
+        ({"implementation": "flash_attention_2", "packed": True}, PACKS, ["kernels"], "flash-attn"),
+        ({"implementation": "flash_attention_3", "packed": True}, PACKS, ["flash_attn_interface"], "flash-attn"),
+        ({"implementation": "sdpa", "liger": True}, "ds.use_liger_kernel is True", ["kernels"], "liger-kernel"),
     ],
 )
-def test_some_kernels_need_a_package_of_their_own(kernels, says, module, install):
-    assert lacking(asked("sdpa", **kernels)).startswith(says)
-    install(module)
-    assert lacking(asked("sdpa", **kernels)) is None
+def test_what_needs_a_package(install, words, flag, without, needs):
+    modules = {"flash-attn": "flash_attn_2_cuda", "flash-attn-3": "flash_attn_interface", "kernels": "kernels"}
+    install(*without)
+    text = lacking(asked(**words))
+    assert text.startswith(f"{flag}; ") and needs in text
+    install(modules.get(needs, "liger_kernel"))
+    assert lacking(asked(**words)) is None
 
 
 def test_it_is_refused_only_with_a_gpu(monkeypatch):
@@ -87,7 +65,7 @@ def test_it_is_refused_only_with_a_gpu(monkeypatch):
     check_packages(asked("flash_attention_2"))
     monkeypatch.setenv(cpu.SWITCH, "0")
     check_packages(asked("sdpa"))
-    with pytest.raises(ConfigError, match=r"needs none, without packed samples$"):
+    with pytest.raises(ConfigError, match=rf"^{FLASH}; "):
         check_packages(asked("flash_attention_2"))
 
 
@@ -98,28 +76,19 @@ def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
     args.logger.wandb.key = "k"
     for found in (None, SimpleNamespace(origin=None)):  # the second one is a folder wandb of the working folder
         monkeypatch.setattr(preflight, "find_spec", lambda name, found=found: found)
-        with pytest.raises(ConfigError, match=r"^logger\.wandb\.key is set; it needs the package wandb, which is not"):
+        with pytest.raises(ConfigError, match=r"^logger\.wandb\.key is set; "):
             check_packages(args)
     monkeypatch.setattr(preflight, "find_spec", lambda name: SimpleNamespace(origin="wandb/__init__.py"))
     check_packages(args)
 
 
-FLAGS = {"ds.packing_samples": (False, True), "train.dynamic_batch_enable": (False, True), "ds.ring_attn_size": (1, 2)}
-
-
-def flat(implementation, packing=()):
-    values = {flag: pair[flag in packing] for flag, pair in FLAGS.items()}
-    return Namespace(**values, **{"ds.attn_implementation": implementation})
-
-
-@pytest.mark.parametrize("flag", FLAGS)
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", "kernels-community/flash-attn2"])
+@pytest.mark.parametrize("flag", [None, "ds.packing_samples", "train.dynamic_batch_enable"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", "kernels-community/flash-attn2", "flash_attention_3"])
 def test_packed_samples_need_flash_attention(implementation, flag):
     """OpenRLHF would take flash_attention_2 instead, and print one line about it."""
-    with pytest.raises(ConfigError) as error:
-        refuse([PACKED], vars(flat(implementation, [flag])))
-    assert str(error.value) == (
-        f"ds.attn_implementation is {implementation}, and {flag} packs samples; packed samples need flash_attention_2"
-    )
-    refuse([PACKED], vars(flat("flash_attention_3", [flag])))
-    refuse([PACKED], vars(flat(implementation)))
+    flags = {"ds.attn_implementation": implementation} | ({flag: True} if flag else {})
+    if flag is None or implementation == "flash_attention_3":
+        refuse([PACKED], flags)
+        return
+    with pytest.raises(ConfigError, match=rf"^ds\.attn_implementation is {implementation}, and {flag} "):
+        refuse([PACKED], flags)

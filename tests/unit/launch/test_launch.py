@@ -89,12 +89,8 @@ def test_a_run_that_trained_says_where_its_model_is(start, tmp_path, capsys):
 
 def test_run_json_is_there_before_training(start):
     metadata, summary = start(prompts=10, train__num_episodes=3, train__seed=7)
-    assert (metadata["name"], metadata["algorithm"], metadata["seed"], metadata["total_steps"]) == (
-        "mine",
-        "bapo_grpo",
-        7,
-        9,
-    )
+    given = {name: metadata[name] for name in ("name", "algorithm", "seed", "total_steps")}
+    assert given == {"name": "mine", "algorithm": "bapo_grpo", "seed": 7, "total_steps": 9}
     begun = datetime.fromisoformat(metadata["started"])
     assert begun.utcoffset().total_seconds() == 0 and abs((datetime.now(UTC) - begun).total_seconds()) < 600
     assert metadata["versions"]["python"].startswith("3.") and "command" in metadata and "commit" in metadata
@@ -230,24 +226,27 @@ class TestEnd:
             self.checkpoint(tmp_path, 5, whole=False)
 
         ended, raised = end(Ended("stopped", 143, "stopped by SIGTERM after step 4"), saves, **flags)
-        text = (
-            "stopped by SIGTERM after step 4. It goes on with step 5: bapo-openrlhf train --config 'my run.yaml' "
-            f"--ckpt.load_enable{more}"
+        command = f"bapo-openrlhf train --config 'my run.yaml' --ckpt.load_enable{more}"
+        assert ended == {"how": "stopped", "status": 143, "text": raised.text} and (raised.how, raised.code) == (
+            "stopped",
+            143,
         )
-        assert ended == {"how": "stopped", "status": 143, "text": text}
-        assert (raised.how, raised.code, raised.text) == ("stopped", 143, text)
+        assert raised.text.startswith("stopped by SIGTERM after step 4. ") and raised.text.endswith(
+            f"step 5: {command}"
+        )
 
     def test_of_openrlhfs_own_checkpoint(self, end, tmp_path):
         def saves():
             self.checkpoint(tmp_path, 3, whole=False)
 
         ended, _ = end(Ended("stalled", 75, "stalled"), saves, algorithm="grpo", train__batch_size=16)
-        assert ended["how"] == "stalled" and "It goes on with step 4: bapo-openrlhf" in ended["text"]
+        assert ended["how"] == "stalled" and " step 4: bapo-openrlhf" in ended["text"]
 
-    @pytest.mark.parametrize(("flags", "why"), [({}, ""), ({"ckpt__disable_ds": True}, " (ckpt.disable_ds)")])
-    def test_without_a_checkpoint_it_begins_again(self, end, flags, why):
-        ended, _ = end(Ended("stopped", 130, "stopped by SIGINT within step 0, training"), **flags)
-        assert f"step 0, training. No step is saved{why}, so it begins again: bapo-openrlhf train" in ended["text"]
+    @pytest.mark.parametrize("flags", [{}, {"ckpt__disable_ds": True}])
+    def test_without_a_checkpoint_it_begins_again(self, end, flags):
+        text = end(Ended("stopped", 130, "stopped by SIGINT within step 0, training"), **flags)[0]["text"]
+        assert text.startswith("stopped by SIGINT within step 0, training. No step is saved")
+        assert ("ckpt.disable_ds" in text) == bool(flags) and "bapo-openrlhf train" in text
 
     def test_keys_are_not_said(self, end, monkeypatch):
         monkeypatch.setitem(globals(), "COMMAND", ("train", "--logger.wandb.key", "s3cret"))
@@ -301,13 +300,16 @@ class TestResume:
         return run
 
     REFUSED = (
-        ({"actor__adam__lr": 1e-5}, "actor.adam.lr is 1e-05, and was 1e-06"),
-        ({"data__input_key": "x", "train__seed": 1}, "train.seed is 1, and was 42; data.input_key is x, and was input"),
-        ({"rollout__n_samples_per_prompt": 8}, "rollout.n_samples_per_prompt is 8, and was 4"),
-        ({"adapt__filter": "gaussian"}, "adapt.filter is gaussian, and was range"),
-        ({"reward__remote_url": "http://judge"}, r"reward.remote_url is http://judge, and was blake2b \w+"),
-        ({"prompts": 8}, r"data.prompt_dataset is 8 rows, blake2b \w+, and was 20 rows, blake2b \w+"),
-        ({"actor__num_gpus_per_node": 4}, "actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"),
+        ({"actor__adam__lr": 1e-5}, ["actor.adam.lr is 1e-05, and was 1e-06"]),
+        (
+            {"data__input_key": "x", "train__seed": 1},
+            ["train.seed is 1, and was 42", "data.input_key is x, and was input"],
+        ),
+        ({"rollout__n_samples_per_prompt": 8}, ["rollout.n_samples_per_prompt is 8, and was 4"]),
+        ({"adapt__filter": "gaussian"}, ["adapt.filter is gaussian, and was range"]),
+        ({"reward__remote_url": "http://judge"}, ["reward.remote_url is http://judge, and was blake2b "]),
+        ({"prompts": 8}, ["data.prompt_dataset is 8 rows, blake2b ", "and was 20 rows, blake2b "]),
+        ({"actor__num_gpus_per_node": 4}, ["actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"]),
     )
 
     @pytest.mark.parametrize("adapted", [True, False])
@@ -315,19 +317,14 @@ class TestResume:
     def test_a_change_is_refused_by_name(self, go, tmp_path, adapted, flags, says):
         go(adapted=adapted)
         metadata = (tmp_path / "runs/mine/run.json").read_text()
-        says = (
-            f"^ckpt.load_enable continues a run as it was begun, but {says}; give the old values, or start a new run "
-        )
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=r"^ckpt\.load_enable ") as error:
             go(2, adapted=adapted, **flags)
+        assert all(part in str(error.value) for part in says) and str(error.value).count(", and was ") == len(flags)
         assert (tmp_path / "runs/mine/run.json").read_text() == metadata
 
     def test_another_estimator_is_refused_before_a_checkpoint_without_its_critic(self, go, capsys):
         go()
-        says = (
-            r"but algorithm is ba_ppo, and was bapo_grpo; algo\.advantage\.estimator is gae, and was group_norm; give"
-        )
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=r"algorithm is ba_ppo, .*; algo\.advantage\.estimator is gae, "):
             go(2, algorithm="ba_ppo")
         assert "skipped" not in capsys.readouterr().err
 
@@ -337,9 +334,7 @@ class TestResume:
     def test_another_content_of_a_file_is_refused(self, go, tmp_path, place, flag):
         go()
         (tmp_path / place).write_text("other")
-        with pytest.raises(
-            ConfigError, match=rf"but {flag} is (20 rows, )?blake2b (\w+), and was (20 rows, )?blake2b "
-        ):
+        with pytest.raises(ConfigError, match=rf" {flag} is (20 rows, )?blake2b (\w+), and was (20 rows, )?blake2b "):
             go(2)
 
     @pytest.mark.parametrize("adapted", [True, False])
@@ -411,9 +406,7 @@ class TestResume:
         (tmp_path / "checkpoints/settings.json").unlink()
         go(2, actor__adam__lr=1e-5)
         said = capsys.readouterr().err
-        assert (
-            f"{tmp_path}/checkpoints/settings.json is not there, so it is not known whether the run was begun" in said
-        )
+        assert f"{tmp_path}/checkpoints/settings.json is not there" in said
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(4)
 
@@ -421,15 +414,14 @@ class TestResume:
     def test_settings_that_are_damaged(self, go, tmp_path, text):
         go()
         (tmp_path / "checkpoints/settings.json").write_text(text)
-        with pytest.raises(ConfigError, match=r"settings.json is .*; if that file is deleted, the run goes on and"):
+        with pytest.raises(ConfigError, match=r"^ckpt\.path is .*settings\.json is "):
             go(2)
 
     def test_a_latest_that_names_nothing(self, go, tmp_path):
         go(adapted=False)
         go(2, adapted=False)
         (tmp_path / "checkpoints/_actor/latest").write_bytes(b"global_st\xff")
-        says = r"checkpoints/_actor/latest names no checkpoint, but b'global_st\\xff'"
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=r"^ckpt\.path is .*/checkpoints/_actor/latest .*b'global_st\\xff'"):
             go(adapted=False, ckpt__load_enable=True, train__num_episodes=2)
 
     @pytest.mark.parametrize("file", ["run.json", "settings.json"])
@@ -440,9 +432,7 @@ class TestResume:
         monkeypatch.setattr(
             *{"run.json": (record, "write_atomically"), "settings.json": (resume, "write_document")}[file], full
         )
-        with pytest.raises(
-            ConfigError, match=rf"^run.name is mine; .*/{file} cannot be written: No space left on device$"
-        ):
+        with pytest.raises(ConfigError, match=rf"^run\.name is mine; .*/{file} .*: No space left on device$"):
             start(ckpt__save_steps=1)
 
     def test_a_run_that_can_save_nothing_leaves_no_settings(self, go, tmp_path):
@@ -475,18 +465,11 @@ class TestEarlierRun:
         before = self.tree(folder)
         with pytest.raises(ConfigError) as error:
             start(**flags)
-        if "ckpt__load_enable" in flags:
-            ways = (
-                f"has a run that came to its end; ckpt.path {tmp_path}/checkpoints has no checkpoint from which it "
-                "could go on: give another --run.name, or replace that run with --run.overwrite in the place of "
-                "--ckpt.load_enable"
-            )
-        else:
-            ways = (
-                "already has a run; give another --run.name, or replace that run with --run.overwrite, or continue "
-                "from its newest checkpoint with --ckpt.load_enable"
-            )
-        assert str(error.value) == f"run.name is mine, and {folder} {ways}"
+        says = str(error.value)
+        assert (
+            says.startswith(f"run.name is mine, and {folder} ") and "--run.name" in says and "--run.overwrite" in says
+        )
+        assert ("ckpt.path" in says) == ("ckpt__load_enable" in flags)
         assert self.tree(folder) == before
 
     def test_another_name_is_free(self, start, folder):
@@ -500,7 +483,7 @@ class TestEarlierRun:
 
     def test_one_that_did_not_end_is_one_too(self, start, folder):
         (folder / "summary.json").unlink()
-        with pytest.raises(ConfigError, match="already has a run"):
+        with pytest.raises(ConfigError, match=rf"^run\.name is mine, and {folder} "):
             start()
 
     def test_one_without_a_step_is_none(self, start, tmp_path):
@@ -518,15 +501,14 @@ class TestEarlierRun:
         flags = {"algorithm": "ba_ppo", f"{flag}__model_name_or_path": folder / place}
         if flag == "reward":  # the critic would be the same model
             flags |= {"algorithm": "bapo_grpo", "reward__remote_url": ""}
-        text = rf"{flag}.model_name_or_path is .*/mine/{place}, which --run.overwrite would delete"
-        with pytest.raises(ConfigError, match=text):
+        with pytest.raises(ConfigError, match=rf"^{flag}\.model_name_or_path is .*/mine/{place}, .*--run\.overwrite"):
             start(run__overwrite=True, **flags)
         assert self.tree(folder) == before
 
     def test_nothing_is_deleted_if_the_run_cannot_start(self, start, folder, tmp_path, monkeypatch):
         before = self.tree(folder)
         CheckpointStore(tmp_path / "checkpoints", critic=False).begin("global_step2")
-        with pytest.raises(ConfigError, match="which has checkpoints of an earlier run"):
+        with pytest.raises(ConfigError, match=r"^ckpt\.path is "):
             start(run__overwrite=True)  # its ckpt.path is another folder
         shutil.rmtree(tmp_path / "checkpoints")
         monkeypatch.setattr(record, "provenance", lambda secret: 1 / 0)  # the last step before the start
@@ -540,18 +522,14 @@ class TestEarlierRun:
         """OpenRLHF would delete the oldest of them, or write over one with the same step."""
         (tmp_path / "checkpoints" / place).mkdir(parents=True)
         newest = place.rpartition("/")[2].removesuffix("_hf")
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=rf"^ckpt\.path is {tmp_path / 'checkpoints'}, .*{newest}\)"):
             start(algorithm=algorithm)
-        assert str(error.value) == (
-            f"ckpt.path is {tmp_path / 'checkpoints'}, which has checkpoints of an earlier run (newest: {newest}); "
-            "continue from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
-        )
         start(algorithm=algorithm, ckpt__path=tmp_path / "others")
 
     def test_a_model_of_another_run_is_not_written_over(self, start, folder):
         before = self.tree(folder)
         for again in ({}, {"ckpt__load_enable": True}):  # no checkpoint is there, so it would begin
-            with pytest.raises(ConfigError, match=f"ckpt.output_dir is {folder}/model, which already has a model"):
+            with pytest.raises(ConfigError, match=f"^ckpt.output_dir is {folder}/model, "):
                 start(run__name="other", ckpt__output_dir=folder / "model", **again)
         assert self.tree(folder) == before
         start(run__name="other", ckpt__output_dir=folder / "model", run__overwrite=True)
@@ -580,8 +558,7 @@ def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
     """OpenRLHF takes CUDA IPC only with nccl, and otherwise a group of NCCL with two ranks on a GPU."""
     monkeypatch.setenv(cpu.SWITCH, "0")
     together = {"train__colocate_all": True, "vllm__num_engines": 8}
-    says = "^vllm.sync_backend is gloo; on GPUs with train.colocate_all it must be nccl, because"
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=r"^vllm\.sync_backend is gloo; .*train\.colocate_all"):
         start(**together, vllm__sync_backend="gloo")
     for other in (
         {"vllm__sync_backend": "nccl"},
@@ -592,31 +569,24 @@ def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
         start(**together | other, run__overwrite=True)
 
 
-@pytest.mark.parametrize(
-    "flag", sorted(launch.ON_THE_CPU.keys() - {"ds.packing_samples"})
-)  # eager attention rules it out
+@pytest.mark.parametrize("flag", sorted(launch.ON_THE_CPU.keys() - {"ds.packing_samples"}))  # eager rules it out
 def test_what_a_machine_without_a_gpu_cannot_do(start, monkeypatch, flag):
-    """Muon would compile for a GPU, and wait for ever if another process began to."""
     monkeypatch.setenv(cpu.SWITCH, "1")
     allowed = launch.ON_THE_CPU[flag]
-    given = {"gloo": "nccl", "eager": "sdpa", "adam": "muon"}.get(allowed, not allowed)
+    given = {"gloo": "nccl", "eager": "sdpa"}.get(allowed, not allowed)
     flags = {name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | {flag: given}).items()}
-    with pytest.raises(ConfigError, match=f"^{flag} is {given}; on a machine without a GPU .* --{flag} ") as error:
+    with pytest.raises(ConfigError, match=f"^{flag} is {given}; .* --{flag} {str(allowed).lower()} "):
         start(**flags, ds__zero_stage=1, train__colocate_all=True, vllm__num_engines=8)
-    assert f" --{flag} {str(allowed).lower()} (" in str(error.value)
 
 
 def test_all_that_a_machine_without_a_gpu_cannot_do_is_in_one_error(start, monkeypatch):
     """What the error says to add is enough."""
     monkeypatch.setenv(cpu.SWITCH, "1")
-    unable = {"vllm__enforce_eager": False, "vllm__sync_backend": "nccl", "ds__attn_implementation": "sdpa"}
-    ours = {name.replace(".", "__"): value for name, value in launch.ON_THE_CPU.items()}
+    unable = {"vllm.enforce_eager": False, "vllm.sync_backend": "nccl", "ds.attn_implementation": "sdpa"}
     with pytest.raises(ConfigError) as error:
-        start(**ours | unable)
-    added = re.search(r"a run needs ((?:--\S+ \S+ )+)", str(error.value))[1].split()
-    assert {flag[2:].replace(".", "__"): value for flag, value in zip(added[::2], added[1::2], strict=True)} == {
-        name: str(ours[name]).lower() for name in unable
-    }
+        start(**{name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | unable).items()})
+    added = dict(re.findall(r"--(\S+) (\S+)", str(error.value).partition("(")[0]))
+    assert added == {name: str(launch.ON_THE_CPU[name]).lower() for name in unable}
 
 
 def test_the_ranks_of_a_machine_without_a_gpu_are_processes(start, monkeypatch, capsys):
@@ -700,13 +670,12 @@ class TestWhoseRecord:
         made(steps=25, saved=(10, 20), algorithm=algorithm, train__batch_size=16)
         wrong, right = tmp_path / "wrong", tmp_path / "ck_mine"
         again = {"algorithm": algorithm, "train__batch_size": 16}
-        says = rf"^ckpt.path is {wrong}, which has no checkpoint, but the run in .*/mine made 25 steps, and its "
-        self.refused(made, rf"{says}ckpt.path was {right}; give the --ckpt.path of that run", ckpt__path=wrong, **again)
+        self.refused(made, rf"^ckpt\.path is {wrong}, .*/mine made 25 steps, .*{right}; ", ckpt__path=wrong, **again)
         right.rename(tmp_path / "unmounted")
-        self.refused(made, "and it wrote settings.json to that folder, which is not there;", **again)
+        self.refused(made, "^ckpt.path is .*settings.json", **again)
         right.mkdir()
         (tmp_path / "unmounted" / "settings.json").rename(right / "settings.json")
-        self.refused(made, "and it saved one every 10 steps;", **again)
+        self.refused(made, "^ckpt.path is .* every 10 steps;", **again)
         assert len(record.read_metrics(tmp_path / "runs/mine")) == 25
 
     def test_one_that_was_resumed_had_a_checkpoint(self, made, tmp_path):
@@ -714,7 +683,7 @@ class TestWhoseRecord:
         made(steps=3, ckpt__save_steps=-1, ckpt__load_enable=True)
         shutil.rmtree(tmp_path / "ck_mine/_adapt")
         shutil.rmtree(tmp_path / "ck_mine/_actor")
-        self.refused(made, "and it was resumed from one;", ckpt__save_steps=-1)
+        self.refused(made, "^ckpt.path is .*resumed", ckpt__save_steps=-1)
 
     @pytest.mark.parametrize(
         ("steps", "flags"),
@@ -739,10 +708,7 @@ class TestWhoseRecord:
         if ended:
             record.write_summary(other, {})
         before = TestEarlierRun.tree(other)
-        says = (
-            rf"^run.name is other, and {other} has the record of another run than {tmp_path}/ck_mine: its ckpt.path "
-            rf"was {tmp_path}/ck_other; give the --run.name of the run that goes on, or a new one$"
-        )
+        says = rf"^run\.name is other, and {other} .*{tmp_path}/ck_mine: its ckpt\.path was {tmp_path}/ck_other; "
         self.refused(made, says, name="other", ckpt__path=tmp_path / "ck_mine")
         assert TestEarlierRun.tree(other) == before
         made("new", steps=11, ckpt__path=tmp_path / "ck_mine", ckpt__load_enable=True)  # a new record is nobody's

@@ -74,6 +74,13 @@ class Run:
         take(start, args)
         return args
 
+    def refused(self, says: str, **given) -> None:
+        """The start is refused by a message that begins so, and nothing changes."""
+        before = self.tree()
+        with pytest.raises(ConfigError, match=f"^{says}"):
+            self.start(**given)
+        assert self.tree() == before
+
     def goes_on_from(self, tag: str) -> None:
         args = self.start()
         assert (args.ckpt.load_enable, args.tag) == (True, tag)
@@ -137,37 +144,22 @@ class TestNewest:
         run.goes_on_from("global_step10")
         assert lines(capsys) == ["resuming from global_step10"]
 
-    def test_latest_is_written_anew_where_it_names_another(self, run):
-        run.save("global_step10", "global_step9")
-        assert (run.path / "_actor" / "latest").read_text() == "global_step9"
-        run.goes_on_from("global_step10")
-
-    def test_also_where_it_is_gone(self, run):
-        run.save("global_step1")
-        for part in run.models:
+    @pytest.mark.parametrize("tags", [["global_step10", "global_step9"], ["global_step9", "best_global_step10"],
+                                      ["best_global_step10", "global_step10"]])  # fmt: skip
+    @pytest.mark.parametrize("named", [True, False])
+    def test_latest_is_written_anew(self, run, tags, named):
+        """If it names another, or is gone. Of two of one step the regular one is chosen."""
+        run.save(*tags)
+        for part in run.models if not named else ():
             (run.path / part / "latest").unlink()
-        run.goes_on_from("global_step1")
+        run.goes_on_from("global_step10" if "global_step10" in tags else "best_global_step10")
 
-    def test_the_best_one_where_it_is_newer(self, run):
-        run.save("global_step2", "best_global_step4")
-        run.goes_on_from("best_global_step4")
-
-    def test_the_regular_one_of_the_same_step(self, run):
-        run.save("best_global_step4", "global_step4")
-        run.goes_on_from("global_step4")
-
-    def test_twice_is_the_same(self, run):
-        run.save("global_step1", "global_step2")
-        run.goes_on_from("global_step2")
-        before = run.tree()
-        run.goes_on_from("global_step2")
-        assert run.tree() == before
-
-    def test_nothing_of_the_older_ones_is_lost(self, run):
+    def test_twice_is_the_same_and_nothing_of_the_older_ones_is_lost(self, run):
         run.save("global_step1", "global_step2")
         before = run.tree()
-        run.goes_on_from("global_step2")
-        assert run.tree() == before
+        for _ in range(2):
+            run.goes_on_from("global_step2")
+            assert run.tree() == before
 
 
 DAMAGES = {
@@ -205,13 +197,8 @@ class TestDamage:
         run.save("global_step1", "global_step2")
         for tag in ("global_step1", "global_step2"):
             damage(run.path, tag)
-        before = run.tree()
-        with pytest.raises(ConfigError) as error:
-            run.start()
-        assert str(error.value) == (
-            f"ckpt.path is {run.path}; none of its checkpoints is whole: global_step2, global_step1"
-        )
-        assert len(lines(capsys)) == 2 and run.tree() == before
+        run.refused(f"ckpt.path is {run.path}; none .*: global_step2, global_step1$")
+        assert len(lines(capsys)) == 2
 
     def test_an_unfinished_one_is_removed_and_a_damaged_one_passed_over(self, run, capsys):
         run.save("global_step1", "global_step2")
@@ -224,19 +211,14 @@ class TestDamage:
 
     def test_a_checkpoint_without_the_critic_that_is_now_asked_for(self, tmp_path, capsys):
         Run(tmp_path).save("global_step1")
-        with pytest.raises(ConfigError, match="none of its checkpoints is whole: global_step1"):
-            Run(tmp_path, critic=True).start()
-        assert "saved without this model" in lines(capsys)[0]
+        Run(tmp_path, critic=True).refused(f"ckpt.path is {tmp_path}; none .*: global_step1")
+        assert "global_step1" in lines(capsys)[0]
 
     def test_a_folder_that_is_a_link_is_not_followed(self, run, tmp_path):
         run.save("global_step1")
         (run.path / "_adapt").rename(tmp_path / "elsewhere")
         (run.path / "_adapt").symlink_to(tmp_path / "elsewhere")
-        before = run.tree()
-        with pytest.raises(ConfigError) as error:
-            run.start()
-        assert str(error.value).startswith(f"ckpt.path is {run.path}; {run.path / '_adapt'} is a symbolic link")
-        assert run.tree() == before
+        run.refused(f"ckpt.path is {run.path}; {run.path / '_adapt'} ")
 
 
 class TestOtherRanks:
@@ -244,30 +226,22 @@ class TestOtherRanks:
 
     def test_are_refused_with_the_command_that_converts(self, run):
         run.save("global_step4")
+        says = r"actor\.num_nodes x actor\.num_gpus_per_node is 3, and 2 actor ranks .* global_step4"
         for universal in (False, True):
-            before = run.tree()
-            with pytest.raises(ConfigError) as error:
-                run.start(actors=3, universal=universal)
-            assert str(error.value) == (
-                "actor.num_nodes x actor.num_gpus_per_node is 3, and 2 actor ranks wrote the checkpoint global_step4, "
-                f"which has a part for each of them; convert it with `bapo-openrlhf universal {run.path}`, then add "
-                "--ds.use_universal_ckpt, or give the old number"
+            run.refused(
+                rf"{says}.*`bapo-openrlhf universal {run.path}`.*--ds\.use_universal_ckpt",
+                actors=3,
+                universal=universal,
             )
-            assert run.tree() == before
+        run.convert("global_step4")
+        run.refused(rf"{says}(?!.*bapo-openrlhf).*--ds\.use_universal_ckpt", actors=3)
 
     def test_of_the_critic(self, run):
         run.save("global_step4")
         if run.critic:
-            with pytest.raises(ConfigError, match=r"critic\.num_gpus_per_node is 1, and 2 critic ranks wrote the"):
-                run.start(critics=1)
+            run.refused(r"critic\.num_nodes x critic\.num_gpus_per_node is 1, and 2 critic ranks", critics=1)
         else:
             assert run.start(critics=1).tag == "global_step4"
-
-    def test_after_the_conversion_the_flag_is_named(self, run):
-        run.save("global_step4")
-        run.convert("global_step4")
-        with pytest.raises(ConfigError, match=r"has a part for each of them; add --ds\.use_universal_ckpt, or give"):
-            run.start(actors=1)
 
     @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
     def test_resume_what_was_converted(self, run, ranks, capsys):
@@ -285,10 +259,7 @@ class TestOtherRanks:
         run.save("global_step4")
         args = run.start(universal=True)
         assert (args.tag, args.ds.use_universal_ckpt) == ("global_step4", False)
-        assert lines(capsys)[0] == (
-            "global_step4 is not universal, and these ranks need not have it so: --ds.use_universal_ckpt has no effect"
-        )
-        assert not list(run.path.glob("*/latest_universal"))
+        assert lines(capsys)[0].startswith("global_step4 ") and not list(run.path.glob("*/latest_universal"))
 
     def test_without_the_flag_it_is_loaded_as_it_was_saved(self, run):
         run.save("global_step4")
@@ -301,14 +272,7 @@ class TestForeign:
 
     def test_are_refused(self, run, capsys):
         run.write_models("global_step3")
-        before = run.tree()
-        with pytest.raises(ConfigError) as error:
-            run.start()
-        assert str(error.value) == (
-            f"ckpt.path is {run.path}; its checkpoints were written without batch adaptation, "
-            "and have no buffers to resume with"
-        )
-        assert run.tree() == before
+        run.refused(f"ckpt.path is {run.path}; .* without batch adaptation")
 
     def test_are_no_hindrance_beside_one_that_is_whole(self, run):
         run.save("global_step1")
@@ -357,24 +321,10 @@ class TestPlain:
     def test_one_that_is_not_there_is_named(self, run):
         run.write_models("global_step3")
         shutil.rmtree(run.path / "_actor" / "global_step3")
-        says = rf"^ckpt.path is {run.path}; {run.path}/_actor/global_step3 is not there, although a file `latest` names"
-        with pytest.raises(ConfigError, match=says):
-            run.start(adapted=False)
+        run.refused(f"ckpt.path is {run.path}; {run.path}/_actor/global_step3 ", adapted=False)
 
 
 class TestNewRun:
-    def test_is_not_mixed_with_an_older_one(self, run, capsys):
-        """A resume of the new run would continue from global_step10 of the older run."""
-        run.save("global_step9", "global_step10")
-        before = run.tree()
-        with pytest.raises(ConfigError) as error:
-            run.start(load=False)
-        assert str(error.value) == (
-            f"ckpt.path is {run.path}, which has checkpoints of an earlier run (newest: global_step10); continue "
-            "from there with --ckpt.load_enable, or give another --ckpt.path, or delete them"
-        )
-        assert run.tree() == before and lines(capsys) == []
-
     @pytest.mark.parametrize("there", [False, True])
     def test_starts_where_there_is_none(self, run, capsys, there):
         if there:

@@ -263,7 +263,6 @@ VARIANTS = (
     "critic.save_value_network data.disable_fast_tokenizer reward.normalize_enable",
     "ds.use_liger_kernel ds.packing_samples ds.attn_implementation=flash_attention_2",
     "actor.freeze_visual_encoder ds.experts_implementation=eager ds.load_in_4bit",
-    "actor.optim=muon actor.muon.lr=0.01 critic.optim=muon critic.muon.momentum=0.8",
     "critic.model_name_or_path=model ckpt.save_hf ckpt.disable_ds",
 )
 

@@ -11,7 +11,7 @@ import yaml
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.rules import check_combinations
+from bapo_openrlhf.flags.conflicts import check_combinations
 from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench.smoke import model, reduce, reward
 

@@ -9,8 +9,8 @@ from threading import Thread
 import pytest
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import reward_server
-from bapo_openrlhf.launch.reward_server import check_reward_servers
+from bapo_openrlhf.launch import rewards
+from bapo_openrlhf.launch.rewards import check_reward_servers
 
 PROBLEM = ("1+1=", "2")
 GOOD = json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {"length": [3]}})
@@ -88,7 +88,7 @@ def test_an_address_of_no_use_is_an_error(endpoint):
 
 
 def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
-    monkeypatch.setattr(reward_server, "SECONDS", 3.0)
+    monkeypatch.setattr(rewards, "SECONDS", 3.0)
     refuses = "http://127.0.0.1:9/get_reward"  # nothing listens at this port
     loads, slow, good = serve(status=503), serve(seconds=60), serve()
     warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM, send_responses=False)
