@@ -117,7 +117,6 @@ class Generates(OfEngine):
     """Whether vLLM takes a model as an engine's."""
 
     def answer(self) -> list[str]:
-        """Nothing."""
         from vllm.config import ModelConfig
         from vllm.platforms import current_platform
 
@@ -178,7 +177,6 @@ class Scheduled:
         return f"{self.model}.lr_scheduler is {self.kind}"
 
     def answer(self) -> list[str]:
-        """Nothing."""
         step = 0
         try:
             rate_in = self._schedule()

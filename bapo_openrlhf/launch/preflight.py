@@ -74,7 +74,7 @@ def check_inputs(
     method = args.adapt.make_method(arithmetic, args.train.seed) if args.adapt.enabled else None
     check_combinations(args, method=method)
     with Questions() as questions:
-        warnings = _check_models(args, questions, weights=weights, ahead=ahead)
+        warnings += _check_models(args, questions, weights=weights, ahead=ahead)
         data_check = _check_data(args, ahead=ahead) if data else Data(None, None, [])
         warnings += data_check.warnings
         prompts = elsewhere if data_check.prompts is None else data_check.prompts

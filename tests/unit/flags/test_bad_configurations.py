@@ -27,7 +27,7 @@ from bapo_openrlhf.flags.conflicts import COMBINATIONS
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
 from bapo_openrlhf.flags.rule import Flags
-from bapo_openrlhf.methods.registry import method_class
+from bapo_openrlhf.methods.registry import METHODS, method_class, takes
 
 pytestmark = pytest.mark.usefixtures("without_models")
 
@@ -541,6 +541,12 @@ class TestTable:
                 check_ranges(flags, VALUES)
                 broken |= {id(rule) for rule in RULES if rule.message(flags) is not None}
         assert [rule.flag for rule in RULES if id(rule) not in broken] == []
+
+    def test_a_flag_that_methods_take_says_so(self):
+        """Batch adaptation itself reads eps too."""
+        flags = config.AdaptConfig.__dataclass_fields__
+        taken = {name for name in flags for method in METHODS if takes(method_class(method), name)} - {"eps"}
+        assert taken == {name for name, item in flags.items() if item.metadata["of_method"]}
 
     def test_every_number_has_a_range(self):
         ours = {f"{prefix}.{item}" for prefix, kind in config.GROUPS.items() for item in kind.__dataclass_fields__}

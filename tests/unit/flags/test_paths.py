@@ -118,8 +118,9 @@ class TestAbsolute:
         with pytest.raises(ConfigError) as error:
             check_read(names)
         given = "./rows@part" if flag in DATA else "./rows"
-        start = f"{flag} is {given}; its absolute path {tmp_path}/{folder}/rows has {mark!r}, at which OpenRLHF splits"
-        assert str(error.value).startswith(start)
+        assert str(error.value).startswith(
+            f"{flag} is {given}; its absolute path {tmp_path}/{folder}/rows has {mark!r}"
+        )
 
     @pytest.mark.parametrize("name", ["br[1].jsonl", "what?.jsonl", "all*.jsonl"])
     def test_that_datasets_would_take_for_a_pattern(self, tmp_path, monkeypatch, name):
@@ -163,62 +164,43 @@ class TestFolders:
             check_written(written(tmp_path, **{name: place}))
         assert sorted(os.listdir(tmp_path)) == ["link", "there"]
 
-    def test_a_file_is_in_the_way(self, tmp_path, name):
+    @pytest.mark.parametrize(
+        ("place", "named"),
+        [
+            ("file", "file"), ("file/below", "file"), ("file/far/below", "file"), ("blocked", "file"), ("loop", LOOP),
+            ("n" * 256, "too long"), pytest.param("/nnnn" * 1000, "too long", id="deep"), ("~no_such/runs", "~no_such"),
+            ("s3://bucket/runs", "s3:"), ("gs://bucket", "gs:"), ("hdfs://host/a", "hdfs:"),
+        ],
+    )  # fmt: skip
+    def test_that_cannot_be_one(self, tmp_path, name, place, named):
+        """The error names the flag, and what is in the way."""
         (tmp_path / "file").write_text("mine")
-        for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "file" / "far" / "below"):
-            says = refusal(written(tmp_path, **{name: place}))
-            assert says == f"{self.flag(name)} is {place}; it must be a folder, and {tmp_path / 'file'} is a file"
-
-    @pytest.mark.parametrize("place", ["s3://bucket/runs", "gs://bucket", "hdfs://host/a"])
-    def test_a_bucket(self, tmp_path, name, place):
-        assert refusal(written(tmp_path, **{name: place})).startswith(f"{self.flag(name)} is {place}; ")
+        for link, to in (("loop", "other"), ("other", "loop"), ("blocked", "file/below")):
+            (tmp_path / link).symlink_to(tmp_path / to)
+        whole = place if "://" in place or place[0] in "/~" else str(tmp_path / place)
+        says = refusal(written(tmp_path, **{name: whole}))
+        assert says.startswith(f"{self.flag(name)} is ")
+        assert (f"{tmp_path / 'file'} is a file" if named == "file" else named) in says
 
     def test_a_name_that_is_not_utf8(self, tmp_path, name):
         (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
         says = refusal(written(tmp_path, **{name: f"{tmp_path}/caf\udce9/runs"}))
         assert says.startswith(f"'{self.flag(name)} is ") and says.isascii()
 
-    def test_links_in_a_circle(self, tmp_path, name):
-        (tmp_path / "link").symlink_to(tmp_path / "other")
-        (tmp_path / "other").symlink_to(tmp_path / "link")
-        says = refusal(written(tmp_path, **{name: tmp_path / "link"}))
-        assert says.startswith(f"{self.flag(name)} is ") and says.endswith("it cannot be a folder: " + LOOP)
-
     def test_a_link_to_a_folder_that_is_not_there_yet(self, tmp_path, name):
         (tmp_path / "link").symlink_to(tmp_path / "none")
-        (tmp_path / "blocked").symlink_to(tmp_path / "file" / "below")
         check_written(written(tmp_path, **{name: tmp_path / "link" / "new"}))
-        (tmp_path / "file").write_text("mine")
-        says = refusal(written(tmp_path, **{name: tmp_path / "blocked"}))
-        assert says.endswith(f"; it must be a folder, and {tmp_path / 'file'} is a file")
-
-    def test_too_long(self, tmp_path, name):
-        for place in (tmp_path / ("n" * 256), Path("/", *["nnnn"] * 1000)):
-            says = refusal(written(tmp_path, **{name: place}))
-            assert says == f"{self.flag(name)} is {place}; it cannot be a folder: File name too long"
-
-    def test_a_user_who_is_not_there(self, tmp_path, name):
-        says = refusal(written(tmp_path, **{name: "~nobody_of_this_name/runs"}))
-        assert says.endswith("/runs; there is no home folder ~nobody_of_this_name")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [(["--run.dir=~nobody_of_this_name/runs"], "run.dir is ~nobody_of_this_name/runs; there is no home folder "),
-     (["--run.dir=file"], "run.dir is file; it must be a folder, and "),
-     (["--ckpt.path=file/below"], "ckpt.path is file/below; it must be a folder, and "),
-     ([f"--run.dir={'n' * 256}"], f"run.dir is {'n' * 256}; it cannot be a folder: File name too long"),
-     ([f"--run.name={'n' * 256}"], "run.name is 'nnnnnnnnnnnnnnnnnnnn'; "),
-     (["--run.dir=link"], "run.dir is link; it cannot be a folder: ")],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["--run.dir=file", "--ckpt.path=file/below", "--run.dir=link"])
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command, words, says):
+def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "link")
-    assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", *words]) == 2
+    assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", words]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {says}") and err.count("\n") == 1
+    assert err.startswith(f"error: {words[2:].replace('=', ' is ')}; ") and err.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == ["file", "link"]
 
 
@@ -226,4 +208,4 @@ def test_the_runs_own_folder_is_a_file(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").write_text("mine")
     says = refusal(written(tmp_path))
-    assert says == f"run.name is first; it must be a folder, and {tmp_path / 'runs' / 'first'} is a file"
+    assert says.startswith("run.name is first; ") and f"{tmp_path / 'runs' / 'first'} is a file" in says

@@ -110,6 +110,11 @@ def test_labels_are_tried_with_the_reward_function_of_a_task(run):
     assert run.check(data__prompt_dataset=rows).prompts == 8  # a user's own
 
 
+def test_what_the_machine_lacks_is_said(run, monkeypatch):
+    monkeypatch.setattr(preflight, "warnings_of_machine", lambda: ["nvcc is 12.4"])
+    assert run.check().warnings == ("nvcc is 12.4",)
+
+
 def test_max_samples_caps_the_prompts(run):
     rows = run.rows("more.jsonl", 9)
     assert run.check(data__prompt_dataset=rows, data__max_samples=8).prompts == 8
