@@ -77,16 +77,8 @@ def _relates(f: Flags) -> bool:
     return relates and (not f.critic or f["adapt.critic_baseline"] == "group")
 
 
-def _partial(f: Flags) -> bool:
-    return f["adapt.partial_rollout_tokens"] is not None
-
-
 def _gated(f: Flags) -> bool:
     return f.adapted and f["adapt.reuse_gate"] is not None
-
-
-def _skips(f: Flags) -> bool:
-    return bool(f.adapted and f["adapt.skip_zero_advantage"])
 
 
 def _no_penalty(flag: str) -> Rule:
@@ -107,8 +99,8 @@ def _whole_micro_batches(model: str) -> Rule:
 
 _adapter = partial(beside, "ds.lora.rank")
 _probe = partial(beside, "run.gradient_probe")  # needs gradients whole in one process, and no generation ahead
-_in_parts = partial(beside, "adapt.partial_rollout_tokens", when=_partial)
-_adapts = partial(beside, METHOD, when=lambda f: f.adapted)
+_in_parts = partial(beside, "adapt.partial_rollout_tokens")
+_adapts = partial(beside, METHOD)
 _filtering = partial(beside, FILTERING, when=lambda f: f.adapted and f[FILTERING])
 WITH_FLAGS = [
     Rule("ds.load_in_4bit", lambda f: f["ds.load_in_4bit"],
@@ -218,7 +210,7 @@ OF_METHODS = [
            "to them", when=lambda f: f.method and f.method.adds_rewards),
 ]  # fmt: skip
 
-_skipping = partial(beside, "adapt.skip_zero_advantage", when=_skips)
+_skipping = partial(beside, "adapt.skip_zero_advantage")
 SKIPPING = [
     _skipping(ESTIMATOR, "be one of " + ", ".join(UNWHITENED) + ", because only with them the advantages of equal "
               "rewards are 0", lambda f: f[ESTIMATOR] not in UNWHITENED),

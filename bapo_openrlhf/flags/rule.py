@@ -157,7 +157,8 @@ def beside(
         flag: The other one.
         must: The words after "it must".
         broken: Whether the other flag is not so; without it, whether it has a value.
-        when: Whether the cause is set; without it, whether it has a value.
+        when: Whether the cause is set; without it, whether it has a value that counts.
     """
-    when, broken = when or (lambda f: f[cause]), broken or (lambda f: f[flag])
-    return Rule(flag, lambda f: when(f) and broken(f), "{it}; with " + cause + " {f[" + cause + "]} it must " + must)
+    counts = when or (lambda f: f[cause] and (f.adapted or not cause.startswith("adapt.")))
+    wrong = broken or (lambda f: f[flag])
+    return Rule(flag, lambda f: counts(f) and wrong(f), "{it}; with " + cause + " {f[" + cause + "]} it must " + must)

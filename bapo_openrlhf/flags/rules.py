@@ -86,7 +86,7 @@ GENERATE = "rollout.vllm_generate_batch_size"
 SIZES = [
     beside("algo.advantage.estimator", "rollout.n_samples_per_prompt", "be at least 2", _one_response,
            lambda f: f["algo.advantage.estimator"] in GROUP_ESTIMATORS),
-    beside("adapt.method", "rollout.n_samples_per_prompt", "be at least 2", _one_response, lambda f: f.adapted),
+    beside("adapt.method", "rollout.n_samples_per_prompt", "be at least 2", _one_response),
     beside(FILTERING, "rollout.n_samples_per_prompt", "be at least 2", _one_response),
     Rule("train.batch_size", lambda f: f["train.batch_size"] > f.most_samples,
          "{it}; it must be at most {f.most_samples} = prompts of a batch x rollout.n_samples_per_prompt "

@@ -328,15 +328,6 @@ class TestResume:
             go(2, algorithm="ba_ppo")
         assert "skipped" not in capsys.readouterr().err
 
-    @pytest.mark.parametrize(
-        ("place", "flag"), [("rows.jsonl", "data.prompt_dataset"), ("model/config.json", "actor.model_name_or_path")]
-    )
-    def test_another_content_of_a_file_is_refused(self, go, tmp_path, place, flag):
-        go()
-        (tmp_path / place).write_text("other")
-        with pytest.raises(ConfigError, match=rf" {flag} is (20 rows, )?blake2b (\w+), and was (20 rows, )?blake2b "):
-            go(2)
-
     @pytest.mark.parametrize("adapted", [True, False])
     def test_what_changes_is_said_and_recorded(self, go, tmp_path, capsys, adapted):
         """Each change once, by the first step with it. The record has the values that are in use."""
@@ -601,27 +592,16 @@ PYDANTIC = """ValidationError: 1 error for ModelConfig
     For further information visit https://errors.pydantic.dev/2.14/v/value_error"""
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (RuntimeError("the actor\n  died"), "the actor died"),
-        (
-            RuntimeError('Traceback:\n  File "worker.py", line 3\nValueError: adapt.c1 is 2'),
-            "ValueError: adapt.c1 is 2",
-        ),
-        (
-            RuntimeError('  File "a.py", line 3, in a\n    a(\n     ^\nValueError: two\nlines\n  of it'),
-            "ValueError: two lines of it",
-        ),
-        (
-            RuntimeError('  File "worker.py", line 3\n' + PYDANTIC),
-            "ValidationError: 1 error for ModelConfig Value error, the length (48) is too large.",
-        ),
-        (StopIteration(), "StopIteration"),  # never an empty line
-    ],
-)
+@pytest.mark.parametrize(("error", "says"), [
+    ("the actor\n  died", "the actor died"),
+    ('Traceback:\n  File "worker.py", line 3\nValueError: adapt.c1 is 2', "ValueError: adapt.c1 is 2"),
+    ('  File "a.py", line 3, in a\n    a(\n     ^\nValueError: two\nlines\n  of it', "ValueError: two lines of it"),
+    ('  File "worker.py", line 3\n' + PYDANTIC,
+     "ValidationError: 1 error for ModelConfig Value error, the length (48) is too large."),
+    ("", "RuntimeError"),  # never an empty line
+])  # fmt: skip
 def test_the_line_of_a_workers_error(error, says):
-    assert launch._last_line(error) == says
+    assert launch._last_line(RuntimeError(error)) == says
 
 
 class TestWhoseRecord:
