@@ -48,8 +48,12 @@ def try_method(
     file. A second method loads it, and has to make the same batch in the next step, and hold the same after it.
 
     Args:
+        make: Makes the method.
+        capacity, group_size: B and G, as the method knows them.
         prompts: Prompts of a rollout batch. B without it, and fewer if they have more than 256 responses.
         prompt: The made-up prompts are this one, followed by a number of spaces.
+        reward_range: The least and the greatest reward of the task.
+        steps: How many steps.
 
     Returns:
         The batches of all steps, before groups leave them.
