@@ -157,18 +157,12 @@ def test_what_a_killed_conversion_left_is_removed(store, converter, capsys):
     assert not (store.path / "_universal").exists() and len(tree(store.path)) == len(before) + 4
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--ds.zero_stage=0"], "ds.zero_stage is 0; with ds.use_universal_ckpt it must be in [1, 3], because "),
-    ],
-)
-def test_what_deepspeed_cannot_convert(store, converter, capsys, words, says):
-    write_settings(store, *words)
+def test_what_deepspeed_cannot_convert(store, converter, capsys):
+    write_settings(store, "--ds.zero_stage=0")
     before = tree(store.path)
     status, _, err = run(store, capsys)
-    assert status == 2 and err.startswith(f"error: {says}") and err.count("\n") == 1
-    assert tree(store.path) == before and not converter.asked
+    assert status == 2 and err.startswith("error: ds.zero_stage is 0; with ds.use_universal_ckpt ")
+    assert err.count("\n") == 1 and tree(store.path) == before and not converter.asked
 
 
 def test_a_checkpoint_without_parts(store, converter, capsys):
