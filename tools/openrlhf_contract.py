@@ -38,6 +38,7 @@ REBOUND = {
     "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
 }
 
+GENERATOR = "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator"
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
 # Functions that are called, or whose private attributes are used, although they are not a public interface.
@@ -61,6 +62,10 @@ CALLED = {
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key": "the trainer calls it",
     "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "training/worker/log_probs.py calls it",
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/worker/log_probs.py calls it",
+    f"{GENERATOR}._process_response_into_experience": "training/trainer/samples.py calls it",
+    f"{GENERATOR}._generate_vllm": "training/trainer/ask.py does its work",
+    f"{GENERATOR}.generate_samples": "training/trainer/generator.py does its work",
+    f"{GENERATOR}.generate_eval_samples": "training/trainer/generator.py does its work",
     f"{MAKER}.make_experience": "training/trainer/experience.py does its work",
     f"{MAKER}.split_rollout_samples": "training/trainer/dealing.py does its work",
     f"{MAKER}.compute_advantages_and_returns": "training/trainer/advantages.py does its work",
@@ -110,10 +115,9 @@ ADDED_TO = {
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer.init_checkpoint_states",
     "openrlhf.trainer.ppo_trainer:PPOTrainer.evaluate",
-    "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker.__init__",
     "openrlhf.trainer.ppo_utils.replay_buffer:NaiveReplayBuffer.__init__",
-    "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator.__init__",
-    "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator._process_response_into_experience",
+    f"{GENERATOR}.__init__",
+    f"{GENERATOR}._process_response_into_experience",
     "openrlhf.trainer.ray.launcher:BaseModelActor._setup_distributed",
     "openrlhf.trainer.ray.launcher:BaseModelActor.execute_batch",
     "openrlhf.trainer.ray.launcher:RewardModelActor.init_model_from_pretrained",

@@ -179,7 +179,7 @@ class Trainer:
         from openrlhf.trainer.ray import launcher
 
         from bapo_openrlhf.training.trainer import dealing
-        from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker
+        from bapo_openrlhf.training.trainer.experience import ExperienceMaker
         from bapo_openrlhf.training.trainer.recorder import StepRecorder
 
         self.name, self.groups, self.step, self.clock = name, groups, 0, Clock()
@@ -191,10 +191,9 @@ class Trainer:
         )
         models = [ranks_that_answer(dealing.DealtActorGroup, ranks, self.clock, rng) for _ in range(3)]
         self.actor, self.critic = models[0], models[1] if CRITIC[name] else None
-        self.maker = AdaptedExperienceMaker(
-            self.actor, self.critic, None, models[2] if CRITIC[name] else None,
-            SimpleNamespace(value=0.01 * CRITIC[name]), SimpleNamespace(args=arguments(name, micro)),
-            SimpleNamespace(pad_token_id=0), reference="reference",
+        self.maker = ExperienceMaker(
+            arguments(name, micro), self.actor, self.critic, models[2] if CRITIC[name] else None,
+            kl_ctl=SimpleNamespace(value=0.01 * CRITIC[name]), pad=0, reference_name="reference",
         )  # fmt: skip
         config = AdaptConfig(method="bapo", rollout_delay=DELAY, reevaluate_every=DELAY)
         arithmetic = BatchArithmetic(SIZE, groups, groups, groups * SIZE, {"actor": ranks}, micro)

@@ -10,10 +10,8 @@ import ray
 import stages
 
 from bapo_openrlhf.training.trainer import trainer
-from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker
-from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker
+from bapo_openrlhf.training.trainer.generator import Generator
 
 NOTED = (
     "sequences", "attention_mask", "action_mask", "action_log_probs", "rollout_log_probs", "base_action_log_probs",
@@ -21,35 +19,20 @@ NOTED = (
 )  # fmt: skip
 
 
-class Noting:
+class ProbeGenerator(Generator):
     """Notes the engines' weights at each generation, and the step for which it is."""
 
-    def _generate_rollout(self, draft, **kwargs):
-        self.note("fresh", draft.step)
-        return super()._generate_rollout(draft, **kwargs)
+    def make(self, rollout, generation):
+        self.note("fresh", rollout.step)
+        super().make(rollout, generation)
 
-    def reevaluate(self, prompts, **kwargs):
-        self.note("reevaluated", self.state.step)
-        return super().reevaluate(prompts, **kwargs)
-
-
-class ProbeGenerator(Noting, AdaptedSamplesGenerator):
-    """The generator of synchronous mode."""
+    def generate(self, kind, prompts, generation):
+        if kind != "evaluation":
+            self.note("reevaluated", self.state.step)
+        return super().generate(kind, prompts, generation)
 
 
-class ProbeAheadGenerator(Noting, AheadSamplesGenerator):
-    """The generator of a run in which generation is ahead."""
-
-
-class ProbePartialGenerator(Noting, PartialSamplesGenerator):
-    """The generator of a run with partial rollouts."""
-
-
-class ProbePartialAheadGenerator(Noting, PartialAheadSamplesGenerator):
-    """The generator of a run with partial rollouts ahead of training."""
-
-
-class ProbeMaker(AdaptedExperienceMaker):
+class ProbeMaker(ExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
     def forward(self, batch, *, policies=True):
@@ -73,9 +56,8 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         stages.note_calls()
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])
-        kinds = (ProbeGenerator, ProbeAheadGenerator, ProbePartialGenerator, ProbePartialAheadGenerator)
-        (kind,) = (kind for kind in kinds if kind.__mro__[2] is type(self.samples_generator))
-        self.samples_generator.__class__ = kind
+        self.samples_generator.__class__ = ProbeGenerator
+        self.samples_generator.rollouts.make = self.samples_generator.make
         self.samples_generator.note = self.note
         self.experience_maker.__class__ = ProbeMaker
         self.experience_maker.note_experience = self.note_experience

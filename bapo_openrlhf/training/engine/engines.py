@@ -181,11 +181,11 @@ class RolloutEngine(Engine):
     @extends(Engine)
     async def generate_responses(
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, images: Any = None,
-        seed: int | None = None, number: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
+        seed: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
 
-        The responses also have the `number` of the request. The tokenizer is the one that `set_up` took.
+        The responses also have the images of the request. The tokenizer is the one that `set_up` took.
         """
         tokenizer = self.tokenizer or hf_tokenizer
         seen = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
@@ -200,8 +200,7 @@ class RolloutEngine(Engine):
                 seeded.seed = request_seed(seed, sample)
                 tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
             responses = [response for group in await asyncio.gather(*tasks) for response in group]
-        asked = {"number": number, "images": images}
-        return [self._versioned(response, first) | asked for response in responses]
+        return [self._versioned(response, first) | {"images": images} for response in responses]
 
     def _versioned(self, response: dict[str, Any], first: int | None) -> dict[str, Any]:
         """A response that began with weights of version `first`, with its versions. OpenRLHF puts them in `info`."""
@@ -225,7 +224,7 @@ class RolloutEngine(Engine):
 
     async def _group(
         self, prompt: str, label: Any, images: Any, sampling_params: Any, max_length: int, num_samples: int,
-        seed: int | None = None, number: int | None = None, **part: Any,
+        seed: int | None = None, **part: Any,
     ) -> PackedGroup:  # fmt: skip
         """The responses to one prompt. The arguments are those of `generate_responses`, and of `GroupTurn` in `part`.
 
@@ -246,7 +245,7 @@ class RolloutEngine(Engine):
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
         given = len(turn.context) - len(encoded.tokens)
-        shared |= {"number": number, **({PREFIX: given} if given else {})}
+        shared |= {PREFIX: given} if given else {}
         return PackedGroup.of(shared, turn.context, await asyncio.gather(*map(made, range(num_samples))))
 
     @extends(Engine)

@@ -1,6 +1,7 @@
 """What becomes of the groups of a step, and the metrics that say so."""
 
 from collections.abc import Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,8 @@ from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.experience import BatchExperience
 from bapo_openrlhf.training.trainer.generated import GeneratedStep, rewards_of
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.trainer.samples import by_request
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 
 
@@ -52,26 +52,24 @@ class StepAccounts:
         self.args, self.state, self.method, self.ledger = args, state, method, ledger
         self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
 
-    def enter(self, rollout: Rollout, fresh: Sequence[Experience], hard: Sequence[Experience]) -> GeneratedStep:
+    def enter(self, rollout: Rollout, hard: Groups) -> GeneratedStep:
         """The groups of a step. From here on each of them counts.
 
         Args:
-            rollout: The rollout of the step, with the samples of hard prompts that it took along.
-            fresh: The samples of its fresh prompts.
+            rollout: The rollout of the step.
             hard: Samples of hard prompts that today's weights generated after it.
 
         Raises:
             RuntimeError: Too many groups cannot be used, or the rewards have no range.
         """
-        state, size = self.state, self.args.rollout.n_samples_per_prompt
+        state = self.state
         if state.reward_range is None:
-            state.reward_range = first_range(fresh)
-        size_of_fresh = size if self.method.first_responses is None else None
+            state.reward_range = first_range(list(chain(*rollout.fresh)))
         generated = GeneratedStep.of(
             [
-                ("fresh", by_request(fresh, size_of_fresh), rollout.weights_version),
-                ("reevaluated", by_request(rollout.hard_samples, size), rollout.weights_version),
-                ("reevaluated", by_request(hard, size), state.step),
+                ("fresh", rollout.fresh, rollout.weights_version),
+                ("reevaluated", rollout.hard, rollout.weights_version),
+                ("reevaluated", hard, state.step),
             ],
             first_uid=state.generated,
             step=state.step,

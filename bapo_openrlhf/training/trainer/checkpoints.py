@@ -23,12 +23,12 @@ from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
+from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RESUMING, RunState
 
-STATE_VERSION = 10
+STATE_VERSION = 11
 logger = init_logger(__name__)
 
 
@@ -55,7 +55,7 @@ class WholeCheckpoints:
         method: Method,
         ledger: Ledger,
         recorder: StepRecorder,
-        generator: AdaptedSamplesGenerator,
+        generator: Generator,
         loader: Any,
         rollout_weights: RolloutWeights,
         workers: Mapping[str, Any],
@@ -110,9 +110,9 @@ class WholeCheckpoints:
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
-            "epoch_done": self.generator.epoch_done,
-            "ahead": self.generator.state_dict() if self.ahead else None,
-            "unfinished": self.generator.unfinished(),
+            "epoch_done": self.loader.epoch_done,
+            "ahead": self.generator.rollouts.state_dict() if self.ahead else None,
+            "unfinished": self.generator.fresh.unfinished(),
             "torch_rng": torch.get_rng_state(),
             "worker_rng": {
                 name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
@@ -148,14 +148,14 @@ class WholeCheckpoints:
         start = {"next_step": saved["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
         ahead = saved["ahead"] or start
         if self.ahead:
-            self.generator.load_state_dict(ahead)
+            self.generator.rollouts.load_state_dict(ahead)
         elif ahead["rollouts"]:
             raise ValueError(
                 f"checkpoint {tag} has {len(ahead['rollouts'])} rollouts that were not trained on yet; resume it "
                 "with --train.async_enable, as it was written"
             )
         else:
-            self.generator.hard_prompts_left = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
+            self.generator.rollouts.hard_prompts_left = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
         self._resume_unfinished(tag, saved["unfinished"])
         self._resume_engines(saved["weights_version"])
         logger.info(f"resumed from {tag}")
@@ -167,7 +167,7 @@ class WholeCheckpoints:
             ValueError: There are some, and partial rollouts are off.
         """
         if self.args.adapt.partial_rollout_tokens is not None:
-            self.generator.take_unfinished(groups)
+            self.generator.fresh.take_unfinished(groups)
         elif groups:
             raise ValueError(
                 f"checkpoint {tag} has {len(groups)} groups with unfinished responses; resume it with "
@@ -197,7 +197,7 @@ class WholeCheckpoints:
         if saved["epoch_done"]:
             torch.set_rng_state(saved["torch_rng"])
         else:
-            self.generator.rng_after_first_draw = saved["torch_rng"]
+            self.loader.rng_after_first_draw = saved["torch_rng"]
         if saved.get("reuse_gate"):
             self._gates("set_gate_state", state=saved["reuse_gate"])
         for name in ("actor", "critic"):

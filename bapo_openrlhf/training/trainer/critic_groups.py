@@ -10,7 +10,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.critic import beside_batch
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience
+from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.recorder import explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
@@ -34,7 +34,7 @@ class CriticGroups:
         waiting: What the critic's next update trains on; nothing if it is the batch that OpenRLHF sends to both models.
     """
 
-    def __init__(self, args: SimpleNamespace, *, state: RunState, maker: AdaptedExperienceMaker, critic: Any) -> None:
+    def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
         self.generated = args.adapt.critic_groups == "generated"
         self.state, self.maker, self.critic = state, maker, critic
         self.waiting: list[Experience] = []

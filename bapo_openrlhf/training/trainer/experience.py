@@ -11,13 +11,13 @@ A batch passes the experience maker in two halves, because the review of the bat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from openrlhf.models.utils import compute_approx_kl
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
@@ -26,7 +26,6 @@ from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.staleness import nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES
-from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs
@@ -112,19 +111,26 @@ class BatchExperience(ForwardPass):
     masked: float | None
 
 
-class AdaptedExperienceMaker(RemoteExperienceMaker):
-    """OpenRLHF's experience maker for a batch of three sources, on any number of ranks.
+class ExperienceMaker:
+    """Makes experience of a batch of three sources, on any number of ranks.
 
     The ranks of every model pass shares that differ by at most one sample (`dealing`), and each response passes the
-    reference model only once (`reference`).
+    reference model only once (`reference_name`).
 
     Args:
-        reference: Name of the reference model, see `ReferenceLogProbs`.
+        args: OpenRLHF's (nested) arguments.
+        actor, critic, reference: OpenRLHF's groups of the models' processes; None if the run has no such model.
+        kl_ctl: OpenRLHF's. It has the coefficient of the KL penalty.
+        pad: Token id of the padding.
+        reference_name: Name of the reference model, see `ReferenceLogProbs`.
     """
 
-    def __init__(self, *args: Any, reference: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.reference = reference
+    def __init__(
+        self, args: SimpleNamespace, actor: Any, critic: Any, reference: Any, *, kl_ctl: Any, pad: int,
+        reference_name: str = "",
+    ) -> None:  # fmt: skip
+        self.args, self.actor, self.critic, self.reference = args, actor, critic, reference
+        self.kl_ctl, self.pad, self.reference_name = kl_ctl, pad, reference_name
 
     @torch.no_grad()
     def forward(self, batch: BatchToTrain, *, policies: bool = True) -> ForwardPass:
@@ -136,7 +142,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         """
         if not batch.origins:
             return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
-        known = ReferenceLogProbs(self.reference, batch.responses)
+        known = ReferenceLogProbs(self.reference_name, batch.responses)
         experiences = self._pass(self._deal(batch.samples), known, policies=policies)
         log_ratios = np.zeros(len(batch.origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
@@ -145,7 +151,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             log_ratios[experience.index] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
                 whole[experience.index] = part
-        kept = known.kept_tokens if policies and self.initial_model_group is not None else 0
+        kept = known.kept_tokens if policies and self.reference is not None else 0
         return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -184,7 +190,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         """
         batch, adapt = BatchToTrain.of(Batch(fresh=list(groups)), since), self.args.adapt
         penalised = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
-        has_kl = penalised and (adapt.kl_target == "behaviour" or self.initial_model_group is not None)
+        has_kl = penalised and (adapt.kl_target == "behaviour" or self.reference is not None)
         corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in batch.origins)
         passed = self.forward(batch, policies=has_kl or corrects)
         sizes = [group.size for group in groups]
@@ -202,10 +208,9 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
         self._set_advantages(experiences, origins, corrections)
         return experiences
 
-    @extends(RemoteExperienceMaker)
-    def make_experience_batch(self, rollout_samples: list[Experience]) -> list[Experience]:
+    def make_experience_batch(self, experience: list[Experience]) -> list[Experience]:
         """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
-        return rollout_samples
+        return experience
 
     def _kept(self, passed: ForwardPass, kept: Sequence[int]) -> tuple[list[SampleOrigin], list[Experience]]:
         """The origins and the experience of the samples at these positions, dealt again if they are not all."""
@@ -242,7 +247,7 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
 
     def _deal(self, samples: list[Experience]) -> DealtBatch:
         cut = partial(forward_parts, self.args)
-        return DealtBatch(samples, self.actor_model_group, cut, self.tokenizer.pad_token_id)
+        return DealtBatch(samples, self.actor, cut, self.pad)
 
     def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs, *, policies: bool = True) -> list[Experience]:
         """Pass a batch through today's models. Returns its forward-pass batches with log-probs, values and KL.
@@ -255,10 +260,10 @@ class AdaptedExperienceMaker(RemoteExperienceMaker):
             known: The log-probs under the reference model. It gets those that were unknown.
             policies: See `forward`.
         """
-        train, reference_model = self.args.train, self.initial_model_group if policies else None
+        train, reference_model = self.args.train, self.reference if policies else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
-        actor = dealt.ask(self.actor_model_group if policies else None, images=True, alone=beside_actor)
-        critic = dealt.ask(self.critic_model_group, alone=train.colocate_all or train.colocate_critic_reward)
+        actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
+        critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)
         reference = dealt.ask(reference_model, known.missing, images=True, alone=beside_actor)
         log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
         known.keep(reference(), dealt.samples)

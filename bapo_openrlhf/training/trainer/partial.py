@@ -7,19 +7,18 @@ then it is in flight.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.samples_generator import _collect_prompt_batch
 
-from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator
 from bapo_openrlhf.training.trainer.ask import Ask
+from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import check_versions
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Draft, Round
-from bapo_openrlhf.training.trainer.samples import by_request, prompt_of
+from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.samples import prompt_of
 from bapo_openrlhf.training.wire.responses import SEGMENTS, STOPPED, Prefix
 
 
@@ -62,10 +61,10 @@ class GroupInFlight:
         """Places of the responses that are not finished."""
         return [place for place, sample in enumerate(self.samples) if STOPPED in sample.info]
 
-    def finished(self, number: int) -> list[Experience]:
-        """Its samples once all are finished: each with its segments, int64 of shape (segments, 2), and a new number."""
+    def finished(self) -> list[Experience]:
+        """Its samples once all are finished: each with its segments, int64 of shape (segments, 2)."""
         for sample, segments in zip(self.samples, self.segments, strict=True):
-            sample.index, sample.info[SEGMENTS] = [number], torch.tensor(segments)
+            sample.info[SEGMENTS] = torch.tensor(segments)
         return self.samples
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,80 +84,68 @@ def prefix_of(sample: Experience) -> Prefix:
     return Prefix(sample.sequences[0][1:][mask].int().numpy(), sample.rollout_log_probs[0][mask].numpy())
 
 
-class PartialSamplesGenerator(AdaptedSamplesGenerator):
-    """The generator of a run with partial rollouts.
+class InParts(OneRound):
+    """A rollout goes on with the responses that have stopped, and begins new ones.
 
     Only responses to fresh prompts stop. Hard prompts are generated again from today's weights, from the beginning to
     the end. As long as no group of a step is complete, the step draws more prompts, and all responses go on with the
     same weights. When the data of an epoch ends, all responses run to their end.
 
     Args:
-        budget: N, tokens of a response in one step.
+        args, method, prompts: As for one round.
+
+    Attributes:
+        groups_in_flight: The groups of which a response may be unfinished.
     """
 
-    def __init__(self, *, budget: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.budget, self.groups_in_flight = budget, list[GroupInFlight]()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.groups_in_flight = list[GroupInFlight]()
 
-    def _generate_fresh(self, dataloader_iter: Any, num_prompts: int, *, draft: Draft, **kwargs: Any) -> Round:
-        """Go on with what has stopped, and begin new responses. The draft gets the samples of the complete groups."""
-        consumed, continued = 0, 0
+    def generate(self, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> None:
+        """Generate until a group is complete. The rollout gets the samples of the groups that are."""
+        continued, complete = 0, list[GroupInFlight]()
         for again in itertools.count():
-            stopped = [(group, place) for group in self.groups_in_flight for place in group.stopped]
-            options = {"stopped": stopped, "kind": f"continued {again}", "draft": draft, **kwargs}
-            drawn, exhausted = self._go_on(dataloader_iter, num_prompts, **options)
-            consumed, continued = consumed + drawn, continued + len(stopped)
+            continued += self._go_on(f"continued {again}", rollout, ask, send_hard)
             complete = [group for group in self.groups_in_flight if not group.stopped]
-            if complete or exhausted:
+            if complete or self.prompts.epoch_done:
                 break
         self.groups_in_flight = [group for group in self.groups_in_flight if group.stopped]
-        draft.samples = [sample for number, group in enumerate(complete) for sample in group.finished(number)]
-        mixed = sum(len(sample.info[SEGMENTS]) > 1 for sample in draft.samples)
-        draft.rollout.numbers |= {
+        rollout.fresh = [group.finished() for group in complete]
+        samples = [sample for group in rollout.fresh for sample in group]
+        rollout.numbers |= {
             "groups/in_flight": len(self.groups_in_flight),
             "responses/continued": continued,
-            "responses/mixed_share": mixed / max(len(draft.samples), 1),
+            "responses/mixed_share": sum(len(one.info[SEGMENTS]) > 1 for one in samples) / max(len(samples), 1),
         }
-        return [], consumed, exhausted
 
-    def _go_on(
-        self,
-        dataloader_iter: Any,
-        num_prompts: int,
-        *,
-        stopped: Sequence[tuple[GroupInFlight, int]],
-        kind: str,
-        ask: Ask,
-        draft: Draft,
-        **kwargs: Any,
-    ) -> tuple[int, bool]:
+    def _go_on(self, kind: str, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> int:
         """Up to N tokens more of each response that has stopped, and of those to the next prompts.
 
+        If the data of the epoch ends here, all responses are finished.
+
         Args:
-            dataloader_iter, num_prompts, kwargs: As in OpenRLHF's `_generate_vllm`.
-            stopped: Groups and the places of their responses that have stopped.
-            kind: Kind of the requests for these responses.
-            ask: What the next prompts are asked for as.
-            draft: The rollout.
+            kind: Kind of the requests for the responses that have stopped.
+            rollout, ask, send_hard: As in `generate`.
 
         Returns:
-            The number of prompts that were drawn, and whether the data has ended. If so, all responses are finished.
+            The number of responses that had stopped.
         """
-        *columns, ended = _collect_prompt_batch(dataloader_iter, num_prompts)
-        limit = {"budget": None if ended else self.budget}
+        prompts, version = self.prompts.draw(self.size), rollout.weights_version
+        rollout.drawn += len(prompts)
+        limit = {"budget": None if self.prompts.epoch_done else self.args.adapt.partial_rollout_tokens}
+        stopped = [(group, place) for group in self.groups_in_flight for place in group.stopped]
         begun = [group.samples[place] for group, place in stopped]
-        again = Ask(kind, draft.step, extras=({"prefix": prefix_of(sample), **limit} for sample in begun))
-        refs = self._send_prompts(list(map(prompt_of, begun)), **kwargs | {"ask": again, "n_samples_per_prompt": 1})
-        options = {"ask": replace(ask, extras=itertools.repeat(limit)), "draft": draft, **kwargs}
-        if not columns[0] and self.groups_in_flight:
-            self._dispatch_prompts_to_vllm([], [], **options)  # the step has no new prompts, and may have hard ones
-        drawn = iter([(None, *([part] for part in row)) for row in zip(*columns, strict=True)])
-        samples, consumed, exhausted = super()._generate_fresh(drawn, num_prompts, **options)
-        version = draft.rollout.weights_version
-        for (group, place), sample in zip(stopped, self._collect(refs, **kwargs), strict=True):
+        extras = ({"prefix": prefix_of(sample), **limit} for sample in begun)
+        refs = ask.send(kind, list(map(prompt_of, begun)), size=1, extras=extras)
+        new = ask.send("fresh", prompts, extras=itertools.repeat(limit))
+        if new or self.groups_in_flight:  # a step without new prompts may have hard ones
+            send_hard()
+        groups = ask.groups([*new, *refs])
+        for (group, place), (sample,) in zip(stopped, groups[len(new) :], strict=True):
             group.put(place, sample, version)
-        self.groups_in_flight += [GroupInFlight.of(members, version) for members in by_request(samples)]
-        return consumed, exhausted
+        self.groups_in_flight += [GroupInFlight.of(samples, version) for samples in groups[: len(new)]]
+        return len(stopped)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """The groups in flight, as plain data and tensors."""
@@ -167,16 +154,3 @@ class PartialSamplesGenerator(AdaptedSamplesGenerator):
     def take_unfinished(self, state: Sequence[dict[str, Any]]) -> None:
         """Go on with groups that another run left in flight."""
         self.groups_in_flight = list(map(GroupInFlight.from_state, state))
-
-
-class PartialAheadSamplesGenerator(PartialSamplesGenerator, AheadSamplesGenerator):
-    """The generator of a run with partial rollouts whose generation is ahead of training.
-
-    A response that stops in a rollout goes on in the next one.
-    """
-
-    @property
-    def in_flight(self) -> int:
-        """Number of groups that were begun and have not reached the trainer yet."""
-        last = [self.rollout, *self.there][-1]
-        return super().in_flight + int(last.numbers.get("groups/in_flight", 0))

@@ -13,8 +13,8 @@ from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.critic_groups import TOKENS
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
+from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout import RecordedSamplesGenerator
 from bapo_openrlhf.training.trainer.samples import in_groups
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
 
@@ -29,7 +29,9 @@ class RecordedPPOTrainer(StoppableTrainer):
         super().__init__(*args, **kwargs)
         self.recorder = StepRecorder.of(self.args, self.tokenizer)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
-        self.samples_generator = RecordedSamplesGenerator.of(self, filtered=self.filtered)
+        shared = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
+        options = {"calls": self.calls, "filtered": self.filtered, "before_samples": self.begin}
+        self.samples_generator = RecordedSamplesGenerator(**{name: getattr(self, name) for name in shared}, **options)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
@@ -48,7 +50,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
-        self.samples_generator.set_up_engines()
+        self.calls.set_up()
         stopped = super().fit(global_step)
         if self.filtered and stopped is None:
             step = self.recorder.step + 1
@@ -67,7 +69,7 @@ class RecordedPPOTrainer(StoppableTrainer):
         if missing and self.experience_maker.reward_model_group is None:
             raise RuntimeError(
                 f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
-                f"one. The log of the rollout engine has each error{self.samples_generator.failed_calls()}"
+                f"one. The log of the rollout engine has each error{self.calls.failed()}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         self.state.step, self.state.phase = next_step, "finishing the step"

@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, tokens_of
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain
+from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker
 from bapo_openrlhf.training.trainer.recorder import explained_variance
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.run_state import RunState
@@ -35,7 +35,7 @@ class CriticPretraining:
         args: SimpleNamespace,
         *,
         state: RunState,
-        maker: AdaptedExperienceMaker,
+        maker: ExperienceMaker,
         reviewer: Reviewer,
         critic: Any,
         train: Callable[[int], dict[str, Any]],

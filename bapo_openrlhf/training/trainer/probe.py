@@ -21,18 +21,17 @@ from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
 from bapo_openrlhf.training.trainer.experience import (
-    AdaptedExperienceMaker,
     BatchExperience,
     BatchToTrain,
+    ExperienceMaker,
     SampleOrigin,
     row_of,
 )
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
+from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.trainer.samples import by_request
 
 # Groups. In a model of 2M parameters, the cosine of the halves was 0.00 with 64 groups, and 0.09 with 512.
 REFERENCE = 512
@@ -59,10 +58,10 @@ class GradientProbe:
         *,
         state: RunState,
         recorder: StepRecorder,
-        generator: AdaptedSamplesGenerator,
+        generator: Generator,
         generate_kwargs: Mapping[str, Any],
         rollout_weights: RolloutWeights,
-        maker: AdaptedExperienceMaker,
+        maker: ExperienceMaker,
         data: Any,
         actor: Any,
     ) -> None:
@@ -111,10 +110,8 @@ class GradientProbe:
         places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
         prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
         with self.rollout_weights.synced_to(step, next_rollout=step + 1):
-            samples = self.generator.reevaluate(prompts, kind="probe", **self.generate_kwargs)
-        generated = GeneratedStep.of(
-            [("fresh", by_request(samples, self.args.rollout.n_samples_per_prompt), step)], first_uid=0, step=step
-        )
+            groups = self.generator.generate("probe", prompts, self.generate_kwargs)
+        generated = GeneratedStep.of([("fresh", groups, step)], first_uid=0, step=step)
         to_train = BatchToTrain.of(Batch(fresh=generated.fresh), step)
         reference = self.maker.finish(self.maker.forward(to_train), range(len(to_train.origins)))
         return rows_by(reference, lambda origin: origin.group.uid % 2)

@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrlhf.trainer.ppo_utils.experience import Experience
-
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, Rollout
+from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
 
@@ -30,7 +29,7 @@ class Reevaluation:
         *,
         state: RunState,
         method: Method,
-        generator: AdaptedSamplesGenerator,
+        generator: Generator,
         rollout_weights: RolloutWeights,
         generate_kwargs: Mapping[str, Any],
         ahead: int,
@@ -49,12 +48,12 @@ class Reevaluation:
         prompts = self.method.begin_step(self.state.step)
         return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])
 
-    def generate(self, prompts: Sequence[Prompt]) -> tuple[list[Experience], dict[str, float]]:
-        """Samples of these prompts from today's weights, and the time that they took. No prompts take none."""
+    def generate(self, prompts: Sequence[Prompt]) -> tuple[Groups, dict[str, float]]:
+        """Groups of these prompts from today's weights, and the time that they took. No prompts take none."""
         if not prompts:
             return [], {}
         self.state.phase, start = "generating hard prompts again", time.perf_counter()
         next_rollout = self.state.step if self.ahead else self.state.step + 1
         with self.rollout_weights.synced_to(self.state.step, next_rollout=next_rollout):
-            samples = self.generator.reevaluate(prompts, **self.generate_kwargs)
-        return samples, {"timing/reevaluation": time.perf_counter() - start}
+            groups = self.generator.generate("reevaluated", prompts, self.generate_kwargs)
+        return groups, {"timing/reevaluation": time.perf_counter() - start}

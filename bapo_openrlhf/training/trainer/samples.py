@@ -1,6 +1,5 @@
 """Groups to and from OpenRLHF's samples. A sample is an `Experience` of one response; those of a group are in a row."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.rewards import UNIT, Range
@@ -37,6 +37,25 @@ def reward_of(value: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
     return numbers[0] if len(numbers) == 1 and math.isfinite(numbers[0]) else None
+
+
+def generated_sample(response: dict[str, Any], **generation: Any) -> Experience:
+    """A response of an engine as OpenRLHF's generator makes a sample of it.
+
+    A reward that is not a finite number becomes None.
+
+    Args:
+        response: What an engine says of it.
+        generation: OpenRLHF's arguments of the generation, of which it reads the largest length.
+    """
+    reward, score = reward_of(response.get("reward")), reward_of(response.get("scores"))
+    if reward is None or score is None:
+        score = reward  # OpenRLHF does the same if there is no score
+    judged = response | {"reward": reward, "scores": score}
+    sample: Experience = SamplesGenerator._process_response_into_experience(None, judged, **generation)
+    if response.get(PREFIX):
+        sample.info[PREFIX] = torch.tensor([response[PREFIX]])
+    return sample
 
 
 def response_of(sample: Experience) -> Response:
@@ -76,23 +95,6 @@ def in_groups(samples: Sequence[Experience], size: int) -> list[Sequence[Experie
     if len(samples) % size:
         raise ValueError(f"{len(samples)} samples are not whole groups of {size}")
     return [samples[start : start + size] for start in range(0, len(samples), size)]
-
-
-def by_request(samples: Sequence[Experience], size: int | None = None) -> list[Sequence[Experience]]:
-    """The samples of each group, from samples in the order of their requests, whose numbers are in `index`.
-
-    Args:
-        samples: Generated samples.
-        size: Number of responses of each group; None if it may differ.
-
-    Raises:
-        ValueError: A group has another size.
-    """
-    groups = [list(members) for _, members in itertools.groupby(samples, key=lambda sample: sample.index)]
-    for members in groups:
-        if size is not None and len(members) != size:
-            raise ValueError(f"request {members[0].index[0]} has {len(members)} responses; it must have {size}")
-    return groups
 
 
 def groups_of(

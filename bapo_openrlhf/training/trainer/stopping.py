@@ -10,6 +10,7 @@ from openrlhf.trainer.ppo_trainer import PPOTrainer
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.discard import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance
 from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.wire.signals import leave_to_driver
@@ -27,11 +28,12 @@ class StoppableTrainer(Base):
 
     A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
 
-    A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` (as
-    `before_samples`) before the samples of each step.
+    A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` before the samples
+    of each step.
 
     Attributes:
         state: Where the run is.
+        calls: Calls of the rollout engines.
         recorder: Keeps the record. The subclass makes it.
         restored: OpenRLHF's state in the checkpoint that the run goes on from.
     """
@@ -44,6 +46,7 @@ class StoppableTrainer(Base):
         # OpenRLHF does not seed this process, whose random numbers decide the order of the prompts.
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
+        self.calls = EngineCalls(self.vllm_engines, self.args, self.tokenizer)
 
     def place(self) -> tuple[int, str]:
         """The number of the step and the phase."""
@@ -153,7 +156,6 @@ class StoppableTrainer(Base):
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
         """Train. Returns the step after which the run stopped because it was told to; None at its end."""
-        self.samples_generator.before_samples = self.begin
         try:
             super().fit(global_step)
         except StopTraining:

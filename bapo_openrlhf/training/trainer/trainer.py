@@ -25,22 +25,24 @@ from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
-from bapo_openrlhf.training.trainer.ahead import AheadSamplesGenerator, SharedLoader
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, CriticGroups
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchExperience, BatchToTrain
-from bapo_openrlhf.training.trainer.partial import PartialAheadSamplesGenerator, PartialSamplesGenerator
+from bapo_openrlhf.training.trainer.experience import BatchExperience, BatchToTrain, ExperienceMaker
+from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.partial import InParts
 from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
 from bapo_openrlhf.training.trainer.probe import GradientProbe
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
-from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator
+from bapo_openrlhf.training.trainer.refill import Rounds
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator
+from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
@@ -65,19 +67,22 @@ class AdaptedPPOTrainer(StoppableTrainer):
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
         self.ahead = adapt.steps_ahead(self.args.train)
-        self.prompts_dataloader = SharedLoader(self.prompts_dataloader) if self.ahead else self.prompts_dataloader
+        self.prompts_dataloader = TrainingPrompts(self.prompts_dataloader)
         schedule = RolloutSchedule(adapt.rollout_delay)
         options = {"sleep": self.args.vllm.enable_sleep, "queue": RolloutQueue()}
         self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
         self.reward_model = RewardModel(
             self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
         )
-        self.samples_generator = generator_of(self)
-        models = self.actor_model_group, self.critic_model_group, self.reward_model_group, self.reference_model_group
+        self.samples_generator = Generator(
+            self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=self.state,
+            rollout_weights=self.rollout_weights, reward_model=self.reward_model, before_samples=self.begin,
+            ahead=self.ahead > 0,
+        )  # fmt: skip
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
-        self.experience_maker = AdaptedExperienceMaker(
-            *models, self.kl_ctl, self.strategy, self.tokenizer, reference=name
-        )
+        models = self.actor_model_group, self.critic_model_group, self.reference_model_group
+        options = {"kl_ctl": self.kl_ctl, "pad": self.tokenizer.pad_token_id, "reference_name": name}
+        self.experience_maker = ExperienceMaker(self.args, *models, **options)
         self._make_parts()
 
     def _make_parts(self) -> None:
@@ -87,7 +92,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
         self.recorder = StepRecorder.of(args, self.tokenizer)
         unusable = UnusableGroups(
-            max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=generator.failed_calls
+            max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=self.calls.failed
         )
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
@@ -111,21 +116,21 @@ class AdaptedPPOTrainer(StoppableTrainer):
     # ── One step of Algorithm 1 ──
 
     @extends(Base)
-    def train_step(self, rollout_samples: list[Any], global_step: int) -> tuple[dict, int]:
-        """Lines 7 to 19 of Algorithm 1, on the samples that line 6 generated.
+    def train_step(self, rollout_samples: list[Rollout], global_step: int) -> tuple[dict, int]:
+        """Lines 7 to 19 of Algorithm 1, on the rollout that line 6 generated. It is the only one in the list.
 
         Raises:
             ValueError: The method made a batch that is larger than its capacity.
         """
-        state, step, rollout = self.state, self.state.step, self.samples_generator.rollout
+        state, step, (rollout,) = self.state, self.state.step, rollout_samples
         # Lines 12-15: generate hard prompts again with today's weights, unless a rollout takes them along.
         hard_prompts, along = self.reevaluation.prompts(rollout)
         hard, timing = self.reevaluation.generate(hard_prompts)
         if self.ahead:
             # Line 6 of a later step.
-            self.samples_generator.ask(step + self.ahead, along, **self.generate_kwargs)
+            self.samples_generator.rollouts.ask(step + self.ahead, along, self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
-        generated = self.accounts.enter(rollout, rollout_samples, hard)
+        generated = self.accounts.enter(rollout, hard)
         taught = self.pretraining.train(generated.fresh, state.gap)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
@@ -219,7 +224,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         """
         with self.state.named_in_errors():
             self.rollout_weights.set_up(self.args.ds.lora)
-            self.samples_generator.set_up_engines()
+            self.calls.set_up()
             return super().fit(global_step)
 
     @extends(Base)
@@ -302,18 +307,13 @@ def scale_learning_rate(trainer: AdaptedPPOTrainer, experience: BatchExperience)
     return {"importance/learning_rate_factor": factor}
 
 
-def generator_of(trainer: AdaptedPPOTrainer) -> AdaptedSamplesGenerator:
-    """What generates for a trainer: in one round a step, in several, in parts of responses, or ahead of training."""
-    parts = ("method", "state", "rollout_weights", "reward_model")
-    options = {name: getattr(trainer, name) for name in parts}
-    if (budget := trainer.args.adapt.partial_rollout_tokens) is not None:
-        kind = PartialAheadSamplesGenerator if trainer.ahead else PartialSamplesGenerator
-        return kind.of(trainer, **options, budget=budget)
-    if trainer.ahead:
-        return AheadSamplesGenerator.of(trainer, **options)
-    if (between := signal_between(trainer.args)) is None:
-        return AdaptedSamplesGenerator.of(trainer, **options)
-    return RefillingSamplesGenerator.of(trainer, **options, prompts=trainer.arithmetic.rollout_groups, between=between)
+def fresh_of(trainer: AdaptedPPOTrainer) -> OneRound:
+    """How the rollouts of a run ask for fresh prompts: in parts of responses, in several rounds, or once."""
+    options = trainer.args, trainer.method, trainer.prompts_dataloader
+    if trainer.args.adapt.partial_rollout_tokens is not None:
+        return InParts(*options)
+    between = signal_between(trainer.args)
+    return OneRound(*options) if between is None else Rounds(*options, between=between)
 
 
 AdaptedPPOTrainerActor = ray.remote(AdaptedPPOTrainer)

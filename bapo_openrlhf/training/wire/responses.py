@@ -20,7 +20,7 @@ class PackedGroup:
     """The G responses to a prompt as they travel between processes. Iterating over it gives OpenRLHF's responses.
 
     Attributes:
-        shared: What is equal for all responses: prompt, label, images, their tensors, and the number of the request.
+        shared: What is equal for all responses: prompt, label, images, and their tensors.
         responses: For each response, all its other entries.
         prompt_tokens: Token ids of the prompt and of a prefix that is context, int32, shape (P,).
         tokens: Generated token ids of all responses one after the other, int32, shape (T,).

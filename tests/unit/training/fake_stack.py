@@ -163,7 +163,7 @@ class Engine:
         return groups if len(groups) > 1 else groups[0]
 
     def generate_responses(
-        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None, number=None,
+        self, *, prompt, label, sampling_params, max_length, num_samples, images, seed=None,
         budget=None, prefix=None,
     ) -> list[dict]:  # fmt: skip
         self.world.fail_at("generate")
@@ -194,7 +194,6 @@ class Engine:
                     "reward": reward,
                     "scores": reward,
                     "extra_logs": dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {}),
-                    "number": number,
                 }
                 | ({PREFIX: first - 2} if first > 2 else {})
             )
@@ -536,6 +535,12 @@ def by_position(experiences: list) -> dict[int, list]:
 def tokens_of(request: SimpleNamespace) -> int:
     """Generated tokens of a request's four responses, if they do not depend on seeds."""
     return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
+
+
+def groups_in_flight(run: World) -> int:
+    """Number of groups that were begun ahead of training, and have not reached the trainer yet."""
+    generator = run.trainer.samples_generator
+    return generator.rollouts.in_flight(generator.last)
 
 
 def numbers(rows: list[dict]) -> list[dict]:

@@ -19,12 +19,12 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import SCORED, STATES, World, numbers, trained, without_times  # noqa: E402
+from fake_stack import SCORED, STATES, World, groups_in_flight, numbers, trained, without_times  # noqa: E402
 from test_checkpoints import REPEATABLE, resumed  # noqa: E402
 
 from bapo_openrlhf.record.state_file import load_state  # noqa: E402
-from bapo_openrlhf.training.trainer.ahead import SharedLoader  # noqa: E402
 from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
@@ -87,8 +87,8 @@ def test_every_prompt_that_was_generated_for_is_settled_or_in_flight(world, queu
     asked, save = [], run.trainer.save_logs_and_checkpoints
 
     def save_logs_and_checkpoints(step, status, states):
-        run.trainer.samples_generator.queue.wait()
-        asked.append((len(run.requests), run.trainer.samples_generator.in_flight))
+        run.trainer.rollout_weights.queue.wait()
+        asked.append((len(run.requests), groups_in_flight(run)))
         save(step, status, states)
 
     run.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
@@ -211,14 +211,13 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
 
 def test_a_checkpoint_waits_for_rollouts_that_still_read_prompts(world, tmp_path, monkeypatch):
     """Otherwise a resumed run would read these prompts a second time."""
-    drawn = SharedLoader._drawn
+    draw = TrainingPrompts.draw
 
-    def slow(self, batches):
-        for batch in drawn(self, batches):
-            time.sleep(0.02)
-            yield batch
+    def slow(self, count):
+        time.sleep(0.02 * count)
+        return draw(self, count)
 
-    monkeypatch.setattr(SharedLoader, "_drawn", slow)
+    monkeypatch.setattr(TrainingPrompts, "draw", slow)
     words = ahead(1, 4, 0) | REPEATABLE
     run = world(prompts=14, **words)
     run.trainer.fit()
@@ -273,11 +272,11 @@ def test_any_run_with_any_crashes_is_the_run_that_was_never_stopped(
 
 def assert_each_in_flight_is_somewhere(run: World) -> None:
     """The hard prompts in flight are those of the rollouts that exist, and those that the next rollout takes along."""
-    hard, generator = run.trainer.method.hard, run.trainer.samples_generator
-    rollouts = [rollout for _, rollout in (future.result() for future in generator.queue)]
-    left = [*generator.hard_prompts_left, *(prompt for rollout in rollouts for prompt in rollout.hard_prompts_left)]
+    hard, ahead = run.trainer.method.hard, run.trainer.samples_generator.rollouts
+    rollouts = [future.result() for future in ahead.queue]
+    left = [*ahead.hard_prompts_left, *(prompt for rollout in rollouts for prompt in rollout.hard_prompts_left)]
     result = [prompt.text for prompt in left]
-    result += [sample.prompts[0] for rollout in rollouts for sample in rollout.hard_samples]
+    result += [sample.prompts[0] for rollout in rollouts for group in rollout.hard for sample in group]
     assert sorted(set(result)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
 
 
@@ -306,7 +305,7 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
             run.trainer.fit()
         except RuntimeError as error:
             assert "stopped" in str(error)
-        run.trainer.samples_generator.queue.wait()
+        run.trainer.rollout_weights.queue.wait()
         assert_each_in_flight_is_somewhere(run)
         tag = (run.trainer.checkpoints.store.tags() or [None])[0]
         done = int(tag.removeprefix("global_step")) if tag else 0
@@ -361,7 +360,7 @@ def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prom
 
 def in_flight_of(run: World, tag: str) -> int:
     saved = load_state(run.trainer.checkpoints.store.folder(tag))["ahead"]["rollouts"]
-    return sum(rollout["rollout"]["asked"] for rollout in saved)
+    return sum(len(rollout["fresh"]) + len(rollout["hard"]) for rollout in saved)
 
 
 def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
@@ -448,8 +447,8 @@ def test_a_loader_is_asked_for_one_thing_at_a_time():
             done.set()
             return {}
 
-    shared = SharedLoader(Loader())
-    threads = [threading.Thread(target=iter, args=(shared,)), threading.Thread(target=shared.state_dict)]
+    prompts = TrainingPrompts(Loader())
+    threads = [threading.Thread(target=prompts.draw, args=(0,)), threading.Thread(target=prompts.state_dict)]
     threads[0].start()
     assert begun.wait(30)
     threads[1].start()

@@ -44,7 +44,7 @@ from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
     length_of,
     stacked,
 )
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker  # noqa: E402
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
@@ -450,9 +450,7 @@ class TestPacked:
     def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
         experience_maker = maker(ranks, micro=1, kind=DealtActorGroup)
         dealt = experience_maker._deal([sample(number, 4) for number in range(6)])
-        for of, answers in enumerate(
-            asked(dealt, experience_maker.actor_model_group, experience_maker.critic_model_group)
-        ):
+        for of, answers in enumerate(asked(dealt, experience_maker.actor, experience_maker.critic)):
             assert_answered(answers, dealt.batches, of, dict.fromkeys(range(6), 4))
         assert len(puts) == wanted
 
@@ -560,7 +558,7 @@ def maker(
     ring: int = 1,
     tensor: int = 1,
     kind: type = launcher.RayActorGroup,
-) -> AdaptedExperienceMaker:
+) -> ExperienceMaker:
     """An experience maker with actor and critic on so many ranks.
 
     Args:
@@ -574,9 +572,7 @@ def maker(
         algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )
     actor, critic = (model(of, count, ring * tensor, kind) for of, count in enumerate(ranks))
-    return AdaptedExperienceMaker(
-        actor, critic, None, None, None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=PAD)
-    )
+    return ExperienceMaker(args, actor, critic, None, kl_ctl=None, pad=PAD)
 
 
 def first_fit(lengths: list[int], limit: int) -> int:
@@ -635,7 +631,7 @@ class TestExperienceMaker:
         passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
         batches = passed.batches
         assert sorted(number for batch in batches for number in numbers_of(batch)) == sorted(lengths)
-        groups = (experience_maker.actor_model_group, experience_maker.critic_model_group)
+        groups = (experience_maker.actor, experience_maker.critic)
         for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares, limit = dealt(lengths, ranks[of]), tokens * ring * tensor
@@ -674,7 +670,7 @@ class TestExperienceMaker:
         # those of the actor's ranks, one after the other, without fillers; `index` says which samples they are
         parts = [share[at : at + micro] for share in dealt(lengths, ranks[0]) for at in range(0, len(share), micro)]
         assert [numbers_of(batch) for batch in batches] == parts == [batch.index for batch in batches]
-        groups = (experience_maker.actor_model_group, experience_maker.critic_model_group)
+        groups = (experience_maker.actor, experience_maker.critic)
         for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
             assert_answered(answers, batches, of, lengths)
             shares = dealt(lengths, ranks[of])
@@ -698,14 +694,14 @@ class TestExperienceMaker:
         experience_maker = maker((2, 2))
         passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
         heard = (
-            passed.ask(experience_maker.actor_model_group),
-            passed.ask(experience_maker.critic_model_group, [1, 4, 5]),
+            passed.ask(experience_maker.actor),
+            passed.ask(experience_maker.critic, [1, 4, 5]),
         )
         answers, rows = passed.in_batches(heard[0]()), heard[1]()
         assert_answered(answers, passed.batches, 0, lengths)
         # by length: 4, 1, 5. `index` is the position among all samples
         loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]]
-                 for calls in calls_of(experience_maker.critic_model_group)]  # fmt: skip
+                 for calls in calls_of(experience_maker.critic)]  # fmt: skip
         assert loads == [[4, 5], [1]]
         for number in (1, 4, 5):
             wanted = answered(sample(number, lengths[number]).sequences, 1)[0]
@@ -715,8 +711,8 @@ class TestExperienceMaker:
     def test_no_samples_or_no_model_no_call(self):
         experience_maker = maker((1, 1))
         passed = experience_maker._deal([sample(0, 4), sample(1, 5)])
-        assert passed.ask(experience_maker.critic_model_group, [])() == passed.ask(None)() == {}
-        assert calls_of(experience_maker.critic_model_group) == [[]]
+        assert passed.ask(experience_maker.critic, [])() == passed.ask(None)() == {}
+        assert calls_of(experience_maker.critic) == [[]]
         assert passed.in_batches({}) == [None] * len(passed.batches)
 
     def test_nothing_of_the_batch_before_is_used(self):
@@ -724,9 +720,7 @@ class TestExperienceMaker:
         for first in (0, 10):
             passed = experience_maker._deal([sample(number, 4) for number in range(first, first + 10)])
             batches = passed.batches
-            for of, answers in enumerate(
-                asked(passed, experience_maker.actor_model_group, experience_maker.critic_model_group)
-            ):
+            for of, answers in enumerate(asked(passed, experience_maker.actor, experience_maker.critic)):
                 assert_answered(answers, batches, of, lengths)
             assert sorted(number for batch in batches for number in numbers_of(batch)) == list(range(first, first + 10))
 

@@ -25,7 +25,7 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
@@ -79,7 +79,7 @@ def trained(monkeypatch):
             rollout_log_probs=torch.tensor(policies.alpha),
             info={},
         )
-        maker = AdaptedExperienceMaker(None, None, None, None, SimpleNamespace(value=0.0), strategy, None)
+        maker = ExperienceMaker(args, None, None, None, kl_ctl=SimpleNamespace(value=0.0), pad=0)
         maker._deal, maker._pass = lambda samples: None, lambda dealt, known, policies: [experience]
         origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
         experience.advantages = torch.tensor(policies.advantages)

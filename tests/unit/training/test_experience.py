@@ -36,9 +36,9 @@ from bapo_openrlhf.training.trainer import experience as experience_module  # no
 from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages  # noqa: E402
 from bapo_openrlhf.training.trainer.dealing import DealtBatch  # noqa: E402
 from bapo_openrlhf.training.trainer.experience import (  # noqa: E402
-    AdaptedExperienceMaker,
     BatchExperience,
     BatchToTrain,
+    ExperienceMaker,
     SampleOrigin,
     old_log_probs,
     row_of,
@@ -78,7 +78,7 @@ def whole_group(number: int) -> SimpleNamespace:
     return SimpleNamespace(uid=number, relative_to="kept", reward_range=UNIT)
 
 
-class WholeGroups(AdaptedExperienceMaker):
+class WholeGroups(ExperienceMaker):
     """An experience maker that can be asked for the advantages of some samples right away.
 
     Attributes:
@@ -129,12 +129,15 @@ def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0
         for part in parent.split("__"):
             node = getattr(node, part)
         setattr(node, key, value)
-    return WholeGroups(
-        *(group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None, None),  # models
-        SimpleNamespace(value=kl),
-        SimpleNamespace(args=args),
-        SimpleNamespace(pad_token_id=9),
-    )
+    models = group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None
+    return WholeGroups(args, *models, kl_ctl=SimpleNamespace(value=kl), pad=9)
+
+
+def plain_maker(experience_maker: ExperienceMaker, *models) -> RemoteExperienceMaker:
+    """OpenRLHF's maker with the same arguments."""
+    tokenizer = SimpleNamespace(pad_token_id=experience_maker.pad)
+    parts = experience_maker.kl_ctl, SimpleNamespace(args=experience_maker.args), tokenizer
+    return RemoteExperienceMaker(*(models or [None] * 4), *parts)
 
 
 def split(
@@ -269,7 +272,7 @@ class TestGroupAdvantages:
     def test_openrlhfs_own_up_to_the_sample_standard_deviation(self):
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
         ours = by_sample(maker().with_advantages(split(rewards, parts)), "advantages")
-        theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(), split(rewards, parts))
+        theirs = plain_maker(maker()).compute_advantages_and_returns(split(rewards, parts))
         assert set(ours) == set(range(8))
         for sample, values in by_sample(theirs, "advantages").items():
             assert ours[sample] == pytest.approx([value * math.sqrt(4 / 3) for value in values], rel=1e-4)
@@ -278,7 +281,7 @@ class TestGroupAdvantages:
     def test_other_group_estimators_are_openrlhfs(self, estimator):
         rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
         ours = maker(estimator).with_advantages(split(rewards, parts))
-        theirs = RemoteExperienceMaker.compute_advantages_and_returns(maker(estimator), split(rewards, parts))
+        theirs = plain_maker(maker(estimator)).compute_advantages_and_returns(split(rewards, parts))
         ours, theirs = by_sample(ours, "advantages"), by_sample(theirs, "advantages")
         assert all(ours[sample] == pytest.approx(theirs[sample], rel=1e-5, abs=1e-7) for sample in range(8))
 
@@ -338,7 +341,7 @@ class TestGroupsOfAnySize:
         experience_maker.log_ratios = [np.zeros((len(part), MASKS.shape[1])) for part in parts]
         ours = experience_maker.with_advantages(split(rewards, parts, kl=0.5))
         theirs = maker("gae", case=Case(1), **changed)
-        theirs = RemoteExperienceMaker.compute_advantages_and_returns(theirs, split(rewards, parts, kl=0.5))
+        theirs = plain_maker(theirs).compute_advantages_and_returns(split(rewards, parts, kl=0.5))
         for name in ("advantages", "returns"):
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
             assert all(actual[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-6) for sample in actual)
@@ -400,10 +403,7 @@ class TestCritic:
         experience_maker = maker("gae", **changed)
         experience_maker.log_ratios = off_policy(parts)
         ours = experience_maker.with_advantages(split(rewards, parts, kl=1.0))
-        plain = RemoteExperienceMaker(
-            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
-        )
-        theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        theirs = plain_maker(experience_maker).compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
             assert by_sample(ours, name) == by_sample(theirs, name)
 
@@ -501,14 +501,12 @@ def made_by_openrlhf(monkeypatch):
     ]
     asked = []
     monkeypatch.setattr(
-        AdaptedExperienceMaker, "_pass", lambda self, dealt, known, **_: asked.append(dealt.batches) or experiences
+        ExperienceMaker, "_pass", lambda self, dealt, known, **_: asked.append(dealt.batches) or experiences
     )
     return SimpleNamespace(current=current, behaviour=behaviour * MASKS, reference=reference, asked=asked)
 
 
-def whole(
-    experience_maker: AdaptedExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None
-) -> BatchExperience:
+def whole(experience_maker: ExperienceMaker, origins: list[SampleOrigin], samples=(), kept=None) -> BatchExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
 
     def note(experiences, groups, args, *, log_ratios, **_):
@@ -630,9 +628,7 @@ class TestSplit:
         dealt = experience_maker._deal(self.samples(count))
         batches = dealt.batches
         assert sorted(index for batch in batches for index in batch.index) == list(range(count))
-        for group, number in zip(
-            (experience_maker.actor_model_group, experience_maker.critic_model_group), ranks, strict=True
-        ):
+        for group, number in zip((experience_maker.actor, experience_maker.critic), ranks, strict=True):
             loads: list[list[torch.Tensor]] = []
 
             def execute(method, chunk, start, end, loads=loads):
@@ -697,12 +693,11 @@ class TestPass:
         ours, theirs = [], []
         with without_ray():
             experience_maker = maker(**changed)
-            parts = experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
-            experience_maker = AdaptedExperienceMaker(
-                *self.models(ours, reference=reference, critic=critic), *parts, reference="r"
-            )
+            actor, critic_model, _, reference_model = self.models(ours, reference=reference, critic=critic)
+            experience_maker.actor, experience_maker.critic = actor, critic_model
+            experience_maker.reference = reference_model
             dealt = experience_maker._deal(copy.deepcopy(samples))
-            plain = RemoteExperienceMaker(*self.models(theirs, reference=reference, critic=critic), *parts)
+            plain = plain_maker(experience_maker, *self.models(theirs, reference=reference, critic=critic))
             wanted = plain.make_experience(copy.deepcopy(dealt.batches))
             known = ReferenceLogProbs("r", [SimpleNamespace(extras={}) for _ in samples])
             actual = experience_maker._pass(dealt, known)
@@ -779,10 +774,10 @@ def forward(samples: list[Experience]) -> list[Experience]:
     return samples
 
 
-def by_the_models(self: AdaptedExperienceMaker, dealt: DealtBatch, known: object, **_: object) -> list[Experience]:
+def by_the_models(self: ExperienceMaker, dealt: DealtBatch, known: object, **_: object) -> list[Experience]:
     """The same, and actor and critic are asked."""
     batches = forward(dealt.batches)
-    for name, model in {"action_log_probs": self.actor_model_group, "values": self.critic_model_group}.items():
+    for name, model in {"action_log_probs": self.actor, "values": self.critic}.items():
         for batch, actual in zip(batches, dealt.in_batches(dealt.ask(model)()), strict=True):
             setattr(batch, name, actual)
     return batches
@@ -905,14 +900,14 @@ def reviews(draw):
 
 def made_of(
     case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, **changed
-) -> tuple[AdaptedExperienceMaker, BatchExperience]:
+) -> tuple[ExperienceMaker, BatchExperience]:
     """The experience of these samples, with `by_the_models` in the place of the models.
 
     The maker can compute the advantages afterwards.
     """
     experience_maker = maker(case=case, **changed)
     with without_ray() as patch:
-        patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
+        patch.setattr(ExperienceMaker, "_pass", by_the_models)
         experience = whole(experience_maker, origins, copy.deepcopy(samples), kept)
     return experience_maker, experience
 
@@ -979,7 +974,7 @@ class TestReview:
         case = Case(4, (1, 1), 3)
         experience_maker = maker(case=case)
         with without_ray() as patch:
-            patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
+            patch.setattr(ExperienceMaker, "_pass", by_the_models)
             passed = experience_maker.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
         assert sorted(index for batch in passed.experiences for index in batch.index) == list(range(8))
         result = experience_maker.finish(passed, range(8))
@@ -1023,7 +1018,7 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
         experience_maker = maker(case=case, adapt__max_second_moment=bound)
         with without_ray() as patch:
             patch.setattr(experience_module, "set_advantages", from_values)
-            patch.setattr(AdaptedExperienceMaker, "_pass", by_the_models)
+            patch.setattr(ExperienceMaker, "_pass", by_the_models)
             results.append(
                 experience_maker.finish(experience_maker.forward(to_train(copy.deepcopy(samples), origins)), kept)
             )
@@ -1122,10 +1117,7 @@ class TestVtrace:
         experience_maker = maker(**VTRACE, **changed)
         experience_maker.log_ratios = [np.zeros_like(part) for part in off_policy(parts)]
         ours = experience_maker.with_advantages(split(rewards, parts, kl=1.0))
-        plain = RemoteExperienceMaker(
-            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
-        )
-        theirs = plain.compute_advantages_and_returns(split(rewards, parts, kl=1.0))
+        theirs = plain_maker(experience_maker).compute_advantages_and_returns(split(rewards, parts, kl=1.0))
         for name in ("advantages", "returns"):
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
             assert list(actual) == list(wanted)
@@ -1138,10 +1130,9 @@ class TestVtrace:
         experience_maker = maker(**VTRACE)
         experience_maker.log_ratios = off_policy(parts)
         ours = by_sample(experience_maker.with_advantages(split(rewards, parts)), "returns")
-        plain = RemoteExperienceMaker(
-            None, None, None, None, experience_maker.kl_ctl, experience_maker.strategy, experience_maker.tokenizer
+        theirs = by_sample(
+            plain_maker(experience_maker).compute_advantages_and_returns(split(rewards, parts)), "returns"
         )
-        theirs = by_sample(plain.compute_advantages_and_returns(split(rewards, parts)), "returns")
         assert all(ours[sample] != pytest.approx(theirs[sample], abs=1e-3) for sample in theirs)
 
     def test_gae_does_not_look_at_the_ratios(self):
@@ -1158,7 +1149,7 @@ class TestVtrace:
         case = Case(2, (1, 1), 3)
         experience_maker = maker(case=case, **VTRACE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(AdaptedExperienceMaker, "_pass", lambda self, dealt, known, **_: forward(dealt.batches))
+            patch.setattr(ExperienceMaker, "_pass", lambda self, dealt, known, **_: forward(dealt.batches))
             for seed, count in ((1, 8), (2, 4)):
                 samples = [generated(n, seed) for n in range(count)]
                 passed = experience_maker.forward(to_train(copy.deepcopy(samples), origins_of(count)))
@@ -1199,7 +1190,7 @@ class TestTokensOfTheLoss:
             return dealt.batches
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(AdaptedExperienceMaker, "_pass", models)
+            patch.setattr(ExperienceMaker, "_pass", models)
             experience = experience_maker.finish(
                 experience_maker.forward(to_train(samples, origins or origins_of(12))), kept
             )

@@ -122,7 +122,7 @@ class TestReference:
 
     def test_says_which_model_it_is(self, world):
         run = world(**{"algo.kl.init_coef": 0.02, "rollout.temperature": 0.7})
-        assert run.trainer.experience_maker.reference == "model at temperature 0.7"
+        assert run.trainer.experience_maker.reference_name == "model at temperature 0.7"
 
 
 class TestMixedGroups:

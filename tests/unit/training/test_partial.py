@@ -11,7 +11,7 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-from fake_stack import SCORED, STATES  # noqa: E402
+from fake_stack import SCORED, STATES, groups_in_flight  # noqa: E402
 
 from bapo_openrlhf.flags.sizes import run_steps  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
@@ -155,8 +155,8 @@ def test_what_was_begun_is_settled_or_in_flight(world, prompts, queue, delay):
     generator = run.trainer.samples_generator
 
     def save_logs_and_checkpoints(*args):
-        generator.rollout_weights.queue.wait()
-        counts.append((len(begun), generator.in_flight if queue else len(generator.groups_in_flight)))
+        run.trainer.rollout_weights.queue.wait()
+        counts.append((len(begun), groups_in_flight(run) if queue else len(generator.fresh.groups_in_flight)))
         save(*args)
 
     def generate_responses(**request):

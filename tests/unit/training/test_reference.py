@@ -28,7 +28,7 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import AdaptedExperienceMaker, BatchToTrain, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import sample_of  # noqa: E402
 
 PROMPT = Prompt("prompt", "label")
@@ -131,15 +131,12 @@ def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, 
     )
 
 
-def maker(models: Models, args: SimpleNamespace, **changed) -> AdaptedExperienceMaker:
-    groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
-    others = (None, SimpleNamespace(args=args), SimpleNamespace(pad_token_id=9))
-    return AdaptedExperienceMaker(*groups, *others, **{"reference": "one", **changed})
+def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
+    groups = [models.groups.get(name) for name in ("actor", "critic", "reference")]
+    return ExperienceMaker(args, *groups, **{"kl_ctl": None, "pad": 9, "reference_name": "one"} | changed)
 
 
-def make(
-    experience_maker: AdaptedExperienceMaker, responses: list[Response], *, known: int | None = None
-) -> list[Experience]:
+def make(experience_maker: ExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
     """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
     origins = [SampleOrigin("fresh", True, None)] * len(responses)
     samples = [sample_of(PROMPT, response) for response in responses]
@@ -148,13 +145,12 @@ def make(
     return passed.experiences
 
 
-def openrlhfs(
-    experience_maker: AdaptedExperienceMaker, ranks: dict[str, int], responses: list[Response]
-) -> list[Experience]:
+def openrlhfs(experience_maker: ExperienceMaker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
     """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
     models = Models(dict.fromkeys(ranks, 1), experience_maker.args.ds.ring_attn_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
-    plain = RemoteExperienceMaker(*groups, None, experience_maker.strategy, experience_maker.tokenizer)
+    parts = (None, SimpleNamespace(args=experience_maker.args), SimpleNamespace(pad_token_id=9))
+    plain = RemoteExperienceMaker(*groups, *parts)
     samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
     return plain.make_experience(list(experience_maker._deal(samples).batches))
 
@@ -318,7 +314,7 @@ class TestKept:
         before = make(experience_maker, responses)
         for rank in models.of("reference"):
             rank.of += 0.25
-        experience_maker.reference = "another"
+        experience_maker.reference_name = "another"
         models.forget()
         after = make(experience_maker, responses, known=0)
         assert sorted(models.seen) == [0, 1, 2, 3]

@@ -18,13 +18,13 @@ import ray  # noqa: E402
 from fake_stack import DYNAMIC, STATES, digest  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_rollout import SEED, Clock, Engine, arguments, hard, parts, rows, texts  # noqa: E402
+from test_rollout import SEED, Clock, Engine, arguments, generator_of, hard, rows, texts  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record import metrics  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
 from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
-from bapo_openrlhf.training.trainer.refill import RefillingSamplesGenerator  # noqa: E402
+from bapo_openrlhf.training.trainer.refill import Rounds  # noqa: E402
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
 
@@ -45,16 +45,10 @@ def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **met
         "begin_step": lambda step: begun.append(step) or with_fresh,
         "wanted": lambda step, prompts: wanted[step % len(wanted)],
     }
-    generator = RefillingSamplesGenerator(
-        strategy=SimpleNamespace(args=args),
-        prompts_dataloader=rows(*map(str, range(len(data)))),
-        eval_dataloader=rows("0", "1"),
-        tokenizer="the tokenizer",
-        vllm_engines=[Engine(calls, lambda prompt, sample: data[int(prompt)][sample] if prompt.isdigit() else 1.0)],
-        prompts=batch,
-        between=(Fraction(-1), Fraction(2)),
-        **parts(clock, **method),
-    )
+    engines = [Engine(calls, lambda prompt, sample: data[int(prompt)][sample] if prompt.isdigit() else 1.0)]
+    options = {"method": method, "between": (Fraction(-1), Fraction(2))}
+    prompts = rows(*map(str, range(len(data))))
+    generator = generator_of(Rounds, args, prompts, rows("0", "1"), engines, clock, **options)
     return SimpleNamespace(generator=generator, calls=calls, clock=clock, begun=begun)
 
 
@@ -88,11 +82,12 @@ class TestRounds:
                 run.calls.clear()
                 step = run.clock.step
                 prompts, rounds, informative, ended = by_hand(data, start, batch, wanted[step % len(wanted)])
-                samples, rate, drawn, exhausted = run.generator.generate_samples()
+                rollouts, rate, drawn, exhausted = run.generator.generate_samples()
+                fresh = [group for rollout in rollouts for group in rollout.fresh]
                 assert (drawn, exhausted, start + drawn) == (len(prompts), ended, prompts.stop)
-                assert texts(samples) == [str(place) for place in prompts for _ in range(2)]
+                assert texts(fresh) == [str(place) for place in prompts for _ in range(2)]
                 assert rate == (200 * informative / len(prompts) if prompts else None)
-                assert run.generator.rollout.exhausted == ended
+                assert run.generator.exhausted == ended
                 numbers = run.generator.metrics()
                 assert numbers["prompts/rounds"] == rounds
                 assert numbers["groups/wanted"] == wanted[step % len(wanted)]
@@ -101,7 +96,7 @@ class TestRounds:
                 assert seeds == again | {
                     str(place): prompt_seed(SEED, step, "fresh", number) for number, place in enumerate(prompts)
                 }
-                assert texts(run.generator.rollout.hard_samples) == ["h", "h"] * bool(prompts)
+                assert [texts(rollout.hard) for rollout in rollouts] == [["h", "h"]] * bool(prompts)
                 assert [call.method for call in run.calls if call.method != "generate"] == ["wake_up", "sleep"]
                 start, run.clock.step = prompts.stop, step + 1
         asked = Counter(run.begun)
@@ -111,11 +106,12 @@ class TestRounds:
         data = [(0.0, 0.0)] * 20
         choose = lambda step, prompts, count: range(1, 1 + count)  # noqa: E731
         run = refilling(data, batch=2, wanted=[9], candidates=2, choose_prompts=choose)
-        samples, _, drawn, _ = run.generator.generate_samples()
-        assert texts(samples)[::2] == ["1", "2", "5", "6", "9", "10", "13", "14"]  # of 4 at a time
+        (rollout,), _, drawn, _ = run.generator.generate_samples()
+        assert texts(rollout.fresh)[::2] == ["1", "2", "5", "6", "9", "10", "13", "14"]  # of 4 at a time
         assert drawn == 16 and run.generator.metrics()["prompts/passed_over"] == 8
         run.clock.step += 1
-        assert run.generator.generate_samples()[2:] == (4, True)  # 4 are left, and the next round finds none
+        (rollout,), *_, drawn, ended = run.generator.generate_samples()
+        assert (drawn, ended) == (4, True)  # 4 are left, and the next round finds none
         assert run.generator.metrics()["prompts/passed_over"] == 2
 
     def test_are_whole_before_the_next_one_if_responses_come_in_stages(self):
@@ -123,15 +119,15 @@ class TestRounds:
         more = lambda given: [int(len(rewards) == 1 and rewards[0] == 0) for rewards in given]  # noqa: E731
         run = refilling(data, batch=1, wanted=[1], first_responses=1, more_responses=more)
         # the second response to a prompt is sample 0 of its request, so it is always equal to the first
-        samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["0", "0", "1", "1", "2", "2", "3"]
+        (rollout,), *_ = run.generator.generate_samples()
+        assert texts(rollout.fresh) == ["0", "0", "1", "1", "2", "2", "3"]
         assert [call.prompt for call in requests(run)] == ["0", "0", "1", "1", "2", "2", "3"]
         assert len({call.seed for call in requests(run)}) == 7
 
     def test_an_evaluation_makes_none(self):
         run = refilling([(0.0, 0.0)] * 9, batch=1, wanted=[1])
         samples = run.generator.generate_eval_samples(n_samples_per_prompt=2)
-        assert texts(samples) == ["0", "0", "1", "1"] and run.begun == []
+        assert texts([samples]) == ["0", "0", "1", "1"] and run.begun == []
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

@@ -22,19 +22,29 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator, _collect_prompt_batch  # noqa: E402
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
 from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed  # noqa: E402
+from bapo_openrlhf.training.trainer import ask  # noqa: E402
 from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls  # noqa: E402
+from bapo_openrlhf.training.trainer.fresh import OneRound  # noqa: E402
 from bapo_openrlhf.training.trainer.generated import is_usable, usable_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import AdaptedSamplesGenerator, chosen_prompts  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, reward_of  # noqa: E402
+from bapo_openrlhf.training.trainer.generator import Generator  # noqa: E402
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import generated_sample, groups_of, in_groups, reward_of  # noqa: E402
 
 SEED = 42
 HUGE = 10**400  # no float holds it
+
+
+class Responses(list):
+    """The responses to a prompt, which are their own reference."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__
 
 
 class Engine:
@@ -64,7 +74,7 @@ class Engine:
 
     def _generate_responses(self, **kwargs) -> list[dict]:
         self.calls.append(SimpleNamespace(method="generate", engine=self.name, **kwargs))
-        return [
+        return Responses(
             {
                 "prompt": kwargs["prompt"],
                 "label": kwargs["label"],
@@ -76,10 +86,9 @@ class Engine:
                 "reward": self.reward(kwargs["prompt"], sample),
                 "scores": self.reward(kwargs["prompt"], sample),
                 "extra_logs": {},
-                "number": kwargs.get("number"),
             }
             for sample in range(kwargs["num_samples"])
-        ]
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +102,9 @@ def arguments(**changed) -> SimpleNamespace:
     given = {"seed": SEED, "deterministic": True, "batch_size": 3, "samples": 2, "sleep": False} | changed
     return SimpleNamespace(
         run=RunConfig(faster=["all"]),
-        train=SimpleNamespace(seed=given["seed"], full_determinism_enable=given["deterministic"], agent_func_path=None),
+        train=SimpleNamespace(
+            seed=given["seed"], full_determinism_enable=given["deterministic"], agent_func_path=None, num_episodes=9
+        ),
         rollout=SimpleNamespace(batch_size=given["batch_size"], n_samples_per_prompt=given["samples"]),
         algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="off"), dynamic_filtering_enable=False),
         vllm=SimpleNamespace(enable_sleep=given["sleep"]),
@@ -121,11 +132,23 @@ class Clock:
         return self.step
 
 
-def parts(clock: Clock, **method) -> dict:
-    """What a generator gets in addition to OpenRLHF's arguments: a method with these attributes, at this step."""
+def generator_of(kind: type, args, data: list, evaluation: list, engines: list, clock: Clock, *, method, **options):
+    """A generator that asks for fresh prompts in this way, for a method with these attributes."""
     method = SimpleNamespace(**{"candidates": 1, "first_responses": None} | method)
-    reward_model = SimpleNamespace(score=lambda samples: None)
-    return {"method": method, "state": clock, "rollout_weights": clock, "reward_model": reward_model}
+    return Generator(
+        EngineCalls(engines, args, "the tokenizer"),
+        evaluation=evaluation,
+        fresh=kind(args, method, TrainingPrompts(data), **options),
+        method=method,
+        state=clock,
+        rollout_weights=clock,
+        reward_model=SimpleNamespace(score=lambda samples: None),
+    )
+
+
+def rollout_of(run):
+    """The rollout of the next step; None if the data of an epoch has ended."""
+    return next(iter(run.generator.generate_samples()[0]), None)
 
 
 class Generation(SimpleNamespace):
@@ -150,14 +173,9 @@ def generation(
         asked.append(step)
         return with_fresh
 
-    generator = AdaptedSamplesGenerator(
-        strategy=SimpleNamespace(args=args),
-        prompts_dataloader=rows(*prompts),
-        eval_dataloader=rows(*evaluation),
-        tokenizer="the tokenizer",
-        vllm_engines=[Engine(calls, reward, name, busy=engines - name) for name in range(engines)],
-        **parts(clock, begin_step=begin_step),
-    )
+    engines = [Engine(calls, reward, name, busy=engines - name) for name in range(engines)]
+    options = {"method": {"begin_step": begin_step}}
+    generator = generator_of(OneRound, args, rows(*prompts), rows(*evaluation), engines, clock, **options)
     return Generation(generator=generator, calls=calls, asked=asked, clock=clock, args=args)
 
 
@@ -216,10 +234,9 @@ class TestEngine:
         actual = asyncio.run(
             engine.generate_responses(
                 prompt="p", label="l", sampling_params=params, max_length=9, num_samples=samples,
-                images="i", seed=seed, number=17,
+                images="i", seed=seed,
             )
         )  # fmt: skip
-        assert [answer["number"] for answer in actual] == [17] * samples
         assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
         wanted = {"prompt": "p", "label": "l", "max_length": 9, "hf_tokenizer": "t", "images": "i"}
         assert all({key: answer[key] for key in wanted} == wanted for answer in actual)
@@ -246,7 +263,7 @@ class TestSeedsOfAStep:
     def test_only_where_the_run_is_to_be_repeatable(self):
         run = generation("a", "b", with_fresh=hard("h"), deterministic=False)
         run.generator.generate_samples()
-        run.generator.reevaluate(hard("i"))
+        run.generator.generate("reevaluated", hard("i"), {})
         assert run.seeds() == {"a": None, "b": None, "h": None, "i": None}
 
     def test_by_hand(self):
@@ -265,7 +282,7 @@ class TestSeedsOfAStep:
         together.generator.generate_samples()
         apart = generation("a", "b", "c")
         apart.generator.generate_samples()
-        apart.generator.reevaluate(hard("h", "i"))
+        apart.generator.generate("reevaluated", hard("h", "i"), {})
         assert together.seeds() == apart.seeds() and len(apart.seeds()) == 5
 
     def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
@@ -288,11 +305,11 @@ class TestSeedsOfAStep:
 
     def test_of_a_whole_run_are_all_different(self):
         run = generation(*"abcdefgh", evaluation="vwxyz")
-        run.generator.method.begin_step = lambda step: [] if step % 2 else hard("h")
+        run.generator.rollouts.method.begin_step = lambda step: [] if step % 2 else hard("h")
         for step in range(4):
             run.clock.step = step
             run.generator.generate_samples()
-            run.generator.reevaluate(hard("i", "j") if step % 2 else [])  # a step has one or the other
+            run.generator.generate("reevaluated", hard("i", "j") if step % 2 else [], {})  # a step has one or the other
             run.generator.generate_eval_samples(n_samples_per_prompt=1)
         seeds = [call.seed for call in run.requests()]
         assert len(seeds) == 8 + 3 + 2 * 1 + 2 * 2 + 4 * 5 and len(set(seeds)) == len(seeds)
@@ -303,7 +320,7 @@ class TestSeedsOfAStep:
         if before in ("fresh", "both"):
             run.generator.generate_samples()
         if before in ("again", "both"):
-            run.generator.reevaluate(hard("h", "i"))
+            run.generator.generate("reevaluated", hard("h", "i"), {})
         del run.calls[:]
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
@@ -313,41 +330,39 @@ class TestSeedsOfAStep:
 # --- hard prompts -----------------------------------------------------------------------------------------------------
 
 
-def texts(samples: list[Experience]) -> list[str]:
-    return [sample.prompts[0] for sample in samples]
+def texts(groups: list[list[Experience]]) -> list[str]:
+    return [sample.prompts[0] for group in groups for sample in group]
 
 
 class TestAlong:
     def test_samples_are_given_once_and_in_order(self):
         run = generation("a", "b", with_fresh=hard("i", "h", "j"))
-        samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["a", "a", "b", "b"]
-        again = run.generator.rollout.hard_samples
+        rollout = rollout_of(run)
+        assert texts(rollout.fresh) == ["a", "a", "b", "b"]
+        again = rollout.hard
         assert texts(again) == ["i", "i", "h", "h", "j", "j"]
-        assert [sample.sequences[0, -1].item() for sample in again] == [10, 11] * 3  # the G of a prompt in their order
-        assert [sample.labels[0] for sample in again[::2]] == ["label of i", "label of h", "label of j"]
+        tokens = [[sample.sequences[0, -1].item() for sample in group] for group in again]
+        assert tokens == [[10, 11]] * 3  # the G of a prompt in their order
+        assert [group[0].labels[0] for group in again] == ["label of i", "label of h", "label of j"]
 
     def test_none(self):
         run = generation("a", "b")
-        run.generator.generate_samples()
-        assert run.asked == [5] and run.generator.rollout.hard_samples == []
+        assert rollout_of(run).hard == [] and run.asked == [5]
         assert len(run.requests()) == 2
 
     def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
         run = generation(*"abcdef", with_fresh=hard("h"))
         run.generator.generate_samples()
-        run.generator.method.begin_step = lambda step: []
-        run.generator.generate_samples()
-        assert run.generator.rollout.hard_samples == []
+        run.generator.rollouts.method.begin_step = lambda step: []
+        assert rollout_of(run).hard == []
 
     def test_are_asked_for_once_for_each_rollout(self):
         run = generation(*"abcdefg", with_fresh=hard("h"))
         for step in range(3):
             run.clock.step = step
-            run.generator.generate_samples()
-            assert texts(run.generator.rollout.hard_samples) == ["h", "h"]
+            assert texts(rollout_of(run).hard) == ["h", "h"]
         assert run.asked == [0, 1, 2]
-        assert run.generator.rollout.exhausted and run.generator.epoch_done
+        assert run.generator.exhausted and run.generator.fresh.prompts.epoch_done
         run.clock.step = 3
         run.generator.generate_samples()  # another epoch
         assert run.asked == [0, 1, 2, 3]
@@ -355,21 +370,20 @@ class TestAlong:
     def test_wait_if_the_engines_hold_older_weights(self):
         """Those of a resumed run come first, also after the end of an epoch that gave no samples."""
         run = generation("a", "b", "c", with_fresh=hard("h"))
-        run.generator.rollout_weights = SimpleNamespace(weights_version=4)
-        run.generator.generate_samples()
-        assert run.generator.rollout.hard_prompts_left == hard("h") and run.generator.hard_prompts_left == []
-        run.generator.hard_prompts_left = hard("i")
-        assert run.generator.generate_samples()[0] == []
-        run.generator.generate_samples()  # another epoch
-        assert run.generator.rollout.hard_prompts_left == hard("i", "h") and run.generator.hard_prompts_left == []
+        run.generator.rollouts.rollout_weights = SimpleNamespace(weights_version=4)
+        assert rollout_of(run).hard_prompts_left == hard("h") and run.generator.rollouts.hard_prompts_left == []
+        run.generator.rollouts.hard_prompts_left = hard("i")
+        assert rollout_of(run) is None
+        assert rollout_of(run).hard_prompts_left == hard("i", "h")  # of another epoch
+        assert run.generator.rollouts.hard_prompts_left == []
         assert {request.prompt for request in run.requests()} == set("abc")
 
     def test_no_rollout_no_question(self):
         run = generation("a", "b", "c", with_fresh=hard("h"))
         run.generator.generate_samples()
-        assert not run.generator.epoch_done
+        assert not run.generator.fresh.prompts.epoch_done
         assert run.generator.generate_samples() == ([], None, 0, True)
-        assert run.asked == [5] and run.generator.epoch_done
+        assert run.asked == [5] and run.generator.fresh.prompts.epoch_done
 
     def test_evaluation_asks_for_none(self):
         run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")
@@ -381,7 +395,7 @@ class TestAlong:
 
     def test_reevaluation_asks_for_none(self):
         run = generation("a", with_fresh=hard("h"))
-        assert texts(run.generator.reevaluate(hard("i", "j"))) == ["i", "i", "j", "j"]
+        assert texts(run.generator.generate("reevaluated", hard("i", "j"), {})) == ["i", "i", "j", "j"]
         assert run.asked == []
 
     def test_are_sampled_as_the_fresh_ones(self):
@@ -398,15 +412,15 @@ class TestAlong:
         run.generator.generate_samples()
         assert [call.method for call in run.calls] == ["wake_up", "generate", "generate", "sleep"]
         del run.calls[:]
-        run.generator.reevaluate(hard("i"))
+        run.generator.generate("reevaluated", hard("i"), {})
         assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
 
     def test_seconds_of_waiting_are_those_after_the_fresh_ones(self, monkeypatch):
-        from bapo_openrlhf.training.trainer import rollout
+        from bapo_openrlhf.training.trainer import generator
 
         run = generation("a", with_fresh=hard("h", "i"))
         clock = SimpleNamespace(now=100.0)
-        monkeypatch.setattr(rollout.time, "perf_counter", lambda: clock.now)
+        monkeypatch.setattr(generator.time, "perf_counter", lambda: clock.now)
         original = ray.get
 
         def get(refs, **kwargs):
@@ -414,13 +428,12 @@ class TestAlong:
             return original(refs, **kwargs)
 
         monkeypatch.setattr(ray, "get", get)
-        run.generator.generate_samples()
-        assert run.generator.rollout.added_seconds == 2.0
+        assert rollout_of(run).added_seconds == 2.0
 
     def test_a_hard_prompt_that_is_fresh_too(self):
         run = generation("a", "h", with_fresh=hard("h"))
-        samples, *_ = run.generator.generate_samples()
-        assert texts(samples) == ["a", "a", "h", "h"] and texts(run.generator.rollout.hard_samples) == ["h", "h"]
+        rollout = rollout_of(run)
+        assert texts(rollout.fresh) == ["a", "a", "h", "h"] and texts(rollout.hard) == ["h", "h"]
         assert len({call.seed for call in run.requests()}) == 3
 
 
@@ -433,23 +446,31 @@ class TestOrder:
         finished = data.draw(st.permutations(range(count)))
         run = generation(*prompts, batch_size=count)
 
+        order = []
+
         def wait(refs, **_):
-            first = min(refs, key=lambda responses: finished[responses[0]["number"]])
+            order[:] = order or refs  # as they were sent
+            first = min(refs, key=lambda ref: finished[order.index(ref)])
             return [first], [ref for ref in refs if ref is not first]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray, "wait", wait)
-            samples, *rest = run.generator.generate_samples()
-        assert texts(samples) == [prompt for prompt in prompts for _ in range(2)]
-        assert [sample.index for sample in samples] == [[number] for number in range(count) for _ in range(2)]
-        assert [sample.sequences[0, -1].item() for sample in samples] == [10, 11] * count
+            (rollout,), *rest = run.generator.generate_samples()
+        assert [[sample.prompts[0] for sample in group] for group in rollout.fresh] == [[text] * 2 for text in prompts]
+        assert [[one.sequences[0, -1].item() for one in group] for group in rollout.fresh] == [[10, 11]] * count
         assert rest == [None, count, False]
-        assert len(groups_of(in_groups(samples, 2), first_uid=0, step=0, weights_version=0)) == count
+        assert len(groups_of(rollout.fresh, first_uid=0, step=0, weights_version=0)) == count
+
+    def test_samples_are_made_while_others_are_generated(self, monkeypatch):
+        order, wait, make = [], ray.wait, ask.generated_sample
+        monkeypatch.setattr(ray, "wait", lambda refs, **how: (order.append("wait"), wait(refs, **how))[1])
+        monkeypatch.setattr(ask, "generated_sample", lambda *what, **how: (order.append("make"), make(*what, **how))[1])
+        generation("a", "b", "c").generator.generate_samples()
+        assert order == ["wait", "make", "make"] * 3
 
     def test_of_each_rollout_anew(self):
         run = generation(*"fbdace", batch_size=3)
-        first, *_ = run.generator.generate_samples()
-        second, *_ = run.generator.generate_samples()
+        first, second = rollout_of(run).fresh, rollout_of(run).fresh
         assert texts(first)[::2] == ["f", "b", "d"] and texts(second)[::2] == ["a", "c", "e"]
 
 
@@ -457,7 +478,7 @@ class TestGenerator:
     def test_engines_are_asked_for_log_probs_and_the_runs_own_arguments_stay(self):
         run = generation("a", with_fresh=hard("h"), evaluation="v")
         run.generator.generate_samples()
-        run.generator.reevaluate(hard("i"))
+        run.generator.generate("reevaluated", hard("i"), {})
         assert [call.sampling_params.logprobs for call in run.requests()] == [1, 1, 1]
         assert run.args.algo.advantage.is_correction_level == "off"
 
@@ -483,17 +504,15 @@ class TestGenerator:
                 return super().__iter__()
 
         run = generation(*"abcdef")
-        run.generator.prompts_dataloader = Shuffled(run.generator.prompts_dataloader)
+        run.generator.fresh.prompts = prompts = TrainingPrompts(Shuffled(rows(*"abcdef")))
         torch.manual_seed(1)
         saved = torch.manual_seed(2).get_state()
         torch.manual_seed(3)
-        run.generator.rng_after_first_draw = saved
-        samples, *_ = run.generator.generate_samples()
-        assert texts(samples)[::2] == ["a", "b", "c"]
+        prompts.rng_after_first_draw = saved
+        assert texts(rollout_of(run).fresh)[::2] == ["a", "b", "c"]
         assert torch.equal(torch.get_rng_state(), saved)
         torch.rand(1)
-        samples, *_ = run.generator.generate_samples()  # once
-        assert texts(samples)[::2] == ["d", "e", "f"]
+        assert texts(rollout_of(run).fresh)[::2] == ["d", "e", "f"]  # once
         assert not torch.equal(torch.get_rng_state(), saved)
 
 
@@ -577,7 +596,7 @@ def response(**changed) -> dict:
 
 
 def sample_of(**changed) -> Experience:
-    return generation().generator._process_response_into_experience(response(**changed))
+    return generated_sample(response(**changed))
 
 
 class TestRewardOf:
@@ -616,7 +635,7 @@ class TestSamples:
     def test_that_say_nothing_of_a_reward(self):
         answer = response()
         del answer["reward"], answer["scores"]
-        assert not is_usable(generation().generator._process_response_into_experience(answer))
+        assert not is_usable(generated_sample(answer))
 
     @pytest.mark.parametrize("score", [value for value in NONE if value is not None], ids=lambda v: repr(v)[:30])
     def test_with_no_score_take_the_reward_for_it(self, score):
@@ -629,7 +648,7 @@ class TestSamples:
 
     def test_are_otherwise_openrlhfs(self):
         answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
-        result = generation().generator._process_response_into_experience(answer, max_len=64)
+        result = generated_sample(answer, max_len=64)
         theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
         for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
             assert torch.equal(getattr(result, name), getattr(theirs, name)), name
@@ -639,7 +658,7 @@ class TestSamples:
 
     def test_the_response_is_left_as_it_was(self):
         answer = response(reward=math.nan)
-        generation().generator._process_response_into_experience(answer)
+        generated_sample(answer)
         assert math.isnan(answer["reward"]) and answer["scores"] == 1.0
 
 
@@ -708,7 +727,7 @@ class TestEvaluation:
     def metrics(self, reward, size: int = 2) -> dict[str, float]:
         run = generation(evaluation="vwxyz", reward=reward)
         samples = run.generator.generate_eval_samples(n_samples_per_prompt=size)
-        return compute_eval_metrics(run.generator.eval_dataloader, samples, size)
+        return compute_eval_metrics(run.generator.evaluation, samples, size)
 
     def test_prompts_without_all_rewards_are_left_out(self):
         rewards = {"v": (1.0, 0.0), "w": (1.0, None), "x": (0.0, 0.0), "y": (math.nan, 1.0), "z": (1.0, 1.0)}
@@ -731,42 +750,53 @@ class TestEvaluation:
         self.metrics(lambda prompt, sample: 1.0)  # a training step has 3 prompts
         assert waiting == [5, 4, 3, 2, 1]
 
+    def test_the_engines_sleep_after_it_also_if_it_fails(self):
+        def reward(prompt, sample):
+            raise RuntimeError("the engine is gone")
+
+        run = generation(evaluation="v", reward=reward, sleep=True)
+        with pytest.raises(RuntimeError, match="the engine is gone"):
+            run.generator.generate_eval_samples(n_samples_per_prompt=1)
+        assert [call.method for call in run.calls] == ["wake_up", "generate", "sleep"]
+
     def test_no_reward_at_all(self):
         assert self.metrics(lambda prompt, sample: None) == {}
 
 
 class TestChosenPrompts:
-    @staticmethod
-    def items(count, size=2):
-        """As OpenRLHF's loader gives them: (data sources, prompts, labels, images), in lists of `size`."""
-        rows = [(f"p{n}", f"l{n}", [f"i{n}.png"] if n % 2 else None) for n in range(count)]
-        return iter([(None, *map(list, zip(*rows[at : at + size], strict=True))) for at in range(0, count, size)])
+    """Three prompts of twice as many."""
 
     @staticmethod
-    def all_of(chosen):
-        return _collect_prompt_batch(chosen, 100)[:3]
+    def run(count, choose):
+        seen = []
+        method = {"candidates": 2, "choose_prompts": lambda *about: seen.append(about) or choose(*about)}
+        data = [(["data"], [f"p{n}"], [f"l{n}"], [[f"i{n}.png"] if n % 2 else None]) for n in range(count)]
+        generator = generator_of(
+            OneRound, arguments(), data, [], [Engine([])], Clock(5), method=method | {"begin_step": lambda step: []}
+        )
+        return Generation(generator=generator, seen=seen)
 
     @pytest.mark.parametrize("positions", [[5, 0, 3], [0, 1, 2]])
     def test_are_those_at_the_positions_in_that_order(self, positions):
-        seen, source = [], self.items(10)
-        chosen, passed_over, ended = chosen_prompts(
-            source, 3, 2, lambda prompts, count: seen.append((prompts, count)) or positions
-        )
-        prompts, labels, images = self.all_of(chosen)
-        assert prompts == [f"p{n}" for n in positions] and labels == [f"l{n}" for n in positions]
-        assert images == [[f"i{n}.png"] if n % 2 else None for n in positions]
-        ((drawn, count),) = seen
-        assert count == 3 and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
+        run = self.run(10, lambda *_: positions)
+        (rollout,), *rest = run.generator.generate_samples()
+        samples = [group[0] for group in rollout.fresh]
+        assert [sample.prompts[0] for sample in samples] == [f"p{n}" for n in positions]
+        assert [sample.labels[0] for sample in samples] == [f"l{n}" for n in positions]
+        assert [sample.images[0] for sample in samples] == [[f"i{n}.png"] if n % 2 else None for n in positions]
+        ((step, drawn, count),) = run.seen
+        assert (step, count) == (5, 3) and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
         assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
-        assert passed_over == 3 and not ended and next(source)[1] == ["p6", "p7"]
+        assert rollout.passed_over == 3 and rest == [None, 6, False]
+        assert [prompt.text for prompt in run.generator.fresh.prompts.draw(2)] == ["p6", "p7"]
 
-    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2), (0, 0)])
+    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2)])
     def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
-        chosen, passed_over, ended = chosen_prompts(self.items(there), 3, 2, lambda prompts, count: range(count))
-        assert passed_over == there - taken and ended
-        assert self.all_of(chosen)[0] == [f"p{n}" for n in range(taken)]
+        (rollout,), _, drawn, ended = self.run(there, lambda *_: range(3)).generator.generate_samples()
+        assert (rollout.passed_over, drawn, ended) == (there - taken, there, True)
+        assert [group[0].prompts[0] for group in rollout.fresh] == [f"p{n}" for n in range(taken)]
 
     @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
     def test_a_wrong_choice_is_refused(self, positions):
         with pytest.raises(ValueError, match=r"3 of 6 prompts were to be chosen, each once; the positions are \[0, 1"):
-            chosen_prompts(self.items(6), 3, 2, lambda prompts, count: positions)
+            self.run(6, lambda *_: positions).generator.generate_samples()

@@ -20,9 +20,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import chosen_prompts  # noqa: E402
+from bapo_openrlhf.training.trainer.prompts import prompts_of  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import (  # noqa: E402
-    by_request,
     groups_of,
     in_groups,
     response_of,
@@ -229,11 +228,8 @@ class TestGroups:
         groups = groups_of(
             [[made_by_openrlhf(prompt="p", label="l", images=[])]], first_uid=0, step=0, weights_version=0
         )
-        seen = []
-        chosen_prompts(
-            iter([(None, ["p", "q"], ["l", "l"], [[], []])]), 1, 2, lambda prompts, _: seen.extend(prompts) or [0]
-        )
-        assert groups[0].prompt.id == Prompt("p", "l").id == seen[0].id
+        (drawn,) = prompts_of([(None, ["p"], ["l"], [[]])])
+        assert groups[0].prompt.id == Prompt("p", "l").id == drawn.id
 
     def test_nothing(self):
         assert groups_of(in_groups([], 4), first_uid=0, step=0, weights_version=0) == []
@@ -243,23 +239,6 @@ class TestGroups:
         samples = [made_by_openrlhf() for _ in range(count)]
         with pytest.raises(ValueError, match=f"{count} samples are not whole groups of 2"):
             in_groups(samples, 2)
-
-    @staticmethod
-    def numbered(*numbers):
-        samples = [made_by_openrlhf() for _ in numbers]
-        for sample, number in zip(samples, numbers, strict=True):
-            sample.index = [number]
-        return samples
-
-    def test_by_the_number_of_the_request(self):
-        """Equal prompts are told apart, and groups may have any size."""
-        samples = self.numbered(0, 1, 1, 1, 4, 4)
-        assert by_request(samples) == [samples[:1], samples[1:4], samples[4:]]
-        assert by_request(samples[1:4], size=3) == [samples[1:4]] and by_request([]) == []
-
-    def test_a_response_is_missing(self):
-        with pytest.raises(ValueError, match="request 1 has 1 responses; it must have 2"):
-            by_request(self.numbered(0, 0, 1, 2, 2), size=2)
 
     @pytest.mark.parametrize("other", [{"prompt": "2 + 2 ="}, {"label": "3"}])
     def test_mixed(self, other):

@@ -133,9 +133,7 @@ def theirs(executor, prompts, **shared):
 
 
 def ours(engine, prompts, **shared):
-    result = asyncio.run(
-        engine.generate_groups([request(prompt, number=place) for place, prompt in enumerate(prompts)], **shared)
-    )
+    result = asyncio.run(engine.generate_groups([request(prompt) for prompt in prompts], **shared))
     return result if len(prompts) > 1 else [result]
 
 
@@ -145,7 +143,7 @@ def shared(max_length=30, **sampling):
 
 
 def assert_equal(response, wanted):
-    assert set(response) == {*wanted, "number"}
+    assert set(response) == {*wanted}
     for name, value in wanted.items():
         actual = response[name]
         if isinstance(actual, np.ndarray):
@@ -179,10 +177,9 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
     groups = ours(engine, prompts, **asked)
     if pool is not None:
         pool.close()
-    for number, (group, group_wanted) in enumerate(zip(groups, wanted, strict=True)):
+    for group, group_wanted in zip(groups, wanted, strict=True):
         for response, response_wanted in zip(pickle.loads(pickle.dumps(group)), group_wanted, strict=True):
             assert_equal(response, response_wanted)
-            assert response["number"] == number
     assert engine.tokenizer.asked == prompts  # each once
     assert len(engine.llm.asked) == len(prompts)
     assert len(engine.tokenizer.decoded) == (0 if path is None else 2 * len(prompts) * asked["num_samples"])
@@ -200,7 +197,7 @@ def test_one_response_a_request_is_what_openrlhf_makes(tmp_path, long):
     making = engine.generate_responses(**request("abc"), hf_tokenizer=engine.tokenizer, **asked)
     for response, other in zip(asyncio.run(making), wanted, strict=True):
         start, end = other["action_ranges"][0]
-        assert response == other | {"extra_logs": {"label": end - start}, "number": None}
+        assert response == other | {"extra_logs": {"label": end - start}}
 
 
 def test_samples_are_those_of_openrlhfs_lists():
@@ -354,7 +351,7 @@ def test_what_a_function_in_the_engine_returns_is_checked(tmp_path):
 
 def test_responses_with_seeds_have_requests_of_their_own():
     engine = engine_of(RolloutEngine, SingleTurn())
-    asked = [request("abc", seed=99, number=4), request("def", seed=100, number=5)]
+    asked = [request("abc", seed=99), request("def", seed=100)]
     groups = asyncio.run(engine.generate_groups(asked, **shared()))
     wanted = [theirs(SingleTurnAgentExecutor(), [prompt], **shared())[0] for prompt in ("abc", "def")]
     for group, group_wanted in zip(groups, wanted, strict=True):
@@ -422,7 +419,7 @@ def test_a_prompt_with_images_is_what_openrlhf_makes_of_it():
         if kind is Engine:
             making = engine.generate_responses(**asked, hf_tokenizer=engine.tokenizer, **shared())
         else:
-            making = engine.generate_groups([asked | {"number": 0}], **shared())
+            making = engine.generate_groups([asked], **shared())
         made[kind] = list(asyncio.run(making))
     assert list(picture.values()) == [asked["images"]] * (SIZE + 1)
     for response, wanted in zip(made[RolloutEngine], made[Engine], strict=True):
@@ -509,7 +506,7 @@ def test_all_responses_begin_with_a_prefix_that_is_context(tmp_path, seed, lengt
     engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "reward.py")))
     part = {"prefix": Prefix(np.array([120, 121], dtype=np.int32)), "seed": seed}
     asked = shared(max_length=length, max_tokens=9)
-    group = asyncio.run(engine.generate_groups([request("abcdefg", number=4) | part], **asked))
+    group = asyncio.run(engine.generate_groups([request("abcdefg") | part], **asked))
     prompt = [ord(letter) for letter in "abcdefg"][7 - min(7, length - 9) :]
     context, most = [*prompt, 120, 121], 9 - 2
     assert all(tokens == context and params.max_tokens == most for tokens, params in engine.llm.asked)
@@ -519,6 +516,6 @@ def test_all_responses_begin_with_a_prefix_that_is_context(tmp_path, seed, lengt
         assert response["observation_tokens"].tolist() == context + tokens[:most]
         assert response["rollout_log_probs"].tolist() == pytest.approx([0.0] * len(context) + log_probs[:most])
         assert response["action_ranges"] == [(len(context), len(context) + len(tokens[:most]))]
-        assert (response["prompt"], response["number"], response["prefix_tokens"]) == ("abcdefg", 4, 2)
+        assert (response["prompt"], response["prefix_tokens"]) == ("abcdefg", 2)
         assert response["reward"] == len(context) + len(tokens[:most])  # the verifier sees all of it
         assert response["truncated"] == (reason == "length")

@@ -14,7 +14,8 @@ import ray  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.trainer.dispatch import CALLS, DispatchingGenerator  # noqa: E402
+from bapo_openrlhf.training.trainer.engine_calls import CALLS, EngineCalls  # noqa: E402
+from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator  # noqa: E402
 
 
 class Engine:
@@ -40,25 +41,39 @@ class Engine:
         return SimpleNamespace(remote=many)
 
 
-def dispatch(kind, prompts, *, busy=(0, 3), agent=None, dynamic=False, adapted=False, faster="all"):
-    advantage = SimpleNamespace(is_correction_level="token")
-    args = SimpleNamespace(
+def arguments(*, agent=None, dynamic=False, adapted=False, faster="all"):
+    return SimpleNamespace(
         run=RunConfig(faster=[faster]),
         train=SimpleNamespace(agent_func_path=agent),
-        rollout=SimpleNamespace(n_samples_per_prompt=4),
-        algo=SimpleNamespace(advantage=advantage, dynamic_filtering_enable=dynamic),
+        rollout=SimpleNamespace(batch_size=3, n_samples_per_prompt=4),
+        algo=SimpleNamespace(advantage=SimpleNamespace(is_correction_level="token"), dynamic_filtering_enable=dynamic),
         adapt=SimpleNamespace(enabled=adapted),
+        vllm=SimpleNamespace(enable_sleep=False),
     )
-    engines = [Engine(name, load) for name, load in enumerate(busy)]
-    generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
+
+
+def plain_generator(args, engines, *loaders):
+    options = {"filtered": [], "before_samples": lambda: None}
+    calls = EngineCalls(engines, args, "the tokenizer")
+    parts = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
+    values = (SimpleNamespace(args=args), *loaders, "the tokenizer", engines)
+    return RecordedSamplesGenerator(**dict(zip(parts, values, strict=True)), calls=calls, **options)
+
+
+def dispatch(kind, prompts, *, busy=(0, 3), **how):
+    args, engines = arguments(**how), [Engine(name, load) for name, load in enumerate(busy)]
     texts = [f"prompt {number}" for number in range(prompts)]
-    options = {} if kind is SamplesGenerator else {"requests": ({"number": n, "seed": None} for n in itertools.count())}
-    options |= {"max_len": 64, "max_new_tokens": 8}
-    refs = generator._dispatch_prompts_to_vllm(
-        texts, [f"label {text}" for text in texts], images=[[text] for text in texts], **options
-    )
-    assert generator.vllm_engines == engines
-    return refs, engines
+    columns = texts, [f"label {text}" for text in texts], [[text] for text in texts]
+    options = {"max_len": 64, "max_new_tokens": 8}
+    if how.get("adapted"):
+        names = ("prompt", "label", "images", "seed")
+        requests = [dict(zip(names, row, strict=True)) for row in zip(*columns, itertools.count(), strict=False)]
+        return EngineCalls(engines, args, "the tokenizer").send(requests, **options), engines
+    if kind is SamplesGenerator:
+        generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
+    else:
+        generator = plain_generator(args, engines, [], [])
+    return generator._dispatch_prompts_to_vllm(*columns[:2], images=columns[2], **options), engines
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +90,12 @@ def no_ray(monkeypatch):
 )
 def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
     wanted_refs, wanted = dispatch(SamplesGenerator, prompts, busy=busy)
-    refs, engines = dispatch(DispatchingGenerator, prompts, busy=busy, **how)
+    refs, engines = dispatch(RecordedSamplesGenerator, prompts, busy=busy, **how)
     assert refs == wanted_refs
-    numbers = []
+    seeds = []
     for engine, theirs in zip(engines, wanted, strict=True):
         requests = [dict(request) for call in engine.calls for request in call]
-        numbers += [(int(request["prompt"].split()[1]), request.pop("number")) for request in requests]
-        assert {request.pop("seed") for request in requests} <= {None}
+        seeds += [(request["prompt"], request.pop("seed")) for request in requests if "seed" in request]
         plain = [request for call in theirs.calls for request in call]
         assert all(request.pop("hf_tokenizer") == "the tokenizer" for request in plain)
         assert requests == plain
@@ -90,7 +104,8 @@ def test_engines_and_requests_are_those_of_openrlhf(busy, prompts, how):
             assert most <= 1
         else:
             assert len(engine.calls) <= CALLS and most == -(-len(requests) // CALLS)
-    assert sorted(numbers) == [(place, place) for place in range(prompts)]
+    wanted_seeds = [(f"prompt {n}", n) for n in range(prompts)] if how.get("adapted") else []
+    assert sorted(seeds) == sorted(wanted_seeds)
 
 
 @pytest.mark.parametrize(("faster", "evaluated"), [("all", [5]), ("none", [3, 2])])
@@ -103,13 +118,7 @@ def test_only_an_evaluation_asks_for_all_prompts_at_once(monkeypatch, faster, ev
         return [], num_prompts, result[0] == "trained" or sum(count for _, count in asked[1:]) % 5 == 0
 
     monkeypatch.setattr(SamplesGenerator, "_generate_vllm", generate)
-    args = SimpleNamespace(
-        run=RunConfig(faster=[faster]),
-        rollout=SimpleNamespace(batch_size=3, n_samples_per_prompt=4),
-        algo=SimpleNamespace(dynamic_filtering_enable=False),
-        vllm=SimpleNamespace(enable_sleep=False),
-    )
-    generator = DispatchingGenerator(SimpleNamespace(args=args), ["trained"] * 9, ["evaluated"] * 5, "t", ["engine"])
+    generator = plain_generator(arguments(faster=faster), ["engine"], ["trained"] * 9, ["evaluated"] * 5)
     for _ in range(2):
         asked.clear()
         generator.generate_samples()

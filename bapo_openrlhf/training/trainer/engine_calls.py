@@ -1,0 +1,107 @@
+"""Calls of the rollout engines. OpenRLHF's generator and that of this project share them.
+
+With `requests` among `run.faster`, prompts reach the engines in few calls, because each call costs both processes time.
+Otherwise each prompt is a call, as in OpenRLHF.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
+from vllm import SamplingParams
+
+from bapo_openrlhf.training.wire.failures import Failures
+
+CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
+VARYING = ("prompt", "label", "images", "prefix", "seed")  # what a request does not share with others of its rollout
+
+
+class EngineCalls:
+    """Calls of the rollout engines of a run.
+
+    Args:
+        engines: The engines.
+        args: OpenRLHF's (nested) arguments.
+        tokenizer: That of the model. The engines get it once, and not with each prompt.
+    """
+
+    def __init__(self, engines: Sequence[Any], args: SimpleNamespace, tokenizer: Any) -> None:
+        self.engines, self.args, self.tokenizer = engines, args, tokenizer
+        self.few = args.run.does_faster("requests")
+
+    def set_up(self) -> None:
+        """Give each engine the tokenizer and the limits of the reward function, before anything is generated."""
+        settings = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
+        ray.get([engine.set_up.remote(*settings) for engine in self.engines])
+
+    def failed(self) -> str:
+        """What the engines say of failed calls of the reward function or the agent, to go on a sentence."""
+        failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.engines]))
+        return f". {failures}" if failures.kinds else ""
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let the engines be awake in the block, if they sleep otherwise (`--vllm.enable_sleep`)."""
+        if not self.args.vllm.enable_sleep:
+            yield
+            return
+        batch_vllm_engine_call(self.engines, "wake_up")
+        try:
+            yield
+        finally:
+            batch_vllm_engine_call(self.engines, "sleep")
+
+    def send(self, requests: Sequence[Mapping[str, Any]], **generation: Any) -> list[Any]:
+        """Send each request to the engine that has least to do. Returns Ray's reference to the responses of each.
+
+        With OpenRLHF's own dynamic filtering each prompt is a call of its own, because a filtered prompt is replaced as
+        soon as its responses are there. The same holds for an agent, whose responses may take very different times.
+
+        Args:
+            requests: What each request has of its own: prompt, label and images, and more with batch adaptation.
+            generation: OpenRLHF's arguments of the generation.
+        """
+        adapted, size = self.args.adapt.enabled, generation.get("n_samples_per_prompt")
+        size = self.args.rollout.n_samples_per_prompt if size is None else size
+        log_probs = adapted or self.args.algo.advantage.is_correction_level != "off"  # a stored response needs them
+        shared = {
+            "sampling_params": SamplingParams(
+                temperature=generation.get("temperature", 1.0),
+                top_p=generation.get("top_p", 1.0),
+                top_k=generation.get("top_k", -1),
+                max_tokens=generation.get("max_new_tokens"),  # None: as many as fit into max_length
+                min_tokens=generation.get("min_new_tokens", 1),
+                skip_special_tokens=generation.get("skip_special_tokens", False),
+                logprobs=1 if log_probs else None,
+            ),
+            "max_length": generation.get("max_len", 2048),
+            "num_samples": size,
+        }
+        loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.engines])
+        boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in self.engines]
+        for place, own in enumerate(requests):
+            least = loads.index(min(loads))
+            loads[least] += size
+            boxes[least].append((place, shared | own))
+        refs: dict[int, Any] = {}
+        for engine, box in zip(self.engines, boxes, strict=True):
+            refs |= self._send_to(engine, box)
+        return [refs[place] for place in range(len(requests))]
+
+    def _send_to(self, engine: Any, box: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, Any]:
+        """Send requests to an engine. Returns Ray's reference for each place."""
+        if self.args.train.agent_func_path or not self.few:
+            return {place: engine.generate_responses.remote(**request) for place, request in box}
+        one_by_one = self.args.algo.dynamic_filtering_enable and not self.args.adapt.enabled
+        size = 1 if one_by_one else -(-len(box) // CALLS) or 1
+        refs: dict[int, Any] = {}
+        for start in range(0, len(box), size):
+            places, requests = zip(*box[start : start + size], strict=True)
+            shared = {name: value for name, value in requests[0].items() if name not in VARYING}
+            differing = [{name: value for name, value in request.items() if name not in shared} for request in requests]
+            results = engine.generate_groups.options(num_returns=len(differing)).remote(differing, **shared)
+            refs |= zip(places, results if len(differing) > 1 else [results], strict=True)
+        return refs

@@ -1,0 +1,100 @@
+"""The fresh prompts of a rollout: which are drawn, and how many responses each of them gets."""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
+from bapo_openrlhf.methods.base import Method, are_positions
+from bapo_openrlhf.training.trainer.ask import Ask
+from bapo_openrlhf.training.trainer.generated import rewards_of
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
+from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
+from bapo_openrlhf.training.trainer.samples import prompt_of
+
+
+class OneRound:
+    """A rollout asks for its fresh prompts once.
+
+    Args:
+        args: OpenRLHF's (nested) arguments.
+        method: Chooses prompts, and says how many responses it wants.
+        prompts: The prompts of the data.
+    """
+
+    def __init__(self, args: SimpleNamespace, method: Method, prompts: TrainingPrompts) -> None:
+        self.args, self.method, self.prompts = args, method, prompts
+        self.size, self.reward_range = args.rollout.batch_size, args.adapt.rewards() or UNIT
+
+    def generate(self, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> None:
+        """Generate the fresh groups of a rollout.
+
+        Args:
+            rollout: The rollout, which gets them.
+            ask: Asks the engines.
+            send_hard: Sends the hard prompts of the rollout. It is called as soon as the fresh prompts are sent.
+        """
+        first, prompts = len(rollout.fresh), self._chosen(rollout)
+        refs = ask.send("fresh", prompts, size=self.method.first_responses)
+        if refs:
+            send_hard()
+        groups = ask.groups(refs)
+        if self.method.first_responses is not None:
+            self._generate_more(groups, first, ask)
+        rollout.fresh += groups
+
+    def _chosen(self, rollout: Rollout) -> list[Prompt]:
+        """The next prompts of the data. A method may choose them among more of them.
+
+        Raises:
+            ValueError: It chose a wrong number of them, one twice, or one that does not exist.
+        """
+        drawn = self.prompts.draw(self.size * self.method.candidates)
+        rollout.drawn += len(drawn)
+        count = min(self.size, len(drawn))
+        if len(drawn) == count:  # otherwise there are candidates, and the data does not end here
+            return drawn
+        chosen = list(self.method.choose_prompts(rollout.step, drawn, count))
+        if not are_positions(chosen, count, len(drawn)):
+            raise ValueError(
+                f"{count} of {len(drawn)} prompts were to be chosen, each once; the positions are {chosen}"
+            )
+        rollout.passed_over += len(drawn) - count
+        return [drawn[place] for place in chosen]
+
+    def _generate_more(self, groups: Groups, first: int, ask: Ask) -> None:
+        """Add the responses to groups for which the method asks, in stages.
+
+        Args:
+            groups: The groups.
+            first: Number of the first one.
+            ask: Asks the engines.
+
+        Raises:
+            ValueError: The method asks for more than G responses to a prompt.
+        """
+        most = self.args.rollout.n_samples_per_prompt
+        for stage in itertools.count(1):
+            judged = [n for n, group in enumerate(groups) if all(one.rewards is not None for one in group)]
+            counts = list(
+                self.method.more_responses([exact_rewards(rewards_of(groups[n]), self.reward_range) for n in judged])
+            )
+            sizes = [len(groups[n]) + count for n, count in zip(judged, counts, strict=True)]
+            if max(sizes, default=0) > most or min(counts, default=0) < 0:
+                raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
+            if not any(counts):
+                return
+            order, refs = list[int](), list[Any]()
+            for count in sorted(set(counts) - {0}):
+                places = [n for n, wanted in zip(judged, counts, strict=True) if wanted == count]
+                prompts, numbers = [prompt_of(groups[n][0]) for n in places], [first + n for n in places]
+                order += places
+                refs += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)
+            for n, more in zip(order, ask.groups(refs), strict=True):
+                groups[n] += more
+
+    def unfinished(self) -> list[dict[str, Any]]:
+        """The groups in flight that go on in the next step, as plain data and tensors. Here there are none."""
+        return []

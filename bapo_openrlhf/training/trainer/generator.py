@@ -1,0 +1,137 @@
+"""Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and evaluations.
+
+OpenRLHF's trainer calls `generate_samples` and `generate_eval_samples`. How a rollout asks for fresh prompts and when
+it is made are two choices that do not know each other: once (`fresh`), in several rounds (`refill`) or in parts of
+responses (`partial`); in the step that trains on it (`InTurn`) or before it (`ahead`).
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.methods.base import Method
+from bapo_openrlhf.training.trainer.ahead import Ahead
+from bapo_openrlhf.training.trainer.ask import Ask
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
+from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.generated import usable_groups
+from bapo_openrlhf.training.trainer.prompts import prompts_of
+from bapo_openrlhf.training.trainer.reward_model import RewardModel
+from bapo_openrlhf.training.trainer.rollout import Groups, InTurn, Rollout
+from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+Samples = tuple[list[Rollout], float | None, int, bool]
+"""What OpenRLHF's loop gets: the rollout of the step, if it has samples, in the place of these; the responses of groups
+with a signal for each 100 prompts; how many prompts were drawn; and whether the data of the epoch has ended."""
+
+
+class Generator:
+    """Generates for a run with batch adaptation.
+
+    Args:
+        calls: Calls of the engines.
+        evaluation: OpenRLHF's loader of the prompts of evaluations; None if there are none.
+        fresh: How a rollout asks for fresh prompts.
+        method: Names hard prompts.
+        state: Where the run is.
+        rollout_weights: The weights in the engines.
+        reward_model: Gives samples their rewards if they have none, while the engines rest.
+        before_samples: Called before OpenRLHF's loop gets the samples of a step.
+        ahead: Whether generation is ahead of training.
+
+    Attributes:
+        rollouts: Makes the rollouts, in turn or ahead of training.
+        last: The rollout that OpenRLHF's loop got last.
+        evaluated, evaluation_failed: Groups of the last evaluation, and how many of them have no usable rewards.
+    """
+
+    def __init__(
+        self,
+        calls: EngineCalls,
+        *,
+        evaluation: Any,
+        fresh: OneRound,
+        method: Method,
+        state: RunState,
+        rollout_weights: RolloutWeights,
+        reward_model: RewardModel,
+        before_samples: Callable[[], None] = lambda: None,
+        ahead: bool = False,
+    ) -> None:
+        self.calls, self.evaluation, self.fresh = calls, evaluation, fresh
+        self.state, self.reward_model, self.before_samples = state, reward_model, before_samples
+        options = {"method": method, "state": state, "rollout_weights": rollout_weights}
+        episodes = calls.args.train.num_episodes
+        self.rollouts = Ahead(self.make, episodes=episodes, **options) if ahead else InTurn(self.make, **options)
+        self.last, self._next = Rollout(0, 0), None
+        self.evaluated = self.evaluation_failed = 0
+
+    def make(self, rollout: Rollout, generation: Mapping[str, Any]) -> None:
+        """Generate the fresh groups of a rollout, and those of the hard prompts that it takes along."""
+        start, ask = time.perf_counter(), Ask(self.calls, rollout.step, generation)
+        refs: list[list[Any]] = []
+
+        def send_hard() -> None:
+            if not refs:
+                refs.append(ask.send(self.rollouts.KIND, self.rollouts.hard(rollout)))
+
+        with self.calls.awake():
+            self.fresh.generate(rollout, ask, send_hard)
+            waiting = time.perf_counter()
+            rollout.hard = ask.groups(list(chain(*refs)))
+        rollout.exhausted, now = self.fresh.prompts.epoch_done, time.perf_counter()
+        rollout.added_seconds, rollout.seconds = now - waiting, now - start
+
+    def generate_samples(self, **generation: Any) -> Samples:
+        """The rollout of a step. OpenRLHF's loop hands it over to the trainer's `train_step`."""
+        self.before_samples()
+        rollout, self._next = self._next or self._scored(generation), None
+        if rollout.begins_epoch:
+            rollout.begins_epoch, self._next = False, rollout
+            return [], None, 0, True
+        self.last = rollout
+        return [rollout] if rollout.fresh else [], rollout.pass_rate, rollout.drawn, rollout.exhausted
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the last rollout has the last prompts of an epoch."""
+        return self.last.exhausted
+
+    def _scored(self, generation: Mapping[str, Any]) -> Rollout:
+        """The next rollout, with rewards.
+
+        A reward model is not asked in the thread that generates: the ranks of a model must get all calls in one order.
+        """
+        rollout = self.rollouts.next(generation)
+        self.reward_model.score(rollout.samples)
+        return rollout
+
+    def generate_eval_samples(self, **generation: Any) -> list[Experience]:
+        """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
+        groups = self.generate("evaluation", list(prompts_of(self.evaluation)), generation)
+        usable = usable_groups(groups)
+        self.evaluated, self.evaluation_failed = len(groups), len(groups) - len(usable)
+        return list(chain(*usable))
+
+    def generate(self, kind: str, prompts: Sequence[Prompt], generation: Mapping[str, Any]) -> Groups:
+        """Groups of given prompts from the weights that the engines hold now.
+
+        Args:
+            kind: What they are for, for their seeds.
+            prompts: The prompts.
+            generation: OpenRLHF's arguments of the generation.
+        """
+        ask = Ask(self.calls, self.state.step, generation)
+        with self.calls.awake():
+            groups = ask.groups(ask.send(kind, prompts))
+        self.reward_model.score(list(chain(*groups)))
+        return groups
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last rollout for the log."""
+        return {"prompts/passed_over": self.last.passed_over, **self.last.numbers, **self.rollouts.metrics(self.last)}

@@ -1,0 +1,71 @@
+"""The prompts of the training data, epoch after epoch."""
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from bapo_openrlhf.adapt.group import Prompt
+
+
+def prompts_of(batches: Iterable[Any]) -> Iterator[Prompt]:
+    """The prompts of one of OpenRLHF's data loaders, which are made with one prompt in each batch."""
+    for _, (text,), (label,), (images,) in batches:
+        yield Prompt(text, label, images or None)
+
+
+class TrainingPrompts:
+    """Draws the prompts of the training data in order. It takes the place of OpenRLHF's data loader.
+
+    One thread may draw while another one asks for the position, one at a time. Without the lock both could create the
+    loader's iterator, and a resumed run could then start its data from the beginning.
+
+    Args:
+        loader: OpenRLHF's data loader.
+
+    Attributes:
+        rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed. The first draw
+            of prompts makes it again.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self._turn = loader, threading.Lock()
+        self._epoch: Iterator[Prompt] | None = None
+        self.rng_after_first_draw: torch.Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @property
+    def epoch_done(self) -> bool:
+        """Whether the end of the data was seen. The next prompts then belong to another epoch."""
+        return self._epoch is None
+
+    def draw(self, count: int) -> list[Prompt]:
+        """The next prompts of an epoch. There are fewer at its end, and only then."""
+        with self._turn:
+            if self._epoch is None:
+                self._epoch = prompts_of(iter(self._loader))
+            if self.rng_after_first_draw is not None:
+                # Creating the iterator consumes random numbers. The run did so before its checkpoint.
+                torch.set_rng_state(self.rng_after_first_draw)
+                self.rng_after_first_draw = None
+            prompts = list(itertools.islice(self._epoch, count))
+            self._epoch = self._epoch if len(prompts) == count else None
+            return prompts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's position."""
+        with self._turn:
+            state: dict[str, Any] = self._loader.state_dict()
+            return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        with self._turn:
+            self._loader.load_state_dict(state)
