@@ -12,6 +12,25 @@ def prompt_state(prompt: Prompt) -> dict[str, Any]:
     return {"text": prompt.text, "label": prompt.label, "images": prompt.images, **prefix}
 
 
+def response_state(response: Response) -> dict[str, Any]:
+    """A response as plain data."""
+    return {
+        "token_ids": response.token_ids,
+        "action_spans": [list(span) for span in response.action_spans],
+        "log_probs": response.log_probs,
+        "reward": response.reward,
+        "extras": response.extras,
+        "weights_version": response.weights_version,
+        "segments": [list(segment) for segment in response.segments],
+    }
+
+
+def response_from_state(state: dict[str, Any]) -> Response:
+    """Inverse of `response_state`."""
+    pairs = {name: tuple((first, second) for first, second in state[name]) for name in ("action_spans", "segments")}
+    return Response(**state | pairs)
+
+
 def group_state(group: Group) -> dict[str, Any]:
     """A group with all its data, as plain data."""
     return {
@@ -22,40 +41,17 @@ def group_state(group: Group) -> dict[str, Any]:
         "prompt": prompt_state(group.prompt),
         "generated": list(group.generated),
         "relative_to": group.relative_to,
-        "responses": [
-            {
-                "token_ids": response.token_ids,
-                "action_spans": [list(span) for span in response.action_spans],
-                "log_probs": response.log_probs,
-                "reward": response.reward,
-                "extras": response.extras,
-                "weights_version": response.weights_version,
-                "segments": [list(segment) for segment in response.segments],
-            }
-            for response in group.responses
-        ],
+        "responses": list(map(response_state, group.responses)),
     }
 
 
 def group_from_state(state: dict[str, Any]) -> Group:
     """Inverse of `group_state`."""
-    responses = tuple(
-        Response(
-            token_ids=item["token_ids"],
-            action_spans=tuple((start, end) for start, end in item["action_spans"]),
-            log_probs=item["log_probs"],
-            reward=item["reward"],
-            extras=item["extras"],
-            weights_version=item["weights_version"],
-            segments=tuple((version, tokens) for version, tokens in item["segments"]),
-        )
-        for item in state["responses"]
-    )
     low, high = map(Fraction, state["reward_range"])
     return Group(
         state["uid"],
         Prompt(**state["prompt"]),
-        responses,
+        tuple(map(response_from_state, state["responses"])),
         state["step"],
         state["weights_version"],
         (low, high),

@@ -60,13 +60,13 @@ class SampledRun(Run):
 
     def generated(self, prompts: Sequence[Prompt], weights_version: int, clock: Clock) -> list[Group]:
         """Groups made from samples as the rollout engines give them."""
-        from bapo_openrlhf.training.trainer.generated import usable_groups
-        from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of
+        from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
+        from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
 
         drawn = self.world.groups(prompts, self.step, weights_version)
         samples, first = samples_of(drawn), self.world.uid - len(drawn)
         clock.skip()
-        usable = usable_groups(in_groups(samples, self.world.size))
+        usable = usable_answers(answers_of(samples, self.world.size))
         groups = groups_of(usable, first_uid=first, step=self.step, weights_version=weights_version)
         clock.lap("samples_to_groups")
         self.handled["samples_to_groups"] += len(samples)

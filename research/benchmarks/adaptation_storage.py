@@ -59,7 +59,8 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
     """
     cpu.prepare_environment()
     cpu.install()
-    from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of
+    from bapo_openrlhf.training.trainer.generated import groups_of
+    from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
 
     world = World(size, tokens, shared=False)
 
@@ -68,7 +69,7 @@ def grown(kind: str, groups: int, size: int, tokens: int) -> int:
         return (
             samples
             if kind == "experience"
-            else groups_of(in_groups(samples, size), first_uid=0, step=0, weights_version=0)
+            else groups_of(answers_of(samples, size), first_uid=0, step=0, weights_version=0)
         )
 
     kept()  # this happens only once

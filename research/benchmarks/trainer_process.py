@@ -202,9 +202,9 @@ class Trainer:
 
     def take_step(self) -> dict[str, float]:
         """One step. Returns what it handled."""
-        from bapo_openrlhf.training.trainer.experience import BatchToTrain
+        from bapo_openrlhf.training.trainer.experience import origins_of
         from bapo_openrlhf.training.trainer.generated import GeneratedStep, reward_numbers
-        from bapo_openrlhf.training.trainer.samples import in_groups
+        from bapo_openrlhf.training.trainer.samples import answers_of
 
         clock, step = self.clock, self.step
         hard = self.method.begin_step(step)
@@ -213,15 +213,15 @@ class Trainer:
         kinds = (("fresh", fresh, step - step % DELAY), ("reevaluated", again, step))
         first = self.world.drawn - self.groups - len(hard)
         with clock.of("samples to groups"):
-            parts = [(source, in_groups(samples, SIZE), weights_version) for source, samples, weights_version in kinds]
+            parts = [(source, answers_of(samples, SIZE), weights_version) for source, samples, weights_version in kinds]
             step_groups = GeneratedStep.of(parts, first_uid=first, step=step)
         with clock.of("batch adaptation"):
             batch = self.method.build_batch(step, step_groups.fresh, step_groups.reevaluated)
         with clock.of("groups to samples"):
-            to_train = BatchToTrain.of(batch, step)
+            origins = origins_of(batch, step)
         with clock.of("forward passes: dealing, and gathering the answers"):
-            passed = self.maker.forward(to_train)
-        trained = len(to_train.samples)
+            passed = self.maker.forward(origins)
+        trained = len(origins)
         with clock.of("experience"):
             reviewed = review(batch, passed.log_ratios, passed.sums, step, Gap(), since=step)
             experience = self.maker.finish(passed, reviewed.kept)

@@ -35,13 +35,12 @@ class ProbeGenerator(Generator):
 class ProbeMaker(ExperienceMaker):
     """Saves what the loss is given, with the actor's weights of that step."""
 
-    def forward(self, batch, *, policies=True):
+    def forward(self, origins, *, policies=True):
         if not policies:  # what only the critic passes
-            return super().forward(batch, policies=policies)
-        pairs = zip(batch.origins, batch.responses, strict=True)
-        self.weights_versions = [origin.group.weights_version_of(response) for origin, response in pairs]
-        self.segments = [response.segments for response in batch.responses]
-        return super().forward(batch)
+            return super().forward(origins, policies=policies)
+        self.weights_versions = [origin.group.weights_version_of(origin.response) for origin in origins]
+        self.segments = [origin.response.segments for origin in origins]
+        return super().forward(origins)
 
     def finish(self, passed, kept, **how):
         experience = super().finish(passed, kept, **how)

@@ -36,7 +36,7 @@ from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupT
 from bapo_openrlhf.training.engine.user_agent import load_agent
 from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
 from bapo_openrlhf.training.wire.failures import Failures
-from bapo_openrlhf.training.wire.responses import PREFIX, STOPPED, VERSIONS, PackedGroup
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup
 from bapo_openrlhf.training.wire.signals import leave_to_driver
 from bapo_openrlhf.training.wire.weights import Piece
 
@@ -244,8 +244,6 @@ class RolloutEngine(Engine):
             return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
-        given = len(turn.context) - len(encoded.tokens)
-        shared |= {PREFIX: given} if given else {}
         return PackedGroup.of(shared, turn.context, await asyncio.gather(*map(made, range(num_samples))))
 
     @extends(Engine)

@@ -1,11 +1,9 @@
 """What becomes of the groups of a step, and the metrics that say so."""
 
+import math
 from collections.abc import Sequence
-from itertools import chain
 from types import SimpleNamespace
 from typing import Any
-
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.batch import Batch
@@ -18,10 +16,11 @@ from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.experience import BatchExperience
-from bapo_openrlhf.training.trainer.generated import GeneratedStep, rewards_of
+from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
+from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import Answers
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 
 
@@ -52,19 +51,19 @@ class StepAccounts:
         self.args, self.state, self.method, self.ledger = args, state, method, ledger
         self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
 
-    def enter(self, rollout: Rollout, hard: Groups) -> GeneratedStep:
+    def enter(self, rollout: Rollout, hard: Sequence[Answers]) -> GeneratedStep:
         """The groups of a step. From here on each of them counts.
 
         Args:
             rollout: The rollout of the step.
-            hard: Samples of hard prompts that today's weights generated after it.
+            hard: Responses to hard prompts that today's weights generated after it.
 
         Raises:
             RuntimeError: Too many groups cannot be used, or the rewards have no range.
         """
         state = self.state
         if state.reward_range is None:
-            state.reward_range = first_range(list(chain(*rollout.fresh)))
+            state.reward_range = first_range(rollout.fresh)
         generated = GeneratedStep.of(
             [
                 ("fresh", rollout.fresh, rollout.weights_version),
@@ -111,7 +110,7 @@ class StepAccounts:
         Raises:
             RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.
         """
-        batch, failed = reviewed.batch, [len(group.samples) for group in generated.failed]
+        batch, failed = reviewed.batch, [len(group.responses) for group in generated.failed]
         uses = self.ledger.uses(batch.replayed)
         counts, responses = self.ledger.settle(generated.fresh + generated.reevaluated, batch, failed=failed)
         if self.ledger.counts["generated"] != self.state.generated:
@@ -139,13 +138,13 @@ class StepAccounts:
         }
 
 
-def first_range(fresh: Sequence[Experience]) -> Range | None:
+def first_range(fresh: Sequence[Answers]) -> Range | None:
     """The range of the task's rewards, measured in those of the first fresh responses; None if none has a reward.
 
     Raises:
         RuntimeError: The rewards do not differ.
     """
-    rewards = rewards_of([sample for sample in fresh if sample.rewards is not None])
+    rewards = [reward for answers in fresh for reward in answers.rewards if math.isfinite(reward)]
     try:
         return measured_range(rewards) if rewards else None
     except ValueError as error:

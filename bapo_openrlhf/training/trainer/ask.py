@@ -1,19 +1,18 @@
-"""What the rollout engines are asked for in one step: prompts of some kinds, each with a seed, and their samples."""
+"""What the rollout engines are asked for in one step: prompts of some kinds, each with a seed, and their responses."""
 
 import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from openrlhf.trainer.ppo_utils.experience import Experience
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
-from bapo_openrlhf.training.trainer.samples import generated_sample
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response
 from bapo_openrlhf.training.wire.responses import Prefix
 
 NOTHING: Mapping[str, Any] = {}
@@ -23,6 +22,13 @@ def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
     """Seed of the `number`-th prompt of a kind in a step. It is the same in every run and for every engine."""
     digest = hashlib.blake2b(f"{seed}/{step}/{kind}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
+
+
+class Sent(NamedTuple):
+    """A prompt that was sent to an engine, and Ray's reference to the responses."""
+
+    prompt: Prompt
+    ref: Any
 
 
 class Ask:
@@ -50,8 +56,8 @@ class Ask:
         numbers: Iterable[int] | None = None,
         size: int | None = None,
         extras: Iterable[Mapping[str, Any]] = itertools.repeat(NOTHING),
-    ) -> list[Any]:
-        """Send prompts to the engines. Returns Ray's reference to the responses of each.
+    ) -> list[Sent]:
+        """Send prompts to the engines.
 
         Args:
             kind: What the prompts are for, such as "fresh" or "evaluation". Each kind has seeds of its own.
@@ -67,15 +73,15 @@ class Ask:
             own = {"prompt": prompt.text, "label": prompt.label, "images": prompt.images, "seed": seed}
             requests.append({**own, **extra, **prefix})
         generation = self.generation if size is None else {**self.generation, "n_samples_per_prompt": size}
-        return self.calls.send(requests, **generation) if requests else []
+        refs = self.calls.send(requests, **generation) if requests else []
+        return list(map(Sent, prompts, refs))
 
-    def groups(self, refs: Sequence[Any]) -> list[list[Experience]]:
-        """The samples of each request, in order. Those that are there are made while others are generated."""
-        places, pending = {ref: place for place, ref in enumerate(refs)}, list(refs)
-        groups: list[list[Experience]] = [[] for _ in refs]
-        with tqdm(total=len(refs), desc="Generate samples", disable=not refs) as bar:
+    def answers(self, sent: Sequence[Sent]) -> list[Answers]:
+        """The responses to each prompt, in order. Those that are there are converted while others are generated."""
+        answers, pending = {one.ref: Answers(one.prompt, []) for one in sent}, [one.ref for one in sent]
+        with tqdm(total=len(sent), desc="Generate samples", disable=not sent) as bar:
             while pending:
                 (ready,), pending = ray.wait(pending, num_returns=1)
-                groups[places[ready]] = [generated_sample(one, **self.generation) for one in ray.get(ready)]
+                answers[ready].responses += [generated_response(one, **self.generation) for one in ray.get(ready)]
                 bar.update()
-        return groups
+        return list(answers.values())

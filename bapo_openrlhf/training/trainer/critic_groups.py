@@ -67,7 +67,7 @@ class CriticGroups:
         """Send the critic what waits for it, in the place of the batch that it may have got."""
         waiting, self.waiting = self.waiting, []
         if waiting:
-            ray.get(self.critic.async_run_method_batch(method_name="append", experience=waiting))
+            ray.get(self.critic.take(waiting))
 
 
 def values_only(experience: Experience, first: int) -> Experience:

@@ -121,8 +121,8 @@ class DealtActorGroup(RayActorGroup):
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks, and return Ray's references to the answers, one for each process.
 
-        Each rank gets an equal part of the lists, in order. A batch to train on (`append`) is dealt to the ranks, which
-        `take` it. What another model with equally many ranks has got is not put into Ray's object store again.
+        Each rank gets an equal part of the lists, in order. OpenRLHF's `append` is `take`. What another model with
+        equally many ranks has got is not put into Ray's object store again.
 
         Args:
             method_name: The method, which is called once for each item of the lists.
@@ -131,14 +131,23 @@ class DealtActorGroup(RayActorGroup):
         Raises:
             ValueError: The lists differ in length, or have fewer items than there are ranks.
         """
-        ranks = ranks_of(self)
         if method_name == "append":
-            experiences = kwargs["experience"]
-            method_name, key = "take", (ranks, *map(id, experiences))
-            skipped, self.skipped = self.skipped, ()
-            calls = [(ref, 1) for ref in self._once(key, experiences[0], lambda: shares(experiences, ranks, skipped))]
-        else:
-            calls = [self._call(part) for part in equal_parts(kwargs, ranks)]
+            return self.take(kwargs["experience"])
+        return self._send(method_name, [self._call(part) for part in equal_parts(kwargs, ranks_of(self))])
+
+    def take(self, experiences: Sequence[Experience]) -> list[Any]:
+        """Deal a batch to train on to the ranks, which take it in the place of one that they have. Returns references.
+
+        Args:
+            experiences: The batch, see `training_shares`.
+        """
+        ranks, skipped, self.skipped = ranks_of(self), self.skipped, ()
+        key = (ranks, *map(id, experiences))
+        refs = self._once(key, experiences[0], lambda: training_shares(experiences, ranks, skipped))
+        return self._send("take", [(ref, 1) for ref in refs])
+
+    def _send(self, method_name: str, calls: Sequence[tuple[Any, int]]) -> list[Any]:
+        """Call a method on each rank with its inputs, of which there are so many."""
         copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
         return [
             process.execute_batch.remote(method_name, inputs, 0, count)
@@ -181,7 +190,7 @@ def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str
     return [{name: values[rank * size : (rank + 1) * size] for name, values in lists.items()} for rank in range(ranks)]
 
 
-def shares(
+def training_shares(
     experiences: Sequence[Experience], ranks: int, skipped: Sequence[Skipped] = ()
 ) -> Iterator[dict[str, list[Any]]]:
     """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
@@ -288,7 +297,7 @@ class DealtBatch:
 
         def answers() -> dict[int, torch.Tensor]:
             of_ranks = ray.get(refs)[:: model.duplicate_actors]  # the processes of a ring have the same
-            return rows_of([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
+            return rows_by_place([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
 
         return answers
 
@@ -319,7 +328,7 @@ def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]
     return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
 
 
-def rows_of(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+def rows_by_place(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
     """A model's answer for each sample, by the sample's position. The answers for fillers are left out.
 
     Args:

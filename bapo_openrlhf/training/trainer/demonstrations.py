@@ -144,7 +144,7 @@ class Demonstrations:
 
     def send(self, samples: Sequence[Experience]) -> None:
         """Send samples to the actor, which trains on them next."""
-        ray.get(self.actor.async_run_method_batch(method_name="append", experience=samples))
+        ray.get(self.actor.take(samples))
 
     def fine_tune(self, batch: Batch) -> dict[str, float]:
         """Fine-tune the actor on the solutions of the prompts for which the batch asks. Returns the metrics."""

@@ -5,14 +5,14 @@ as for fresh ones. This module decides three more things: the policy in the deno
 that the KL penalty pulls to, and how group-relative advantages are normalised (Eq. 2).
 
 A batch passes the experience maker in two halves, because the review of the batch comes between them:
-`BatchToTrain` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
+`origins_of` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,51 +29,40 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs
-from bapo_openrlhf.training.trainer.samples import samples_of
+from bapo_openrlhf.training.trainer.samples import sample_of
 
 
 @dataclass(frozen=True)
 class SampleOrigin:
-    """Where a sample of the batch comes from.
+    """A response that is trained on, and where it comes from.
 
     Attributes:
         source: One of fresh, reevaluated and replayed.
-        on_policy: Whether today's weights generated the sample.
+        on_policy: Whether today's weights generated it.
         group: The group that it belongs to.
+        response: The response.
     """
 
     source: str
     on_policy: bool
     group: Group
+    response: Response
+
+    def sample(self) -> Experience:
+        """The response as OpenRLHF's sample."""
+        return sample_of(self.group.prompt, self.response)
 
 
-@dataclass(frozen=True)
-class BatchToTrain:
-    """What goes into the experience maker: the same N responses in three forms, in the order of `Batch.with_sources`.
+def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
+    """The responses of a batch that is trained on with the weights that the actor has had since trainer step `since`.
 
-    Attributes:
-        samples: The responses as OpenRLHF's samples.
-        responses: The responses as the layer stores them.
-        origins: Where each of them comes from.
+    They are in the order of `Batch.with_sources`.
     """
-
-    samples: list[Experience]
-    responses: Sequence[Response]
-    origins: Sequence[SampleOrigin]
-
-    @classmethod
-    def of(cls, batch: Batch, since: int) -> Self:
-        """A batch that is trained on with the weights that the actor has had since trainer step `since`."""
-        grouped = batch.with_sources()
-        return cls(
-            samples_of([group for _, group in grouped]),
-            [response for _, group in grouped for response in group.responses],
-            [
-                SampleOrigin(source, group.weights_version_of(response) >= since, group)
-                for source, group in grouped
-                for response in group.responses
-            ],
-        )
+    return [
+        SampleOrigin(source, group.weights_version_of(response) >= since, group, response)
+        for source, group in batch.with_sources()
+        for response in group.responses
+    ]
 
 
 @dataclass(frozen=True)
@@ -133,26 +122,26 @@ class ExperienceMaker:
         self.kl_ctl, self.pad, self.reference_name = kl_ctl, pad, reference_name
 
     @torch.no_grad()
-    def forward(self, batch: BatchToTrain, *, policies: bool = True) -> ForwardPass:
+    def forward(self, origins: Sequence[SampleOrigin], *, policies: bool = True) -> ForwardPass:
         """Pass a batch through today's models. An empty one passes none.
 
         Args:
-            batch: The batch.
+            origins: The responses of the batch.
             policies: Whether actor and reference pass it, too. If not, all log ratios and all KL are 0.
         """
-        if not batch.origins:
+        if not origins:
             return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
-        known = ReferenceLogProbs(self.reference_name, batch.responses)
-        experiences = self._pass(self._deal(batch.samples), known, policies=policies)
-        log_ratios = np.zeros(len(batch.origins))
-        sums = TokenSums(*np.zeros((len(TokenSums._fields), len(batch.origins))))
+        known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
+        experiences = self._pass(self._deal([origin.sample() for origin in origins]), known, policies=policies)
+        log_ratios = np.zeros(len(origins))
+        sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
         for experience in experiences if policies else ():
             ratios = token_log_ratios(experience).numpy()
             log_ratios[experience.index] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
                 whole[experience.index] = part
         kept = known.kept_tokens if policies and self.reference is not None else 0
-        return ForwardPass(experiences, batch.origins, log_ratios, sums, kept)
+        return ForwardPass(experiences, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
     def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
@@ -188,11 +177,11 @@ class ExperienceMaker:
             groups: The groups.
             since: First trainer step with today's weights.
         """
-        batch, adapt = BatchToTrain.of(Batch(fresh=list(groups)), since), self.args.adapt
+        origins, adapt = origins_of(Batch(fresh=list(groups)), since), self.args.adapt
         penalised = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
         has_kl = penalised and (adapt.kl_target == "behaviour" or self.reference is not None)
-        corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in batch.origins)
-        passed = self.forward(batch, policies=has_kl or corrects)
+        corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in origins)
+        passed = self.forward(origins, policies=has_kl or corrects)
         sizes = [group.size for group in groups]
         kept = np.flatnonzero(np.repeat(~nonfinite(passed.log_ratios, sizes), sizes)).tolist()
         if not kept:

@@ -8,11 +8,10 @@ from typing import Any
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.methods.base import Method, are_positions
-from bapo_openrlhf.training.trainer.ask import Ask
-from bapo_openrlhf.training.trainer.generated import rewards_of
+from bapo_openrlhf.training.trainer.ask import Ask, Sent
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
-from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
-from bapo_openrlhf.training.trainer.samples import prompt_of
+from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class OneRound:
@@ -37,13 +36,12 @@ class OneRound:
             send_hard: Sends the hard prompts of the rollout. It is called as soon as the fresh prompts are sent.
         """
         first, prompts = len(rollout.fresh), self._chosen(rollout)
-        refs = ask.send("fresh", prompts, size=self.method.first_responses)
-        if refs:
+        sent = ask.send("fresh", prompts, size=self.method.first_responses)
+        if sent:
             send_hard()
-        groups = ask.groups(refs)
+        rollout.fresh += ask.answers(sent)
         if self.method.first_responses is not None:
-            self._generate_more(groups, first, ask)
-        rollout.fresh += groups
+            self._generate_more(rollout.fresh[first:], first, ask)
 
     def _chosen(self, rollout: Rollout) -> list[Prompt]:
         """The next prompts of the data. A method may choose them among more of them.
@@ -64,12 +62,12 @@ class OneRound:
         rollout.passed_over += len(drawn) - count
         return [drawn[place] for place in chosen]
 
-    def _generate_more(self, groups: Groups, first: int, ask: Ask) -> None:
-        """Add the responses to groups for which the method asks, in stages.
+    def _generate_more(self, answers: list[Answers], first: int, ask: Ask) -> None:
+        """Add the responses for which the method asks, in stages.
 
         Args:
-            groups: The groups.
-            first: Number of the first one.
+            answers: The answers so far.
+            first: Number of the first prompt.
             ask: Asks the engines.
 
         Raises:
@@ -77,23 +75,22 @@ class OneRound:
         """
         most = self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
-            judged = [n for n, group in enumerate(groups) if all(one.rewards is not None for one in group)]
-            counts = list(
-                self.method.more_responses([exact_rewards(rewards_of(groups[n]), self.reward_range) for n in judged])
-            )
-            sizes = [len(groups[n]) + count for n, count in zip(judged, counts, strict=True)]
+            judged = [(number, each) for number, each in enumerate(answers, first) if each.judged]
+            rewards = [exact_rewards(each.rewards, self.reward_range) for _, each in judged]
+            counts = list(self.method.more_responses(rewards))
+            sizes = [len(own) + count for own, count in zip(rewards, counts, strict=True)]
             if max(sizes, default=0) > most or min(counts, default=0) < 0:
                 raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
             if not any(counts):
                 return
-            order, refs = list[int](), list[Any]()
+            order, sent = list[Answers](), list[Sent]()
             for count in sorted(set(counts) - {0}):
-                places = [n for n, wanted in zip(judged, counts, strict=True) if wanted == count]
-                prompts, numbers = [prompt_of(groups[n][0]) for n in places], [first + n for n in places]
-                order += places
-                refs += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)
-            for n, more in zip(order, ask.groups(refs), strict=True):
-                groups[n] += more
+                chosen = [pair for pair, wanted in zip(judged, counts, strict=True) if wanted == count]
+                numbers, prompts = [number for number, _ in chosen], [each.prompt for _, each in chosen]
+                order += [each for _, each in chosen]
+                sent += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)
+            for each, more in zip(order, ask.answers(sent), strict=True):
+                each.responses += more.responses
 
     def unfinished(self) -> list[dict[str, Any]]:
         """The groups in flight that go on in the next step, as plain data and tensors. Here there are none."""

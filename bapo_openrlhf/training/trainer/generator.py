@@ -15,15 +15,16 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.ahead import Ahead
-from bapo_openrlhf.training.trainer.ask import Ask
+from bapo_openrlhf.training.trainer.ask import Ask, Sent
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.fresh import OneRound
-from bapo_openrlhf.training.trainer.generated import usable_groups
+from bapo_openrlhf.training.trainer.generated import usable_answers
 from bapo_openrlhf.training.trainer.prompts import prompts_of
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
-from bapo_openrlhf.training.trainer.rollout import Groups, InTurn, Rollout
+from bapo_openrlhf.training.trainer.rollout import InTurn, Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import Answers
 
 Samples = tuple[list[Rollout], float | None, int, bool]
 """What OpenRLHF's loop gets: the rollout of the step, if it has samples, in the place of these; the responses of groups
@@ -74,16 +75,16 @@ class Generator:
     def make(self, rollout: Rollout, generation: Mapping[str, Any]) -> None:
         """Generate the fresh groups of a rollout, and those of the hard prompts that it takes along."""
         start, ask = time.perf_counter(), Ask(self.calls, rollout.step, generation)
-        refs: list[list[Any]] = []
+        sent: list[list[Sent]] = []
 
         def send_hard() -> None:
-            if not refs:
-                refs.append(ask.send(self.rollouts.KIND, self.rollouts.hard(rollout)))
+            if not sent:
+                sent.append(ask.send(self.rollouts.KIND, self.rollouts.hard(rollout)))
 
         with self.calls.awake():
             self.fresh.generate(rollout, ask, send_hard)
             waiting = time.perf_counter()
-            rollout.hard = ask.groups(list(chain(*refs)))
+            rollout.hard = ask.answers(list(chain(*sent)))
         rollout.exhausted, now = self.fresh.prompts.epoch_done, time.perf_counter()
         rollout.added_seconds, rollout.seconds = now - waiting, now - start
 
@@ -108,18 +109,18 @@ class Generator:
         A reward model is not asked in the thread that generates: the ranks of a model must get all calls in one order.
         """
         rollout = self.rollouts.next(generation)
-        self.reward_model.score(rollout.samples)
+        self.reward_model.score([*rollout.fresh, *rollout.hard])
         return rollout
 
     def generate_eval_samples(self, **generation: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""
-        groups = self.generate("evaluation", list(prompts_of(self.evaluation)), generation)
-        usable = usable_groups(groups)
-        self.evaluated, self.evaluation_failed = len(groups), len(groups) - len(usable)
-        return list(chain(*usable))
+        answers = self.generate("evaluation", list(prompts_of(self.evaluation)), generation)
+        usable = usable_answers(answers)
+        self.evaluated, self.evaluation_failed = len(answers), len(answers) - len(usable)
+        return [sample for each in usable for sample in each.samples()]
 
-    def generate(self, kind: str, prompts: Sequence[Prompt], generation: Mapping[str, Any]) -> Groups:
-        """Groups of given prompts from the weights that the engines hold now.
+    def generate(self, kind: str, prompts: Sequence[Prompt], generation: Mapping[str, Any]) -> list[Answers]:
+        """Responses to given prompts from the weights that the engines hold now.
 
         Args:
             kind: What they are for, for their seeds.
@@ -128,9 +129,9 @@ class Generator:
         """
         ask = Ask(self.calls, self.state.step, generation)
         with self.calls.awake():
-            groups = ask.groups(ask.send(kind, prompts))
-        self.reward_model.score(list(chain(*groups)))
-        return groups
+            answers = ask.answers(ask.send(kind, prompts))
+        self.reward_model.score(answers)
+        return answers
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last rollout for the log."""

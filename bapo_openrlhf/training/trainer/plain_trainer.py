@@ -12,17 +12,17 @@ from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.critic_groups import TOKENS
-from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups, has_reward, rewards_of
+from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
+from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
 from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.samples import in_groups
-from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
+from bapo_openrlhf.training.trainer.samples import answers_of
 
 Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
 
 
-class RecordedPPOTrainer(StoppableTrainer):
+class RecordedPPOTrainer(MendedTrainer):
     """OpenRLHF's trainer, which also records what each step generated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -45,7 +45,7 @@ class RecordedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
-        """Train, and return what `StoppableTrainer.fit` does.
+        """Train, and return what `MendedTrainer.fit` does.
 
         OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
         """
@@ -114,9 +114,13 @@ class RecordedPPOTrainer(StoppableTrainer):
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
         dropped, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size
-        kind = {"source": "fresh", "usable": has_reward, "reward_range": self.args.adapt.rewards() or UNIT}
-        groups = generated_groups(in_groups(trained, size), first_uid=first, **kind)
-        filtered = generated_groups(in_groups(dropped, size), first_uid=first + len(groups), **kind)
+        kind = {
+            "source": "fresh",
+            "usable": lambda answers: answers.judged,
+            "reward_range": self.args.adapt.rewards() or UNIT,
+        }
+        groups = generated_groups(answers_of(trained, size), first_uid=first, **kind)
+        filtered = generated_groups(answers_of(dropped, size), first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
         tokens = sum(group.tokens for group in groups)
         status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)
@@ -138,7 +142,7 @@ class RecordedPPOTrainer(StoppableTrainer):
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
     known = [group for group in groups if group.mean is not None]
-    equal = [group for group in known if len({*without_rounding(rewards_of(group.samples))}) == 1]
+    equal = [group for group in known if len({*without_rounding(group.rewards)}) == 1]
     right = sum(group.mean >= 1 for group in equal if group.mean is not None)
     return {
         "filtered/none_right": len(equal) - right,

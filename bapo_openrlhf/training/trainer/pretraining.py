@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, tokens_of
-from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker, origins_of
 from bapo_openrlhf.training.trainer.recorder import explained_variance
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.run_state import RunState
@@ -62,7 +62,7 @@ class CriticPretraining:
         if not self.epochs or step >= self.steps:
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
-        passed = self.maker.forward(BatchToTrain.of(batch, self.state.weights_since))
+        passed = self.maker.forward(origins_of(batch, self.state.weights_since))
         kept = self.reviewer.review(batch, passed, gap).kept
         if not kept:
             return {}
@@ -71,7 +71,7 @@ class CriticPretraining:
         for experience in experiences:
             experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
         for _ in range(self.epochs):
-            ray.get(self.critic.async_run_method_batch(method_name="append", experience=experiences))
+            ray.get(self.critic.take(experiences))
             loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
         status[TOKENS] = self.epochs * tokens_of(experiences)

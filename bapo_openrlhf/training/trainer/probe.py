@@ -22,9 +22,9 @@ from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
-    BatchToTrain,
     ExperienceMaker,
     SampleOrigin,
+    origins_of,
     row_of,
 )
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
@@ -110,10 +110,10 @@ class GradientProbe:
         places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
         prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
         with self.rollout_weights.synced_to(step, next_rollout=step + 1):
-            groups = self.generator.generate("probe", prompts, self.generate_kwargs)
-        generated = GeneratedStep.of([("fresh", groups, step)], first_uid=0, step=step)
-        to_train = BatchToTrain.of(Batch(fresh=generated.fresh), step)
-        reference = self.maker.finish(self.maker.forward(to_train), range(len(to_train.origins)))
+            answers = self.generator.generate("probe", prompts, self.generate_kwargs)
+        generated = GeneratedStep.of([("fresh", answers, step)], first_uid=0, step=step)
+        origins = origins_of(Batch(fresh=generated.fresh), step)
+        reference = self.maker.finish(self.maker.forward(origins), range(len(origins)))
         return rows_by(reference, lambda origin: origin.group.uid % 2)
 
 

@@ -1,9 +1,10 @@
 """The record of a run's steps: what each step generated, and how much the run has generated and trained on so far.
 
-The rows come from OpenRLHF's samples, so every group has one, also a group that cannot be used.
+Every group has a row, also a group that cannot be used.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -13,7 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt import baseline as adapt_baseline
-from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.flags.paths import run_folder
@@ -29,7 +30,7 @@ from bapo_openrlhf.record.run_record import (
     read_metrics,
     read_warnings,
 )
-from bapo_openrlhf.training.trainer.generated import GeneratedGroup, reward_numbers, rewards_of
+from bapo_openrlhf.training.trainer.generated import GeneratedGroup, reward_numbers
 
 logger = init_logger(__name__)
 
@@ -101,7 +102,7 @@ class StepRecorder:
         if self._answer_chars:
             answers = answers_of(groups, self._prompt_states, self._tokenizer, self._answer_chars)
             self.record.append_rows(ANSWERS, step, answers)
-        rollouts, generated = sum(len(group.samples) for group in groups), sum(group.tokens for group in groups)
+        rollouts, generated = sum(len(group.responses) for group in groups), sum(group.tokens for group in groups)
         self.rollouts += rollouts
         self.tokens["generated"] += generated
         self.tokens["trained"] += trained
@@ -145,7 +146,7 @@ class StepRecorder:
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
-    known = [rewards_of(group.samples) for group in groups if group.mean is not None]
+    known = [group.rewards for group in groups if group.mean is not None]
     return {"groups/with_signal": sum(len({*without_rounding(rewards)}) > 1 for rewards in known)} if known else {}
 
 
@@ -165,18 +166,16 @@ def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenize
         kind = None if group.prompt.prefix else prompts.news(group.prompt.id, group.mean)
         if kind is None:
             continue
-        sample = max(group.samples, key=lambda sample: float(sample.rewards[0]))  # the first one if several are equal
+        best = max(group.responses, key=attrgetter("reward"))  # the first one if several are equal
         row = {"prompt": group.prompt.id, "kind": kind, "text": group.prompt.text, "label": str(group.prompt.label)}
-        response = shortened(_response_text(sample, tokenizer), chars)
-        rows.append(row | {"response": response, "reward": float(sample.rewards[0])})
+        rows.append(row | {"response": shortened(_text_of(best, tokenizer), chars), "reward": best.reward})
     return rows
 
 
-def _response_text(sample: Experience, tokenizer: Any) -> str:
+def _text_of(response: Response, tokenizer: Any) -> str:
     """The text from the first generated token to the last one. It includes what was said between the turns."""
-    places = sample.action_mask[0].nonzero().flatten().tolist()  # place i of the mask belongs to token i + 1
-    tokens = sample.sequences[0][places[0] + 1 : places[-1] + 2] if places else sample.sequences[0][:0]
-    return tokenizer.decode(tokens, skip_special_tokens=True)
+    spans = response.action_spans or ((0, 0),)
+    return tokenizer.decode(response.token_ids[spans[0][0] : spans[-1][1]].tolist(), skip_special_tokens=True)
 
 
 def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:

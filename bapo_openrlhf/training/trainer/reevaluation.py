@@ -7,9 +7,10 @@ from typing import Any
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.generator import Generator
-from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
+from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
+from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class Reevaluation:
@@ -48,12 +49,12 @@ class Reevaluation:
         prompts = self.method.begin_step(self.state.step)
         return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])
 
-    def generate(self, prompts: Sequence[Prompt]) -> tuple[Groups, dict[str, float]]:
-        """Groups of these prompts from today's weights, and the time that they took. No prompts take none."""
+    def generate(self, prompts: Sequence[Prompt]) -> tuple[list[Answers], dict[str, float]]:
+        """Responses to these prompts from today's weights, and the time that they took. No prompts take none."""
         if not prompts:
             return [], {}
         self.state.phase, start = "generating hard prompts again", time.perf_counter()
         next_rollout = self.state.step if self.ahead else self.state.step + 1
         with self.rollout_weights.synced_to(self.state.step, next_rollout=next_rollout):
-            groups = self.generator.generate("reevaluated", prompts, self.generate_kwargs)
-        return groups, {"timing/reevaluation": time.perf_counter() - start}
+            answers = self.generator.generate("reevaluated", prompts, self.generate_kwargs)
+        return answers, {"timing/reevaluation": time.perf_counter() - start}

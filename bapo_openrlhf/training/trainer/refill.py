@@ -15,8 +15,8 @@ from bapo_openrlhf.adapt.rewards import exact_rewards
 from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.training.trainer.ask import Ask
 from bapo_openrlhf.training.trainer.fresh import OneRound
-from bapo_openrlhf.training.trainer.generated import is_usable, rewards_of
-from bapo_openrlhf.training.trainer.rollout import Groups, Rollout
+from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class Rounds(OneRound):
@@ -40,15 +40,13 @@ class Rounds(OneRound):
             before = len(rollout.fresh)
             super().generate(rollout, ask, send_hard)
             rounds += len(rollout.fresh) > before
-            signals = self._informative(rollout.fresh)
+            signals = list(filter(self._informative, rollout.fresh))
             if len(signals) >= wanted or rounds == ROUNDS or self.prompts.epoch_done:
                 break
         rollout.numbers |= {"prompts/rounds": rounds, "groups/wanted": wanted}
-        rollout.pass_rate = 100 * sum(map(len, signals)) / rollout.drawn if rollout.drawn else None
+        kept = sum(len(each.responses) for each in signals)
+        rollout.pass_rate = 100 * kept / rollout.drawn if rollout.drawn else None
 
-    def _informative(self, groups: Groups) -> Groups:
-        """The groups with a signal."""
-        usable = (group for group in groups if all(map(is_usable, group)))
-        return [
-            group for group in usable if informative(exact_rewards(rewards_of(group), self.reward_range), self.between)
-        ]
+    def _informative(self, answers: Answers) -> bool:
+        """Whether a group has a signal."""
+        return answers.usable and informative(exact_rewards(answers.rewards, self.reward_range), self.between)

@@ -7,16 +7,16 @@ share GPUs. The responses are dealt to the ranks as for a forward pass of anothe
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.trainer.samples import reward_of
+from bapo_openrlhf.training.trainer.samples import Answers, reward_of, sample_of
 
 INPUTS = ("sequences", "attention_mask")  # of its forward pass
 
@@ -38,31 +38,29 @@ class RewardModel:
         self._seconds = 0.0
 
     @torch.no_grad()
-    def score(self, samples: Sequence[Experience]) -> None:
-        """Set the reward of each sample, as OpenRLHF does. One that is not a finite number is left out.
+    def score(self, answers: Sequence[Answers]) -> None:
+        """Set the reward of each response, as OpenRLHF does. One that is not a finite number is left out.
 
         Equal responses to a prompt are scored once. In bfloat16, the padding of a batch changes a score a little. So
         without this, a group of equal responses would seem to have a signal.
-
-        Args:
-            samples: One response each, without padding.
         """
-        if self.workers is None or not samples:
+        if self.workers is None or not answers:
             return
         self.state.phase, start = "scoring responses", time.perf_counter()
-        keys = [sample.sequences.numpy().tobytes() for sample in samples]
-        different = dict(zip(keys, samples, strict=True))
+        different = {
+            response.token_ids.tobytes(): sample_of(each.prompt, response)
+            for each in answers
+            for response in each.responses
+        }
         places = {key: place for place, key in enumerate(different)}
-        asked = [
-            Experience(sequences=one.sequences, attention_mask=one.attention_mask, action_mask=one.action_mask)
-            for one in different.values()
-        ]
-        dealt = DealtBatch(asked, self.workers, self._cut, self._pad)
+        dealt = DealtBatch(list(different.values()), self.workers, self._cut, self._pad)
         scores = dealt.ask(self.workers, inputs=INPUTS, alone=self._alone)()
-        for sample, key in zip(samples, keys, strict=True):
-            reward = reward_of(scores[places[key]])
-            if reward is not None:
-                sample.rewards = sample.info["reward"] = torch.tensor([reward])
+        for each in answers:
+            for number, response in enumerate(each.responses):
+                reward = reward_of(scores[places[response.token_ids.tobytes()]])
+                if reward is not None:
+                    response.extras["info"]["reward"] = reward
+                    each.responses[number] = replace(response, reward=reward)
         self._seconds += time.perf_counter() - start
 
     def metrics(self) -> dict[str, float]:

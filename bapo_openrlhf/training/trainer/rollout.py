@@ -4,15 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from openrlhf.trainer.ppo_utils.experience import Experience
-
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
-
-Groups = list[list[Experience]]
-"""The samples of each group, in the order in which their prompts were asked for."""
+from bapo_openrlhf.training.trainer.samples import Answers
 
 
 @dataclass
@@ -23,8 +19,8 @@ class Rollout:
         step: Trainer step for which it is.
         weights_version: Number of updates behind the weights that generated it.
         hard_prompts_left: Hard prompts that it did not take along.
-        fresh: Samples of its fresh prompts; with partial rollouts, of the groups that are complete.
-        hard: Samples of the hard prompts that were generated together with them.
+        fresh: Responses to its fresh prompts; with partial rollouts, those of complete groups.
+        hard: Responses to the hard prompts that were generated together with them.
         drawn: Number of prompts that were drawn from the data.
         passed_over: Number of these that were not generated for.
         begins_epoch: Whether the data of an epoch had ended before it.
@@ -38,8 +34,8 @@ class Rollout:
     step: int
     weights_version: int
     hard_prompts_left: Sequence[Prompt] = ()
-    fresh: Groups = field(default_factory=list)
-    hard: Groups = field(default_factory=list)
+    fresh: list[Answers] = field(default_factory=list)
+    hard: list[Answers] = field(default_factory=list)
     drawn: int = 0
     passed_over: int = 0
     begins_epoch: bool = False
@@ -49,23 +45,15 @@ class Rollout:
     seconds: float = 0.0
     numbers: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def samples(self) -> list[Experience]:
-        """All its samples."""
-        return [sample for group in (*self.fresh, *self.hard) for sample in group]
-
     def state_dict(self) -> dict[str, Any]:
-        """It as plain data and tensors, without the hard prompts that it did not take along."""
-        groups = {name: [list(map(vars, group)) for group in getattr(self, name)] for name in ("fresh", "hard")}
-        return {name: value for name, value in vars(self).items() if name != "hard_prompts_left"} | groups
+        """It as plain data, without the hard prompts that it did not take along."""
+        answers = {name: [each.state_dict() for each in getattr(self, name)] for name in ("fresh", "hard")}
+        return {name: value for name, value in vars(self).items() if name != "hard_prompts_left"} | answers
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Inverse of `state_dict`."""
-        groups = {
-            name: [[Experience(**sample) for sample in group] for group in state[name]] for name in ("fresh", "hard")
-        }
-        return cls(**state | groups)
+        return cls(**state | {name: list(map(Answers.from_state, state[name])) for name in ("fresh", "hard")})
 
 
 class InTurn:

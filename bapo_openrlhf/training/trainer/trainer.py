@@ -29,9 +29,10 @@ from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
 from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, CriticGroups
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
-from bapo_openrlhf.training.trainer.experience import BatchExperience, BatchToTrain, ExperienceMaker
+from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
 from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
 from bapo_openrlhf.training.trainer.partial import InParts
 from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
 from bapo_openrlhf.training.trainer.probe import GradientProbe
@@ -45,7 +46,6 @@ from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.trainer.stopping import StoppableTrainer
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration
 
@@ -53,7 +53,7 @@ Base = plain_class(PPOTrainer)
 MOVES = {"actor_lr", "demonstrations/cross_entropy"}  # metrics of a step whose update moved the actor
 
 
-class AdaptedPPOTrainer(StoppableTrainer):
+class AdaptedPPOTrainer(MendedTrainer):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
 
     Attributes:
@@ -141,7 +141,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
         batch = without_silent(batch) if self.args.adapt.skip_zero_advantage else batch
         # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
         state.phase, start = "making experience", time.perf_counter()
-        passed = self.experience_maker.forward(BatchToTrain.of(batch, state.weights_since))
+        passed = self.experience_maker.forward(origins_of(batch, state.weights_since))
         reviewed = self.reviewer.review(batch, passed, state.gap)
         state.gap = reviewed.gap
         self.proof.check_gap()
@@ -215,7 +215,7 @@ class AdaptedPPOTrainer(StoppableTrainer):
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
-        """Train, and return what `StoppableTrainer.fit` does.
+        """Train, and return what `MendedTrainer.fit` does.
 
         At the start the engines hold the actor's initial weights, which are those of step 0.
 

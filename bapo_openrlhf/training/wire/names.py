@@ -4,8 +4,8 @@
 OWN = frozenset((
     "actor_grad_norm", "actor_lr", "critic_grad_norm", "critic_loss", "critic_lr", "dynamic_filtering_pass_rate",
     "entropy_loss", "generated_samples", "group_reward_std", "is_filter_ratio", "kl", "logprobs_diff", "policy_loss",
-    "ppo_clip_ratio", "ppo_kl", "prefix_tokens", "response_clip_ratio", "response_length", "return", "reward", "score",
-    "segments", "skipped_update", "step", "stopped", "total_length", "truncated", "values", "version_max",
+    "ppo_clip_ratio", "ppo_kl", "response_clip_ratio", "response_length", "return", "reward", "score",
+    "skipped_update", "step", "stopped", "total_length", "truncated", "values", "version_max",
     "version_min", "vllm_kl",
 ))  # fmt: skip
 

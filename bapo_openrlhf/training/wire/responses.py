@@ -9,10 +9,7 @@ import numpy as np
 # Entries of a sample's `info`: the lowest and the highest version of the weights that generated the response. A version
 # is a number of updates.
 VERSIONS = ("version_min", "version_max")
-# The same if partial rollouts are on: the version and the number of tokens of each part of the response.
-SEGMENTS = "segments"
 STOPPED = "stopped"  # entry of the `info` of a response that is not finished
-PREFIX = "prefix_tokens"  # entry of the `info` of a response that begins with a prefix: the number of its tokens
 
 
 @dataclass(frozen=True)

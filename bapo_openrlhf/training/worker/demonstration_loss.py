@@ -26,7 +26,7 @@ def demonstration_loss(
     Args:
         log_probs: log p of each token, shape (B, A).
         experience: The micro-batch.
-        normalisers: See `updates.Part`.
+        normalisers: See `updates.LossContext`.
         token_level: Whether all tokens count alike, and not all samples.
         cross_entropy: Whether the loss is -log p, of all tokens alike.
     """

@@ -62,7 +62,7 @@ READ = (
 )  # fmt: skip
 
 
-class Part(NamedTuple):
+class LossContext(NamedTuple):
     """A micro-batch, and what its loss needs to know of the batch.
 
     Attributes:
@@ -162,7 +162,7 @@ class _WholeBatch:
         copies = max(self.args.ds.ring_attn_size, self.args.ds.tensor_parallel_size)
         return most_tokens(self.args, "train") is None and copies <= 1
 
-    def _with_normalisers(self, step: Step) -> list[tuple[Experience, Part]]:
+    def _with_normalisers(self, step: Step) -> list[tuple[Experience, LossContext]]:
         """The micro-batches of an optimizer step, with what their losses need to know of all ranks' samples.
 
         Losses are divided by the tokens and samples of all of them, also of those that are skipped.
@@ -178,11 +178,11 @@ class _WholeBatch:
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
-            (experience, Part(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
+            (experience, LossContext(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
             for count, (plan, experience) in zip(tokens, step.parts, strict=True)
         ]
 
-    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+    def train_micro_batch(self, experience: Experience, part: LossContext, *loss_arguments: Any) -> None:
         """Add a micro-batch to the gradient, and step the optimizer if this one closes a step.
 
         Between two optimizer steps, this waits for the GPU only where the model does.
@@ -203,7 +203,7 @@ class _WholeBatch:
         if part.plan.closes:
             self._norms.append(self.engine.get_global_grad_norm())
 
-    def _gated(self, part: Part) -> AbstractContextManager[None]:
+    def _gated(self, part: LossContext) -> AbstractContextManager[None]:
         """Around the engine's step. It sets `tripped`, and leaves the optimizer out, if the uses of the batch end."""
         return nullcontext()
 
@@ -215,7 +215,7 @@ class _WholeBatch:
                 f"the loss of {type(self).__name__} is {losses.item()}; its gradient was not applied"
             )
 
-    def _balance(self, output: Any, part: Part) -> torch.Tensor | float:
+    def _balance(self, output: Any, part: LossContext) -> torch.Tensor | float:
         """The auxiliary loss of experts, weighted so that DeepSpeed's sum is a mean over the samples of the step."""
         if not self.aux_loss:
             return 0.0
@@ -247,7 +247,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     optimizer = property(lambda self: self.actor_optim)
     scheduler = property(lambda self: self.actor_scheduler)
 
-    def train_micro_batch(self, experience: Experience, part: Part, *loss_arguments: Any) -> None:
+    def train_micro_batch(self, experience: Experience, part: LossContext, *loss_arguments: Any) -> None:
         """Train on a micro-batch. A factor on the learning rate holds only while the optimizer steps."""
         scaled = part.plan.closes and self.rate_factor != 1
         if scaled:
@@ -265,7 +265,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             first, self.first_ratio = self.first_ratio, None
             self.means.add(FIRST_RATIO, first.require(), first.tokens)
 
-    def _gated(self, part: Part) -> AbstractContextManager[None]:
+    def _gated(self, part: LossContext) -> AbstractContextManager[None]:
         if self.gate is None or self.cross_entropy or not part.plan.closes:
             return nullcontext()
         energy = head_energy(self.engine.module)
@@ -288,12 +288,12 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
                 current, average = part_of(weight), part_of(mean)  # the average may be in the host's memory
                 average.copy_(torch.lerp(current, average.to(current.device), self.ema_beta))
 
-    def loss(self, experience: Experience, part: Part, kl_coef: float) -> torch.Tensor:
+    def loss(self, experience: Experience, part: LossContext, kl_coef: float) -> torch.Tensor:
         """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
 
         Args:
             experience: The micro-batch, with what the loss reads on the device of the model.
-            part: See `Part`.
+            part: See `LossContext`.
             kl_coef: Coefficient of the KL loss.
         """
         mask, images = experience.action_mask, {}
@@ -343,7 +343,9 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         self._count(losses, numbers, part)
         return loss
 
-    def _kl(self, log_probs: torch.Tensor, experience: Experience, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    def _kl(
+        self, log_probs: torch.Tensor, experience: Experience, part: LossContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """The KL loss, and the mean difference of log-probs to the reference, both in nats."""
         kl = self.args.algo.kl
         if kl.init_coef <= 0:
@@ -359,7 +361,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         difference = masked_mean(log_probs.float() - reference.float(), experience.action_mask)
         return aggregate_loss(terms, experience.action_mask, **part.normalisers), difference
 
-    def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: Part) -> None:
+    def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: LossContext) -> None:
         """Count the numbers of a micro-batch, weighted by its tokens.
 
         A loss is divided by the tokens (or samples) of an average micro-batch of a whole optimizer step. It is
@@ -397,12 +399,12 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     optimizer = property(lambda self: self.critic_optim)
     scheduler = property(lambda self: self.critic_scheduler)
 
-    def loss(self, experience: Experience, part: Part) -> torch.Tensor:
+    def loss(self, experience: Experience, part: LossContext) -> torch.Tensor:
         """The critic's loss of a micro-batch (Appendix A.9), with the term for experts.
 
         Args:
             experience: The micro-batch, with what the loss reads on the device of the model.
-            part: See `Part`.
+            part: See `LossContext`.
         """
         mask, plan = experience.action_mask, part.plan
         values, output = self.critic(

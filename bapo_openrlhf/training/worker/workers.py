@@ -70,8 +70,8 @@ class _Worker:
 class _TrainingWorker(_Worker):
     """A mixin for OpenRLHF's workers that train.
 
-    They take the shares that `dealing.shares` sends, and give checkpoints the state of the generator that shuffles the
-    samples.
+    They take the shares that `dealing.training_shares` makes, and give checkpoints the state of the generator that
+    shuffles the samples.
     """
 
     def rng_state(self) -> list[torch.Tensor]:
@@ -173,7 +173,7 @@ class PlainPolicyWorker(_Worker, POLICY):
         DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
         Then only one rank writes it, and only that one copies the average.
         """
-        parts = parts_of(self.ema_model) if self.ema_model and self.actor.model.save_non_zero_checkpoint else []
+        parts = own_parts(self.ema_model) if self.ema_model and self.actor.model.save_non_zero_checkpoint else []
         average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
         super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
 
@@ -300,7 +300,7 @@ def checkpoint_gradients(model: Any, args: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=reentrant)
 
 
-def parts_of(model: Any) -> list[torch.Tensor]:
+def own_parts(model: Any) -> list[torch.Tensor]:
     """What this rank has of each parameter of a model."""
     return [part_of(parameter) for parameter in model.parameters()]
 
@@ -313,7 +313,7 @@ def restore_average(model: Any, saved: list[torch.Tensor] | None) -> None:
     """
     if saved is None:
         raise ValueError("train.enable_ema is True; it must be False, because the checkpoint has no averaged weights")
-    for part, before in zip(parts_of(model), saved, strict=True):
+    for part, before in zip(own_parts(model), saved, strict=True):
         part.copy_(before)
 
 

@@ -36,12 +36,12 @@ from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
 from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
 from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
 from bapo_openrlhf.training.engine.engines import request_seed  # noqa: E402
-from bapo_openrlhf.training.trainer import stopping  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import generated_groups, is_usable  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import in_groups  # noqa: E402
+from bapo_openrlhf.training.trainer import mended_trainer  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import generated_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import answers_of  # noqa: E402
 from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
 from bapo_openrlhf.training.wire.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.wire.responses import PREFIX, STOPPED, VERSIONS  # noqa: E402
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS  # noqa: E402
 
 STATES = (*vocabulary.STATES, vocabulary.FAILED)
 
@@ -195,7 +195,6 @@ class Engine:
                     "scores": reward,
                     "extra_logs": dict.fromkeys(VERSIONS, self.weights_version) | ({STOPPED: 1} if stopped else {}),
                 }
-                | ({PREFIX: first - 2} if first > 2 else {})
             )
         return answers
 
@@ -220,9 +219,9 @@ class Worker:
     def empty_cache(self) -> None:
         pass
 
-    def append(self, experience: list) -> None:
+    def take(self, experiences: list) -> None:
         given = self.world.trained if self.model == "actor" else self.world.taught
-        given.append((self.world.step, experience))
+        given.append((self.world.step, experiences))
 
     def fit(self, **_: Any) -> dict[str, float]:
         self.world.fail_at("fit")
@@ -306,8 +305,7 @@ class Group:
 
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Ref]:
         if method_name == "append":
-            self.world.skipped.append((self.world.step, getattr(self, "skipped", ())))
-            return [self._actor_handlers[0].append.remote(**kwargs)]
+            return self.take(kwargs["experience"])
         assert method_name == "forward"
         self.world.fail_at("forward")
         mask = "attention_mask" if self.model == "reward" else "action_mask"
@@ -319,6 +317,10 @@ class Group:
         return [
             Ref([self.answer(*call) for call in calls[start : start + share]]) for start in range(0, len(calls), share)
         ]
+
+    def take(self, experiences: list) -> list[Ref]:
+        self.world.skipped.append((self.world.step, getattr(self, "skipped", ())))
+        return [self._actor_handlers[0].take.remote(experiences)]
 
     def answer(self, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.model == "reward":
@@ -477,7 +479,7 @@ class World:
     def make_trainer(self, kind: type = AdaptedPPOTrainer) -> AdaptedPPOTrainer:
         with pytest.MonkeyPatch.context() as patch:
             tokenizer = Tokenizer()
-            patch.setattr(stopping, "leave_to_driver", lambda: None)  # this process is no worker
+            patch.setattr(mended_trainer, "leave_to_driver", lambda: None)  # this process is no worker
             patch.setattr(ppo_trainer, "get_tokenizer", lambda *_, **__: tokenizer)
             patch.setattr(ppo_trainer, "prepare_datasets", lambda *_: (self.data(), self.evaluation, 10))
             self.trainer = kind(
@@ -510,9 +512,10 @@ class World:
         return result[: self.args.rollout.batch_size], result[self.args.rollout.batch_size :]
 
 
-def decode(tokens: torch.Tensor, **_: Any) -> Any:
+def decode(tokens: torch.Tensor | list[int], **_: Any) -> Any:
     """Token ids as words; a row of several texts becomes a list, as transformers has it."""
-    return [decode(row) for row in tokens] if tokens.dim() > 1 else " ".join(map(str, tokens.tolist()))
+    several = isinstance(tokens, torch.Tensor) and tokens.dim() > 1
+    return [decode(row) for row in tokens] if several else " ".join(str(int(token)) for token in tokens)
 
 
 def columns(rows: list[tuple]) -> tuple[list, ...]:
@@ -587,8 +590,8 @@ def generated_sample(
 
 def generated_rows(samples: list[Experience], size: int, **changed: Any) -> list:
     """These samples as groups."""
-    options = {"source": "fresh", "first_uid": 0, "usable": is_usable, "reward_range": UNIT}
-    return generated_groups(in_groups(samples, size), **options | changed)
+    options = {"source": "fresh", "first_uid": 0, "usable": lambda one: one.usable, "reward_range": UNIT}
+    return generated_groups(answers_of(samples, size), **options | changed)
 
 
 def copied(run: World, folder: Path, tag: str) -> None:

@@ -276,7 +276,7 @@ def assert_each_in_flight_is_somewhere(run: World) -> None:
     rollouts = [future.result() for future in ahead.queue]
     left = [*ahead.hard_prompts_left, *(prompt for rollout in rollouts for prompt in rollout.hard_prompts_left)]
     result = [prompt.text for prompt in left]
-    result += [sample.prompts[0] for rollout in rollouts for group in rollout.hard for sample in group]
+    result += [answers.prompt.text for rollout in rollouts for answers in rollout.hard]
     assert sorted(set(result)) == sorted(hard._entries[name].prompt.text for name in hard._in_flight)
 
 

@@ -509,7 +509,7 @@ class TestState:
         torch.manual_seed(99)
         before = torch.get_rng_state()
         other.trainer.checkpoints.load_state_dict(state)
-        waiting = other.trainer.samples_generator.rng_after_first_draw
+        waiting = other.trainer.prompts_dataloader.rng_after_first_draw
         if epoch_done:  # the next thing drawn is another epoch
             assert torch.equal(torch.get_rng_state(), state["torch_rng"]) and waiting is None
         else:  # OpenRLHF makes the data loader's iterator first, which draws

@@ -16,7 +16,7 @@ from test_updates import VALUE_CLIP, trainer
 import torch  # isort: skip
 
 from bapo_openrlhf.training.engine.engines import request_seed
-from bapo_openrlhf.training.trainer.dealing import shares
+from bapo_openrlhf.training.trainer.dealing import training_shares
 from bapo_openrlhf.training.wire.packing import packed, unpacked
 from bapo_openrlhf.training.worker.updates import WholeBatchCriticTrainer
 
@@ -215,7 +215,7 @@ def test_loss_of_a_micro_batch_by_numpy(world, ranks, tokens):
     _, experiences = max(run.taught, key=lambda sent: sum(len(e.index) for e in sent[1]))
     assert any(row["groups/filtered"] for row in run.metrics())
     group, weight = Ranks(ranks), torch.tensor([0.3, -0.2, 0.1], dtype=torch.double, requires_grad=True)
-    given = [unpacked(packed(share)) for share in shares(experiences, ranks)]
+    given = [unpacked(packed(share)) for share in training_shares(experiences, ranks)]
     subjects, losses = [], [[] for _ in range(ranks)]
     for rank in range(ranks):
         strategy = group.strategy(arguments(8, tokens))

@@ -656,7 +656,7 @@ class TestExperienceMaker:
         given = {key: torch.stack([*values]).flatten()[order].tolist() for key, values in batch.info.items()}
         assert given["turns"] == [0.0, 1.0, 2.0]
         assert str(given["depth"]) == "[nan, 2.0, nan]" and str(given["width"]) == "[nan, nan, 0.5]"
-        ranks = [share["experience"][0].info for share in dealing.shares(passed.batches, 2)]
+        ranks = [share["experience"][0].info for share in dealing.training_shares(passed.batches, 2)]
         assert [list(info) for info in ranks] == [list(batch.info)] * 2
         assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2.0]]"
 

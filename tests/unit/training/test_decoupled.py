@@ -25,8 +25,8 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
 from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker, SampleOrigin  # noqa: E402
-from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker  # noqa: E402
+from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer  # noqa: E402
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 # One row a sample: whole, padded, two turns.
@@ -81,14 +81,20 @@ def trained(monkeypatch):
         )
         maker = ExperienceMaker(args, None, None, None, kl_ctl=SimpleNamespace(value=0.0), pad=0)
         maker._deal, maker._pass = lambda samples: None, lambda dealt, known, policies: [experience]
-        origins = [SampleOrigin("fresh" if on else "replayed", bool(on), SimpleNamespace(uid=0)) for on in ON_POLICY]
+        origins = [
+            SimpleNamespace(
+                source="fresh" if on else "replayed", on_policy=bool(on), group=SimpleNamespace(uid=0),
+                response=SimpleNamespace(extras={}), sample=lambda: None,
+            )
+            for on in ON_POLICY
+        ]  # fmt: skip
         experience.advantages = torch.tensor(policies.advantages)
-        (experience,) = maker.finish(maker.forward(BatchToTrain([], [], origins)), range(len(MASK))).experiences
+        (experience,) = maker.finish(maker.forward(origins), range(len(MASK))).experiences
 
         trainer = WholeBatchActorTrainer(strategy, Mock(return_value=(log_probs, None)), None, None, None)
         trainer.means = Means()
         tokens = {"dp_size": 1, "batch_num_tokens": float(MASK.sum()), "global_batch_size": float(len(MASK))}
-        part = Part(MicroBatch(len(MASK), True, len(MASK), 1), float(MASK.sum()), 1, tokens)
+        part = LossContext(MicroBatch(len(MASK), True, len(MASK), 1), float(MASK.sum()), 1, tokens)
         loss = trainer.loss(experience, part, 0.0)
         loss.backward()
         return loss.item(), log_probs.grad.numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import statistics
 from contextlib import contextmanager, nullcontext
@@ -37,7 +38,6 @@ from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_retur
 from bapo_openrlhf.training.trainer.dealing import DealtBatch  # noqa: E402
 from bapo_openrlhf.training.trainer.experience import (  # noqa: E402
     BatchExperience,
-    BatchToTrain,
     ExperienceMaker,
     SampleOrigin,
     old_log_probs,
@@ -76,6 +76,11 @@ def group_of(name: str, ranks: int) -> launcher.RayActorGroup:
 def whole_group(number: int) -> SimpleNamespace:
     """A group with all responses that it was generated with, as far as the experience maker looks at it."""
     return SimpleNamespace(uid=number, relative_to="kept", reward_range=UNIT)
+
+
+def response() -> SimpleNamespace:
+    """A response that has no log-probs under a reference model yet."""
+    return SimpleNamespace(extras={})
 
 
 class WholeGroups(ExperienceMaker):
@@ -517,12 +522,16 @@ def whole(experience_maker: ExperienceMaker, origins: list[SampleOrigin], sample
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experience_module, "set_advantages", note)
         patch.setattr(experience_module, "source_tokens", lambda *_: None)
-        passed = experience_maker.forward(to_train(samples, origins))
+        passed = experience_maker.forward(with_samples(samples, origins))
         return experience_maker.finish(passed, range(len(origins)) if kept is None else kept)
 
 
-def to_train(samples: list[Experience], origins: list[SampleOrigin]) -> BatchToTrain:
-    return BatchToTrain(list(samples), [SimpleNamespace(extras={}) for _ in samples], origins)
+def with_samples(samples: list[Experience], origins: list[SampleOrigin]) -> list[SimpleNamespace]:
+    """The origins, as if their responses were these samples."""
+    return [
+        SimpleNamespace(**vars(origin), sample=lambda sample=sample: sample)
+        for origin, sample in itertools.zip_longest(origins, samples)
+    ]
 
 
 def make(made_by_openrlhf, **changed) -> tuple[BatchExperience, dict[int, SimpleNamespace]]:
@@ -530,7 +539,8 @@ def make(made_by_openrlhf, **changed) -> tuple[BatchExperience, dict[int, Simple
     experience_maker = maker(**changed)
     experience_maker._deal = lambda samples: SimpleNamespace(batches=["the batches"])
     experience_maker = whole(
-        experience_maker, [SampleOrigin("fresh" if on else "replayed", on, whole_group(0)) for on in ON_POLICY]
+        experience_maker,
+        [SampleOrigin("fresh" if on else "replayed", on, whole_group(0), response()) for on in ON_POLICY],
     )
     assert made_by_openrlhf.asked == [["the batches"]]
     experiences = experience_maker.experiences
@@ -914,7 +924,7 @@ def made_of(
 
 def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
     """Of all sources within each group."""
-    return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size)) for n in range(count)]
+    return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size), response()) for n in range(count)]
 
 
 def positions(groups: list[int], size: int) -> list[int]:
@@ -936,7 +946,7 @@ class TestReview:
         assert [batch.index for batch in actual] == [batch.index for batch in wanted]
         assert sorted(index for batch in actual for index in batch.index) == list(range(len(kept)))
         assert_same_rows(actual, wanted)
-        assert list(reviewed.origins) == [origins[n] for n in kept]
+        assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
         assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
         # they are the log ratios of the samples, in order
         for place, (log_ratio, n) in enumerate(zip(reviewed.log_ratios, kept, strict=True)):
@@ -975,16 +985,16 @@ class TestReview:
         experience_maker = maker(case=case)
         with without_ray() as patch:
             patch.setattr(ExperienceMaker, "_pass", by_the_models)
-            passed = experience_maker.forward(to_train([generated(n) for n in range(8)], origins_of(8)))
+            passed = experience_maker.forward(with_samples([generated(n) for n in range(8)], origins_of(8)))
         assert sorted(index for batch in passed.experiences for index in batch.index) == list(range(8))
         result = experience_maker.finish(passed, range(8))
         assert all(one is other for one, other in zip(result.experiences, passed.experiences, strict=True))
-        assert list(result.origins) == origins_of(8) and result.log_ratios.shape == (8,)
+        assert len(result.origins) == 8 and result.log_ratios.shape == (8,)
 
     def test_old_log_probs_are_those_of_the_samples_own_origin(self):
         case = Case(2, (1, 1), 4)
         samples = [generated(n) for n in range(8)]
-        origins = [SampleOrigin("fresh", n in (2, 7), whole_group(n // 2)) for n in range(8)]
+        origins = [SampleOrigin("fresh", n in (2, 7), whole_group(n // 2), response()) for n in range(8)]
         _, actual = made_of(case, samples, origins, positions([1, 3], 2))  # samples 2, 3, 6 and 7
         (batch,) = actual.experiences
         for place, (n, on_policy) in enumerate([(2, True), (3, False), (6, False), (7, True)]):
@@ -1020,7 +1030,7 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
             patch.setattr(experience_module, "set_advantages", from_values)
             patch.setattr(ExperienceMaker, "_pass", by_the_models)
             results.append(
-                experience_maker.finish(experience_maker.forward(to_train(copy.deepcopy(samples), origins)), kept)
+                experience_maker.finish(experience_maker.forward(with_samples(copy.deepcopy(samples), origins)), kept)
             )
     plain, masked = results
     wanted, actual = (by_sample(result.experiences, "advantages") for result in results)
@@ -1152,7 +1162,7 @@ class TestVtrace:
             patch.setattr(ExperienceMaker, "_pass", lambda self, dealt, known, **_: forward(dealt.batches))
             for seed, count in ((1, 8), (2, 4)):
                 samples = [generated(n, seed) for n in range(count)]
-                passed = experience_maker.forward(to_train(copy.deepcopy(samples), origins_of(count)))
+                passed = experience_maker.forward(with_samples(copy.deepcopy(samples), origins_of(count)))
                 actual = experience_maker.finish(passed, range(count))
         maker_of_kept, wanted = made_of(case, samples, origins_of(4), **VTRACE)
         maker_of_kept.with_advantages(wanted.experiences)
@@ -1168,8 +1178,7 @@ def test_a_stored_response_is_not_of_todays_weights(make_group):
     stored = make_group(1, size=2, prompt="p", step=1, weights_version=1, extras=extras)
     group = make_group(1, size=2, prompt="p", step=5, weights_version=5, extras=extras)
     group = group.exchange(0, stored.standalone(stored.responses[0]))
-    batch = BatchToTrain.of(Batch(fresh=[group]), 5)
-    assert [origin.on_policy for origin in batch.origins] == [False, True]
+    assert [origin.on_policy for origin in experience_module.origins_of(Batch(fresh=[group]), 5)] == [False, True]
 
 
 class TestTokensOfTheLoss:
@@ -1192,7 +1201,7 @@ class TestTokensOfTheLoss:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ExperienceMaker, "_pass", models)
             experience = experience_maker.finish(
-                experience_maker.forward(to_train(samples, origins or origins_of(12))), kept
+                experience_maker.forward(with_samples(samples, origins or origins_of(12))), kept
             )
             return experience, experience.experiences
 
@@ -1266,5 +1275,7 @@ class TestTokensOfTheLoss:
         assert len(created.origins) == 4
 
     def test_a_source_without_samples_has_no_numbers(self):
-        created, _ = self.experience(origins=[SampleOrigin("fresh", True, whole_group(n // 4)) for n in range(12)])
+        created, _ = self.experience(
+            origins=[SampleOrigin("fresh", True, whole_group(n // 4), response()) for n in range(12)]
+        )
         assert {name.split("/")[1][:5] for name in first_update(created.tokens, Clip(0.2, 0.2))} == {"fresh"}

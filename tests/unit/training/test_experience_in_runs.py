@@ -21,6 +21,7 @@ from bapo_openrlhf.adapt.group import REFERENCE  # noqa: E402
 from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
 from bapo_openrlhf.training.trainer import accounts  # noqa: E402
 from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import Rollout  # noqa: E402
 
 
 class TestObserve:
@@ -30,8 +31,8 @@ class TestObserve:
         heard, forward, method = [], run.trainer.experience_maker.forward, run.trainer.method
         passes, dropped = [], 0
 
-        def spy(batch):
-            passes.append((batch, forward(batch)))
+        def spy(origins):
+            passes.append((origins, forward(origins)))
             return passes[-1][1]
 
         run.trainer.experience_maker.forward = spy
@@ -40,12 +41,12 @@ class TestObserve:
         rows = run.metrics()
         trained = np.cumsum([0, *("skipped_update" not in row for row in rows)])  # updates before each step
         assert len(heard) == len(passes) and any(row["groups/replayed"] for row in rows)
-        for number, ((step, distances, updates), (batch, passed)) in enumerate(zip(heard, passes, strict=True)):
+        for number, ((step, distances, updates), (origins, passed)) in enumerate(zip(heard, passes, strict=True)):
             assert updates == trained[step] >= number - 1
-            groups = list(dict.fromkeys(origin.group for origin in batch.origins))
+            groups = list(dict.fromkeys(origin.group for origin in origins))
             assert list(distances) == groups
             for group in groups:
-                places = [n for n, origin in enumerate(batch.origins) if origin.group is group]
+                places = [n for n, origin in enumerate(origins) if origin.group is group]
                 lost = np.maximum(0, 1 - np.exp(passed.log_ratios[places]))
                 current = trained[group.weights_version] == updates
                 assert distances[group] == pytest.approx(0 if current else lost.mean(), abs=1e-12)
@@ -89,10 +90,10 @@ class TestReference:
         maker = every.trainer.experience_maker
         forward = maker.forward
 
-        def forgetful(batch):
-            for response in batch.responses:
-                response.extras.pop(REFERENCE, None)
-            return forward(batch)
+        def forgetful(origins):
+            for origin in origins:
+                origin.response.extras.pop(REFERENCE, None)
+            return forward(origins)
 
         maker.forward = forgetful
         asked = []
@@ -242,14 +243,14 @@ class TestOnPolicy:
         """Whether each response that the models pass is on-policy, and whether its version is the step."""
         forward, updates, seen = run.trainer.experience_maker.forward, {}, set()
 
-        def spy(batch):
+        def spy(origins):
             step = run.trainer.state.step
             updates[step] = run.updates["actor"]
-            for origin, response in zip(batch.origins, batch.responses, strict=True):
-                version = origin.group.weights_version_of(response)
+            for origin in origins:
+                version = origin.group.weights_version_of(origin.response)
                 assert origin.on_policy == (updates[version] == updates[step])
                 seen.add((origin.on_policy, version == step))
-            return forward(batch)
+            return forward(origins)
 
         run.trainer.experience_maker.forward = spy
         actor = run.groups["actor"]
@@ -347,19 +348,19 @@ class TestReview:
         run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
         forward = run.trainer.experience_maker.forward
 
-        def broken(to_train):
+        def broken(origins):
             """The last log ratio of the first groups is not finite."""
-            passed = forward(to_train)
+            passed = forward(origins)
             passed.log_ratios[3 : 4 * bad : 4] = math.nan
             return passed
 
         run.trainer.experience_maker.forward = broken
         if not stops:
-            run.trainer.train_step([], 0)
+            run.trainer.train_step([Rollout(0, 0)], 0)
             assert sum(len(e.index) for _, experiences in run.trained for e in experiences) == 4 * (4 - bad)
             return
         with pytest.raises(RuntimeError) as error:
-            run.trainer.train_step([], 0)
+            run.trainer.train_step([Rollout(0, 0)], 0)
         text = f"{bad} of 4 groups have log-probs under today's policy that are not finite; adapt.max_failed_share is "
         assert f"{text}{float(share)}" in str(error.value) and run.trained == []
 

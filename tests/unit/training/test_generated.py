@@ -22,8 +22,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import GeneratedStep, usable_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import GeneratedStep, groups_of, usable_answers  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
 
 
 @given(
@@ -45,7 +45,7 @@ def test_numbers_are_those_of_the_layers_groups(groups, first, reward_range):
     ]
     result = rows(samples, 2, first_uid=first, reward_range=reward_range)
     text = {"first_uid": first, "step": 0, "weights_version": 0, "reward_range": reward_range}
-    layer = groups_of(usable_groups(in_groups(samples, 2)), **text)
+    layer = groups_of(usable_answers(answers_of(samples, 2)), **text)
     assert [(group.uid, group.prompt.id, group.mean) for group in result[: len(layer)]] == [
         (group.uid, group.prompt.id, group.mean) for group in layer
     ]
@@ -85,7 +85,7 @@ class TestGeneratedStep:
         fresh, hard = self.samples(make_group, 3), self.samples(make_group, 2)
         fresh[2].rewards = None  # the second group fails
         created = GeneratedStep.of(
-            [("fresh", in_groups(fresh, 2), 5), ("reevaluated", in_groups(hard, 2), 7)], first_uid=30, step=7
+            [("fresh", answers_of(fresh, 2), 5), ("reevaluated", answers_of(hard, 2), 7)], first_uid=30, step=7
         )
         assert [(group.uid, group.step, group.weights_version) for group in created.fresh] == [(30, 7, 5), (31, 7, 5)]
         assert [(group.uid, group.step, group.weights_version) for group in created.reevaluated] == [
@@ -100,27 +100,13 @@ class TestGeneratedStep:
         ]
         assert [group.uid for group in created.failed] == [32]
 
-    def test_samples_keep_only_what_the_record_reads(self, make_group):
-        """Their tokens lie in the memory of the layer's responses. A group that cannot be used keeps everything."""
-        fresh = self.samples(make_group, 2)
-        fresh[0].rewards = None
-        before = [group.row("used") for group in rows(fresh, 2)]
-        created = GeneratedStep.of([("fresh", in_groups(fresh, 2), 0)], first_uid=0, step=0)
-        assert [group.row("used") for group in created.recorded] == before
-        usable, failed = created.recorded
-        for kept, response in zip(usable.samples, created.fresh[0].responses, strict=True):
-            assert kept.sequences.data_ptr() == response.token_ids.ctypes.data
-            assert kept.sequences.tolist() == [response.token_ids.tolist()]
-            assert kept.attention_mask is None and kept.rollout_log_probs is None
-        assert all(kept.attention_mask is not None for kept in failed.samples)
-
     def test_what_responses_say_of_their_weights_is_checked_and_taken_out(self, make_group):
         samples = self.samples(make_group, 2)
         for one in samples:
             one.info |= {"version_min": torch.tensor([5]), "version_max": torch.tensor([5])}
-        created = GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)
+        created = GeneratedStep.of([("fresh", answers_of(samples, 2), 5)], first_uid=0, step=7)
         assert all(response.extras["info"] == {} for group in created.fresh for response in group.responses)
         samples = self.samples(make_group, 2)
         samples[3].info |= {"version_min": torch.tensor([4]), "version_max": torch.tensor([5])}
         with pytest.raises(RuntimeError, match=r"weights of steps \[4, 5\] generated .* held those of step 5"):
-            GeneratedStep.of([("fresh", in_groups(samples, 2), 5)], first_uid=0, step=7)
+            GeneratedStep.of([("fresh", answers_of(samples, 2), 5)], first_uid=0, step=7)

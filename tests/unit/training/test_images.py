@@ -23,7 +23,8 @@ from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.training.trainer.dealing import shares  # noqa: E402
 from bapo_openrlhf.training.trainer.experience import row_of  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import groups_of, in_groups, samples_of  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
 from bapo_openrlhf.training.wire.packing import packed, unpacked  # noqa: E402
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
@@ -84,7 +85,7 @@ def images_of(sample: Experience) -> tuple:
 
 
 def grouped(samples):
-    return groups_of(in_groups(samples, SIZE), first_uid=0, step=1, weights_version=1)
+    return groups_of(answers_of(samples, SIZE), first_uid=0, step=1, weights_version=1)
 
 
 def test_a_group_keeps_the_images_of_its_prompt(samples):
@@ -176,7 +177,7 @@ def test_texts_between_images(samples):
         },
         max_len=64,
     )
-    groups = groups_of(in_groups([text] * SIZE + samples, SIZE), first_uid=0, step=0, weights_version=0)
+    groups = groups_of(answers_of([text] * SIZE + samples, SIZE), first_uid=0, step=0, weights_version=0)
     back = samples_of(groups)
     assert (back[0].images, back[0].mm_train_inputs) == ([None], [None])
     batch = Experience.concat_experiences([back[0], back[SIZE], back[1]], 0)

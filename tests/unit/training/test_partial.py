@@ -156,7 +156,7 @@ def test_what_was_begun_is_settled_or_in_flight(world, prompts, queue, delay):
 
     def save_logs_and_checkpoints(*args):
         run.trainer.rollout_weights.queue.wait()
-        counts.append((len(begun), groups_in_flight(run) if queue else len(generator.fresh.groups_in_flight)))
+        counts.append((len(begun), groups_in_flight(run) if queue else len(generator.fresh.in_flight)))
         save(*args)
 
     def generate_responses(**request):

@@ -19,8 +19,6 @@ from test_demonstrations_in_runs import Letters  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
 from bapo_openrlhf.training.trainer.demonstrations import Solutions  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import groups_of, prompt_of, response_of, sample_of  # noqa: E402
-from bapo_openrlhf.training.wire.responses import PREFIX  # noqa: E402
 
 SYNCHRONOUS = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1, "train.num_episodes": 3}
 AHEAD = SYNCHRONOUS | {"train.async_enable": True, "train.async_queue_size": 2, "adapt.rollout_delay": 2}
@@ -184,17 +182,3 @@ def test_a_group_without_a_reward_comes_back_too(world, solved):
     groups = read_groups(run.record)
     assert {row["state"] for row in groups if row["source"] == "prefixed"} == {"failed"}
     assert run.trainer.method.prefixes.state_dict()["sent"] == []
-
-
-def test_a_sample_says_where_its_prefix_is(make_group):
-    group = make_group(2, size=2, prompt="a", prompt_tokens=5, extras={
-        "info": {}, "score": None, "truncated": False, "mm_train_inputs": None
-    })  # fmt: skip
-    samples = [sample_of(group.prompt, response) for response in group.responses]
-    for sample, response in zip(samples, group.responses, strict=True):
-        assert prompt_of(sample) == group.prompt
-        sample.info[PREFIX] = np.array([2])
-        assert prompt_of(sample) == Prompt("a", prefix=response.token_ids[3:5].tolist())
-        assert response_of(sample).extras["info"] == {}
-    with pytest.raises(ValueError, match="one prompt"):  # the prefixes differ
-        groups_of([samples], first_uid=0, step=0, weights_version=0)

@@ -152,7 +152,7 @@ def test_one_expert_is_a_dense_model():
 
 
 def batch(*on_policy):
-    return SimpleNamespace(origins=[experience.SampleOrigin("fresh", today, None) for today in on_policy])
+    return SimpleNamespace(origins=[experience.SampleOrigin("fresh", today, None, None) for today in on_policy])
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def tokenizer():
 
     def decode(tokens, skip_special_tokens):
         assert skip_special_tokens
-        asked.append(tokens.tolist())
-        return " ".join(map(str, tokens.tolist()))
+        asked.append(tokens)
+        return " ".join(map(str, tokens))
 
     return SimpleNamespace(decode=decode, asked=asked)
 

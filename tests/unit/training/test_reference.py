@@ -28,7 +28,7 @@ from openrlhf.trainer.ray import launcher  # noqa: E402
 from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import BatchToTrain, ExperienceMaker, SampleOrigin  # noqa: E402
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import sample_of  # noqa: E402
 
 PROMPT = Prompt("prompt", "label")
@@ -138,9 +138,8 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
 
 def make(experience_maker: ExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
     """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
-    origins = [SampleOrigin("fresh", True, None)] * len(responses)
-    samples = [sample_of(PROMPT, response) for response in responses]
-    passed = experience_maker.forward(BatchToTrain(samples, responses, origins))
+    group = SimpleNamespace(prompt=PROMPT)
+    passed = experience_maker.forward([SampleOrigin("fresh", True, group, response) for response in responses])
     assert known is None or passed.reference_kept == known
     return passed.experiences
 

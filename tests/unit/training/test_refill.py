@@ -83,7 +83,7 @@ class TestRounds:
                 step = run.clock.step
                 prompts, rounds, informative, ended = by_hand(data, start, batch, wanted[step % len(wanted)])
                 rollouts, rate, drawn, exhausted = run.generator.generate_samples()
-                fresh = [group for rollout in rollouts for group in rollout.fresh]
+                fresh = [answers for rollout in rollouts for answers in rollout.fresh]
                 assert (drawn, exhausted, start + drawn) == (len(prompts), ended, prompts.stop)
                 assert texts(fresh) == [str(place) for place in prompts for _ in range(2)]
                 assert rate == (200 * informative / len(prompts) if prompts else None)
@@ -127,7 +127,7 @@ class TestRounds:
     def test_an_evaluation_makes_none(self):
         run = refilling([(0.0, 0.0)] * 9, batch=1, wanted=[1])
         samples = run.generator.generate_eval_samples(n_samples_per_prompt=2)
-        assert texts([samples]) == ["0", "0", "1", "1"] and run.begun == []
+        assert [sample.prompts[0] for sample in samples] == ["0", "0", "1", "1"] and run.begun == []
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-import torch  # noqa: E402
 from fake_stack import SCORED, digest, generated_sample, request_seed  # noqa: E402
 
 from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import answers_of  # noqa: E402
 
 
 def responses_to(request) -> list[list[int]]:
@@ -83,15 +83,13 @@ def test_the_engines_rest_while_it_scores(world):
 def test_equal_responses_are_scored_once(world):
     run = world(**SCORED | {"reward.num_gpus_per_node": 2})
     samples = [generated_sample("p", None, [1] * length) for length in (3, 3, 2, 3, 5, 2)]
-    for sample in samples:
-        sample.attention_mask = torch.ones_like(sample.sequences)
-    run.trainer.reward_model.score(samples)
+    answers = answers_of(samples, 3)
+    run.trainer.reward_model.score(answers)
     rows = [row for _, row in run.scored]
     assert sorted(map(len, set(map(tuple, rows)))) == [3, 4, 6]
     assert len(rows) <= 4  # the second rank may have a filler
-    for sample in samples:
-        assert sample.rewards.tolist() == [run.score(sample.sequences[0].tolist())] == sample.info["reward"].tolist()
-        assert sample.index is None  # a generated sample has the number of its request there
+    for response in (*answers[0].responses, *answers[1].responses):
+        assert response.reward == run.score(response.token_ids.tolist()) == response.extras["info"]["reward"]
 
 
 def test_a_score_that_is_no_number_fails_its_group(world):

@@ -27,7 +27,7 @@ from bapo_openrlhf.training.engine import reward_pool
 from bapo_openrlhf.training.engine import reward_worker as worker
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.training.wire.names import OWN
-from bapo_openrlhf.training.wire.responses import PREFIX, SEGMENTS, STOPPED, VERSIONS
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
 from bapo_openrlhf.training.wire.signals import NUMBERS, blocked
 
 # A reward file that does what its label says: the label is code, which finds the query as `query` and leaves `result`.
@@ -326,7 +326,7 @@ def test_results_are_plain_floats(one_pool, returned, result):
 def test_the_names_of_the_run_are_those_of_the_catalogue():
     """And those of a sample's `info`, of a row of the record and of OpenRLHF's log that are no metrics."""
     names = {metric.name for metric in all_metrics() if "/" not in metric.name}
-    assert names | {*VERSIONS, PREFIX, SEGMENTS, STOPPED, "step", "generated_samples"} == OWN
+    assert names | {*VERSIONS, STOPPED, "step", "generated_samples"} == OWN
 
 
 def test_a_logged_value_may_be_nan(one_pool):

@@ -21,7 +21,6 @@ import torch  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
 
@@ -32,10 +31,10 @@ from bapo_openrlhf.training.trainer import ask  # noqa: E402
 from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls  # noqa: E402
 from bapo_openrlhf.training.trainer.fresh import OneRound  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import is_usable, usable_groups  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers  # noqa: E402
 from bapo_openrlhf.training.trainer.generator import Generator  # noqa: E402
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import generated_sample, groups_of, in_groups, reward_of  # noqa: E402
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of  # noqa: E402
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -330,8 +329,12 @@ class TestSeedsOfAStep:
 # --- hard prompts -----------------------------------------------------------------------------------------------------
 
 
-def texts(groups: list[list[Experience]]) -> list[str]:
-    return [sample.prompts[0] for group in groups for sample in group]
+def texts(answers: list[Answers]) -> list[str]:
+    return [each.prompt.text for each in answers for _ in each.responses]
+
+
+def last_tokens(answers: list[Answers]) -> list[list[int]]:
+    return [[int(response.token_ids[-1]) for response in each.responses] for each in answers]
 
 
 class TestAlong:
@@ -341,9 +344,8 @@ class TestAlong:
         assert texts(rollout.fresh) == ["a", "a", "b", "b"]
         again = rollout.hard
         assert texts(again) == ["i", "i", "h", "h", "j", "j"]
-        tokens = [[sample.sequences[0, -1].item() for sample in group] for group in again]
-        assert tokens == [[10, 11]] * 3  # the G of a prompt in their order
-        assert [group[0].labels[0] for group in again] == ["label of i", "label of h", "label of j"]
+        assert last_tokens(again) == [[10, 11]] * 3  # the G of a prompt in their order
+        assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
 
     def test_none(self):
         run = generation("a", "b")
@@ -456,15 +458,17 @@ class TestOrder:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray, "wait", wait)
             (rollout,), *rest = run.generator.generate_samples()
-        assert [[sample.prompts[0] for sample in group] for group in rollout.fresh] == [[text] * 2 for text in prompts]
-        assert [[one.sequences[0, -1].item() for one in group] for group in rollout.fresh] == [[10, 11]] * count
+        assert texts(rollout.fresh) == [text for text in prompts for _ in range(2)]
+        assert last_tokens(rollout.fresh) == [[10, 11]] * count
         assert rest == [None, count, False]
         assert len(groups_of(rollout.fresh, first_uid=0, step=0, weights_version=0)) == count
 
     def test_samples_are_made_while_others_are_generated(self, monkeypatch):
-        order, wait, make = [], ray.wait, ask.generated_sample
+        order, wait, make = [], ray.wait, ask.generated_response
         monkeypatch.setattr(ray, "wait", lambda refs, **how: (order.append("wait"), wait(refs, **how))[1])
-        monkeypatch.setattr(ask, "generated_sample", lambda *what, **how: (order.append("make"), make(*what, **how))[1])
+        monkeypatch.setattr(
+            ask, "generated_response", lambda *what, **how: (order.append("make"), make(*what, **how))[1]
+        )
         generation("a", "b", "c").generator.generate_samples()
         assert order == ["wait", "make", "make"] * 3
 
@@ -595,8 +599,9 @@ def response(**changed) -> dict:
     return Engine([])._generate_responses(prompt="p", label="l", images=None, num_samples=1)[0] | changed
 
 
-def sample_of(**changed) -> Experience:
-    return generated_sample(response(**changed))
+def answers(**changed) -> Answers:
+    """One response to a prompt."""
+    return Answers(Prompt("p", "l"), [generated_response(response(**changed))])
 
 
 class TestRewardOf:
@@ -614,41 +619,43 @@ class TestRewardOf:
         assert reward_of(value) == torch.tensor(value).item() == torch.tensor([reward_of(value)])[0].item()
 
 
-class TestSamples:
+class TestResponses:
     @pytest.mark.parametrize(("value", "number"), NUMBERS, ids=repr)
     def test_with_a_reward_are_those_of_a_plain_number(self, value, number):
-        sample = sample_of(reward=value, scores=value)
-        assert is_usable(sample)
+        one = answers(reward=value, scores=value)
+        (own,) = one.responses
+        assert one.usable and own.extras["info"] | {"reward": number, "score": number} == own.extras["info"]
+        assert own.reward == own.extras["score"] == number
+        (sample,) = one.samples()
         for tensor in (sample.rewards, sample.scores, sample.info["reward"], sample.info["score"]):
             assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
-        (group,) = groups_of(in_groups([sample], 1), first_uid=0, step=0, weights_version=0)
-        assert group.responses[0].reward == number
 
     @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
-    def test_without_one_have_none_and_no_score_either(self, value):
+    def test_without_one_have_nan_and_no_score_either(self, value):
         for score in (value, 1.0):
-            sample = sample_of(reward=value, scores=score)
-            assert not is_usable(sample)
-            assert sample.rewards is sample.scores is None and not {"reward", "score"} & set(sample.info)
-            assert sample.prompts == ["p"] and sample.sequences.tolist() == [[7, 7, 10]]
+            one = answers(reward=value, scores=score)
+            (own,) = one.responses
+            assert not one.usable and math.isnan(own.reward)
+            assert own.extras["score"] is None and not {"reward", "score"} & set(own.extras["info"])
+            assert own.token_ids.tolist() == [7, 7, 10]
 
     def test_that_say_nothing_of_a_reward(self):
         answer = response()
         del answer["reward"], answer["scores"]
-        assert not is_usable(generated_sample(answer))
+        assert math.isnan(generated_response(answer).reward)
 
     @pytest.mark.parametrize("score", [value for value in NONE if value is not None], ids=lambda v: repr(v)[:30])
     def test_with_no_score_take_the_reward_for_it(self, score):
-        sample = sample_of(reward=0.25, scores=score)
-        assert sample.rewards.item() == sample.scores.item() == 0.25
+        (own,) = answers(reward=0.25, scores=score).responses
+        assert own.reward == own.extras["score"] == 0.25
 
     def test_keep_a_score_of_its_own(self):
-        sample = sample_of(reward=0.25, scores=[1])
-        assert (sample.rewards.item(), sample.scores.item()) == (0.25, 1.0)
+        (own,) = answers(reward=0.25, scores=[1]).responses
+        assert (own.reward, own.extras["score"]) == (0.25, 1.0)
 
     def test_are_otherwise_openrlhfs(self):
         answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
-        result = generated_sample(answer, max_len=64)
+        result = sample_of(Prompt("p", "l"), generated_response(answer, max_len=64))
         theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
         for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
             assert torch.equal(getattr(result, name), getattr(theirs, name)), name
@@ -656,68 +663,51 @@ class TestSamples:
             "score": 1.0
         }
 
-    def test_the_response_is_left_as_it_was(self):
+    def test_the_answer_of_the_engine_is_left_as_it_was(self):
         answer = response(reward=math.nan)
-        generated_sample(answer)
+        generated_response(answer)
         assert math.isnan(answer["reward"]) and answer["scores"] == 1.0
 
 
-class TestIsUsable:
-    def sample(self, log_probs: list[float], mask: list[int], reward: float | None = 1.0) -> Experience:
-        return Experience(
-            rollout_log_probs=torch.tensor([log_probs]),
-            action_mask=torch.tensor([mask]),
-            rewards=None if reward is None else torch.tensor([reward]),
-        )
-
+class TestUsable:
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     def test_log_probs_of_generated_tokens_must_be_finite(self, bad):
-        assert is_usable(self.sample([-1.0, -2.0, -3.0], [1, 1, 1]))
-        for position in range(3):
-            log_probs = [bad if n == position else -1.0 for n in range(3)]
-            assert not is_usable(self.sample(log_probs, [1, 1, 1]))
-            # those of tokens that nobody sampled say nothing
-            assert is_usable(self.sample(log_probs, [int(n != position) for n in range(3)]))
+        assert answers().usable is True
+        for place in range(3):  # only the last one is generated
+            log_probs = [bad if n == place else -1.0 for n in range(3)]
+            assert answers(rollout_log_probs=log_probs).usable is (place < 2)
 
     def test_both_must_hold(self):
-        assert not is_usable(self.sample([-1.0], [1], reward=None))
-        assert not is_usable(self.sample([math.nan], [1], reward=None))
-        assert is_usable(self.sample([-1.0], [1], reward=0.0))
+        assert not answers(reward=None).usable and answers(reward=0.0).usable
 
     def test_a_response_without_tokens(self):
-        assert is_usable(self.sample([math.nan, 0.0], [0, 0]))
+        assert answers(action_ranges=[], rollout_log_probs=[math.nan, 0.0, 0.0]).usable
 
-    def test_is_a_plain_bool(self):
-        assert is_usable(self.sample([-1.0], [1])) is True and is_usable(self.sample([math.inf], [1])) is False
-
-
-class TestUsableGroups:
     @given(size=st.integers(1, 4), bad=st.lists(st.booleans(), max_size=24), seed=st.integers(0, 10**6))
     @settings(derandomize=True, database=None)
     def test_one_bad_response_takes_its_group_and_no_other(self, size, bad, seed):
         bad = bad[: len(bad) // size * size]
         rng = np.random.Generator(np.random.PCG64(seed))
-        samples = []
+        made = []
         for index, broken in enumerate(bad):
-            changed = {"prompt": f"{index // size}"}
+            changed = {}
             if broken and rng.random() < 0.5:
                 changed["reward"] = NONE[rng.integers(len(NONE))]
             elif broken:
                 changed["rollout_log_probs"] = [0.0, 0.0, math.nan]
-            samples.append(sample_of(**changed))
-        wanted = [s for index, s in enumerate(samples) if not any(bad[index // size * size :][:size])]
-        actual = list(itertools.chain(*usable_groups(in_groups(samples, size))))
-        assert len(actual) == len(wanted) and all(one is other for one, other in zip(actual, wanted, strict=True))
-
-    def test_of_nothing(self):
-        assert usable_groups([]) == []
+            if index % size == 0:
+                made.append(Answers(Prompt(f"{index // size}"), []))
+            made[-1].responses += answers(**changed).responses
+        wanted = [one for number, one in enumerate(made) if not any(bad[number * size :][:size])]
+        assert list(map(id, usable_answers(made))) == list(map(id, wanted))
 
     def test_the_log_names_the_prompt(self, monkeypatch):
         from bapo_openrlhf.training.trainer import generated
 
         said = []
         monkeypatch.setattr(generated.logger, "warning", said.append)
-        usable_groups([[sample_of(prompt="good")], [sample_of(prompt="1 + 1", reward=None)]])
+        bad = Answers(Prompt("1 + 1"), answers(reward=None).responses)
+        usable_answers([answers(), bad])
         assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
 
 
@@ -780,10 +770,10 @@ class TestChosenPrompts:
     def test_are_those_at_the_positions_in_that_order(self, positions):
         run = self.run(10, lambda *_: positions)
         (rollout,), *rest = run.generator.generate_samples()
-        samples = [group[0] for group in rollout.fresh]
-        assert [sample.prompts[0] for sample in samples] == [f"p{n}" for n in positions]
-        assert [sample.labels[0] for sample in samples] == [f"l{n}" for n in positions]
-        assert [sample.images[0] for sample in samples] == [[f"i{n}.png"] if n % 2 else None for n in positions]
+        prompts = [each.prompt for each in rollout.fresh]
+        assert [prompt.text for prompt in prompts] == [f"p{n}" for n in positions]
+        assert [prompt.label for prompt in prompts] == [f"l{n}" for n in positions]
+        assert [prompt.images for prompt in prompts] == [[f"i{n}.png"] if n % 2 else None for n in positions]
         ((step, drawn, count),) = run.seen
         assert (step, count) == (5, 3) and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
         assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
@@ -794,7 +784,7 @@ class TestChosenPrompts:
     def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
         (rollout,), _, drawn, ended = self.run(there, lambda *_: range(3)).generator.generate_samples()
         assert (rollout.passed_over, drawn, ended) == (there - taken, there, True)
-        assert [group[0].prompts[0] for group in rollout.fresh] == [f"p{n}" for n in range(taken)]
+        assert [each.prompt.text for each in rollout.fresh] == [f"p{n}" for n in range(taken)]
 
     @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
     def test_a_wrong_choice_is_refused(self, positions):

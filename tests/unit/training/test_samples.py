@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,17 +20,17 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
 
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
+from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
 from bapo_openrlhf.training.trainer.prompts import prompts_of  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import (  # noqa: E402
-    groups_of,
-    in_groups,
+    Answers,
+    answers_of,
     response_of,
     sample_of,
     samples_of,
     spans_of,
 )
 from bapo_openrlhf.training.wire.packing import WIDE  # noqa: E402
-from bapo_openrlhf.training.wire.responses import SEGMENTS  # noqa: E402
 
 
 def made_by_openrlhf(
@@ -102,7 +102,7 @@ def assert_same(actual: Experience, wanted: Experience) -> None:
 
 
 def round_trip(samples: list[Experience], size: int) -> list[Experience]:
-    return samples_of(groups_of(in_groups(samples, size), first_uid=0, step=0, weights_version=0))
+    return samples_of(groups_of(answers_of(samples, size), first_uid=0, step=0, weights_version=0))
 
 
 CASES = {
@@ -153,7 +153,7 @@ def test_round_trip_of_anything(prompt_tokens, turns, max_len, reward, score, tr
 
 
 def test_a_sample_may_be_made_twice_from_one_group():
-    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
+    (group,) = groups_of(answers_of([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
     first = samples_of([group])[0]
     first.sequences.zero_()
     first.rollout_log_probs.zero_()
@@ -200,60 +200,54 @@ class TestResponse:
 class TestGroups:
     def test_in_order_with_their_steps(self):
         samples = [made_by_openrlhf(prompt=f"p{n // 2}", label=f"{n // 2}", reward=n / 8, seed=n) for n in range(6)]
-        groups = groups_of(in_groups(samples, 2), first_uid=10, step=7, weights_version=5)
+        groups = groups_of(answers_of(samples, 2), first_uid=10, step=7, weights_version=5)
         assert [group.uid for group in groups] == [10, 11, 12]
         assert [(g.prompt.text, g.prompt.label) for g in groups] == [("p0", "0"), ("p1", "1"), ("p2", "2")]
         assert {(group.step, group.weights_version, group.size) for group in groups} == {(7, 5, 2)}
         assert [[r.reward for r in group.responses] for group in groups] == [[0, 1 / 8], [2 / 8, 3 / 8], [4 / 8, 5 / 8]]
 
     def test_a_group_with_segments_is_as_old_as_its_oldest_token(self):
-        samples = [made_by_openrlhf(seed=n) for n in range(3)]  # of 4 generated tokens
-        for sample, segments in zip(samples, ([(5, 1), (6, 3)], [(4, 2), (5, 1), (6, 1)], [(6, 4)]), strict=True):
-            sample.info[SEGMENTS] = torch.tensor(segments)
-        (group,) = groups_of([samples], first_uid=0, step=6, weights_version=6)
+        responses = [
+            replace(response_of(made_by_openrlhf()), segments=segments, weights_version=segments[0][0])
+            for segments in (((5, 1), (6, 3)), ((4, 2), (5, 1), (6, 1)), ((6, 4),))  # of 4 generated tokens
+        ]
+        (group,) = groups_of([Answers(Prompt("p"), responses)], first_uid=0, step=6, weights_version=6)
         assert (group.step, group.weights_version) == (6, 4)
         assert [group.weights_version_of(response) for response in group.responses] == [5, 4, 6]
         assert group.responses[1].segments == ((4, 2), (5, 1), (6, 1))
-        assert all(SEGMENTS not in sample.info for sample in samples_of([group]))  # OpenRLHF would take its mean
 
     def test_equal_prompts_of_two_rows_are_two_groups(self):
-        groups = groups_of(in_groups([made_by_openrlhf() for _ in range(4)], 2), first_uid=0, step=0, weights_version=0)
+        groups = groups_of(
+            answers_of([made_by_openrlhf() for _ in range(4)], 2), first_uid=0, step=0, weights_version=0
+        )
         assert len(groups) == 2 and groups[0].prompt == groups[1].prompt
 
     def test_images_belong_to_the_prompt(self):
-        groups = groups_of([[made_by_openrlhf(images=["a.png"])]], first_uid=0, step=0, weights_version=0)
+        groups = groups_of(answers_of([made_by_openrlhf(images=["a.png"])], 1), first_uid=0, step=0, weights_version=0)
         assert groups[0].prompt.images == ["a.png"]
 
     def test_a_row_with_an_empty_list_of_images_has_the_prompt_that_its_solution_and_its_choice_are_kept_under(self):
-        groups = groups_of(
-            [[made_by_openrlhf(prompt="p", label="l", images=[])]], first_uid=0, step=0, weights_version=0
-        )
         (drawn,) = prompts_of([(None, ["p"], ["l"], [[]])])
-        assert groups[0].prompt.id == Prompt("p", "l").id == drawn.id
+        assert drawn.id == Prompt("p", "l").id
 
     def test_nothing(self):
-        assert groups_of(in_groups([], 4), first_uid=0, step=0, weights_version=0) == []
+        assert groups_of(answers_of([], 4), first_uid=0, step=0, weights_version=0) == []
 
     @pytest.mark.parametrize("count", [1, 3, 5])
     def test_incomplete(self, count):
         samples = [made_by_openrlhf() for _ in range(count)]
         with pytest.raises(ValueError, match=f"{count} samples are not whole groups of 2"):
-            in_groups(samples, 2)
+            answers_of(samples, 2)
 
-    @pytest.mark.parametrize("other", [{"prompt": "2 + 2 ="}, {"label": "3"}])
-    def test_mixed(self, other):
-        samples = [made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(), made_by_openrlhf(**other)]
-        with pytest.raises(ValueError, match="samples of group 1 are not responses to one prompt"):
-            groups_of(in_groups(samples, 2), first_uid=0, step=0, weights_version=0)
-
-    def test_samples_without_behaviour_log_probs_are_an_error(self):
-        sample = made_by_openrlhf()
-        sample.rollout_log_probs = None
-        with pytest.raises(ValueError, match=r"a response to .* has no behaviour log-probs"):
-            groups_of(in_groups([sample], 1), first_uid=0, step=0, weights_version=0)
+    def test_without_behaviour_log_probs_or_a_reward_they_cannot_be_used(self):
+        for name in ("rollout_log_probs", "rewards"):
+            sample = made_by_openrlhf()
+            setattr(sample, name, None)
+            (answers,) = answers_of([sample], 1)
+            assert not answers.usable and answers.judged == (name != "rewards")
 
 
 def test_sample_of_takes_prompt_and_response_apart():
-    (group,) = groups_of(in_groups([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
+    (group,) = groups_of(answers_of([made_by_openrlhf()], 1), first_uid=0, step=0, weights_version=0)
     sample = sample_of(group.prompt, group.responses[0])
     assert (sample.prompts, sample.labels) == (["1 + 1 ="], ["2"])

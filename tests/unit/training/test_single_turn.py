@@ -516,6 +516,6 @@ def test_all_responses_begin_with_a_prefix_that_is_context(tmp_path, seed, lengt
         assert response["observation_tokens"].tolist() == context + tokens[:most]
         assert response["rollout_log_probs"].tolist() == pytest.approx([0.0] * len(context) + log_probs[:most])
         assert response["action_ranges"] == [(len(context), len(context) + len(tokens[:most]))]
-        assert (response["prompt"], response["prefix_tokens"]) == ("abcdefg", 2)
+        assert response["prompt"] == "abcdefg"
         assert response["reward"] == len(context) + len(tokens[:most])  # the verifier sees all of it
         assert response["truncated"] == (reason == "length")

@@ -20,6 +20,7 @@ from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numb
 from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
 from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
 from bapo_openrlhf.training.trainer import recorder, trainer  # noqa: E402
+from bapo_openrlhf.training.trainer.rollout import Rollout  # noqa: E402
 from bapo_openrlhf.training.trainer.run_state import brief  # noqa: E402
 from bapo_openrlhf.training.trainer.trainer import timed  # noqa: E402
 
@@ -527,15 +528,15 @@ class TestCounts:
         run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
         forward = run.trainer.experience_maker.forward
 
-        def broken(to_train):
+        def broken(origins):
             """The log ratio of the sixth sample is not finite."""
-            passed = forward(to_train)
+            passed = forward(origins)
             if count > 1:
                 passed.log_ratios[5] = math.nan
             return passed
 
         run.trainer.experience_maker.forward = broken
-        status, _ = run.trainer.train_step([], 0)
+        status, _ = run.trainer.train_step([Rollout(0, 0)], 0)
         ((_, experiences),) = run.trained
         stay = [n for n in range(count) if count == 1 or n != 1]
         prompts = [prompt for experience in experiences for prompt in experience.prompts]
@@ -562,7 +563,7 @@ class TestCounts:
         with pytest.raises(
             ValueError, match=f"^BAPO made a batch of {4 * capacity + 4} responses; it may hold at most {4 * capacity} "
         ):
-            run.trainer.train_step([], 0)
+            run.trainer.train_step([Rollout(0, 0)], 0)
         assert run.trained == []
 
     def test_a_group_that_the_method_loses(self, world):
@@ -589,7 +590,7 @@ class TestCounts:
         run = world(prompts=8, **{"train.num_episodes": 1})
         run.trainer.fit()
         assert len(run.trainer.method.replay)
-        status, step = run.trainer.train_step([], 2)
+        status, step = run.trainer.train_step([Rollout(2, 2)], 2)
         assert status["groups/generated"] == 0 and math.isnan(status["reward/fresh_mean"]) and step == 3
 
 

@@ -24,7 +24,7 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.worker import updates
 from bapo_openrlhf.training.worker.first_ratio import FirstRatio
-from bapo_openrlhf.training.worker.updates import Means, Part, WholeBatchActorTrainer, WholeBatchCriticTrainer
+from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 CLIP, COEF, ENTROPY, AUX, VALUE_CLIP = 0.2, 0.3, 0.1, 0.5, 0.2
@@ -398,7 +398,7 @@ def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
             tokens = torch.full((1, max(count, 1)), value, dtype=torch.double)
             plan = MicroBatch(samples=count > 0, step_samples=parts, step_parts=parts, closes=False)
             loss = aggregate_loss(tokens, torch.full_like(tokens, count > 0), **normalisers)
-            trainer._count({"policy_loss": loss}, {}, Part(plan, float(count), whole, normalisers))
+            trainer._count({"policy_loss": loss}, {}, LossContext(plan, float(count), whole, normalisers))
             expected += count * value * (1 if fine_tuning else count * parts / sum(lengths)) / 241
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
     assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
@@ -593,9 +593,9 @@ def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step():
         return made_engine.weight.sum()
 
     subject.loss = loss
-    subject.train_micro_batch(experience, Part(MicroBatch(1, False, 2, 2), 1.0, 2, {}))
+    subject.train_micro_batch(experience, LossContext(MicroBatch(1, False, 2, 2), 1.0, 2, {}))
     with pytest.raises(RuntimeError, match=r"\|log ratio\| of 2 tokens is 7, and rounding explains 0\.01"):
-        subject.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(experience, LossContext(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
     assert made_engine.steps == []
 
 
@@ -650,7 +650,9 @@ def test_the_kl_loss_is_that_of_the_flags(estimator, unbiased, coefficient):
         action_log_probs=torch.tensor([[-1.1, -0.4, 0.0]]),
         action_mask=torch.tensor([[1, 1, 0]]),
     )
-    part = Part(MicroBatch(1, True, 1, 1), 2.0, 1, {"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0})
+    part = LossContext(
+        MicroBatch(1, True, 1, 1), 2.0, 1, {"dp_size": 1, "batch_num_tokens": 2.0, "global_batch_size": 1.0}
+    )
     loss, difference = subject._kl(log_probs, experience, part)
     if not coefficient:
         assert loss == difference == 0
@@ -675,9 +677,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_its_optimizer_step(kind,
     made_engine = subject.engine
     experience = Experience(sequences=torch.zeros(1, 2))
     for closes in (False, True, False):
-        subject.train_micro_batch(experience, Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(experience, LossContext(MicroBatch(1, closes, 2, 2), 1.0, 2, {}))
     with pytest.raises(FloatingPointError) as error:
-        subject.train_micro_batch(experience, Part(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
+        subject.train_micro_batch(experience, LossContext(MicroBatch(1, True, 2, 2), 1.0, 2, {}))
     assert str(error.value) == f"the loss of {kind.__name__} is {value}; its gradient was not applied"
     assert len(made_engine.steps) == 1
 
@@ -752,7 +754,7 @@ def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
     subject.loss, subject.rate_factor = lambda *_: subject.engine.weight.sum(), 0.5
     for closes in (False, True, False, True):
         subject.train_micro_batch(
-            Experience(sequences=torch.zeros(1, 2)), Part(MicroBatch(1, closes, 2, 2), 1.0, 2, {})
+            Experience(sequences=torch.zeros(1, 2)), LossContext(MicroBatch(1, closes, 2, 2), 1.0, 2, {})
         )
     assert used == [0.1, 0.05, 0.1, 0.05] and group["lr"] == 0.1
 

@@ -182,8 +182,8 @@ def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
             resumed.init_model_from_pretrained(resumed.strategy, "model", 9)
         return
     resumed.init_model_from_pretrained(resumed.strategy, "model", 9)
-    assert [part.tolist() for part in workers.parts_of(resumed.ema_model)] == [[2.0, 4.0], [3.0]]
-    assert [part.tolist() for part in workers.parts_of(resumed.actor)] == [[1.0, 1.0], [1.0]]
+    assert [part.tolist() for part in workers.own_parts(resumed.ema_model)] == [[2.0, 4.0], [3.0]]
+    assert [part.tolist() for part in workers.own_parts(resumed.actor)] == [[1.0, 1.0], [1.0]]
     assert resumed.checkpoint_states == {"global_step": 3}
 
 

@@ -1,4 +1,4 @@
-"""What both trainers of this project add to OpenRLHF's: a seed, a stop between steps, and state that it leaves out."""
+"""OpenRLHF's trainer with its faults mended: a seed, a stop between steps, and state that its checkpoints leave out."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ class StopTraining(Exception):
     """Leaves OpenRLHF's loop between two steps."""
 
 
-class StoppableTrainer(Base):
+class MendedTrainer(Base):
     """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
 
     A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
