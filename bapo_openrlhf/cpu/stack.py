@@ -220,8 +220,14 @@ def forked_processes() -> Iterator[None]:
     """Inside the block, processes of runs fork from a process that has imported the stack.
 
     With a GPU, or if `BAPO_OPENRLHF_FORK` is 0, the block changes nothing.
+
+    Raises:
+        RuntimeError: A package is installed in another version than the patches were written for. A run would find this
+            out only after its imports.
     """
     prepare_environment()
+    if active():
+        patching.require_versions(patching.MISSING)  # what is missing is named by the command that imports it
     if not active() or os.environ.get(FORK) == "0":
         yield
         return

