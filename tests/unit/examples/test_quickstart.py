@@ -65,7 +65,7 @@ def test_the_longest_sum_and_its_answer_fit(prepare):
 def test_another_number_of_prompts_is_made_anew(prepare):
     assert len(prepare("--prompts", "30")[0]) == 30
     assert len(prepare("--prompts", "20")[0]) == 20
-    assert len(prepare()[0]) == 1280
+    assert len(prepare()[0]) == 768
 
 
 def test_larger_size_has_sums_of_each_level(prepare, tmp_path):

@@ -401,7 +401,7 @@ class TestResume:
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(4)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2, "kind": "bapo_openrlhf settings"}'])
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 3, "kind": "bapo_openrlhf settings"}'])
     def test_settings_that_are_damaged(self, go, tmp_path, text):
         go()
         (tmp_path / "checkpoints/settings.json").write_text(text)
