@@ -56,6 +56,7 @@ CONTENTS = {
         "research/benchmarks/results/kernels",
         "research/benchmarks/results/math_verifiers",
         "research/benchmarks/results/products",
+        "research/benchmarks/results/quickstart",
         "research/benchmarks/results/start",
         "research/benchmarks/results/steps",
         "research/benchmarks/results/trainer_process",

@@ -122,7 +122,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
             continue
         with _naming(run.arm.name):
             args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
-            checked = check_inputs(args)
+            checked = check_inputs(args, keep=False)  # each run keeps its own
             if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")
         settings[run.arm.name] = settings_of(args, checked.prompts)

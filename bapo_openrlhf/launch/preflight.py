@@ -50,6 +50,7 @@ def check_inputs(
     data: bool = True,
     weights: bool = True,
     ahead: bool = False,
+    keep: bool = True,
     elsewhere: int | None = None,
 ) -> Checked:
     """Check everything that a run reads, as far as that needs no loaded model.
@@ -59,6 +60,7 @@ def check_inputs(
         weights: Whether models must have their weights. Without them a model's config.json and tokenizer are enough.
         elsewhere: Rows of the training data, if it is on another machine.
         ahead: See `check_data`.
+        keep: Whether the rows stay in `run.dir`, for the run. Those of a run that is yet to come never do.
 
     Returns:
         What the checks worked out; the checkpoint is chosen later.
@@ -75,7 +77,7 @@ def check_inputs(
     check_combinations(args, method=method)
     with Questions() as questions:
         warnings += _check_models(args, questions, weights=weights, ahead=ahead)
-        data_check = _check_data(args, ahead=ahead) if data else Data(None, None, [])
+        data_check = _check_data(args, ahead=ahead, keep=keep and not ahead) if data else Data(None, None, [])
         warnings += data_check.warnings
         prompts = elsewhere if data_check.prompts is None else data_check.prompts
         candidates = 1 if method is None else method.candidates
@@ -96,7 +98,7 @@ def check_inputs(
     )
 
 
-def _check_data(args: SimpleNamespace, *, ahead: bool) -> Data:
+def _check_data(args: SimpleNamespace, *, ahead: bool, keep: bool) -> Data:
     """`check_data`, which is told what only a task knows: files that are to be made, and what is a label."""
     names = {"eval.dataset": args.eval.dataset, "data.prompt_dataset": args.data.prompt_dataset}
     missing = {flag: text for flag, value in names.items() if (text := unprepared(flag, value))}
@@ -104,7 +106,7 @@ def _check_data(args: SimpleNamespace, *, ahead: bool) -> Data:
         raise ConfigError(next(iter(missing.values())))
     urls = args.reward.remote_url or [""]
     task = task_of_file(urls[0]) if len(urls) == 1 and urls[0].endswith(".py") else None
-    with TemporaryDirectory() if ahead else nullcontext(Path(args.run.dir).resolve() / KEPT) as folder:
+    with nullcontext(Path(args.run.dir).resolve() / KEPT) if keep else TemporaryDirectory() as folder:
         data = check_data(args, Path(folder), ahead=ahead, without=missing, takes=task and task.takes)
     return replace(data, warnings=[*missing.values(), *data.warnings])
 

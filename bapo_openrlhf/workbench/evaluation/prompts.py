@@ -48,7 +48,6 @@ class Prompter:
             images: Whether any problem has images.
         """
         check_tokenizer("model", model)
-        machine.prepare()
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
         try:
@@ -56,7 +55,8 @@ class Prompter:
             kind = AutoProcessor if images else AutoTokenizer
             self._processor: Any = kind.from_pretrained(model, trust_remote_code=True)
         except Exception as error:  # transformers raises many kinds of errors for a bad folder.
-            raise ConfigError(f"model is {model}; its tokenizer cannot be loaded: {one_line(error)}") from error
+            what = f"model is {model}; its tokenizer cannot be loaded{machine.offline()}"
+            raise ConfigError(f"{what}: {one_line(error)}") from error
         if images and not hasattr(self._processor, "image_processor"):
             raise ConfigError(f"model is {model}; it takes no images, and the problems have some")
         self._tokenizer = getattr(self._processor, "tokenizer", self._processor)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bapo_openrlhf import tasks
+from bapo_openrlhf import machine, tasks
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
@@ -35,6 +35,7 @@ def evaluate(request: Request) -> dict[str, Any]:
         ConfigError: The request is wrong, or another process evaluates in its folder. No model has been loaded yet.
         RunError: Generation failed. Finished problems are kept.
     """
+    machine.prepare()  # before the hub's library is loaded, which reads its variables only once
     check(request)
     with owned(request.out, field=f"--out is {request.out}", what="evaluation", instead="give another --out"):
         return _evaluate(request)

@@ -207,7 +207,7 @@ class _Build:
                 if isinstance(row, BadRow):
                     raise row
                 problem = self.task.problem(row)
-                json.dumps(vars(problem), ensure_ascii=False).encode()
+                json.dumps(vars(problem), ensure_ascii=False, default=str).encode()  # images are bytes
             except UnicodeEncodeError as error:
                 self._reject(number, f"no valid Unicode: {error}")
                 continue

@@ -485,8 +485,8 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 11}, "the state is of format 11; this version reads 10"),
-            ({"version": 9}, "the state is of format 9; this version reads 10"),
+            ({"version": 12}, "the state is of format 12; this version reads 11"),
+            ({"version": 10}, "the state is of format 10; this version reads 11"),
             ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
             ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
         ],

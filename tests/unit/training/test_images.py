@@ -21,7 +21,7 @@ from PIL import Image  # noqa: E402
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.dealing import shares  # noqa: E402
+from bapo_openrlhf.training.trainer.dealing import training_shares  # noqa: E402
 from bapo_openrlhf.training.trainer.experience import row_of  # noqa: E402
 from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
@@ -140,7 +140,7 @@ def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks
     for place, row in enumerate(rows):
         row.index = [place]
     reached = []
-    for share in unpacked(packed(list(shares([Experience.concat_experiences(rows, 0)], ranks)))):
+    for share in unpacked(packed(list(training_shares([Experience.concat_experiences(rows, 0)], ranks)))):
         buffer = WholeBatchReplayBuffer(1)
         buffer.take(*share["experience"], *share["filler"], len(rows))
         for items in filter(None, (buffer.items, [buffer.filler])):
