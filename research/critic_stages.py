@@ -10,7 +10,7 @@ from stage import Stage
 
 SEARCHED = "generated"  # the method whose critic's rate is searched, and taken by all
 CLIMB = (("setting",), ("partial",), ("pretrained",))
-ARMS = {"ppo": 650.0, "today": 600.0, "generated": 700.0, "grouped": 700.0, "group_relative": 450.0}
+ARMS = {"ppo": 650.0, "today": 600.0, "control": 650.0, "generated": 700.0, "grouped": 700.0, "group_relative": 450.0}
 
 CRITIC = (
     Stage("critic_setting", "1", "critic_setting", (501, 502), {method: 650.0 for step in CLIMB for method in step},

@@ -12,7 +12,7 @@ No number of a stage is shown before all of its runs have ended.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -41,6 +41,7 @@ from kept_records import folder_of, keep_all
 from replay_map import SHARES, optimizer_steps, priced
 from scipy import stats
 
+from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.study.data import Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
@@ -88,7 +89,7 @@ PRIMARY = (
     Comparison("Does it add more than its updates do?", "shape", "wide", "matched", "responses"),
     Comparison("Is replay worth more than four epochs?", "price", BEST, "four_epochs", f"share {EXPENSIVE}"),
     Comparison("Is replay worth more than two epochs?", "price", BEST, "two_epochs", f"share {EXPENSIVE}"),
-    Comparison("Does a critic of all groups help?", "critic_arms", "generated", "today", "tokens"),
+    Comparison("Does a critic of all groups help?", "critic_arms", "generated", "control", "tokens"),
     Comparison("Does it help to use it only if it knows more?", "critic_arms", "grouped", "generated", "tokens"),
     Comparison("Is a critic ahead of none?", "critic_arms", BETTER, "group_relative", "tokens"),
 )  # fmt: skip
@@ -321,13 +322,31 @@ def machines(records: Records, stage: str) -> pd.DataFrame:
     return pd.DataFrame(rows).value_counts().rename("runs").reset_index()
 
 
+def critic_updates(rows: Sequence[Mapping[str, float]], config: Mapping[str, object]) -> int:
+    """Optimizer steps of the critic of a run after value pretraining.
+
+    A critic of all groups trains on what a step generated and on the replayed groups, which are whole.
+
+    Args:
+        rows: Metrics of all steps.
+        config: The flags of the run, by name.
+    """
+    size, of_group = int(config["train.batch_size"]), int(config["rollout.n_samples_per_prompt"])
+    of_all = config.get("adapt.critic_groups") == "generated"
+    trained = [
+        row["rollouts/step"] + of_group * row["groups/replayed"] if of_all else row["responses/trained"] for row in rows
+    ]
+    return sum(-(-int(responses) // size) for responses in trained)
+
+
 def known(records: Records, stage: str) -> pd.DataFrame:
-    """The share of the variance of the returns that the critic of each run explains, as `decision_stages.explained`."""
+    """What the critic of each run explains of its returns (`decision_stages.explained`), and its `critic_updates`."""
     rows = [
-        {"label": run.arm.label, "seed": run.seed, "explained": explained(run)}
+        {"label": run.arm.label, "seed": run.seed, "explained": explained(run),
+         "updates": critic_updates(record.read_metrics(run.folder), record.read_run(run.folder)["config"])}
         for run in records.runs(stage_of(stage)) if run.arm.path == "critic"
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["label", "seed", "explained"])
+    return pd.DataFrame(rows, columns=["label", "seed", "explained", "updates"])
 
 
 def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:

@@ -7,7 +7,7 @@ import pytest
 from decision import Records
 from made_runs import flag, write_run
 
-TOPS = {"ppo": 0.5, "today": 0.52, "generated": 0.6, "grouped": 0.58, "group_relative": 0.55}
+TOPS = {"ppo": 0.5, "today": 0.52, "control": 0.53, "generated": 0.6, "grouped": 0.58, "group_relative": 0.55}
 
 
 def run_all(name, root, top=lambda method, rate, seed: 0.5, explained=lambda method, seed: 0.0):
@@ -17,7 +17,7 @@ def run_all(name, root, top=lambda method, rate, seed: 0.5, explained=lambda met
             method = stages.method_of(run.arm)
             rate = float(flag(run, "critic.adam.lr", 0))
             known = [explained(method, run.seed)] * 4 if run.arm.path == "critic" else ()
-            write_run(run, top(method, rate, run.seed), explained=known)
+            write_run(run, top(method, rate, run.seed), explained=known, metrics=lambda step: {"groups/replayed": 2})
             (run.folder / "command.json").write_text("[]")
             made.append(run)
     return made
@@ -30,7 +30,7 @@ def of_all(root):
     run_all("critic_rates", root, top=lambda method, rate, seed: 0.6 if rate == 2e-3 else 0.5)
     spread = np.random.default_rng(0).normal(size=(len(TOPS), 12))
     return run_all("critic_arms", root, lambda method, rate, seed: (
-        TOPS[method] + 0.03 * spread[list(TOPS).index(method), seed - 511]))  # fmt: skip
+        TOPS[method] + 0.003 * spread[list(TOPS).index(method), seed - 511]))  # fmt: skip
 
 
 def test_the_arms_have_the_setting_that_both_runs_know_enough_in_and_the_rate_that_was_found(tmp_path):
@@ -48,7 +48,7 @@ def test_the_better_of_two_arms_has_a_doubled_p(tmp_path, monkeypatch):
     of_all(tmp_path)
     monkeypatch.setattr(fair_trial, "permutation_p", lambda first, second: 0.004)
     table = fair_trial.primary(Records(tmp_path), "critic")
-    better = {stages.definition("critic_groups").arms[2].label: "generated"}
+    better = {stages.definition("critic_groups").arms[3].label: "generated"}
     assert [better.get(label) for label in table["better"]] == ["generated", None, "generated"]
     assert list(table["p"]) == pytest.approx([0.004, 0.004, 0.008])
     assert list(table["p_holm"]) == pytest.approx([0.012, 0.012, 0.012])
@@ -58,6 +58,13 @@ def test_the_page_has_what_each_critic_explains(tmp_path):
     of_all(tmp_path)
     table = fair_trial.tables_of(Records(tmp_path), "critic")["What the critic explains (critic_setting)"]
     assert table["explained"].tolist() == pytest.approx([0.3, 0.3, 0.1, 0.25])
+    table = fair_trial.tables_of(Records(tmp_path), "critic")["What the critic explains (critic_arms)"]
+    labels = {arm.method: arm.label for arm in stages.definition("critic_groups").arms}
+    updates = {
+        name: set(table[table["label"] == labels[name]]["updates"]) for name in ("today", "control", "generated")
+    }
+    # In each of four steps 64 responses, and with all groups 16 more.
+    assert updates == {"today": {4}, "control": {4 * 2}, "generated": {4 * 2}}
 
 
 def test_without_a_setting_there_are_no_arms(tmp_path):
