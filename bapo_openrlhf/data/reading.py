@@ -28,7 +28,7 @@ class Part:
 
     Attributes:
         where: Flag and data set. Errors name them.
-        kept: The folder with its rows, of which only the columns are kept that the request names.
+        kept: The folder with its rows. It has only the columns that the request names.
         rows: These rows, a `datasets.Dataset`.
         names: All columns of the data set.
         is_csv: Whether it is of CSV files, so that each value is a text.

@@ -58,7 +58,7 @@ class InParts(OneRound):
         args, method, prompts: As for one round.
 
     Attributes:
-        in_flight: The answers of which a response may be unfinished.
+        in_flight: Answers. Some of their responses may be unfinished.
     """
 
     def __init__(self, *args: Any) -> None:

@@ -56,7 +56,7 @@ def generated_response(answer: dict[str, Any], **generation: Any) -> Response:
 
     Args:
         answer: What an engine says.
-        generation: OpenRLHF's arguments of the generation, of which the largest length is read.
+        generation: OpenRLHF's arguments of the generation. Only the largest length is read.
     """
     reward, score = reward_of(answer.get("reward")), reward_of(answer.get("scores"))
     if reward is None or score is None:

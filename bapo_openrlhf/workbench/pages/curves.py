@@ -13,7 +13,7 @@ from bapo_openrlhf.workbench.pages.text import number
 
 @dataclass(frozen=True)
 class Key:
-    """A line of a legend, for a line or an area. `dash` is SVG's stroke-dasharray; empty for a solid line."""
+    """A line of a legend, for a line or an area. `dash` is SVG's stroke-dasharray. It is empty if the line is solid."""
 
     name: str
     colour: str

@@ -132,7 +132,7 @@ class Clock:
 
 
 def generator_of(kind: type, args, data: list, evaluation: list, engines: list, clock: Clock, *, method, **options):
-    """A generator that asks for fresh prompts in this way, for a method with these attributes."""
+    """A generator. `kind` is how it asks for fresh prompts, and `method` has the attributes of its method."""
     method = SimpleNamespace(**{"candidates": 1, "first_responses": None} | method)
     return Generator(
         EngineCalls(engines, args, "the tokenizer"),
