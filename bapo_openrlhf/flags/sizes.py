@@ -14,7 +14,6 @@ ENOUGH_STEPS = 100  # trainer steps that `init` writes at least, and below which
 def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
     """The arithmetic of OpenRLHF's (nested) arguments."""
     capacity = (args.adapt.batch_size if args.adapt.enabled else None) or args.rollout.batch_size
-    copies = args.ds.ring_attn_size * args.ds.tensor_parallel_size
     models = {"actor": args.actor}
     if args.critic.model_name_or_path:
         models["critic"] = args.critic
@@ -25,7 +24,10 @@ def batch_arithmetic(args: SimpleNamespace) -> BatchArithmetic:
         capacity=capacity,
         rollout_groups=args.rollout.batch_size,
         train_batch=args.train.batch_size,
-        ranks={name: max(m.num_nodes * m.num_gpus_per_node // copies, 1) for name, m in models.items()},
+        ranks={
+            name: max(m.num_nodes * m.num_gpus_per_node // args.ds.tensor_parallel_size, 1)
+            for name, m in models.items()
+        },
         micro_train=args.train.micro_batch_size,
         most_skipped=most_skipped(args, capacity) if args.adapt.enabled and args.adapt.skip_zero_advantage else 0,
     )
@@ -166,4 +168,4 @@ def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
     tokens = args.adapt.micro_batch_tokens
     if tokens is None and args.train.dynamic_batch_enable:
         tokens = getattr(args, phase).max_tokens_per_gpu
-    return None if tokens is None else tokens * args.ds.ring_attn_size * args.ds.tensor_parallel_size
+    return None if tokens is None else tokens * args.ds.tensor_parallel_size

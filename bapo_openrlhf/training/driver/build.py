@@ -149,7 +149,7 @@ class Run:
 
     def _workers(self, kind: Any, model: SimpleNamespace, place: Any) -> Any:
         """The processes of a model, on the GPUs of a place that it shares with others, or on GPUs of its own."""
-        gpus, copies = SHARE if place else 1, self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        gpus, copies = SHARE if place else 1, self.args.ds.tensor_parallel_size
         sizes = (model.num_nodes, model.num_gpus_per_node)
         return self._parts.workers(*sizes, kind, pg=place, num_gpus_per_actor=gpus, duplicate_actors=copies)
 

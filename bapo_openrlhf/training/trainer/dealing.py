@@ -33,7 +33,7 @@ Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batc
 
 
 def ranks_of(workers: RayActorGroup) -> int:
-    """Number of data-parallel ranks of a model. All processes of a ring or of a tensor-parallel group are one rank."""
+    """Number of data-parallel ranks of a model. All processes of a tensor-parallel group are one rank."""
     return len(workers._actor_handlers) // workers.duplicate_actors
 
 
@@ -148,7 +148,7 @@ class DealtActorGroup(RayActorGroup):
 
     def _send(self, method_name: str, calls: Sequence[tuple[Any, int]]) -> list[Any]:
         """Call a method on each rank with its inputs, of which there are so many."""
-        copies = self.duplicate_actors  # the processes of a ring or of a tensor-parallel group get the same
+        copies = self.duplicate_actors  # the processes of a tensor-parallel group get the same
         return [
             process.execute_batch.remote(method_name, inputs, 0, count)
             for rank, (inputs, count) in enumerate(calls)
@@ -296,7 +296,7 @@ class DealtBatch:
             ray.get(model.async_run_method("empty_cache"))
 
         def answers() -> dict[int, torch.Tensor]:
-            of_ranks = ray.get(refs)[:: model.duplicate_actors]  # the processes of a ring have the same
+            of_ranks = ray.get(refs)[:: model.duplicate_actors]  # those of a tensor-parallel group have the same
             return rows_by_place([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
 
         return answers

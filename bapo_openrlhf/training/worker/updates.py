@@ -16,7 +16,7 @@ The tests are in tests/unit/training (unit) and tests/stack (stack):
 | `train.max_epochs` | `_WholeBatch.ppo_train` | stack: test_ragged |
 | `train.batch_size`, `train.micro_batch_size` | `WholeBatchReplayBuffer.set_up` | unit: test_whole_batch |
 | `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same | the same; stack: test_ragged |
-| `ds.ring_attn_size`, `ds.tensor_parallel_size` | `_WholeBatch._shuffles`, and the buffer's plan | unit: test_dealing |
+| `ds.tensor_parallel_size` | `_WholeBatch._shuffles`, and the buffer's plan | unit: test_dealing |
 | `ds.packing_samples` | `WholeBatchReplayBuffer.loader`, and the models | unit: test_whole_batch |
 | `actor.entropy_coef` | `WholeBatchActorTrainer.loss` | unit: test_updates |
 | `algo.kl`: `use_loss`, `init_coef`, `estimator`, `unbiased_gradient` | `WholeBatchActorTrainer._kl` | the same |
@@ -156,11 +156,9 @@ class _WholeBatch:
     def _shuffles(self) -> bool:
         """Whether the samples are shuffled.
 
-        A plan by tokens depends on their places, and the processes of a ring or of a tensor-parallel group must see the
-        same samples.
+        A plan by tokens depends on their places. The processes of a tensor-parallel group must see the same samples.
         """
-        copies = max(self.args.ds.ring_attn_size, self.args.ds.tensor_parallel_size)
-        return most_tokens(self.args, "train") is None and copies <= 1
+        return most_tokens(self.args, "train") is None and self.args.ds.tensor_parallel_size <= 1
 
     def _with_normalisers(self, step: Step) -> list[tuple[Experience, LossContext]]:
         """The micro-batches of an optimizer step, with what their losses need to know of all ranks' samples.

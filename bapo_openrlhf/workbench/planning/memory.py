@@ -58,7 +58,7 @@ def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, sam
     if workload.args.ds.tensor_parallel_size > 1 and not shape.tied:
         tokens = samples * workload.sample_tokens / workload.copies
         return tokens * constants.cut_logit_bytes * shape.vocabulary
-    logits = samples * workload.response_tokens / workload.args.ds.ring_attn_size * shape.vocabulary
+    logits = samples * workload.response_tokens * shape.vocabulary
     return BYTES * min(logits, constants.logit_block) + 2 * 4 * min(logits, constants.logit_tile)
 
 

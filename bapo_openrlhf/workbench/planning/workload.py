@@ -101,7 +101,7 @@ class Workload:
     @property
     def copies(self) -> int:
         """Number of GPUs that hold one data-parallel rank."""
-        return self.args.ds.ring_attn_size * self.args.ds.tensor_parallel_size
+        return self.args.ds.tensor_parallel_size
 
     @property
     def engine_gpus(self) -> int:

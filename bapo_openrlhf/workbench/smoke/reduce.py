@@ -33,7 +33,6 @@ NO_GPU = "it needs a GPU"
 NO_EVALUATION = "the accuracy of a random model says nothing"
 OFF_ON_THE_CPU = {  # in addition to launch.start.ON_THE_CPU
     "train.dynamic_batch_enable": False,
-    "ds.ring_attn_size": 1,
     "ds.tensor_parallel_size": 1,
     "vllm.tensor_parallel_size": 1,
     "ds.use_liger_kernel": False,

@@ -32,14 +32,14 @@ def test_a_signal_lies_between_the_ends_of_dynamic_filtering(ends, reward_range,
 
 
 class TestArithmetic:
-    def args(self, *, critic="critic", kl=0.01, ring=1, tensor=1, batch=7, **adapt):
+    def args(self, *, critic="critic", kl=0.01, tensor=1, batch=7, **adapt):
         model = SimpleNamespace(num_nodes=2, num_gpus_per_node=4)
         return SimpleNamespace(
             actor=model,
             critic=SimpleNamespace(num_nodes=1, num_gpus_per_node=4, model_name_or_path=critic),
             ref=SimpleNamespace(num_nodes=1, num_gpus_per_node=2),
             algo=SimpleNamespace(kl=SimpleNamespace(init_coef=kl), dynamic_filtering_enable=False),
-            ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=tensor),
+            ds=SimpleNamespace(tensor_parallel_size=tensor),
             adapt=AdaptConfig(**{"method": "bapo", "batch_size": batch} | adapt),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
             train=SimpleNamespace(batch_size=48, micro_batch_size=2, dynamic_batch_enable=False),
@@ -74,7 +74,7 @@ class TestArithmetic:
         assert batch_arithmetic(self.args(kl=0.0)).ranks == {"actor": 8, "critic": 4}
 
     def test_copies_of_a_rank_do_not_count(self):
-        assert batch_arithmetic(self.args(ring=2, tensor=2)).ranks == {"actor": 2, "critic": 1, "reference": 1}
+        assert batch_arithmetic(self.args(tensor=4)).ranks == {"actor": 2, "critic": 1, "reference": 1}
 
     def test_capacity_is_the_rollout_batch_unless_adaptation_has_one_of_its_own(self):
         assert batch_arithmetic(self.args(batch=None)).capacity == 10
@@ -87,13 +87,12 @@ class TestArithmetic:
     ("limit", "dynamic", "tokens"), [(None, False, [None, None]), (None, True, [70, 60]), (50, False, [500, 500])]
 )
 def test_tokens_of_a_rank(limit, dynamic, tokens):
-    """The processes of a ring or of a tensor-parallel group share a micro-batch."""
-    copies = 1 if limit is None else 5
+    """The processes of a tensor-parallel group share a micro-batch."""
     args = SimpleNamespace(
         adapt=SimpleNamespace(micro_batch_tokens=limit),
         train=SimpleNamespace(dynamic_batch_enable=dynamic, max_tokens_per_gpu=70),
         rollout=SimpleNamespace(max_tokens_per_gpu=60),
-        ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1 if limit is None else 2),
+        ds=SimpleNamespace(tensor_parallel_size=1 if limit is None else 10),
     )
     assert [most_tokens(args, phase) for phase in ("train", "rollout")] == tokens
 

@@ -89,7 +89,7 @@ class Rank:
 
 
 class Models:
-    """The groups of processes that a maker has, each of OpenRLHF's class; the ranks of a ring do the same."""
+    """The groups of processes that a maker has, each of OpenRLHF's class; copies of a rank do the same."""
 
     def __init__(self, ranks: dict[str, int], copies: int = 1) -> None:
         self.ranks = {name: [Rank(number) for _ in range(ranks[name] * copies)] for number, name in enumerate(ranks)}
@@ -123,7 +123,7 @@ def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, 
         ),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=24),
         adapt=SimpleNamespace(micro_batch_tokens=None),
-        ds=SimpleNamespace(ring_attn_size=copies, tensor_parallel_size=1, packing_samples=dynamic),
+        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=copies, packing_samples=dynamic),
         actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks["actor"] * copies),
         algo=SimpleNamespace(
             kl=SimpleNamespace(use_loss=use_loss, estimator="k1"), advantage=SimpleNamespace(estimator="group_norm")
@@ -146,7 +146,7 @@ def make(experience_maker: ExperienceMaker, responses: list[Response], *, known:
 
 def openrlhfs(experience_maker: ExperienceMaker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
     """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
-    models = Models(dict.fromkeys(ranks, 1), experience_maker.args.ds.ring_attn_size)
+    models = Models(dict.fromkeys(ranks, 1), experience_maker.args.ds.tensor_parallel_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     parts = (None, SimpleNamespace(args=experience_maker.args), SimpleNamespace(pad_token_id=9))
     plain = RemoteExperienceMaker(*groups, *parts)

@@ -730,14 +730,11 @@ def test_a_gradient_that_is_not_finite_stops_the_run(kind, skipped, parameters, 
     assert end is None or str(error.value) == f"a gradient of {kind.__name__} is not finite{end}"
 
 
-@pytest.mark.parametrize(
-    ("ring", "parallel", "tokens", "shuffles"),
-    [(1, 1, None, True), (2, 1, None, False), (1, 2, None, False), (1, 1, 64, False)],
-)
-def test_samples_are_shuffled_unless_others_need_their_order(ring, parallel, tokens, shuffles):
+@pytest.mark.parametrize(("parallel", "tokens", "shuffles"), [(1, None, True), (2, None, False), (1, 64, False)])
+def test_samples_are_shuffled_unless_others_need_their_order(parallel, tokens, shuffles):
     subject = object.__new__(WholeBatchActorTrainer)
     subject.args = SimpleNamespace(
-        ds=SimpleNamespace(ring_attn_size=ring, tensor_parallel_size=parallel),
+        ds=SimpleNamespace(tensor_parallel_size=parallel),
         adapt=SimpleNamespace(micro_batch_tokens=tokens),
         train=SimpleNamespace(dynamic_batch_enable=False),
     )

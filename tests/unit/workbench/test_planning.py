@@ -577,7 +577,7 @@ def test_engines():
         ("engine", "70B", 32, {"vllm.gpu_memory_utilization": 0.2}),
         ("GPUs", "70B", 2, {}),
         ("GPUs", "1.5B", 3, {"train.colocate_all": False}),
-        ("GPUs", "0.6B", 1, {"ds.ring_attn_size": 2}),  # a rank takes two
+        ("GPUs", "0.6B", 1, {"ds.tensor_parallel_size": 2}),  # a rank takes two
         ("training", "70B", 8, {}),
         ("together", "32B", 8, {}),
         ("batch", "7B", 1024, {}),
