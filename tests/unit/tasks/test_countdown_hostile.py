@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import sys
+import threading
 from unittest import mock
 
 import pytest
@@ -25,12 +26,12 @@ class Executed(BaseException):
     """An exception that `except Exception` does not catch."""
 
 
-audited = None  # what the interpreter does, while someone listens
+audited = {}  # what each thread does that is listened to; a server that another test left may run in another one
 
 
 def hook(event, arguments):
-    if audited is not None:
-        audited.append(event)
+    if audited and (events := audited.get(threading.get_ident())) is not None:
+        events.append(event)
 
 
 sys.addaudithook(hook)  # for good: Python has no way to take one back
@@ -38,29 +39,31 @@ sys.addaudithook(hook)  # for good: Python has no way to take one back
 
 @contextlib.contextmanager
 def nothing_runs():
-    """Only parsing a short text is allowed. No code object, import, file, process or socket may be made."""
-    global audited
-    compile_, import_ = builtins.compile, builtins.__import__
+    """This thread may only parse a short text. It may make no code object, import, file, process or socket."""
+    thread = threading.get_ident()
 
-    def refuse(*arguments, **keywords):
-        raise Executed(arguments)
+    def parses(source, filename, mode, flags=0, **keywords):
+        return flags == ast.PyCF_ONLY_AST and mode == "eval" and len(source) <= countdown.MAX_LENGTH
 
-    def parse_only(source, filename, mode, flags=0, **keywords):
-        if flags != ast.PyCF_ONLY_AST or mode != "eval" or len(source) > countdown.MAX_LENGTH:
-            raise Executed(source)
-        return compile_(source, filename, mode, flags, **keywords)
+    def imports_torch(name, *arguments, **keywords):
+        return name.partition(".")[0] == "torch"  # which the reward function itself imports
 
-    def torch_only(name, *arguments, **keywords):
-        if name.partition(".")[0] != "torch":  # which the reward function itself imports
-            raise Executed(name)
-        return import_(name, *arguments, **keywords)
+    def only_if(allowed, function):
+        def guarded(*arguments, **keywords):
+            if threading.get_ident() == thread and not allowed(*arguments, **keywords):
+                raise Executed(arguments)
+            return function(*arguments, **keywords)
 
-    with mock.patch.multiple(builtins, eval=refuse, exec=refuse, compile=parse_only, __import__=torch_only):
-        audited = []
+        return guarded
+
+    rules = {"eval": lambda *_: False, "exec": lambda *_: False, "compile": parses, "__import__": imports_torch}
+    guards = {name: only_if(allowed, getattr(builtins, name)) for name, allowed in rules.items()}
+    with mock.patch.multiple(builtins, **guards):
+        audited[thread] = []
         try:
             yield
         finally:
-            events, audited = audited, None
+            events = audited.pop(thread)
     assert set(events) <= {"compile"}, events
 
 
@@ -96,6 +99,21 @@ def test_the_guards_can_fail():
             run()
     assert {reward(answer) for answer in RIGHT} == {1.0}
     assert {tagged(answer) for answer in RIGHT} == {1.0}
+
+
+def test_another_thread_may_do_what_it_likes():
+    def work():
+        begun.wait()
+        open("/dev/null").close()
+        done.append(eval("1") + len(__import__("os").sep))
+
+    begun, done = threading.Event(), []
+    thread = threading.Thread(target=work)
+    thread.start()  # before, because to start one is an event of this thread
+    with nothing_runs():
+        begun.set()
+        thread.join()
+    assert done == [2]
 
 
 CODE = [
