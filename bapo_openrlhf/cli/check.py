@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.flags.attention import lacking
+from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
@@ -49,7 +49,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
     print(f"{'start':<{width}}  {_start(args, checked.prompts, elsewhere=mine.prompts is not None)}")
-    if problem := lacking(args):
+    if problem := missing_attention(args):
         print(f"warning: {problem}")
     print("configuration is valid")
     return 0

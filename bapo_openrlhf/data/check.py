@@ -13,7 +13,7 @@ from bapo_openrlhf.data.findings import Findings
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
-from bapo_openrlhf.data.sources import SOURCE, Request
+from bapo_openrlhf.data.sources import SOURCE, SourceFlags
 from bapo_openrlhf.data.tokenizer import Tokenizer
 from bapo_openrlhf.data.worked import wrong_example
 from bapo_openrlhf.errors import ConfigError
@@ -66,20 +66,20 @@ def check_data(
     warnings, not_found, kept = data.warnings, data.not_found, data.kept
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
     evaluated: Mapping[bytes, str] = {}
-    for request in (*evaluation, sources.of_training(args)):
-        if request.flag in without:
+    for flags in (*evaluation, sources.of_training(args)):
+        if flags.flag in without:
             continue
-        what = read(request, folder, download=not ahead)
-        kept[request.flag] = what.names
-        warnings += [_elsewhere(request.flag, source.name) for source in what.elsewhere]
-        looked = RowCheck(request, args, renderer() if what.parts else None, takes).look(what)
+        what = read(flags, folder, download=not ahead)
+        kept[flags.flag] = what.names
+        warnings += [_elsewhere(flags.flag, source.name) for source in what.elsewhere]
+        looked = RowCheck(flags, args, renderer() if what.parts else None, takes).look(what)
         warnings += looked.warnings
         not_found += looked.not_found
-        if request.flag == "eval.dataset" and not what.elsewhere:
+        if flags.flag == "eval.dataset" and not what.elsewhere:
             _check_best(args, what)
-        if request.flag == "eval.dataset":
+        if flags.flag == "eval.dataset":
             evaluated = looked.places
-        if request.flag == "data.prompt_dataset":
+        if flags.flag == "data.prompt_dataset":
             warnings += _in_both(evaluated, looked.places)
             data = replace(data, prompts=what.rows, problem=looked.problem)
         elif (what.rows or 0) > args.data.max_samples:
@@ -127,21 +127,21 @@ def check_warmup(args: SimpleNamespace, folder: Path) -> dict[str, Read]:
         ConfigError: The data cannot be read, or a row has no prompt or response.
     """
     data, result = args.data, {}
-    for request in sources.of_warmup(args):
-        result[request.flag] = rows = read(request, folder, download=True)
-        RowCheck(request, args, None).look(rows)
+    for flags in sources.of_warmup(args):
+        result[flags.flag] = rows = read(flags, folder, download=True)
+        RowCheck(flags, args, None).look(rows)
         if data.apply_chat_template and not data.multiturn and not data.tokenizer_chat_template:
-            _check_examples(args, request, rows)
+            _check_examples(args, flags, rows)
     return result
 
 
-def _check_examples(args: SimpleNamespace, request: Request, rows: Read) -> None:
+def _check_examples(args: SimpleNamespace, flags: SourceFlags, rows: Read) -> None:
     """Check what the chat template makes of the prompts and responses of supervised training."""
     model = args.model.model_name_or_path
     renderer = Renderer("model.model_name_or_path", model, template=None, chat=True)
     assert renderer.tokenizer is not None
     apply, end = renderer.tokenizer.apply_chat_template, renderer.tokenizer.special().get("eos_token", "")
-    findings, columns = Findings(), list(request.columns.values())
+    findings, columns = Findings(), list(flags.columns.values())
     for part in rows.parts:
         for place, row in part.places():
             asked, answer, *_ = (row[column] for column in columns)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.data.messages import as_written
-from bapo_openrlhf.data.sources import ENDINGS, Request, Source, sources
+from bapo_openrlhf.data.sources import ENDINGS, DataSource, SourceFlags, sources
 from bapo_openrlhf.data.text_files import TEXTS, Row, kind_of, rows_of
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
@@ -23,12 +23,12 @@ DATA = {*ENDINGS} - {".json"}  # endings of files that hold rows; a .json file m
 
 
 @dataclass(frozen=True)
-class Part:
-    """One data set of a request that was read.
+class DataSet:
+    """One data set that flags name, and that was read.
 
     Attributes:
         where: Flag and data set. Errors name them.
-        kept: The folder with its rows. It has only the columns that the request names.
+        kept: The folder with its rows. It has only the columns that the flags name.
         rows: These rows, a `datasets.Dataset`.
         names: All columns of the data set.
         is_csv: Whether it is of CSV files, so that each value is a text.
@@ -57,8 +57,8 @@ class Read:
         rows: Number of rows that a run takes. None if a data set is elsewhere.
     """
 
-    parts: list[Part]
-    elsewhere: list[Source]
+    parts: list[DataSet]
+    elsewhere: list[DataSource]
     rows: int | None
 
     @property
@@ -67,11 +67,11 @@ class Read:
         return ",".join(str(part.kept) for part in self.parts)
 
 
-def read(request: Request, folder: Path, *, download: bool) -> Read:
-    """Read the data sets of a request.
+def read(flags: SourceFlags, folder: Path, *, download: bool) -> Read:
+    """Read the data sets that flags name.
 
     Args:
-        request: What to read.
+        flags: What to read.
         folder: In which the rows are kept.
         download: Whether to read what is on the hub.
 
@@ -80,32 +80,32 @@ def read(request: Request, folder: Path, *, download: bool) -> Read:
     """
     if mark := next((mark for mark in ",@" if mark in str(folder)), None):
         raise ConfigError(
-            f"{request.flag} is {request.names}; its rows would be kept in {folder}, and OpenRLHF splits this path at "
+            f"{flags.flag} is {flags.names}; its rows would be kept in {folder}, and OpenRLHF splits this path at "
             f"{mark!r}: give another run.dir, or for other commands another folder in TMPDIR"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{request.flag}: its rows are kept in {folder}, which {one_line(error)}") from None
-    located = sources(request)
+        raise ConfigError(f"{flags.flag}: its rows are kept in {folder}, which {one_line(error)}") from None
+    located = sources(flags)
     elsewhere = [] if download else [source for source in located if not source.here]
-    result = Read([_part(request, source, folder) for source in located if source not in elsewhere], elsewhere, None)
+    result = Read([_part(flags, source, folder) for source in located if source not in elsewhere], elsewhere, None)
     if elsewhere:
         return result
     rows = result.parts[0].rows
-    if len(result.parts) > 1 or request.probabilities:
+    if len(result.parts) > 1 or flags.probabilities:
         with _quiet(None):
-            rows = _blended(request, result.names, request.probabilities)
-    return Read(result.parts, [], min(request.most, len(rows)))
+            rows = _blended(flags, result.names, flags.probabilities)
+    return Read(result.parts, [], min(flags.most, len(rows)))
 
 
-def _blended(request: Request, names: str, probabilities: str | None = None) -> Any:
+def _blended(flags: SourceFlags, names: str, probabilities: str | None = None) -> Any:
     """What OpenRLHF's function returns. It asks the training's strategy only for these three."""
     strategy = SimpleNamespace(
-        args=SimpleNamespace(use_ms=request.modelscope), print=lambda *_: None, is_rank_0=lambda: False
+        args=SimpleNamespace(use_ms=flags.modelscope), print=lambda *_: None, is_rank_0=lambda: False
     )
     return module_of("datasets/utils.py").blending_datasets(
-        names, probabilities, strategy, request.seed, max_count=request.most, dataset_split=request.split
+        names, probabilities, strategy, flags.seed, max_count=flags.most, dataset_split=flags.split
     )
 
 
@@ -136,29 +136,29 @@ def _quiet(cache: Path | None) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _part(request: Request, source: Source, folder: Path) -> Part:
-    where = f"{request.flag} {source}"
+def _part(flags: SourceFlags, source: DataSource, folder: Path) -> DataSet:
+    where = f"{flags.flag} {source}"
     try:
         with TemporaryDirectory(dir=folder, prefix=".") as cache, _quiet(Path(cache) if source.here else None):
             import datasets
 
             from bapo_openrlhf.record.kept_rows import keep
 
-            files, unread = _files(request, source, where)
+            files, unread = _files(flags, source, where)
             texts = chain.from_iterable(rows_of(where, file) for file in files)
-            rows, names = (islice(texts, request.most), []) if files else _typed(request, source, where)
-            kept, found = keep(where, rows, request.kept, folder, source.path.name)
+            rows, names = (islice(texts, flags.most), []) if files else _typed(flags, source, where)
+            kept, found = keep(where, rows, flags.kept, folder, source.path.name)
             read_again = datasets.load_from_disk(kept)
     except ConfigError:
         raise
     except Exception as error:
         cause = error.__cause__ if error.__cause__ is not None else error
         raise ConfigError(f"{where} cannot be read: {one_line(cause)}") from error
-    return Part(where, kept, read_again, names or found, ".csv" in map(kind_of, files), unread)
+    return DataSet(where, kept, read_again, names or found, ".csv" in map(kind_of, files), unread)
 
 
-def _files(request: Request, source: Source, where: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The text files of a data set in the order in which they are read; none if it has types. And `Part.unread`."""
+def _files(flags: SourceFlags, source: DataSource, where: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The text files of a data set in the order in which they are read; none if it has types. And `DataSet.unread`."""
     saved = any((source.path / file).is_file() for file in ("state.json", "dataset_dict.json"))
     if saved or not source.here:
         return (), ()
@@ -176,26 +176,26 @@ def _files(request: Request, source: Source, where: str) -> tuple[tuple[Path, ..
     unread = tuple(path for path in others if path.suffix in DATA and path.suffix not in kinds)
     if not kinds <= {*TEXTS}:
         return (), unread
-    if request.split not in files:
-        raise _no_part(request, where, files)
-    return tuple(files[request.split]), unread
+    if flags.split not in files:
+        raise _no_part(flags, where, files)
+    return tuple(files[flags.split]), unread
 
 
-def _no_part(request: Request, where: str, parts: Iterable[str]) -> ConfigError:
+def _no_part(flags: SourceFlags, where: str, parts: Iterable[str]) -> ConfigError:
     has = ", ".join(map(str, parts))
-    return ConfigError(f"{request.split_flag} is {request.split}; {where} has no such part, it has {has}")
+    return ConfigError(f"{flags.split_flag} is {flags.split}; {where} has no such part, it has {has}")
 
 
-def _typed(request: Request, source: Source, where: str) -> tuple[Iterator[Row], list[str]]:
+def _typed(flags: SourceFlags, source: DataSource, where: str) -> tuple[Iterator[Row], list[str]]:
     """The rows of a data set whose columns have types, with the columns that are used, and the names of all."""
     try:
-        rows = _blended(request, source.name)
+        rows = _blended(flags, source.name)
     except AttributeError as error:
         if isinstance(parts := error.obj, dict):
-            raise _no_part(request, where, parts) from None
+            raise _no_part(flags, where, parts) from None
         raise
     names = rows.column_names
-    used = as_written(rows.select_columns([column for column in request.kept if column in names] or names[:1]))
+    used = as_written(rows.select_columns([column for column in flags.kept if column in names] or names[:1]))
     return (row for _, row in numbered(used)), names
 
 

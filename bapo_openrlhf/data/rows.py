@@ -12,8 +12,8 @@ from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.findings import Findings, shown
 from bapo_openrlhf.data.messages import is_text_of_messages, wrong_prompt
 from bapo_openrlhf.data.prompts import Renderer
-from bapo_openrlhf.data.reading import STEP, Part, Read
-from bapo_openrlhf.data.sources import SOLUTION, Request
+from bapo_openrlhf.data.reading import STEP, DataSet, Read
+from bapo_openrlhf.data.sources import SOLUTION, SourceFlags
 from bapo_openrlhf.data.text_files import Row
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.sizes import fits_solution, response_tokens
@@ -32,7 +32,7 @@ TAKE_RESPONSES = (
 )
 
 
-class Waiting(NamedTuple):
+class Unmeasured(NamedTuple):
     """A prompt whose tokens are not counted yet, its place, its images, and its worked solution."""
 
     place: str
@@ -104,7 +104,7 @@ class RowCheck:
     """Looks at rows one after the other.
 
     Args:
-        request: What was read.
+        flags: What was read.
         args: The run's arguments. Supervised training has no labels and images, and its prompts are not made here.
         render: Makes prompts; None if they are not made here.
         takes: Whether an answer that is made of a label is right; None if that is not known.
@@ -112,14 +112,14 @@ class RowCheck:
 
     def __init__(
         self,
-        request: Request,
+        flags: SourceFlags,
         args: SimpleNamespace,
         render: Renderer | None,
         takes: Callable[[Any], bool] | None = None,
     ) -> None:
-        self._request, self._args = request, args
-        self._supervised = "data.output_key" in request.columns
-        self._values = Values(request.columns, chat=args.data.apply_chat_template)
+        self._flags, self._args = flags, args
+        self._supervised = "data.output_key" in flags.columns
+        self._values = Values(flags.columns, chat=args.data.apply_chat_template)
         self._render = render if render is not None and render.renders else None
         tokenizer = None if self._render is None else self._render.tokenizer
         self._image_token = None if tokenizer is None else tokenizer.image_token()
@@ -129,7 +129,7 @@ class RowCheck:
         self._not_found = Findings()  # of prompts that are not in the text of their tokens
         self._seen: dict[bytes, tuple[str, int]] = {}  # by prompt and images: place and label of the first such row
         self._pictured: dict[bool, str] = {}  # place of the first row without images, and of the first with some
-        self._solution = request.columns.get(SOLUTION)
+        self._solution = flags.columns.get(SOLUTION)
         self._takes = takes
         self._count = self._solved = self._labelled = 0  # rows, and those with a worked solution, and with a label
         self._problem: tuple[str, Any] | None = None
@@ -152,7 +152,7 @@ class RowCheck:
                 )
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
-            waiting: list[Waiting] = []
+            waiting: list[Unmeasured] = []
             for place, row in part.places() if not missing else ():
                 self._count += 1
                 if self._is_good(place, row):
@@ -161,11 +161,11 @@ class RowCheck:
                     self._measure(waiting)
                     waiting = []
             self._measure(waiting)
-        if self._request.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
+        if self._flags.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
             self._check_mixed()
         self._findings.refuse_if_all("label", self._labelled)
         self._findings.check()
-        if self._request.flag == "data.prompt_dataset" and self._count and not self._labelled:
+        if self._flags.flag == "data.prompt_dataset" and self._count and not self._labelled:
             self._warn_of_labels(read.parts[0])
         if self._solution and self._count and not self._solved and not read.elsewhere:
             raise ConfigError(f"{SOLUTION} is {self._solution}; no row has a text in this column")
@@ -174,8 +174,8 @@ class RowCheck:
         places = {prompt: place for prompt, (place, _) in self._seen.items()}
         return Looked(self._problem, self._findings.warnings, self._not_found.warnings, places)
 
-    def _warn_of_columns(self, part: Part) -> None:
-        read = {*self._request.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
+    def _warn_of_columns(self, part: DataSet) -> None:
+        read = {*self._flags.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
         templates = OF_TEMPLATES if self._args.data.apply_chat_template and not self._supervised else ()
         for name in (*templates, *OF_PROMPTS):
             if name in part.names and name not in read:
@@ -184,8 +184,8 @@ class RowCheck:
                     f"{part.where}: the column {name} has no effect, because a run does not give it {where}"
                 )
 
-    def _warn_of_labels(self, part: Part) -> None:
-        key = self._request.columns.get("data.label_key")
+    def _warn_of_labels(self, part: DataSet) -> None:
+        key = self._flags.columns.get("data.label_key")
         if self._supervised or not self._args.reward.remote_url:  # a reward model sees no labels
             return
         why = f"each {key} (data.label_key) is empty" if key else "data.label_key is not set"
@@ -207,12 +207,12 @@ class RowCheck:
                 return False
         return not wrong
 
-    def _prompt(self, place: str, row: Row) -> Iterator[Waiting]:
+    def _prompt(self, place: str, row: Row) -> Iterator[Unmeasured]:
         """Compare the row with those before it, and make its prompt."""
-        content, solution = row[self._request.prompt], row.get(self._solution)
+        content, solution = row[self._flags.prompt], row.get(self._solution)
         self._solved += bool(solution)
         images = None if self._supervised else row.get(self._args.data.image_key)
-        others = [row[column] for flag, column in list(self._request.columns.items())[1:] if flag != SOLUTION]
+        others = [row[column] for flag, column in list(self._flags.columns.items())[1:] if flag != SOLUTION]
         key, label = (json.dumps(value, sort_keys=True).encode() for value in ([content, images], others))
         first, first_label = self._seen.setdefault(blake2b(key, digest_size=16).digest(), (place, hash(label)))
         if first is not place:
@@ -222,7 +222,7 @@ class RowCheck:
             self._findings.count("answered", text)
         if self._args.data.apply_chat_template and is_text_of_messages(content):
             text = f"{place}: the prompt is a text with messages in JSON or Python, and a run makes one user message"
-            advice = f"If the messages are meant, give {self._request.prompt} a list in a .jsonl or .parquet file"
+            advice = f"If the messages are meant, give {self._flags.prompt} a list in a .jsonl or .parquet file"
             self._findings.count("as text", f"{text} of the whole text", advice)
         prompt = content if isinstance(content, str) else json.dumps(content)
         try:
@@ -243,7 +243,7 @@ class RowCheck:
             self._findings.count("label", text)
         pictures = vision.images_of(row.get(self._args.data.image_key)) if images else []
         self._pictured.setdefault(bool(pictures), place)
-        yield Waiting(place, prompt, pictures, solution)
+        yield Unmeasured(place, prompt, pictures, solution)
 
     def _repeats(self, place: str, first: str, *, other: bool) -> None:
         near = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
@@ -263,7 +263,7 @@ class RowCheck:
                 "(actor.freeze_visual_encoder) with ds.zero_stage below 3 takes both",
             )
 
-    def _measure(self, prompts: list[Waiting]) -> None:
+    def _measure(self, prompts: list[Unmeasured]) -> None:
         """Count the tokens of prompts, and of worked solutions with their ends."""
         if self._render is None or self._render.tokenizer is None or not prompts:
             return

@@ -15,7 +15,7 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True)
-class Request:
+class SourceFlags:
     """What a run reads, and which columns it uses. Errors name the flags.
 
     Attributes:
@@ -54,8 +54,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Source:
-    """One data set of a request.
+class DataSource:
+    """One data set that flags name.
 
     Attributes:
         name: As it was given.
@@ -71,33 +71,33 @@ class Source:
         return str(self.path) if self.here else self.name
 
 
-def of_training(args: SimpleNamespace) -> Request:
+def of_training(args: SimpleNamespace) -> SourceFlags:
     """What a run trains on."""
     data = args.data
     columns = _columns(args) | _named({SOLUTION: data.solution_key})
-    return Request(
+    return SourceFlags(
         "data.prompt_dataset", data.prompt_dataset, columns, (data.image_key, SOURCE),
         data.prompt_probs, data.prompt_split, "data.prompt_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
 
 
-def of_evaluation(args: SimpleNamespace) -> Request:
+def of_evaluation(args: SimpleNamespace) -> SourceFlags:
     """What a run is evaluated on while it trains. OpenRLHF reads all of it, and evaluates the first rows."""
-    return Request(
+    return SourceFlags(
         "eval.dataset", args.eval.dataset, _columns(args), (args.data.image_key, SOURCE),
         split=args.eval.split, split_flag="eval.split", modelscope=args.use_ms,
     )  # fmt: skip
 
 
-def of_warmup(args: SimpleNamespace) -> list[Request]:
+def of_warmup(args: SimpleNamespace) -> list[SourceFlags]:
     """What supervised training reads: what it trains on, and what it is evaluated on if there is such data."""
     data = args.data
     columns = _named({"data.input_key": data.input_key, "data.output_key": data.output_key})
-    trained = Request(
+    trained = SourceFlags(
         "data.dataset", data.dataset, columns, (), data.dataset_probs, data.dataset_split,
         "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
     )  # fmt: skip
-    evaluated = Request(
+    evaluated = SourceFlags(
         "eval.dataset", args.eval.dataset, columns, split=args.eval.split, split_flag="eval.split",
         modelscope=args.use_ms,
     )  # fmt: skip
@@ -112,31 +112,31 @@ def _named(columns: dict[str, str | None]) -> dict[str, str]:
     return {flag: column for flag, column in columns.items() if column}
 
 
-def sources(request: Request) -> list[Source]:
-    """The data sets of a request.
+def sources(flags: SourceFlags) -> list[DataSource]:
+    """The data sets that flags name.
 
     Raises:
         ConfigError: One is empty, or neither a file that OpenRLHF reads, nor a folder, nor can it be a name on the hub.
     """
-    if not request.names:
-        raise ConfigError(f"{request.flag} is not set; it must be a file, a folder or a data set's hub name")
-    names = [name.strip() for name in request.names.split(",")]
-    whole = request.names.strip()
-    if (mark := next((one for one in ",@" if one in whole), None)) and is_file(request.flag, Path(whole)):
+    if not flags.names:
+        raise ConfigError(f"{flags.flag} is not set; it must be a file, a folder or a data set's hub name")
+    names = [name.strip() for name in flags.names.split(",")]
+    whole = flags.names.strip()
+    if (mark := next((one for one in ",@" if one in whole), None)) and is_file(flags.flag, Path(whole)):
         raise ConfigError(
-            f"{request.flag} is {whole}; the file's name has {mark!r}, at which OpenRLHF splits the value: rename it"
+            f"{flags.flag} is {whole}; the file's name has {mark!r}, at which OpenRLHF splits the value: rename it"
         )
     if not all(names):
-        raise ConfigError(f"{request.flag} is {request.names}; a name is empty: remove the comma that is not needed")
-    return [_source(request.flag, name) for name in names]
+        raise ConfigError(f"{flags.flag} is {flags.names}; a name is empty: remove the comma that is not needed")
+    return [_source(flags.flag, name) for name in names]
 
 
-def _source(flag: str, name: str) -> Source:
+def _source(flag: str, name: str) -> DataSource:
     place = name.split("@")[0].strip()  # OpenRLHF takes what follows the first @ for a part of a folder
     path = Path(place)
     ending = path.suffix
     if is_dir(flag, path) or (is_file(flag, path) and ending in ENDINGS):
-        return Source(name, path, here=True)
+        return DataSource(name, path, here=True)
     if is_file(flag, path):
         raise ConfigError(
             f"{flag} is {name}; OpenRLHF reads files that end in {', '.join(ENDINGS)}, and folders: unpack or convert "
@@ -146,7 +146,7 @@ def _source(flag: str, name: str) -> Source:
         raise ConfigError(f"{flag} is {name}; there is no such file{start_of(path)}")
     if looks_local(place):
         raise ConfigError(f"{flag} is {name}; there is no such file or folder{start_of(path)}")
-    return Source(name, path, here=False)
+    return DataSource(name, path, here=False)
 
 
 def looks_local(name: str) -> bool:

@@ -11,7 +11,7 @@ _HUB = {"kernels": "kernels"}  # transformers gets the attention from the model 
 _NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_interface": "flash-attn-3"} | _HUB}
 
 
-def lacking(args: SimpleNamespace) -> str | None:
+def missing_attention(args: SimpleNamespace) -> str | None:
     """A sentence on what the attention or a kernel needs that is not installed; None if nothing is missing."""
     if args.ds.use_liger_kernel and find_spec("liger_kernel") is None:
         return "ds.use_liger_kernel is True; it needs the package liger-kernel, which is not installed on this machine"

@@ -9,7 +9,7 @@ from typing import Any
 from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.flags.config import GROUPS, MEASURED
 from bapo_openrlhf.flags.flag import described
-from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, refuse
+from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
 
 METHOD, ESTIMATOR, REWARD_MODEL = "adapt.method", "algo.advantage.estimator", "reward.model_name_or_path"
 IMAGES, AGENT, OVERLONG = "data.max_images_per_prompt", "train.agent_func_path", "reward.overlong_buffer_len"
@@ -23,7 +23,7 @@ def check_combinations(args: SimpleNamespace, **facts: Any) -> None:
     Args:
         facts: What is known of the run, as attributes of `Flags`.
     """
-    refuse(COMBINATIONS, Flags.of(args, **facts))
+    check_rules(COMBINATIONS, Flags.of(args, **facts))
 
 
 # ── What a flag needs, by a word of its description: whether it is there, and what the message says of it ──

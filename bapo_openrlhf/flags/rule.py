@@ -136,7 +136,7 @@ def messages(rules: Iterable[Rule], f: Flags) -> Iterator[str]:
     return (message for rule in rules if (message := rule.message(f)) is not None)
 
 
-def refuse(rules: Iterable[Rule], flags: Mapping[str, Any]) -> None:
+def check_rules(rules: Iterable[Rule], flags: Mapping[str, Any]) -> None:
     """Raise ConfigError with the message of the first rule that is broken."""
     message = next(messages(rules, flags if isinstance(flags, Flags) else Flags(flags)), None)
     if message is not None:

@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.flags.config import ALGORITHMS, Algorithm
 from bapo_openrlhf.flags.placement import PLACEMENT
 from bapo_openrlhf.flags.ranges import VALUES, check_ranges
-from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, refuse
+from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
 
 NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or grpo"
 CORRECTION = "algo.advantage.is_correction"
@@ -26,14 +26,14 @@ def check_values(flags: Mapping[str, Any]) -> None:
     Args:
         flags: Values by dotted name, as they were given, before OpenRLHF completes them.
     """
-    refuse([*NEVER_RUN, *IMAGES, PACKED], flags)
+    check_rules([*NEVER_RUN, *IMAGES, PACKED], flags)
     check_ranges(flags, VALUES)
-    refuse([*SIZES, *OPTIONS, *PLACEMENT], flags)
+    check_rules([*SIZES, *OPTIONS, *PLACEMENT], flags)
 
 
 def check_algorithm(args: SimpleNamespace) -> None:
     """Refuse flags that contradict the algorithm."""
-    refuse(ALGORITHM, Flags.of(args))
+    check_rules(ALGORITHM, Flags.of(args))
 
 
 def _muon(model: str) -> Rule:

@@ -21,7 +21,7 @@ from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.attention import lacking
+from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.conflicts import check_combinations
@@ -152,7 +152,7 @@ def check_packages(args: SimpleNamespace) -> None:
         raise ConfigError(
             "logger.wandb.key is set; it needs the package wandb, which is not installed here: pip install wandb"
         )
-    problem = lacking(args)
+    problem = missing_attention(args)
     if problem and not machine.on_cpu():
         raise ConfigError(problem)
 

@@ -14,7 +14,7 @@ from typing import Any
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, RunError, one_line
 from bapo_openrlhf.flags.conflicts import UNIVERSAL as RULES
-from bapo_openrlhf.flags.rule import Flags, refuse
+from bapo_openrlhf.flags.rule import Flags, check_rules
 from bapo_openrlhf.launch.resume import SETTINGS, SETTINGS_KIND
 from bapo_openrlhf.record.checkpoint_store import ADAPT, CRITIC, OF_A_RANK, UNIVERSAL, CheckpointStore
 from bapo_openrlhf.record.owner import owned
@@ -52,7 +52,7 @@ def _convert(store: CheckpointStore, field: str) -> str:
     settings = store.path / SETTINGS
     if settings.exists():  # a run of an older version has none
         flags = read_document(settings, SETTINGS_KIND)["config"] | {"ds.use_universal_ckpt": True}
-        refuse(RULES, Flags(flags))
+        check_rules(RULES, Flags(flags))
     if not all(store.ranks(tag).values()):
         raise ConfigError(
             f"{field}; {tag} has no part for each rank (ds.zero_stage 0), and DeepSpeed converts only these"

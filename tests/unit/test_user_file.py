@@ -129,7 +129,7 @@ def test_what_the_operating_system_does_not_say(monkeypatch, error):
         lambda: user_file.is_dir("f", Path("x")),
         lambda: user_file.load("f", Path("x")),
         lambda: preflight.check_model("f", "x"),
-        lambda: sources.sources(sources.Request("f", "x", {})),
+        lambda: sources.sources(sources.SourceFlags("f", "x", {})),
     ]
     assert check_read(SimpleNamespace(data=SimpleNamespace(prompt_dataset="x"))) is None
     with pytest.raises(ConfigError, match=r"^f cannot be read: IsADirectoryError: "):

@@ -43,7 +43,7 @@ class Prepared:
     in_child: Callable[[], None] = lambda: None
 
 
-class Request(NamedTuple):
+class ForkRequest(NamedTuple):
     """What a child must become: its arguments of `python`, its environment, folder, open files and blocked signals.
 
     `files` are the numbers of the `received` descriptors in the child.
@@ -57,7 +57,7 @@ class Request(NamedTuple):
     received: list[int]
 
 
-def read_request(connection: socket.socket) -> Request:
+def read_request(connection: socket.socket) -> ForkRequest:
     head, received, _, _ = socket.recv_fds(connection, HEAD, MOST_FILES)
     size, data = int.from_bytes(head, "big"), b""
     try:
@@ -66,7 +66,7 @@ def read_request(connection: socket.socket) -> Request:
             if not part:
                 raise OSError("the client left")
             data += part
-        return Request(**json.loads(data), received=received)
+        return ForkRequest(**json.loads(data), received=received)
     except (OSError, ValueError, TypeError):
         for file in received:
             os.close(file)
@@ -90,7 +90,7 @@ class Server:
         self.selector.register(self.wake[0], selectors.EVENT_READ, self.reap)
         self.selector.register(owner, selectors.EVENT_READ, self.end)
 
-    def serve(self) -> Request:
+    def serve(self) -> ForkRequest:
         """Serve the clients. This returns only in a child, with its request."""
         while True:
             for key, _ in self.selector.select():
@@ -98,7 +98,7 @@ class Server:
                 if request is not None:
                     return request
 
-    def accept(self) -> Request | None:
+    def accept(self) -> ForkRequest | None:
         """Fork a child for a new client. Only the child gets the request."""
         connection, _ = self.listener.accept()
         connection.settimeout(PATIENCE)
@@ -166,7 +166,7 @@ class Server:
         os._exit(0)
 
 
-def become(request: Request, prepared: Prepared, inherited: dict[str, str]) -> None:
+def become(request: ForkRequest, prepared: Prepared, inherited: dict[str, str]) -> None:
     """Become the requested process, then run its program.
 
     Variables with the same value are not set again, because the title of a process overwrites its first environment.

@@ -81,7 +81,7 @@ def parts_of(args: SimpleNamespace) -> Parts:
     return Parts(workers.PlainPolicyActor, workers.PlainCriticActor, plain, RayActorGroup, *either)
 
 
-class Run:
+class RunProcesses:
     """The processes of a run. The constructor asks Ray for all of them, and waits for no model.
 
     Args:
@@ -198,7 +198,7 @@ def train(args: SimpleNamespace, signals: Signals) -> None:
         env = {name: os.environ.get(name, value) for name, value in defaults.items()}
         connect(runtime_env={"env_vars": env})
     signals.listen()
-    run = Run(args, signals)
+    run = RunProcesses(args, signals)
     run.load()
     run.train()
 

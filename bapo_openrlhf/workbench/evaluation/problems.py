@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.rewards import UNIT, Range
 from bapo_openrlhf.data.findings import shown
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.rows import Values
-from bapo_openrlhf.data.sources import Request as DataRequest
+from bapo_openrlhf.data.sources import SourceFlags
 from bapo_openrlhf.data.vision import NOT_FILES, images_of, places
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import task_of
@@ -132,8 +132,8 @@ def _generator(manifest: Path, name: str) -> str | None:
 
 def _problems(flag: str, file: Path, columns: Columns, folder: Path, *, chat: bool) -> Iterator[BenchmarkProblem]:
     names = {"input_key": columns.input, "label_key": columns.label}
-    request = DataRequest(flag, str(file), names, (columns.images, "id"))
-    (part,) = read(request, folder, download=False).parts
+    flags = SourceFlags(flag, str(file), names, (columns.images, "id"))
+    (part,) = read(flags, folder, download=False).parts
     values = Values(names, chat=chat)
     for _, text in values.missing(part.names):
         raise ConfigError(f"{part.where}: {text}")

@@ -7,7 +7,7 @@ import pytest
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
-from bapo_openrlhf.flags.attention import lacking
+from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.rule import refuse
 from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import preflight
@@ -29,7 +29,7 @@ def install(monkeypatch):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
 def test_some_attention_needs_no_package(implementation):
-    assert lacking(asked(implementation)) is None
+    assert missing_attention(asked(implementation)) is None
 
 
 FLASH = "ds.attn_implementation is flash_attention_2"
@@ -54,10 +54,10 @@ PACKS = "ds.packing_samples is True"
 def test_what_needs_a_package(install, words, flag, without, needs):
     modules = {"flash-attn": "flash_attn_2_cuda", "flash-attn-3": "flash_attn_interface", "kernels": "kernels"}
     install(*without)
-    text = lacking(asked(**words))
+    text = missing_attention(asked(**words))
     assert text.startswith(f"{flag}; ") and needs in text
     install(modules.get(needs, "liger_kernel"))
-    assert lacking(asked(**words)) is None
+    assert missing_attention(asked(**words)) is None
 
 
 def test_it_is_refused_only_with_a_gpu(monkeypatch):
