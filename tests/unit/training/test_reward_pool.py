@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +76,13 @@ def ask(pool, code, query=""):
     return pool(query, "prompt", code, "")
 
 
+def failure_of(pool, code, query=""):
+    """The failure of a call that must fail."""
+    with pytest.raises(RewardFailure) as caught:
+        ask(pool, code, query)
+    return caught.value
+
+
 def pid_of(pool):
     return int(ask(pool, GOOD)["extra_logs"]["pid"])
 
@@ -100,112 +106,72 @@ def make_pool(tmp_path):
 
 # ── Each failure ──
 
-# (code, kind, what the message says, whether the worker is kept)
+# (code, kind, what the message names, whether the worker is kept)
 FAILURES = {
-    "python loop": ("while True: pass", "timeout", "reward_func took more than 1 s", False),
     "regex": ("re.match('(a+)+$', 'a' * 60 + 'b')", "timeout", "more than 1 s", False),
     "sleep, deaf to signals": (
-        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(1000)",
-        "timeout",
-        "more than 1 s",
-        False,
+        "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64)); time.sleep(1000)", "timeout", "more than 1 s", False,
     ),
-    "os._exit": ("os._exit(3)", "crashed", "ended its process: exit status 3", False),
-    "os._exit(0)": ("os._exit(0)", "crashed", "ended its process: exit status 0", False),
-    "segfault": ("ctypes.string_at(0)", "crashed", "killed by signal 11", False),
-    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "crashed", "killed by signal 9", False),
+    "os._exit(0)": ("os._exit(0)", "crashed", "exit status 0", False),
+    "segfault": ("ctypes.string_at(0)", "crashed", "signal 11", False),
     "closes what is open": ("os.closerange(0, 1000); result = {'rewards': 1}", "crashed", "ended its process", False),
-    "one large block": ("x = bytearray(300 << 20)", "memory", "ran out of memory: more than 0.25 GiB", False),
-    "many small blocks": ("x = []\nwhile True: x.append([0] * 10_000)", "memory", "out of memory", False),
-    "memory of a library": ("x = ' ' * 200_000_000 + query; x + x", "memory", "out of memory", False),
-    "raises": ("raise KeyError('no such unit')", "raised", r"raised KeyError: 'no such unit'\n.*line \d", True),
-    "sys.exit": ("sys.exit(4)", "raised", "raised SystemExit: 4", True),
-    "KeyboardInterrupt": ("raise KeyboardInterrupt", "raised", "raised KeyboardInterrupt", True),
-    "endless recursion": ("def f(): f()\nf()", "raised", "raised RecursionError", True),
-    "error of 10 MB": ("raise ValueError('x' * 10_000_000)", "raised", "raised ValueError: xxx", True),
-    "error of 200 MB": ("raise ValueError('x' * 200_000_000)", "memory", "out of memory", False),
+    "one large block": ("x = bytearray(300 << 20)", "memory", "0.25 GiB", False),
+    "many small blocks": ("x = []\nwhile True: x.append([0] * 10_000)", "memory", "0.25 GiB", False),
+    "raises": ("raise KeyError('no such unit')", "raised", r"KeyError: 'no such unit'\n.*line \d", True),
+    "sys.exit": ("sys.exit(4)", "raised", "SystemExit: 4", True),
+    "endless recursion": ("def f(): f()\nf()", "raised", "RecursionError", True),
+    "error of 10 MB": ("raise ValueError('x' * 10_000_000)", "raised", "ValueError: xxx", True),
+    "error of 200 MB": ("raise ValueError('x' * 200_000_000)", "memory", "0.25 GiB", False),
     "error that has no text": (
-        "class E(Exception):\n  def __str__(self): raise ValueError\nraise E",
-        "raised",
-        r"raised .*E: <exception str\(\) failed>",
-        True,
+        "class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "raised", "E: <exception str", True,
     ),
-    "error with a surrogate": ("raise ValueError(chr(0xd800))", "raised", r"raised ValueError: \\ud800", True),
-    "reads the terminal": ("input()", "raised", "raised EOFError", True),
-    "no result": ("pass", "raised", "raised KeyError: 'result'", True),
-    "None": ("result = None", "invalid", "returned None, a NoneType; it must be a dict", True),
-    "a bare number": ("result = 0.5", "invalid", "returned 0.5, a float; it must be a dict", True),
-    "no rewards": ("result = {'scores': [1.0]}", "invalid", "it must be a dict with rewards, as in", True),
-    "reward None": ("result = {'rewards': [None]}", "invalid", r"rewards = \[None\]", True),
+    "error with a surrogate": ("raise ValueError(chr(0xd800))", "raised", r"ValueError: \\ud800", True),
+    "reads the terminal": ("input()", "raised", "EOFError", True),
+    "None": ("result = None", "invalid", "None, a NoneType", True),
+    "no rewards": ("result = {'scores': [1.0]}", "invalid", "a dict with rewards", True),
     "nan": ("result = {'rewards': [float('nan')]}", "invalid", r"rewards = \[nan\]", True),
-    "inf": ("result = {'rewards': [float('-inf')]}", "invalid", r"rewards = \[-inf\]", True),
     "beyond floats": ("result = {'rewards': 10**400}", "invalid", "rewards = 1000", True),
     "far beyond floats": ("result = {'rewards': 10**5000}", "invalid", "rewards = a", True),
-    "complex": ("result = {'rewards': 1j}", "invalid", "rewards = 1j", True),
     "str": ("result = {'rewards': ['1.0']}", "invalid", r"rewards = \['1.0'\]", True),
     "no value": ("result = {'rewards': []}", "invalid", r"rewards = \[\]", True),
-    "two values": ("result = {'rewards': [0.5, 1.0]}", "invalid", r"rewards = \[0.5, 1.0\]", True),
     "many values": ("result = {'rewards': [0.5] * 10**6}", "invalid", r"rewards = \[0.5, .*\.\.\.\]", True),
     "score nan": ("result = {'rewards': 1, 'scores': float('nan')}", "invalid", "scores = nan", True),
-    "score of two": ("result = {'rewards': 1, 'scores': [1, 2]}", "invalid", r"scores = \[1, 2\]", True),
     "log of two": ("result = {'rewards': 1, 'extra_logs': {'digits': [1, 2]}}", "invalid", r"\['digits'\] = \[", True),
-    "log str": ("result = {'rewards': 1, 'extra_logs': {'digits': 'x'}}", "invalid", r"\['digits'\] = 'x'", True),
-    "log None": ("result = {'rewards': 1, 'extra_logs': {'digits': None}}", "invalid", r"\['digits'\] = None", True),
     "log of the run": (
         "result = {'rewards': 1, 'extra_logs': {'digits': 1, 'response_length': [3.0]}}",
-        "invalid",
-        r"extra_logs\['response_length'\], a name that the run itself uses; allowed is each name but actor_grad_norm, ",
-        True,
+        "invalid", r"extra_logs\['response_length'\]", True,
     ),
     "logs in a list": ("result = {'rewards': 1, 'extra_logs': [1]}", "invalid", r"extra_logs = \[1\]", True),
     "reply of 2 MB": (
-        "result = {'rewards': 1, 'extra_logs': {'x' * 2_000_000: 1}}",
-        "invalid",
-        "longer than 1048576 bytes",
-        False,
+        "result = {'rewards': 1, 'extra_logs': {'x' * 2_000_000: 1}}", "invalid", "longer than 1048576 bytes", False,
     ),
-    "endless reply": ("while True: os.write(int(sys.argv[4]), b'[' * 9999)", "invalid", "longer than", False),
     "another reply": ("os.write(int(sys.argv[4]), b'hello\\n'); time.sleep(1000)", "invalid", "cannot be read", False),
     "deep reply": (
-        "os.write(int(sys.argv[4]), b'[' * 100_000 + b'\\n'); time.sleep(1000)",
-        "invalid",
-        "cannot be read",
-        False,
+        "os.write(int(sys.argv[4]), b'[' * 100_000 + b'\\n'); time.sleep(1000)", "invalid", "cannot be read", False,
     ),
     "unknown reply": (
-        "os.write(int(sys.argv[4]), b'[\"bought\", 1, null]\\n'); time.sleep(1000)",
-        "invalid",
-        "cannot be read: kind 'bought'",
-        False,
+        "os.write(int(sys.argv[4]), b'[\"bought\", 1, null]\\n'); time.sleep(1000)", "invalid", "kind 'bought'", False,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def module_pool(tmp_path_factory):
-    """Builds a pool for the whole module, so that each test finds what the test before it left."""
-    pools = []
-
-    def build(source, timeout, memory_gib):
-        path = tmp_path_factory.mktemp("reward") / "rewards.py"
-        path.write_text(source)
-        pools.append(RewardPool(path, processes=1, timeout=timeout, memory_gib=memory_gib))
-        return pools[-1]
-
-    yield build
-    for pool in pools:
-        pool.close()
-        assert not workers_of(pool.path)
+def one_pool(tmp_path_factory):
+    """A pool for the whole module, so that each test finds what the test before it left."""
+    yield from opened(tmp_path_factory, OBEDIENT)
 
 
 @pytest.fixture(scope="module")
-def one_pool(module_pool):
-    return module_pool(OBEDIENT, timeout=60.0, memory_gib=0.25)
+def hasty_pool(tmp_path_factory):
+    yield from opened(tmp_path_factory, OBEDIENT, timeout=1.0)
 
 
-@pytest.fixture(scope="module")
-def hasty_pool(module_pool):
-    return module_pool(OBEDIENT, timeout=1.0, memory_gib=0.25)
+def opened(tmp_path_factory, source, *, timeout=60.0, memory_gib=0.25):
+    path = tmp_path_factory.mktemp("reward") / "rewards.py"
+    path.write_text(source)
+    with closing(RewardPool(path, processes=1, timeout=timeout, memory_gib=memory_gib)) as pool:
+        yield pool
+    assert not workers_of(pool.path)
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -213,34 +179,14 @@ def test_a_failure_is_named_and_the_next_call_is_served(one_pool, hasty_pool, na
     code, kind, message, kept = FAILURES[name]
     pool = hasty_pool if kind == "timeout" else one_pool
     before, counted = pid_of(pool), pool.failures.kinds[kind]
-    with pytest.raises(RewardFailure, match=f"(?s){message}") as caught:
-        ask(pool, code)
-    assert caught.value.kind == kind
-    assert str(caught.value).startswith(f"{pool.path}: reward_func ")
-    assert len(str(caught.value)) < 5000
-    str(caught.value).encode()  # can be printed
+    failure = failure_of(pool, code)
+    assert failure.kind == kind and re.search(f"(?s){message}", str(failure))
+    assert str(failure).startswith(f"{pool.path}: reward_func ") and len(str(failure)) < 5000
+    str(failure).encode()  # can be printed
     assert pool.failures.kinds[kind] == counted + 1
     assert exists(before) == kept
     assert (pid_of(pool) == before) == kept
     assert len(workers_of(pool.path)) == 1
-
-
-def test_failures_are_counted_by_kind(make_pool):
-    pool = make_pool()
-    for name in ("raises", "nan", "inf", "os._exit", "one large block"):
-        with pytest.raises(RewardFailure):
-            ask(pool, FAILURES[name][0])
-    pid_of(pool)
-    assert pool.failures.kinds == Counter(raised=1, invalid=2, crashed=1, memory=1)
-
-
-def test_the_error_shows_where_it_was_raised(make_pool):
-    pool = make_pool("def helper():\n    raise ValueError('odd')\n\ndef reward_func(q, p, l):\n    helper()\n")
-    with pytest.raises(RewardFailure) as caught:
-        ask(pool, "")
-    text = str(caught.value)
-    assert text.index("raised ValueError: odd") < text.index(f'File "{pool.path}", line 5, in reward_func')
-    assert text.index("line 5, in reward_func") < text.index("line 2, in helper")
 
 
 def test_a_failure_survives_pickling():
@@ -255,7 +201,6 @@ CAUSES = {
     "raised": ("def reward_func(q, p, l):\n    helper(q)\n\ndef helper(q):\n    int(q[0])\n", 5,
                "reward_func raised ValueError: invalid literal for int() with base 10: 'a'"),
     "loading": ("x = 1\n\ndef reward_func(:\n", 3, "loading it raised SyntaxError: invalid syntax"),
-    "too many arguments": ("\ndef reward_func(q): ...\n", 2, "reward_func raised TypeError: reward_func() takes 1"),
 }  # fmt: skip
 
 
@@ -264,42 +209,16 @@ def test_each_failure_knows_file_and_line(make_pool, name):
     source, line, says = CAUSES[name]
     pool = make_pool(source)
     for query in "abb":  # another message each time is the same cause
-        with pytest.raises(RewardFailure) as caught:
-            ask(pool, "", query)
-        assert caught.value.place == f"{pool.path}:{line}"
+        assert failure_of(pool, "", query).place == f"{pool.path}:{line}"
     said = str(pool.failures)
     assert f"The commonest cause, 3 of 3: {says}" in said and said.endswith(f"({pool.path}:{line})")
     assert "\n" not in said
 
 
-def test_a_timeout_knows_where_the_function_begins(make_pool):
-    pool = make_pool("import time\n\n\ndef reward_func(q, p, l): time.sleep(1000)\n", timeout=0.3)
-    with pytest.raises(RewardFailure) as caught:
-        ask(pool, "")
-    assert (caught.value.kind, caught.value.place) == ("timeout", f"{pool.path}:4")
-
-
-def test_a_dataclass_with_postponed_annotations_and_a_pickled_class(make_pool):
-    """Both look for the module in sys.modules."""
-    pool = make_pool(
-        "from __future__ import annotations\nimport dataclasses, pickle\n\n"
-        "@dataclasses.dataclass\nclass Verdict:\n    right: bool\n    kind: dataclasses.KW_ONLY\n    why: str = ''\n\n"
-        "def reward_func(queries, prompts, labels):\n"
-        "    verdict = pickle.loads(pickle.dumps(Verdict(True, why='so')))\n"
-        "    return {'rewards': float(verdict == Verdict(True, why='so'))}\n"
-    )
-    assert ask(pool, "")["rewards"] == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "end"),
-    [("timeout", "while True: pass"), ("crashed", "os._exit(3)"), ("memory", "x = bytearray(300 << 20)")],
-)
-def test_children_of_the_function_go_with_it(one_pool, hasty_pool, tmp_path, kind, end):
+def test_children_of_the_function_go_with_it(one_pool, tmp_path):
     note = tmp_path / "pid"
-    with pytest.raises(RewardFailure) as caught:
-        ask(hasty_pool if kind == "timeout" else one_pool, f"{CHILD}\n{end}", str(note))
-    assert caught.value.kind == kind  # a child that held the socket would hide the crash
+    # A child that held the socket would hide the crash.
+    assert failure_of(one_pool, f"{CHILD}\nos._exit(3)", str(note)).kind == "crashed"
     assert eventually(lambda: not exists(int(note.read_text())))
 
 
@@ -310,7 +229,6 @@ def test_children_of_the_function_go_with_it(one_pool, hasty_pool, tmp_path, kin
     ("returned", "result"),
     [
         ("{'rewards': 0.5}", (0.5, 0.5, {})),
-        ("{'rewards': [1]}", (1.0, 1.0, {})),
         ("{'rewards': True, 'scores': [False]}", (1.0, 0.0, {})),
         ("{'rewards': ((0.25,),), 'scores': None, 'extra_logs': None}", (0.25, 0.25, {})),
         ("{'rewards': -2, 'scores': [3.5], 'extra_logs': {'a': [3], 'b': 1e300}}", (-2.0, 3.5, {"a": 3.0, "b": 1e300})),
@@ -359,8 +277,8 @@ def reward_func(queries, prompts, labels, responses):
 
 
 @pytest.fixture(scope="module")
-def digest_pool(module_pool):
-    return module_pool(DIGEST, timeout=60.0, memory_gib=1.0)
+def digest_pool(tmp_path_factory):
+    yield from opened(tmp_path_factory, DIGEST, memory_gib=1.0)
 
 
 def digest(text):
@@ -402,9 +320,7 @@ def test_other_labels_are_refused_at_once(make_pool):
 
 def test_a_request_too_large_for_the_limit_is_a_memory_failure(make_pool):
     pool = make_pool(memory_gib=0.03)
-    with pytest.raises(RewardFailure) as caught:
-        ask(pool, GOOD, "x" * 100_000_000)
-    assert caught.value.kind == "memory"
+    assert failure_of(pool, GOOD, "x" * 100_000_000).kind == "memory"
     pid_of(pool)
 
 
@@ -419,14 +335,6 @@ def test_what_the_function_prints_cannot_get_between(make_pool, capfd):
     ):
         assert ask(pool, f"{code}\n{GOOD}")["rewards"] == 0.5
     assert capfd.readouterr() == ("", f"{reply}\ngarbage {{[\nfrom a shell\n{reply}\n")
-
-
-def test_what_a_killed_function_printed_is_not_lost(make_pool, capfd, monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    pool = make_pool(timeout=2)
-    with pytest.raises(RewardFailure, match="more than 2 s"):
-        ask(pool, "print('about to hang'); time.sleep(1000)")
-    assert capfd.readouterr().err == "about to hang\n"
 
 
 def test_one_answer_even_where_the_function_forks(one_pool):
@@ -465,9 +373,7 @@ def test_a_worker_that_does_not_read_its_request(make_pool, killed):
         threading.Timer(1, os.kill, (stopped, signal.SIGKILL)).start()
         assert ask(pool, GOOD, "x" * 10_000_000)["rewards"] == 0.5
     else:
-        with pytest.raises(RewardFailure) as caught:
-            ask(pool, GOOD, "x" * 10_000_000)
-        assert caught.value.kind == "timeout"
+        assert failure_of(pool, GOOD, "x" * 10_000_000).kind == "timeout"
     assert not exists(stopped)
     pid_of(pool)
 
@@ -480,9 +386,8 @@ def test_a_call_whose_process_is_killed_from_outside_is_asked_once_more(make_poo
     calls = [pool.submit("", "prompt", code, "") for code in (GOOD, once, GOOD)]
     assert [call.result()["rewards"] for call in calls] == [0.5] * 3
     assert not pool.failures.kinds and asked.read_text() == "xx"
-    with pytest.raises(RewardFailure, match="killed by signal 9") as caught:
-        ask(pool, f"{tries}os.kill(os.getpid(), signal.SIGKILL)")
-    assert caught.value.kind == "crashed" and asked.read_text() == "xxxx"
+    failure = failure_of(pool, f"{tries}os.kill(os.getpid(), signal.SIGKILL)")
+    assert failure.kind == "crashed" and "killed by signal 9" in str(failure) and asked.read_text() == "xxxx"
 
 
 def test_a_process_that_is_killed_while_it_loads_is_started_once_more(make_pool, tmp_path):
@@ -556,9 +461,7 @@ def test_loaded_libraries_do_not_count_as_memory(make_pool):
     pool = make_pool("library = bytearray(250 << 20)\n" + OBEDIENT, memory_gib=0.125)
     before = pid_of(pool)
     assert ask(pool, f"x = bytearray(100 << 20)\n{GOOD}")["extra_logs"]["pid"] == before
-    with pytest.raises(RewardFailure) as caught:
-        ask(pool, f"x = bytearray(150 << 20)\n{GOOD}")
-    assert caught.value.kind == "memory"
+    assert failure_of(pool, f"x = bytearray(150 << 20)\n{GOOD}").kind == "memory"
 
 
 def test_the_function_cannot_lift_its_limits(make_pool):
@@ -603,14 +506,14 @@ def test_modules_are_found_as_in_the_parent(make_pool, tmp_path, monkeypatch):
 # ── What it prints ──
 
 
-def test_what_is_printed_comes_through(make_pool, capfd):
+def test_what_is_printed_comes_through(make_pool, capfd, monkeypatch):
     """Also what is printed by loading, by a program, and by a call that is killed."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     pool = make_pool("print('loaded')\n" + OBEDIENT, timeout=1)
     ask(pool, f"print('one'); print('two', file=sys.stderr); os.write(1, b'three\\n')\n{GOOD}")
     ask(pool, f"subprocess.run(['echo', 'four'])\n{GOOD}")
     for end in ("while True: pass", "os._exit(3)", "raise ValueError"):
-        with pytest.raises(RewardFailure):
-            ask(pool, f"print('last of', {end!r})\n{end}")
+        failure_of(pool, f"print('last of', {end!r})\n{end}")
     ask(pool, f"os.close(1); os.close(2)\n{GOOD}")
     ask(pool, GOOD)
     out, err = capfd.readouterr()
@@ -622,11 +525,10 @@ def test_what_is_printed_comes_through(make_pool, capfd):
 
 @pytest.mark.parametrize("ends", ["", "while True: print('x' * 999)", "os._exit(3)"])
 def test_a_call_that_prints_much_is_cut_and_says_so(make_pool, capfd, ends):
-    pool = make_pool(timeout=1 if ends else 60)
+    pool = make_pool(timeout=1 if "while" in ends else 60)
     many = f"for n in range(3000): print('line', n, 'x' * 200)\n{ends}\n{GOOD}"
     if ends:
-        with pytest.raises(RewardFailure):
-            ask(pool, many)
+        failure_of(pool, many)
     else:
         assert ask(pool, many)["rewards"] == 0.5
     ask(pool, f"print('short')\n{GOOD}")
@@ -653,32 +555,21 @@ def test_of_calls_that_travel_together_each_may_print(make_pool, tmp_path, in_on
 @pytest.mark.parametrize(
     ("source", "kind", "message"),
     [
-        ("import no_such_module\n", "raised", "loading it raised ModuleNotFoundError: No module named 'no_such"),
-        ("x = 1\n", "raised", "loading it raised AttributeError: .* has no attribute 'reward_func'"),
-        ("def reward_func(:\n", "raised", "loading it raised .*SyntaxError"),
-        ("raise SystemExit(2)\n", "raised", "loading it raised SystemExit: 2"),
-        ("import os; os._exit(7)\n", "crashed", "loading it ended its process: exit status 7"),
-        ("import time; time.sleep(1000)\n", "timeout", "loading it took more than 2 s"),
+        ("x = 1\n", "raised", "raised AttributeError"),
+        ("raise SystemExit(2)\n", "raised", "raised SystemExit: 2"),
+        ("import os; os._exit(7)\n", "crashed", "ended its process: exit status 7"),
+        ("import time; time.sleep(1000)\n", "timeout", "took more than 2 s"),
     ],
 )
 def test_a_file_that_does_not_load(make_pool, source, kind, message):
     pool = make_pool(source, startup_timeout=2)
-    with pytest.raises(RewardFailure, match=f"(?s)^{pool.path}: {message}") as caught:
-        ask(pool, GOOD)
-    assert caught.value.kind == kind
+    failure = failure_of(pool, GOOD)
+    assert failure.kind == kind and str(failure).startswith(f"{pool.path}: loading it {message}")
     assert pool.failures.kinds == {kind: 1}
     assert not workers_of(pool.path)
     Path(pool.path).write_text(OBEDIENT)
     os.utime(pool.path, (1, 1))  # so that no cached bytecode is taken for it
     assert ask(pool, GOOD)["rewards"] == 0.5
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with (
-        closing(RewardPool(tmp_path / "none.py", processes=1, timeout=1, memory_gib=1)) as pool,
-        pytest.raises(RewardFailure, match=r"none\.py: loading it raised FileNotFoundError"),
-    ):
-        ask(pool, GOOD)
 
 
 def test_loading_is_not_part_of_a_call(make_pool):
@@ -724,8 +615,8 @@ def test_many_threads_get_their_own_answers(make_pool):
 
 
 @pytest.fixture
-def in_one_exchange(monkeypatch):
-    """Sends these labels to one process together, behind a call that waits for them. Returns what becomes of each."""
+def exchanges(monkeypatch):
+    """How many requests each exchange with a process has."""
     sizes = []
     ask_worker = reward_pool._Worker.ask
 
@@ -734,6 +625,12 @@ def in_one_exchange(monkeypatch):
         return ask_worker(self, requests, seconds)
 
     monkeypatch.setattr(reward_pool._Worker, "ask", noted)
+    return sizes
+
+
+@pytest.fixture
+def in_one_exchange(exchanges, monkeypatch):
+    """Sends these labels to one process together, behind a call that waits for them. Returns what becomes of each."""
     monkeypatch.setattr(reward_pool, "TOGETHER", 1000.0)
 
     def send(pool, codes, folder):
@@ -744,7 +641,7 @@ def in_one_exchange(monkeypatch):
         (folder / "go").touch()
         for call in [first, *calls]:
             call.exception()  # waits
-        assert sizes[:3] == [1, 1, len(codes)]  # the file, the call that waits, all others
+        assert exchanges[:3] == [1, 1, len(codes)]  # the file, the call that waits, all others
         return [first.result(), *(call.exception() or call.result() for call in calls)]
 
     return send
@@ -802,18 +699,11 @@ def test_an_answer_that_comes_twice_is_not_that_of_the_next_call(make_pool, tmp_
     assert [answer["rewards"] for answer in result] == [0.5, 9.0, 0.5, 0.5] and not pool.failures.kinds
 
 
-def test_slow_calls_are_not_sent_together(make_pool, monkeypatch):
-    pool, sizes = make_pool(), []
-    ask_worker = reward_pool._Worker.ask
-
-    def noted(self, requests, seconds):
-        sizes.append(len(requests))
-        return ask_worker(self, requests, seconds)
-
-    monkeypatch.setattr(reward_pool._Worker, "ask", noted)
+def test_slow_calls_are_not_sent_together(make_pool, exchanges):
+    pool = make_pool()
     calls = [pool.submit("", "", f"time.sleep(0.1)\n{GOOD}", "") for _ in range(6)]
     assert [call.result()["rewards"] for call in calls] == [0.5] * 6
-    assert set(sizes) == {1}
+    assert set(exchanges) == {1}
 
 
 def test_only_as_many_processes_as_calls_at_the_same_time(make_pool, tmp_path):
@@ -842,8 +732,7 @@ def test_failures_leave_no_file_open(make_pool):
     pid_of(pool)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        with pytest.raises(RewardFailure):
-            ask(pool, "os._exit(1)")
+        failure_of(pool, "os._exit(1)")
     pid_of(pool)
     assert len(os.listdir("/proc/self/fd")) == before
     pool.close()
