@@ -205,12 +205,6 @@ class TestSeeds:
         assert SamplingParams(seed=value).seed == value
         torch.Generator().manual_seed(value)
 
-    def test_use_the_range(self):
-        # or few of them would soon be equal
-        values = [request_seed(prompt_seed(SEED, step, "fresh", 0), 0) for step in range(2000)]
-        assert max(values) > 0.99 * 2**62 and min(values) < 0.01 * 2**62
-        assert {value % 16 for value in values} == set(range(16))
-
 
 class Executor:
     """OpenRLHF's executor: one response a call; notes the sampling parameters."""
@@ -224,38 +218,21 @@ class Executor:
         return {"seed": sampling_params.seed, **kwargs}
 
 
-class TestEngine:
-    def answers(self, seed: int | None, samples: int = 4):
-        engine = object.__new__(RolloutEngine)
-        engine.executor = Executor()
-        engine.tokenizer, engine.weights_version = "t", None
-        params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
-        actual = asyncio.run(
-            engine.generate_responses(
-                prompt="p", label="l", sampling_params=params, max_length=9, num_samples=samples,
-                images="i", seed=seed,
-            )
-        )  # fmt: skip
-        assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
-        wanted = {"prompt": "p", "label": "l", "max_length": 9, "hf_tokenizer": "t", "images": "i"}
-        assert all({key: answer[key] for key in wanted} == wanted for answer in actual)
-        for given_params in engine.executor.given:
-            assert (given_params.temperature, given_params.top_p, given_params.max_tokens) == (0.7, 0.9, 5)
-            assert given_params.logprobs == 1
-        return [answer["seed"] for answer in actual]
-
-    def test_each_response_has_a_seed_of_its_own_in_the_groups_order(self):
-        assert self.answers(seed=99) == [request_seed(99, sample) for sample in range(4)]
-        assert len(set(self.answers(seed=99))) == 4
-
-    def test_of_another_prompt_has_others(self):
-        assert not set(self.answers(seed=99)) & set(self.answers(seed=100))
-
-    def test_seed_zero_is_a_seed(self):
-        assert self.answers(seed=0) == [request_seed(0, sample) for sample in range(4)]
-
-    def test_without_a_seed_it_is_openrlhfs(self):
-        assert self.answers(seed=None) == [None] * 4
+@pytest.mark.parametrize("seed", [99, 0, None])
+def test_each_response_has_a_seed_of_its_own_in_the_groups_order(seed):
+    engine = object.__new__(RolloutEngine)
+    engine.executor = Executor()
+    engine.tokenizer, engine.weights_version = "t", None
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)
+    wanted = {"prompt": "p", "label": "l", "max_length": 9, "images": "i"}
+    actual = asyncio.run(engine.generate_responses(sampling_params=params, num_samples=4, seed=seed, **wanted))
+    seeds = [None if seed is None else request_seed(seed, sample) for sample in range(4)]
+    assert [answer["seed"] for answer in actual] == seeds
+    assert all(answer | wanted | {"hf_tokenizer": "t"} == answer for answer in actual)
+    assert params == SamplingParams(temperature=0.7, top_p=0.9, max_tokens=5, logprobs=1)  # as it was given
+    for given_params in engine.executor.given:
+        assert (given_params.temperature, given_params.top_p, given_params.max_tokens) == (0.7, 0.9, 5)
+        assert given_params.logprobs == 1
 
 
 class TestSeedsOfAStep:
@@ -265,9 +242,14 @@ class TestSeedsOfAStep:
         run.generator.generate("reevaluated", hard("i"), {})
         assert run.seeds() == {"a": None, "b": None, "h": None, "i": None}
 
-    def test_by_hand(self):
-        run = generation("a", "b", "c", with_fresh=hard("h", "i"))
+    @pytest.mark.parametrize("engines", [1, 2])
+    @pytest.mark.parametrize("together", [True, False])
+    def test_by_hand(self, engines, together):
+        run = generation("a", "b", "c", with_fresh=hard("h", "i") if together else (), engines=engines)
         run.generator.generate_samples()
+        if not together:
+            run.generator.generate("reevaluated", hard("h", "i"), {})
+        assert {call.engine for call in run.requests()} == set(range(engines))
         assert run.seeds() == {
             "a": prompt_seed(SEED, 5, "fresh", 0),
             "b": prompt_seed(SEED, 5, "fresh", 1),
@@ -276,50 +258,10 @@ class TestSeedsOfAStep:
             "i": prompt_seed(SEED, 5, "reevaluated", 1),
         }
 
-    def test_together_and_apart_are_the_same(self):
-        together = generation("a", "b", "c", with_fresh=hard("h", "i"))
-        together.generator.generate_samples()
-        apart = generation("a", "b", "c")
-        apart.generator.generate_samples()
-        apart.generator.generate("reevaluated", hard("h", "i"), {})
-        assert together.seeds() == apart.seeds() and len(apart.seeds()) == 5
-
-    def test_do_not_depend_on_the_engine_that_gets_the_prompt(self):
-        seeds = []
-        for engines in (1, 2, 3):
-            run = generation(*"abcdef", with_fresh=hard("h", "i"), engines=engines, batch_size=6)
-            run.generator.generate_samples()
-            assert {call.engine for call in run.requests()} == set(range(engines))
-            seeds.append(run.seeds())
-        assert seeds[0] == seeds[1] == seeds[2]
-
-    def test_another_step_or_seed_has_others(self):
-        result = set()
-        for seed, step in itertools.product((42, 43), (5, 6)):
-            run = generation("a", "b", with_fresh=hard("h"), seed=seed)
-            run.clock.step = step
-            run.generator.generate_samples()
-            result |= set(run.seeds().values())
-        assert len(result) == 4 * 3
-
-    def test_of_a_whole_run_are_all_different(self):
-        run = generation(*"abcdefgh", evaluation="vwxyz")
-        run.generator.rollouts.method.begin_step = lambda step: [] if step % 2 else hard("h")
-        for step in range(4):
-            run.clock.step = step
-            run.generator.generate_samples()
-            run.generator.generate("reevaluated", hard("i", "j") if step % 2 else [], {})  # a step has one or the other
-            run.generator.generate_eval_samples(n_samples_per_prompt=1)
-        seeds = [call.seed for call in run.requests()]
-        assert len(seeds) == 8 + 3 + 2 * 1 + 2 * 2 + 4 * 5 and len(set(seeds)) == len(seeds)
-
-    @pytest.mark.parametrize("before", ["nothing", "fresh", "again", "both"])
-    def test_of_an_evaluation_do_not_depend_on_what_came_before(self, before):
+    def test_of_an_evaluation_do_not_depend_on_what_came_before(self):
         run = generation("a", "b", evaluation="vwxyz")
-        if before in ("fresh", "both"):
-            run.generator.generate_samples()
-        if before in ("again", "both"):
-            run.generator.generate("reevaluated", hard("h", "i"), {})
+        run.generator.generate_samples()
+        run.generator.generate("reevaluated", hard("h", "i"), {})
         del run.calls[:]
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
@@ -346,17 +288,6 @@ class TestAlong:
         assert texts(again) == ["i", "i", "h", "h", "j", "j"]
         assert last_tokens(again) == [[10, 11]] * 3  # the G of a prompt in their order
         assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
-
-    def test_none(self):
-        run = generation("a", "b")
-        assert rollout_of(run).hard == [] and run.asked == [5]
-        assert len(run.requests()) == 2
-
-    def test_samples_that_were_not_taken_do_not_come_back_in_the_next_step(self):
-        run = generation(*"abcdef", with_fresh=hard("h"))
-        run.generator.generate_samples()
-        run.generator.rollouts.method.begin_step = lambda step: []
-        assert rollout_of(run).hard == []
 
     def test_are_asked_for_once_for_each_rollout(self):
         run = generation(*"abcdefg", with_fresh=hard("h"))
@@ -387,18 +318,15 @@ class TestAlong:
         assert run.generator.generate_samples() == ([], None, 0, True)
         assert run.asked == [5] and run.generator.fresh.prompts.epoch_done
 
-    def test_evaluation_asks_for_none(self):
+    def test_evaluation_and_reevaluation_ask_for_none(self):
         run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         assert run.asked == [] and set(run.seeds()) == {"v", "w"}
+        assert texts(run.generator.generate("reevaluated", hard("i", "j"), {})) == ["i", "i", "j", "j"]
+        assert run.asked == []
         run.generator.generate_samples()
         run.generator.generate_eval_samples(n_samples_per_prompt=1)
         assert run.asked == [5]
-
-    def test_reevaluation_asks_for_none(self):
-        run = generation("a", with_fresh=hard("h"))
-        assert texts(run.generator.generate("reevaluated", hard("i", "j"), {})) == ["i", "i", "j", "j"]
-        assert run.asked == []
 
     def test_are_sampled_as_the_fresh_ones(self):
         run = generation("a", with_fresh=[Prompt("h", "l", ["image.png"])])
@@ -472,11 +400,6 @@ class TestOrder:
         generation("a", "b", "c").generator.generate_samples()
         assert order == ["wait", "make", "make"] * 3
 
-    def test_of_each_rollout_anew(self):
-        run = generation(*"fbdace", batch_size=3)
-        first, second = rollout_of(run).fresh, rollout_of(run).fresh
-        assert texts(first)[::2] == ["f", "b", "d"] and texts(second)[::2] == ["a", "c", "e"]
-
 
 class TestGenerator:
     def test_engines_are_asked_for_log_probs_and_the_runs_own_arguments_stay(self):
@@ -522,76 +445,42 @@ class TestGenerator:
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
+
 NUMBERS = [
     # a reward function's answer for one response, and the number in it
-    (0, 0.0),
-    (1.0, 1.0),
     (-3.5, -3.5),
     (True, 1.0),
-    (False, 0.0),
-    (2**20, 2.0**20),
-    ([0.5], 0.5),
-    ((0.5,), 0.5),
     ([[0.5]], 0.5),
-    ([True], 1.0),
-    (np.float64(0.5), 0.5),
+    ((0.5,), 0.5),
     (np.float32(2), 2.0),
-    (np.int64(3), 3.0),
     (np.bool_(True), 1.0),
-    (np.array(0.5), 0.5),
-    (np.array([0.5]), 0.5),
     (np.array([[1]]), 1.0),
-    (torch.tensor(0.5), 0.5),
-    (torch.tensor([0.5]), 0.5),
-    (torch.tensor([[1]]), 1.0),
-    (torch.tensor(True), 1.0),
     (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
-    (torch.tensor(0.5, requires_grad=True), 0.5),
+    (torch.tensor([0.5], requires_grad=True), 0.5),
     ([torch.tensor(0.5)], 0.5),
-    ([np.float64(0.5)], 0.5),
     (Fraction(1, 2), 0.5),
-    (3.4e38, pytest.approx(3.4e38)),
-    (1e-30, pytest.approx(1e-30)),
+    (1 / 3, float(np.float32(1 / 3))),
+    (3.4e38, float(np.float32(3.4e38))),
 ]
 NONE = [
     None,
     math.nan,
-    math.inf,
     -math.inf,
-    1e300,  # not in float32, as which OpenRLHF would take it
-    -1e39,
+    -1e39,  # not in float32, as which OpenRLHF would take it
     HUGE,
-    -HUGE,
-    np.float64(1e300),
     torch.tensor(1e300, dtype=torch.float64),
-    "x",
     "1.0",
-    "",
-    b"1",
     [],
-    (),
-    [[]],
     [1.0, 2.0],
-    [[1.0], [2.0]],
     [[1.0], [2.0, 3.0]],
     [None],
-    ["x"],
-    [math.nan],
     [HUGE],
-    {},
     {"rewards": 1.0},
-    {1.0},
     1j,
     pytest,  # any object whatever; its repr, and so the name of the test, is always the same
-    np.array([]),
-    np.array([1.0, 2.0]),
     np.array("x"),
     np.array([None]),
-    np.array(math.nan),
-    torch.tensor([]),
-    torch.zeros(3),
     torch.tensor([math.nan]),
-    torch.tensor(-math.inf),
 ]
 
 
@@ -614,44 +503,34 @@ class TestRewardOf:
     def test_anything_else_is_none(self, value):
         assert reward_of(value) is None
 
-    @pytest.mark.parametrize("value", [0.1, 1 / 3, -0.7, 1e10])
-    def test_is_the_number_that_a_float32_holds(self, value):
-        assert reward_of(value) == torch.tensor(value).item() == torch.tensor([reward_of(value)])[0].item()
-
 
 class TestResponses:
-    @pytest.mark.parametrize(("value", "number"), NUMBERS, ids=repr)
-    def test_with_a_reward_are_those_of_a_plain_number(self, value, number):
-        one = answers(reward=value, scores=value)
+    def test_with_a_reward(self):
+        one = answers(reward=[torch.tensor(0.5)], scores=[[0.25]])
         (own,) = one.responses
-        assert one.usable and own.extras["info"] | {"reward": number, "score": number} == own.extras["info"]
-        assert own.reward == own.extras["score"] == number
+        assert one.usable and (own.reward, own.extras["score"]) == (0.5, 0.25)
+        assert own.extras["info"] | {"reward": 0.5, "score": 0.25} == own.extras["info"]
         (sample,) = one.samples()
-        for tensor in (sample.rewards, sample.scores, sample.info["reward"], sample.info["score"]):
+        rewards, scores = (sample.rewards, sample.info["reward"]), (sample.scores, sample.info["score"])
+        for tensor, number in zip((*rewards, *scores), (0.5, 0.5, 0.25, 0.25), strict=True):
             assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
 
-    @pytest.mark.parametrize("value", NONE, ids=lambda value: repr(value)[:30])
-    def test_without_one_have_nan_and_no_score_either(self, value):
-        for score in (value, 1.0):
-            one = answers(reward=value, scores=score)
-            (own,) = one.responses
-            assert not one.usable and math.isnan(own.reward)
-            assert own.extras["score"] is None and not {"reward", "score"} & set(own.extras["info"])
-            assert own.token_ids.tolist() == [7, 7, 10]
+    @pytest.mark.parametrize("score", [None, "x", 1.0])
+    def test_without_one_have_nan_and_no_score_either(self, score):
+        one = answers(reward=math.inf, scores=score)
+        (own,) = one.responses
+        assert not one.usable and math.isnan(own.reward)
+        assert own.extras["score"] is None and not {"reward", "score"} & set(own.extras["info"])
+        assert own.token_ids.tolist() == [7, 7, 10]
 
     def test_that_say_nothing_of_a_reward(self):
         answer = response()
         del answer["reward"], answer["scores"]
         assert math.isnan(generated_response(answer).reward)
 
-    @pytest.mark.parametrize("score", [value for value in NONE if value is not None], ids=lambda v: repr(v)[:30])
-    def test_with_no_score_take_the_reward_for_it(self, score):
-        (own,) = answers(reward=0.25, scores=score).responses
+    def test_with_no_score_take_the_reward_for_it(self):
+        (own,) = answers(reward=0.25, scores=math.nan).responses
         assert own.reward == own.extras["score"] == 0.25
-
-    def test_keep_a_score_of_its_own(self):
-        (own,) = answers(reward=0.25, scores=[1]).responses
-        assert (own.reward, own.extras["score"]) == (0.25, 1.0)
 
     def test_are_otherwise_openrlhfs(self):
         answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
@@ -659,9 +538,8 @@ class TestResponses:
         theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
         for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
             assert torch.equal(getattr(result, name), getattr(theirs, name)), name
-        assert {k: v.item() for k, v in result.info.items()} == {k: v.item() for k, v in theirs.info.items()} | {
-            "score": 1.0
-        }
+        wanted = {name: value.item() for name, value in theirs.info.items()} | {"score": 1.0}
+        assert {name: value.item() for name, value in result.info.items()} == wanted
 
     def test_the_answer_of_the_engine_is_left_as_it_was(self):
         answer = response(reward=math.nan)
@@ -676,9 +554,6 @@ class TestUsable:
         for place in range(3):  # only the last one is generated
             log_probs = [bad if n == place else -1.0 for n in range(3)]
             assert answers(rollout_log_probs=log_probs).usable is (place < 2)
-
-    def test_both_must_hold(self):
-        assert not answers(reward=None).usable and answers(reward=0.0).usable
 
     def test_a_response_without_tokens(self):
         assert answers(action_ranges=[], rollout_log_probs=[math.nan, 0.0, 0.0]).usable
@@ -731,9 +606,6 @@ class TestEvaluation:
         result = self.metrics(lambda prompt, sample: None if (prompt, sample) == ("x", 4) else 1.0, size=5)
         assert result["eval_num_samples"] == 20 and result["eval_data_pass1"] == 1.0
 
-    def test_all_rewards(self):
-        assert self.metrics(lambda prompt, sample: float(sample))["eval_num_samples"] == 10
-
     def test_all_prompts_are_asked_at_once(self, monkeypatch):
         waiting = []
         monkeypatch.setattr(ray, "wait", lambda refs, **_: (waiting.append(len(refs)) or refs[-1:], refs[:-1]))
@@ -771,16 +643,12 @@ class TestChosenPrompts:
         run = self.run(10, lambda *_: positions)
         (rollout,), *rest = run.generator.generate_samples()
         prompts = [each.prompt for each in rollout.fresh]
-        assert [prompt.text for prompt in prompts] == [f"p{n}" for n in positions]
-        assert [prompt.label for prompt in prompts] == [f"l{n}" for n in positions]
-        assert [prompt.images for prompt in prompts] == [[f"i{n}.png"] if n % 2 else None for n in positions]
-        ((step, drawn, count),) = run.seen
-        assert (step, count) == (5, 3) and [prompt.text for prompt in drawn] == [f"p{n}" for n in range(6)]
-        assert [prompt.label for prompt in drawn] == [f"l{n}" for n in range(6)]
+        wanted = [Prompt(f"p{n}", f"l{n}", [f"i{n}.png"] if n % 2 else None) for n in range(6)]
+        assert prompts == [wanted[n] for n in positions] and run.seen == [(5, wanted, 3)]
         assert rollout.passed_over == 3 and rest == [None, 6, False]
         assert [prompt.text for prompt in run.generator.fresh.prompts.draw(2)] == ["p6", "p7"]
 
-    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (4, 3), (3, 3), (2, 2)])
+    @pytest.mark.parametrize(("there", "taken"), [(5, 3), (3, 3), (2, 2)])
     def test_at_the_end_of_the_data_as_many_as_there_are(self, there, taken):
         (rollout,), _, drawn, ended = self.run(there, lambda *_: range(3)).generator.generate_samples()
         assert (rollout.passed_over, drawn, ended) == (there - taken, there, True)
@@ -788,5 +656,5 @@ class TestChosenPrompts:
 
     @pytest.mark.parametrize("positions", [[0, 1], [0, 1, 1], [0, 1, 6], [0, 1, -1], [0, 1, 2, 3]])
     def test_a_wrong_choice_is_refused(self, positions):
-        with pytest.raises(ValueError, match=r"3 of 6 prompts were to be chosen, each once; the positions are \[0, 1"):
+        with pytest.raises(ValueError, match=r"3 of 6 prompts .* \[0, 1"):
             self.run(6, lambda *_: positions).generator.generate_samples()

@@ -6,27 +6,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from fake_stack import World
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import World  # noqa: E402
-
-from bapo_openrlhf.adapt.schedule import RolloutSchedule  # noqa: E402
-
-
-class TestBroadcast:
-    @pytest.mark.parametrize("delay", [1, 2, 3, 5])
-    def test_counts_updates_and_syncs_at_multiples_of_v(self, world, delay):
-        run = world(**{"adapt.rollout_delay": delay, "adapt.reevaluate_every": 0})
-        for step in range(1, 13):
-            run.updates["actor"] += 1
-            run.trainer._sync(0.0)
-            assert run.trainer.state.step == step
-            assert run.trainer.rollout_weights.weights_version == run.engines[0].weights == step - step % delay
-        assert run.noted("sync") == [step for step in range(1, 13) if step % delay == 0]
+from bapo_openrlhf.adapt.schedule import RolloutSchedule
 
 
 def resuming(run: World, *, step: int, saved: int) -> World:
@@ -46,16 +28,13 @@ class TestResumeEngines:
         ("delay", "step", "saved", "events"),
         [
             # the engines held today's weights
-            (1, 7, 7, [("sync", 7)]),
             (4, 8, 8, [("sync", 8)]),
             # they held delayed ones
             (4, 9, 8, [("load", 8)]),
-            (4, 11, 8, [("load", 8)]),
+            (5, 2, 0, [("load", 0)]),
             # v is another one: the saved ones are not those of Algorithm 1
             (4, 8, 5, [("sync", 8)]),
             (4, 9, 5, [("sync", 9)]),
-            (3, 7, 5, [("sync", 7)]),
-            (7, 9, 5, [("sync", 9)]),
             (2, 9, 9, [("sync", 9)]),  # was v = 3
         ],
     )
@@ -63,20 +42,9 @@ class TestResumeEngines:
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": 2}
         created = resuming(world(engines=2, **words), step=step, saved=saved)
         each = [(name, argument) for name, argument in events for _ in range(1 if name == "sync" else 2)]
-        assert created.events == each
-        assert created.trainer.state.step == step
-        wanted = events[0][1]
-        assert created.trainer.rollout_weights.weights_version == wanted and {
-            engine.weights for engine in created.engines
-        } == {wanted}
-
-    def test_weights_of_step_0_are_weights(self, world):
-        created = resuming(world(**{"adapt.rollout_delay": 5, "adapt.reevaluate_every": 0}), step=2, saved=0)
-        assert (
-            created.noted("load") == [0]
-            and created.trainer.rollout_weights.weights_version == 0
-            and created.trainer.state.step == 2
-        )
+        assert created.events == each and created.trainer.state.step == step
+        held = {created.trainer.rollout_weights.weights_version, *(engine.weights for engine in created.engines)}
+        assert held == {events[0][1]}
 
     @pytest.mark.parametrize("before", [1, 2, 3, 5])
     @pytest.mark.parametrize("delay", [1, 2, 3, 4, 7])
