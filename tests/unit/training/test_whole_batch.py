@@ -24,7 +24,6 @@ from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.training.worker import whole_batch  # noqa: E402
 from bapo_openrlhf.training.worker.whole_batch import MicroBatches, WholeBatchReplayBuffer  # noqa: E402
 
 UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow])
@@ -115,23 +114,11 @@ class TestPlanByTokens:
         # Packed, 9 + 2 tokens fit.
         assert steps(planned([[a, b, c, d, e], [f, g, h, i]], arguments(4, 12), packed=True)[0])[0] == [[e, a]]
 
-    def test_each_optimizer_step_has_long_and_short_samples(self):
-        numbers = [whole_batch.long_and_short(list(range(count))) for count in range(1, 6)]
-        assert numbers == [[0], [0, 1], [0, 2, 1], [0, 3, 1, 2], [0, 4, 1, 3, 2]]
-
 
 # --- by number --------------------------------------------------------------------------------------------------------
 
 
 class TestPlanByNumber:
-    @UNHURRIED
-    @given(total=st.integers(1, 80), ranks=st.integers(1, 5), size=st.integers(1, 7), accumulated=st.integers(1, 4))
-    def test_whole_steps(self, total, ranks, size, accumulated):
-        shares = [[sample(2) for _ in range(rank, total, ranks)] for rank in range(ranks)]
-        buffers = planned(shares, arguments(ranks * size * accumulated), size)
-        assert_steps_are_whole(buffers, shares, ranks * size * accumulated)
-        assert all(len(part) <= size for buffer in buffers for step in steps(buffer) for part in step)
-
     @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=9), seed=st.integers(0, 9))
     def test_shuffled_samples_come_once_in_parts_of_the_same_sizes(self, sizes, seed):
         torch.manual_seed(seed)
