@@ -7,22 +7,16 @@ import math
 
 import numpy as np
 import pytest
+import ray
+import torch
+from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers  # noqa: E402
-
-from bapo_openrlhf.adapt.batch import Batch  # noqa: E402
-from bapo_openrlhf.record.run_record import read_warnings  # noqa: E402
-from bapo_openrlhf.training.trainer import recorder, trainer  # noqa: E402
-from bapo_openrlhf.training.trainer.rollout import Rollout  # noqa: E402
-from bapo_openrlhf.training.trainer.run_state import brief  # noqa: E402
-from bapo_openrlhf.training.trainer.trainer import timed  # noqa: E402
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.record.run_record import read_warnings
+from bapo_openrlhf.training.trainer import recorder, trainer
+from bapo_openrlhf.training.trainer.rollout import Rollout
+from bapo_openrlhf.training.trainer.run_state import brief
+from bapo_openrlhf.training.trainer.trainer import timed
 
 EAGER = """
 from bapo_openrlhf.methods import BAPO
@@ -108,11 +102,14 @@ class TestRun:
         assert run.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
 
     def test_mean_reward_is_that_of_the_fresh_responses(self, world):
-        run = world()
+        """Without those of groups that failed."""
+        run = world(**{"adapt.max_failed_share": 1})
+        plain = run.reward
+        run.reward = lambda prompt, weights, n: None if (prompt, n) == ("prompt 3", 1) else plain(prompt, weights, n)
         run.trainer.fit()
         for step, row in enumerate(run.metrics()):
-            fresh, _ = run.of_step(step)
-            rewards = [run.reward(request.prompt, request.weights, n) for request in fresh for n in range(4)]
+            fresh = [request for request in run.of_step(step)[0] if request.prompt != "prompt 3"]
+            rewards = [plain(request.prompt, request.weights, n) for request in fresh for n in range(4)]
             assert row["reward/fresh_mean"] == pytest.approx(sum(rewards) / len(rewards), abs=1e-12)
 
     def test_a_range_of_rewards_is_for_thresholds_and_not_for_advantages(self, world):
@@ -127,9 +124,8 @@ class TestRun:
         unit, wide = runs
         assert any(row["groups/replayed"] for row in unit.metrics())
         for ours, theirs in zip(wide.metrics(), unit.metrics(), strict=True):
-            chosen = [
-                name for name in theirs if name.startswith(("groups/", "threshold/", "buffer/", "tokens/", "theory/"))
-            ]
+            choice = ("groups/", "threshold/", "buffer/", "tokens/", "theory/")
+            chosen = [name for name in theirs if name.startswith(choice)]
             assert [ours[name] for name in chosen] == [theirs[name] for name in chosen]
             assert ours["reward/fresh_mean"] == pytest.approx(4 * theirs["reward/fresh_mean"] - 1)
             assert ours["reward/outside_range"] == theirs["reward/outside_range"] == 0
@@ -194,21 +190,6 @@ class TestRun:
         # synced for the hard prompts, the engines keep today's weights where the next rollout needs them
         assert run.noted("sync") == [2, 3, 4, 6, 8, 9, 10] and not run.noted("keep", "restore")
 
-    def test_delayed_weights_come_back_after_hard_prompts(self, world):
-        run = world(prompts=32, **{"adapt.rollout_delay": 4, "adapt.reevaluate_every": 2, "train.num_episodes": 1})
-        run.trainer.fit()
-        result = [event for event in run.events if event[0] in ("sync", "keep", "restore")]
-        assert result == [
-            ("keep", 0),
-            ("sync", 2),
-            ("restore", 0),
-            ("sync", 4),
-            ("keep", 4),
-            ("sync", 6),
-            ("restore", 4),
-            ("sync", 8),
-        ]
-
     @pytest.mark.parametrize("again", [0, 5, 6])
     def test_a_method_may_name_prompts_in_any_step(self, world, tmp_path, again):
         """A method of one's own needs no `--adapt.reevaluate_every`; the delayed weights come back after each step."""
@@ -252,9 +233,8 @@ class TestRun:
         assert len(set(seeds)) == len(seeds) and None not in seeds
         again = world(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
         again.trainer.fit()
-        assert {(r.prompt, r.step, r.seed) for r in again.requests} == {
-            (r.prompt, r.step, r.seed) for r in run.requests
-        }
+        ours, theirs = ({(one.prompt, one.step, one.seed) for one in each.requests} for each in (again, run))
+        assert ours == theirs
 
     def test_learning_rate_schedule_spans_full_batches(self, world):
         # 16 / 4 steps, twice; B = 6 groups of 4 are 3 optimizer steps of 8 samples; 2 epochs over each batch
@@ -297,6 +277,15 @@ class TestPretraining:
         assert row["value/pretraining_loss"] == 1 / 3  # of the third update
         assert "timing/pretraining" in row and row["timing/step_total"] >= row["timing/pretraining"]
         assert not any(name.startswith("value/pretraining") or "before" in name for r in later for name in r)
+        pairs = [  # targets, and the critic's values before it has trained
+            (float(target), math.sin(float(token)))
+            for e in passes[0][1]
+            for place, mask in enumerate(e.action_mask.bool())
+            for target, token in zip(e.returns[place][mask], e.sequences[place, 1:][mask], strict=True)
+        ]
+        returns, values = np.array(pairs).T
+        explained = 1 - (returns - values).var() / returns.var()
+        assert row["value/explained_variance_before"] == pytest.approx(explained, rel=1e-4)
 
     def test_only_the_values_of_the_batch_change(self, world):
         run, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
@@ -314,19 +303,6 @@ class TestPretraining:
         for ours, theirs in zip(run.metrics(), plain.metrics(), strict=True):
             for name in theirs:
                 assert name.startswith(unlike) or "seconds" in name or ours[name] == theirs[name], name
-
-    def test_knows_nothing_before(self, world):
-        run = self.run(world, **{"adapt.value_pretraining": 2})
-        (_, experiences), *_ = run.taught
-        pairs = [
-            (float(target), math.sin(float(token)))
-            for e in experiences
-            for row, mask in enumerate(e.action_mask.bool())
-            for target, token in zip(e.returns[row][mask], e.sequences[row, 1:][mask], strict=True)
-        ]
-        returns, values = np.array(pairs).T
-        wanted = 1 - (returns - values).var() / returns.var()
-        assert run.metrics()[0]["value/explained_variance_before"] == pytest.approx(wanted, rel=1e-4)
 
     def test_goes_on_while_the_actor_is_frozen(self, world):
         words = {"adapt.value_pretraining": 2, "critic.freezing_steps": 1, "adapt.rollout_delay": 1}
@@ -364,9 +340,8 @@ class TestChoice:
         run.trainer.fit()
         assert run.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
         asked = run.trainer.method.asked
-        assert [(step, len(drawn), count) for step, drawn, count in asked] == [
-            (step, 8, 4) for step in (0, 1, 3, 4)
-        ]  # of 3 prompts nothing is to be chosen
+        # Of 3 prompts nothing is to be chosen.
+        assert [(step, len(drawn), count) for step, drawn, count in asked] == [(n, 8, 4) for n in (0, 1, 3, 4)]
         for epoch in (0, 3):
             drawn = [prompt for step, prompts, _ in asked for prompt in prompts if epoch <= step < epoch + 3]
             last = {request.prompt for request in run.of_step(epoch + 2)[0][:3]}  # then hard ones
@@ -379,7 +354,7 @@ class TestChoice:
 
 
 class TestFailedGroups:
-    @pytest.mark.parametrize("odd", [None, math.nan, math.inf, "x", [], [1.0, 2.0]], ids=repr)
+    @pytest.mark.parametrize("odd", [None, math.nan, [1.0, 2.0]], ids=repr)
     def test_are_left_out_and_counted(self, world, odd):
         run = world(prompts=40, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
         plain, failing = run.reward, {f"prompt {n}" for n in range(0, 40, 5)}
@@ -399,12 +374,6 @@ class TestFailedGroups:
         assert trained and not trained & failing
         assert not failing & {entry.prompt.text for entry in run.trainer.method.hard.oldest(99)}
         assert rows[-1]["rollouts/total"] == 4 * len(run.requests)
-
-    def test_the_mean_reward_is_that_of_the_others(self, world):
-        run = world(**{"adapt.max_failed_share": 1})
-        run.reward = lambda prompt, weights, sample: None if sample == 1 and int(prompt[7:]) % 2 else 0.25
-        run.trainer.fit()
-        assert {row["reward/fresh_mean"] for row in run.metrics()} <= {0.25, None}
 
     def test_numbers_of_groups_are_never_used_twice(self, world):
         run = world(**{"adapt.max_failed_share": 1})
@@ -439,7 +408,7 @@ class TestFailedGroups:
         assert sum(row["groups/failed"] for row in rows) > 1
 
     @pytest.mark.parametrize(
-        ("share", "failing", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 0, False), (0.0, 1, True), (1, 4, False)]
+        ("share", "failing", "stops"), [(0.5, 2, False), (0.5, 3, True), (0.0, 0, False), (0.0, 1, True)]
     )
     def test_too_many_stop_the_run(self, world, share, failing, stops):
         run = world(prompts=4, **{"adapt.max_failed_share": share, "train.num_episodes": 1})
@@ -449,15 +418,13 @@ class TestFailedGroups:
             run.trainer.fit()
             assert run.metrics()[0]["groups/failed"] == failing
             said = [row["text"] for row in read_warnings(run.record) if row["kind"] == "failed"]
-            left = f"step 1: {failing} of 4 groups gave no reward or no finite log-probs, and are left out"
-            assert said == [left] * bool(failing)
+            assert [text.split(" gave")[0] for text in said] == [f"step 1: {failing} of 4 groups"] * bool(failing)
             return
         with pytest.raises(RuntimeError) as error:
             run.trainer.fit()
         text = str(error.value)
-        assert text.startswith("step 1, ")
-        assert f"{failing} of 4 groups gave no reward or no finite log-probs" in text
-        assert f"adapt.max_failed_share is {float(share)}" in text and "log of the rollout engine" in text
+        assert text.startswith("step 1, ") and f"{failing} of 4 groups" in text
+        assert f"adapt.max_failed_share is {float(share)}" in text
         assert "Failed calls" not in text  # the reward function runs where nobody counts
         assert run.updates["actor"] == 0 and run.metrics() == []
 
@@ -470,10 +437,8 @@ class TestFailedGroups:
         run.reward = lambda *_: None
         with pytest.raises(RuntimeError) as error:
             run.trainer.fit()
-        text = str(error.value)
-        for counted in ("5 x timeout", "1 x raised", "4 x memory"):
-            assert counted in text
-        assert text.endswith("The commonest cause, 4 of 10: reward_func memory it (reward.py:7)")
+        assert "5 x timeout, 1 x raised, 4 x memory" in str(error.value)
+        assert str(error.value).endswith("4 of 10: reward_func memory it (reward.py:7)")
 
 
 class TestEmptyBatch:
@@ -491,10 +456,8 @@ class TestEmptyBatch:
         assert not any(key.startswith(("tv/", "shift/", "kl/", "gap/", "importance/")) for row in rows for key in row)
 
     def test_where_nothing_is_left_after_the_review(self, world):
-        off = {"adapt.reevaluate_every": 0, "adapt.replay_steps": 0}
-        run = world(
-            prompts=12, **{"train.num_episodes": 1, "adapt.max_shift_fresh": 0, "adapt.rollout_delay": 2}, **off
-        )
+        words = {"train.num_episodes": 1, "adapt.max_shift_fresh": 0, "adapt.rollout_delay": 2}
+        run = world(prompts=12, **words, **{"adapt.reevaluate_every": 0, "adapt.replay_steps": 0})
         run.log_probs = lambda tokens, weights: [-1.0 - weights / 8] * (len(tokens) - 1)
         run.trainer.fit()
         rows = run.metrics()
@@ -560,9 +523,7 @@ class TestCounts:
             reevaluated=[make_group(1, size=4)],
             replayed=[make_group(1, size=4) for _ in range(2)],
         )
-        with pytest.raises(
-            ValueError, match=f"^BAPO made a batch of {4 * capacity + 4} responses; it may hold at most {4 * capacity} "
-        ):
+        with pytest.raises(ValueError, match=f"^BAPO .* {4 * capacity + 4} responses; .* {4 * capacity} "):
             run.trainer.train_step([Rollout(0, 0)], 0)
         assert run.trained == []
 
@@ -577,7 +538,7 @@ class TestCounts:
             return batch
 
         run.trainer.method.build_batch = build_batch
-        with pytest.raises(RuntimeError, match=r"^step 2, .*in the states \[\]; every group must end in exactly one"):
+        with pytest.raises(RuntimeError, match=r"^step 2, .*in the states \[\]"):
             run.trainer.fit()
 
     def test_groups_that_nobody_accounts_for(self, world):
@@ -596,13 +557,14 @@ class TestCounts:
 
 FAULTS = [
     # what fails, in which step; the step and the phase that the message names
-    ("generate", 1, "step 2, generating: "),
-    ("forward", 1, "step 2, making experience: "),
-    ("fit", 1, "step 2, training: "),
-    ("broadcast", 4, "step 4, syncing weights: "),  # v = 4, m = 2
-    ("broadcast", 2, "step 3, generating hard prompts again: "),
-    ("keep_weights", 2, "step 3, generating hard prompts again: "),
-    ("save_checkpoint", 2, "step 2, saving checkpoint global_step2: "),
+    ("generate", 1, "step 2, generating"),
+    ("forward", 1, "step 2, making experience"),
+    ("fit", 1, "step 2, training"),
+    ("broadcast", 4, "step 4, syncing weights"),  # v = 4, m = 2
+    ("broadcast", 2, "step 3, generating hard prompts again"),
+    ("keep_weights", 2, "step 3, generating hard prompts again"),
+    ("save_checkpoint", 2, "step 2, saving checkpoint global_step2"),
+    ("evaluate", 4, "step 4, evaluating"),
 ]
 
 
@@ -611,25 +573,18 @@ class TestPhases:
 
     @pytest.mark.parametrize(("what", "step", "says"), FAULTS)
     def test_of_an_error(self, world, what, step, says):
-        run = world(**{"ckpt.save_steps": 2, "adapt.rollout_delay": 4})
-        run.faults[what] = (step, OSError("no more of it"))
-        with pytest.raises(RuntimeError) as error:
-            run.trainer.fit()
-        assert str(error.value) == f"{says}OSError: no more of it"
-        assert isinstance(error.value.__cause__, OSError)
-
-    def test_of_an_evaluation(self, world):
-        run = world(evaluation=1, **{"eval.steps": 1, "adapt.rollout_delay": 1})
+        run = world(evaluation=1, **{"ckpt.save_steps": 2, "adapt.rollout_delay": 4, "eval.steps": 4})
         plain = run.reward
 
-        def reward(prompt, weights, sample):
+        def reward(prompt, *rest):
             if prompt == "eval 0":
-                raise OSError("no more of it")
-            return plain(prompt, weights, sample)
+                run.fail_at("evaluate")
+            return plain(prompt, *rest)
 
-        run.reward = reward
-        with pytest.raises(RuntimeError, match=r"^step 1, evaluating: OSError: no more of it$"):
+        run.reward, run.faults[what] = reward, (step, OSError("no more of it"))
+        with pytest.raises(RuntimeError, match=f"^{says}: OSError: no more of it$") as error:
             run.trainer.fit()
+        assert isinstance(error.value.__cause__, OSError)
 
     def test_an_engine_that_dies_in_a_sync_is_noticed_although_the_actor_waits(self, world):
         run = world()
@@ -675,21 +630,16 @@ def remote_error(cause: Exception) -> Exception:
     return ray.exceptions.RayTaskError("fit()", "Traceback: many lines", cause, **ip).as_instanceof_cause()
 
 
-class TestBrief:
-    def test_of_a_plain_error(self):
-        assert brief(ValueError("  adapt.c1 is 2\n")) == "ValueError: adapt.c1 is 2"
-
-    def test_of_an_error_in_a_worker_it_is_without_the_traceback(self):
-        error = remote_error(FloatingPointError("the loss is nan"))
-        assert "many lines" in str(error)
-        assert brief(error) == "FloatingPointError: the loss is nan"
-
-    def test_of_an_error_that_says_nothing(self):
-        assert brief(KeyError()) == "KeyError: "
-
-    def test_of_an_actor_that_died(self):
-        result = brief(ray.exceptions.ActorDiedError())
-        assert result.startswith("ActorDiedError: ") and "died" in result
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("  adapt.c1 is 2\n"), "ValueError: adapt.c1 is 2"),
+        (remote_error(FloatingPointError("the loss is nan")), "FloatingPointError: the loss is nan"),
+        (KeyError(), "KeyError: "),
+    ],
+)
+def test_an_error_in_brief_has_no_traceback(error, text):
+    assert brief(error) == text
 
 
 def test_timed_adds_up_also_after_an_error(monkeypatch):
