@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -95,17 +96,14 @@ class Llm:
             given = FlatLogprobs() if params.flat_logprobs else []
             for token, value in zip(chosen, log_probs[start:end], strict=True):
                 given.append({token: Logprob(value)} | ({1: Logprob(-9.0)} if params.logprobs else {}))
-        return SimpleNamespace(
-            outputs=[
-                SimpleNamespace(
-                    index=place if index is None else index,
-                    token_ids=chosen,
-                    logprobs=given,
-                    text="",
-                    finish_reason=reason if end >= len(tokens) else None,
-                )
-            ]
+        part = SimpleNamespace(
+            index=place if index is None else index,
+            token_ids=chosen,
+            logprobs=given,
+            text="",
+            finish_reason=reason if end >= len(tokens) else None,
         )
+        return SimpleNamespace(outputs=[part])
 
 
 def engine_of(kind, executor, llm=None):
@@ -123,13 +121,8 @@ def theirs(executor, prompts, **shared):
     """What OpenRLHF's own engine makes."""
     engine = engine_of(Engine, executor)
 
-    async def make():
-        return [
-            await engine.generate_responses(**request(prompt), hf_tokenizer=engine.tokenizer, **shared)
-            for prompt in prompts
-        ]
-
-    return asyncio.run(make())
+    make = partial(engine.generate_responses, hf_tokenizer=engine.tokenizer, **shared)
+    return [asyncio.run(make(**request(prompt))) for prompt in prompts]
 
 
 def ours(engine, prompts, **shared):
@@ -140,6 +133,11 @@ def ours(engine, prompts, **shared):
 def shared(max_length=30, **sampling):
     given = {"logprobs": 1, "max_tokens": 9} | sampling
     return {"sampling_params": SamplingParams(**given), "max_length": max_length, "num_samples": SIZE}
+
+
+def assert_all_equal(responses, wanted):
+    for response, response_wanted in zip(responses, wanted, strict=True):
+        assert_equal(response, response_wanted)
 
 
 def assert_equal(response, wanted):
@@ -178,8 +176,7 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
     if pool is not None:
         pool.close()
     for group, group_wanted in zip(groups, wanted, strict=True):
-        for response, response_wanted in zip(pickle.loads(pickle.dumps(group)), group_wanted, strict=True):
-            assert_equal(response, response_wanted)
+        assert_all_equal(pickle.loads(pickle.dumps(group)), group_wanted)
     assert engine.tokenizer.asked == prompts  # each once
     assert len(engine.llm.asked) == len(prompts)
     assert len(engine.tokenizer.decoded) == (0 if path is None else 2 * len(prompts) * asked["num_samples"])
@@ -233,31 +230,23 @@ def test_a_finished_response_does_not_wait_for_the_others():
     assert [response["reward"] for response in group] == [1.0] * SIZE
 
 
-VERDICT = """from __future__ import annotations
-import dataclasses
-
-@dataclasses.dataclass
-class Verdict:
-    right: bool
-    kind: dataclasses.KW_ONLY
-
-def reward_func(queries, prompts, labels):
-    return {"rewards": [float(Verdict(queries[0] == labels[0]).right / len(prompts[0]))]}
-"""
-
-
-def test_a_reward_file_in_the_engine_is_loaded_as_everywhere_and_its_failures_are_counted(tmp_path):
+def test_a_function_in_the_engine_is_checked_and_its_failures_are_counted(tmp_path):
     path = tmp_path / "reward.py"
-    path.write_text(VERDICT)
+    path.write_text(
+        "def reward_func(queries, prompts, labels):\n"
+        "    return {labels[0]: [float((queries[0] == 'a') / len(prompts[0]))]}\n"
+    )
     executor = SingleTurn([str(path)])
-    assert executor.endpoints == [str(path)]
-    right = asyncio.run(executor.by_function("a", "b", "a", ""))
+    right = asyncio.run(executor.by_function("a", "b", "rewards", ""))
     assert right == {"rewards": 1.0, "scores": 1.0, "extra_logs": {}}
+    judged = asyncio.run(executor.judged(Tokenizer(), [97], [], "a", "reward"))
+    assert judged == {"reward": None, "scores": None, "extra_logs": {}}
+    assert str(executor.failures).endswith(f"({path}:1)")  # it returned no rewards
     for query in "ab":
         with pytest.raises(ZeroDivisionError):
-            asyncio.run(executor.by_function(query, "", "a", ""))
-    assert executor.failures.kinds == {"raised": 2}
-    assert str(executor.failures).endswith(f"reward_func raised ZeroDivisionError: division by zero ({path}:10)")
+            asyncio.run(executor.by_function(query, "", "rewards", ""))
+    assert executor.failures.kinds == {"invalid": 1, "raised": 2}
+    assert str(executor.failures).endswith(f"2 of 3: reward_func raised ZeroDivisionError: division by zero ({path}:2)")
 
 
 def test_failures_of_an_endpoint_are_counted(monkeypatch):
@@ -269,8 +258,7 @@ def test_failures_of_an_endpoint_are_counted(monkeypatch):
         asyncio.run(executor.by_server("a", "b", "a", ""))
     assert executor.failures.kinds == {"raised": 1}
     text = str(executor.failures)
-    assert "no reward came: RuntimeError: ClientConnectorError" in text and "asked 5 times" in text
-    assert text.endswith("(http://127.0.0.1:1/judge)")
+    assert "ClientConnectorError" in text and "asked 5 times" in text and text.endswith("(http://127.0.0.1:1/judge)")
 
 
 class Server:
@@ -308,26 +296,13 @@ def judged_by_server(monkeypatch, *answers, sent=False):
     return executor, judged
 
 
-@pytest.mark.parametrize(
-    ("answer", "what"),
-    [
-        ({"score": 1}, "{'score': 1}; it must be a dict with rewards, as in {\"rewards\": [1.0]}"),
-        ([1], '[1], a list; it must be a dict with rewards, as in {"rewards": [1.0]}'),
-        (None, 'None, a NoneType; it must be a dict with rewards, as in {"rewards": [1.0]}'),
-        ({"rewards": ["0.5"]}, "rewards = ['0.5'] for one response; one finite number is needed"),
-        ({"rewards": [1, 0]}, "rewards = [1, 0] for one response; one finite number is needed"),
-        ({"rewards": 1, "extra_logs": {"a": "x"}}, "extra_logs['a'] = 'x' for one response; one number is needed"),
-    ],
-)
-def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, answer, what):
-    good = {"rewards": [0.5]}
-    executor, judged = judged_by_server(monkeypatch, answer, good, answer)
+@pytest.mark.parametrize("answer", [{"score": 1}, {"rewards": ["0.5"]}])
+def test_an_answer_of_a_server_is_checked_as_that_of_a_function(monkeypatch, answer):
+    executor, judged = judged_by_server(monkeypatch, answer, {"rewards": [0.5]}, answer)
     none = {"reward": None, "scores": None, "extra_logs": {}}
     assert judged == [none, {"reward": 0.5, "scores": 0.5, "extra_logs": {}}, none]
-    assert str(executor.failures) == (
-        "Failed calls of the reward function or agent so far: 2 x invalid. The commonest cause, 2 of 2: "
-        f"the reward server returned {what} (http://judge/)"
-    )
+    text = str(executor.failures)
+    assert "2 x invalid" in text and str(answer.get("rewards", answer)) in text and text.endswith("(http://judge/)")
 
 
 @pytest.mark.parametrize("sent", [False, True])
@@ -339,24 +314,12 @@ def test_an_answer_of_openrlhfs_server_is_taken(monkeypatch, sent):
     assert not executor.failures.kinds
 
 
-def test_what_a_function_in_the_engine_returns_is_checked(tmp_path):
-    path = tmp_path / "reward.py"
-    path.write_text("def reward_func(queries, prompts, labels):\n    return {'reward': [1.0]}\n")
-    executor = SingleTurn(str(path))
-    judged = asyncio.run(executor.judged(Tokenizer(), [97], [], "a", "7"))
-    assert judged == {"reward": None, "scores": None, "extra_logs": {}}
-    assert executor.failures.kinds == {"invalid": 1}
-    assert str(executor.failures).endswith(f'as in {{"rewards": [1.0]}} ({path}:1)')
-
-
 def test_responses_with_seeds_have_requests_of_their_own():
     engine = engine_of(RolloutEngine, SingleTurn())
     asked = [request("abc", seed=99), request("def", seed=100)]
     groups = asyncio.run(engine.generate_groups(asked, **shared()))
-    wanted = [theirs(SingleTurnAgentExecutor(), [prompt], **shared())[0] for prompt in ("abc", "def")]
-    for group, group_wanted in zip(groups, wanted, strict=True):
-        for response, response_wanted in zip(group, group_wanted, strict=True):
-            assert_equal(response, response_wanted)
+    for group, wanted in zip(groups, theirs(SingleTurnAgentExecutor(), ["abc", "def"], **shared()), strict=True):
+        assert_all_equal(group, wanted)
     seeds = [request_seed(seed, sample) for seed in (99, 100) for sample in range(SIZE)]
     assert [params.seed for _, params in engine.llm.asked] == seeds
     assert {params.n for _, params in engine.llm.asked} == {1}
@@ -428,7 +391,7 @@ def test_a_prompt_with_images_is_what_openrlhf_makes_of_it():
         assert torch.equal(pixels["pixel_values"], pixels_wanted["pixel_values"])
         assert_equal(response, wanted)
     engine.tokenizer.decode = None  # the prompt is too long, and cannot be cut as text can
-    with pytest.raises(ValueError, match="a prompt has 4 tokens, and 9 of 12 are for the response; a prompt with im"):
+    with pytest.raises(ValueError, match="4 tokens, and 9 of 12 are for the response"):
         asyncio.run(engine.generate_groups([asked], **shared(max_length=12)))
 
 
