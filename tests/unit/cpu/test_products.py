@@ -92,19 +92,6 @@ def test_forward_and_backward_are_exact_products_rounded_once(name, threads):
             assert (error <= allowed).all()
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_it_differs_from_torch_by_at_most_one_rounding(name):
-    """Two numbers of bfloat16 that are neighbours differ by at most 2^-7 of the larger one."""
-    torch.manual_seed(2)
-    call, shapes = CALLS[name]
-    inputs = [random(*shape) for shape in shapes]
-    direct = call(*inputs).double()
-    with through_float32():
-        result = call(*inputs).double()
-    largest = torch.maximum(direct.abs(), result.abs())
-    assert ((direct - result).abs() <= 2.0**-7 * largest + 2.0**-16).all()
-
-
 def test_output_of_a_given_tensor():
     a, b, out = random(70, 40), random(40, 24), random(70, 24)
     with through_float32():
@@ -191,14 +178,13 @@ def test_vllm_s_tensors(threads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
 def test_other_numbers_keep_torch_s_kernels(dtype):
     a, b = (10 * torch.randn(6, 5)).to(dtype), (10 * torch.randn(5, 4)).to(dtype)
-    expected = a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
+
+    def made():
+        return a @ b, torch.stack([a, a]) @ b, torch.addmm(b[0], a, b), torch.mm(a, b, out=torch.empty(0, dtype=dtype))
+
+    expected = made()
     with through_float32():
-        actual = (
-            a @ b,
-            torch.stack([a, a]) @ b,
-            torch.addmm(b[0], a, b),
-            torch.mm(a, b, out=torch.empty(0, dtype=dtype)),
-        )
+        actual = made()
     assert all(map(torch.equal, actual, expected))
 
 
@@ -282,5 +268,5 @@ def test_way(monkeypatch, machine, torch_says, avx512_bf16, amx, way, given):
 
 def test_another_way_is_refused(monkeypatch):
     monkeypatch.setenv(products.SWITCH, "fast")
-    with pytest.raises(ConfigError, match="BAPO_OPENRLHF_BF16 is 'fast'; allowed: direct, float32, auto"):
+    with pytest.raises(ConfigError, match="BAPO_OPENRLHF_BF16 is 'fast'"):
         products.way()
