@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from fake_stack import SCORED, STATES, groups_in_flight
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import SCORED, STATES, groups_in_flight  # noqa: E402
-
-from bapo_openrlhf.flags.sizes import run_steps  # noqa: E402
-from bapo_openrlhf.record import metrics  # noqa: E402
+from bapo_openrlhf.flags.sizes import run_steps
+from bapo_openrlhf.record import metrics
 
 WORDS = {
     "adapt.partial_rollout_tokens": 1,
@@ -55,12 +49,16 @@ def sampled(run, response, weights: list[int]) -> list[float]:
 @pytest.mark.parametrize(("prompts", "algorithm"), [(16, "bapo_grpo"), (14, "ba_ppo")])
 @pytest.mark.parametrize("budget", [1, 2])
 class TestRun:
-    def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, world, prompts, algorithm, budget):
-        run = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
-        seen = watched(run)
-        run.trainer.fit()
+    @pytest.fixture
+    def run(self, world, prompts, algorithm, budget):
+        made = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
+        made.seen = watched(made)
+        made.trainer.fit()
+        return made
+
+    def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, run):
         mixed, weights = 0, updates(run)
-        for step, source, group in seen:
+        for step, source, group in run.seen:
             versions = []
             for response in group.responses:
                 if source == "reevaluated":
@@ -76,10 +74,7 @@ class TestRun:
             assert group.weights_version == min(versions, default=step) and group.step == step
         assert mixed > 3
 
-    def test_every_prompt_is_settled_once_or_in_flight(self, world, prompts, algorithm, budget):
-        run = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
-        seen = watched(run)
-        run.trainer.fit()
+    def test_every_prompt_is_settled_once_or_in_flight(self, run, prompts, algorithm):
         rows, drawn = run.metrics(), Counter()
         for step, row in enumerate(rows):
             assert set(row) - {"step"} <= metrics.names(algorithm, optional=True)
@@ -87,16 +82,15 @@ class TestRun:
             assert row["groups/failed"] == 0  # as a group would be with an unfinished response
             requests = [r for r in run.requests if r.step == step]
             assert len({r.seed for r in requests}) == len(requests)
-        for _, source, group in seen:
+        for _, source, group in run.seen:
             drawn[group.prompt.text] += source == "fresh"
         episodes = run.args.train.num_episodes
         assert set(drawn.values()) == {episodes} and len(drawn) == prompts
         assert rows[-1]["groups/in_flight"] == 0 and max(row["groups/in_flight"] for row in rows) > 0
         assert sum(row["responses/continued"] for row in rows) > 0
         for step, row in enumerate(rows):
-            parts = [
-                len(r.segments) for at, kind, group in seen for r in group.responses if (at, kind) == (step, "fresh")
-            ]
+            fresh = [group for at, kind, group in run.seen if (at, kind) == (step, "fresh")]
+            parts = [len(response.segments) for group in fresh for response in group.responses]
             assert row["responses/mixed_share"] == sum(count > 1 for count in parts) / max(len(parts), 1)
         assert len(rows) <= (prompts // 4 + 1) * episodes
 

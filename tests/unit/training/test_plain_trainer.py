@@ -7,19 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from fake_stack import DYNAMIC, Ref, World, copied, tokens_of
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from fake_stack import DYNAMIC, Ref, World, copied, tokens_of  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.record import metrics  # noqa: E402
-from bapo_openrlhf.record.run_record import read_answers, read_groups, read_warnings  # noqa: E402
-from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.record import metrics
+from bapo_openrlhf.record.run_record import read_answers, read_groups, read_warnings
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
 
 
 def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_the_last_word(world):

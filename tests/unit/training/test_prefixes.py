@@ -6,19 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_stack import STATES, trained, without_times
+from test_checkpoints import REPEATABLE, resumed
+from test_demonstrations_in_runs import Letters
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import STATES, trained, without_times  # noqa: E402
-from test_checkpoints import REPEATABLE, resumed  # noqa: E402
-from test_demonstrations_in_runs import Letters  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.demonstrations import Solutions  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.record.run_record import read_answers, read_groups
+from bapo_openrlhf.training.trainer.demonstrations import Solutions
 
 SYNCHRONOUS = {"adapt.rollout_delay": 1, "adapt.reevaluate_every": 1, "train.num_episodes": 3}
 AHEAD = SYNCHRONOUS | {"train.async_enable": True, "train.async_queue_size": 2, "adapt.rollout_delay": 2}

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from fake_stack import STATES, decode, digest, tokens_of
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import STATES, decode, digest, tokens_of  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.adapt.metric import ADAPTED, ALL  # noqa: E402
-from bapo_openrlhf.record import metrics  # noqa: E402
-from bapo_openrlhf.record.run_record import read_answers, read_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.metric import ADAPTED, ALL
+from bapo_openrlhf.record import metrics
+from bapo_openrlhf.record.run_record import read_answers, read_groups
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
+from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer
 
 
 class TestRecord:
@@ -122,15 +116,16 @@ class TestCatalogue:
         assert actual - WORKERS >= wanted
         assert actual <= metrics.names(algorithm, optional=True)
 
-    def test_has_what_a_step_without_an_update_writes(self, world):
-        run = world(**{"train.num_episodes": 1})
-        run.reward = lambda *_: 1.0
+    @pytest.mark.parametrize(
+        ("words", "right", "name"),
+        [
+            ({}, True, "skipped_update"),
+            ({"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3}, False, "timing/reevaluation"),
+        ],
+    )
+    def test_has_what_some_steps_write(self, world, words, right, name):
+        run = world(prompts=40, **{"train.num_episodes": 1}, **words)
+        run.reward = (lambda *_: 1.0) if right else run.reward
         run.trainer.fit()
         result = {name for row in run.metrics() for name in row} - {"step"}
-        assert "skipped_update" in result and result <= metrics.names("bapo_grpo", optional=True)
-
-    def test_has_what_re_evaluation_on_its_own_writes(self, world):
-        run = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
-        run.trainer.fit()
-        result = {name for row in run.metrics() for name in row} - {"step"}
-        assert "timing/reevaluation" in result and result <= metrics.names("bapo_grpo", optional=True)
+        assert name in result and result <= metrics.names("bapo_grpo", optional=True)

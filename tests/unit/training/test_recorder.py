@@ -7,19 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fake_stack import generated_rows as rows
+from fake_stack import generated_sample as sample
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import generated_rows as rows  # noqa: E402
-from fake_stack import generated_sample as sample  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.record.answers import PromptStates  # noqa: E402
-from bapo_openrlhf.record.run_record import RunRecord, read_warnings  # noqa: E402
-from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.record.answers import PromptStates
+from bapo_openrlhf.record.run_record import RunRecord, read_warnings
+from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance
 
 
 @pytest.fixture
@@ -74,12 +68,10 @@ def test_explained_variance_by_numpy():
         mask = torch.from_numpy(rng.integers(0, 2, shape))
         returns, values = (torch.from_numpy(rng.normal(size=shape)).float() for _ in range(2))
         parts.append(SimpleNamespace(returns=returns, values=values, action_mask=mask))
-    pooled = [
-        (float(part.returns[*at]), float(part.values[*at]))
-        for part in parts
-        for at in np.argwhere(part.action_mask.numpy())
-    ]
-    returns, values = np.array(pooled).T
+    returns, values = (
+        np.concatenate([getattr(part, name).double().numpy()[part.action_mask.numpy() == 1] for part in parts])
+        for name in ("returns", "values")
+    )
     wanted = 1 - np.var(returns - values) / np.var(returns)
     assert explained_variance(parts)["value/explained_variance"] == pytest.approx(wanted, rel=1e-5)
 
@@ -124,19 +116,16 @@ def test_a_resume_says_which_steps_are_missing(recorder, tmp_path, steps, missin
     recorder(*steps)
     for _ in range(2):
         recorder().resume(10)
-        said = [(row["step"], row["kind"], row["text"]) for row in read_warnings(tmp_path)]
-        text = f"step 11: the record has no metrics of {missing} of the 10 steps before it, which may be those of a run"
-        assert [(step, kind, words[: len(text)]) for step, kind, words in said] == [(11, "missing steps", text)] * (
-            missing > 0
-        )
+        said = [(row["step"], row["kind"]) for row in read_warnings(tmp_path)]
+        assert said == [(11, "missing steps")] * (missing > 0)
+        assert all(f" {missing} of the 10 steps" in row["text"] for row in read_warnings(tmp_path))
 
 
 def test_a_step_and_an_evaluation_are_durable_at_their_end(recorder, tmp_path, monkeypatch):
     """A checkpoint of the step is written after that."""
     sizes, whole = [], recorder()
-    monkeypatch.setattr(
-        RunRecord, "sync", lambda run: sizes.append(sorted(path.name for path in run.directory.iterdir()))
-    )
+    files = lambda run: sorted(path.name for path in run.directory.iterdir())  # noqa: E731
+    monkeypatch.setattr(RunRecord, "sync", lambda run: sizes.append(files(run)))
     whole.add_metrics(1, {})
     whole.add_evaluation(1, {})
     assert sizes == [["metrics.jsonl"], ["evaluations.jsonl", "metrics.jsonl"]]

@@ -6,7 +6,9 @@ import copy
 import gc
 import random
 import weakref
+from collections.abc import Iterable
 from dataclasses import fields, replace
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +34,7 @@ from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOri
 from bapo_openrlhf.training.trainer.samples import sample_of  # noqa: E402
 
 PROMPT = Prompt("prompt", "label")
+PAIR = ("actor", "reference")
 
 
 def response(number: int, *, images: bool = False) -> Response:
@@ -63,10 +66,7 @@ class Rank:
 
     def __init__(self, of: float) -> None:
         self.of = of
-        self.calls: list[list[int]] = []  # the numbers of the samples of each
-        self.pixels: list[list] = []  # what came with them
-        self.masked: list[bool] = []  # whether nothing in a call was generated
-        self.emptied = 0
+        self.forget()
         self.execute_batch = SimpleNamespace(remote=self.execute)
         self.empty_cache = SimpleNamespace(remote=self.empty)
 
@@ -83,6 +83,12 @@ class Rank:
             self.pixels.append(item.get("mm_train_inputs_list", [None] * len(sequences)))
             result.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
         return result
+
+    def forget(self) -> None:
+        self.calls: list[list[int]] = []  # the numbers of the samples of each
+        self.pixels: list[list] = []  # what came with them
+        self.masked: list[bool] = []  # whether nothing in a call was generated
+        self.emptied = 0
 
     def empty(self) -> None:
         self.emptied += 1
@@ -110,9 +116,8 @@ class Models:
         return [number for rank in self.of("reference") for call in rank.calls for number in call]
 
     def forget(self) -> None:
-        for ranks in self.ranks.values():
-            for rank in ranks:
-                rank.calls, rank.pixels, rank.masked, rank.emptied = [], [], [], 0
+        for rank in chain(*self.ranks.values()):
+            rank.forget()
 
 
 def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, use_loss: bool = False,
@@ -136,6 +141,13 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
     return ExperienceMaker(args, *groups, **{"kl_ctl": None, "pad": 9, "reference_name": "one"} | changed)
 
 
+def prepared(count: int = 1, **options) -> tuple[Models, ExperienceMaker]:
+    """An actor and a reference model of so many ranks, and the maker of a run that has them."""
+    ranks = {"actor": count, "reference": count}
+    models = Models(ranks)
+    return models, maker(models, arguments(ranks, **options))
+
+
 def make(experience_maker: ExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
     """The forward pass of a batch of these responses; `known` of their tokens had log-probs before."""
     group = SimpleNamespace(prompt=PROMPT)
@@ -144,9 +156,9 @@ def make(experience_maker: ExperienceMaker, responses: list[Response], *, known:
     return passed.experiences
 
 
-def openrlhfs(experience_maker: ExperienceMaker, ranks: dict[str, int], responses: list[Response]) -> list[Experience]:
+def openrlhfs(experience_maker: ExperienceMaker, names: Iterable[str], responses: list[Response]) -> list[Experience]:
     """The same by OpenRLHF's maker, on models of its own that have one rank each: it can share any batch out."""
-    models = Models(dict.fromkeys(ranks, 1), experience_maker.args.ds.tensor_parallel_size)
+    models = Models(dict.fromkeys(names, 1), experience_maker.args.ds.tensor_parallel_size)
     groups = [models.groups.get(name) for name in ("actor", "critic", "reward", "reference")]
     parts = (None, SimpleNamespace(args=experience_maker.args), SimpleNamespace(pad_token_id=9))
     plain = RemoteExperienceMaker(*groups, *parts)
@@ -235,28 +247,13 @@ class TestBatches:
                         of = [None if item is None else item["pixel_values"][0, 0].item() for item in pixels]
                         assert of == [number if images and number % 2 else None for number in call]
 
-    @pytest.mark.parametrize("dynamic", [False, True])
-    def test_the_ranks_share_what_is_left(self, dynamic):
-        """Replayed samples stand at the batch's end: the last rank would have nothing to do."""
-        ranks = {"actor": 2, "reference": 2}
-        models = Models(ranks)
-        experience_maker = maker(models, arguments(ranks, dynamic=dynamic))
-        old = [response(number) for number in range(6)]
-        make(experience_maker, old)
-        models.forget()
-        make(experience_maker, [*(response(number) for number in range(10, 16)), *old])
-        assert sorted(set(models.seen)) == list(range(10, 16))  # a filler has the tokens of a sample
-        assert {sum(map(len, rank.calls)) for rank in models.of("reference")} == {3} or dynamic
-
     def test_with_nothing_new_the_reference_is_left_alone(self):
-        ranks = {"actor": 2, "reference": 2}
-        models = Models(ranks)
-        experience_maker = maker(models, arguments(ranks, colocated=True))
+        models, experience_maker = prepared(2, colocated=True)
         responses = [response(number) for number in range(4)]
         make(experience_maker, responses)
         assert [rank.emptied for rank in models.of("reference")] == [1, 1]
         models.forget()
-        assert_same(make(experience_maker, responses[::-1]), openrlhfs(experience_maker, ranks, responses[::-1]))
+        assert_same(make(experience_maker, responses[::-1]), openrlhfs(experience_maker, PAIR, responses[::-1]))
         assert models.seen == [] and [rank.emptied for rank in models.of("reference")] == [0, 0]
         assert [rank.emptied for rank in models.of("actor")] == [1, 1]
 
@@ -265,14 +262,12 @@ class TestBatches:
         experience_maker = maker(models, arguments({"actor": 1}))
         responses = [response(number) for number in range(4)]
         for _ in range(2):
-            assert_same(
-                make(experience_maker, responses, known=0), openrlhfs(experience_maker, {"actor": 1}, responses)
-            )
+            actual = make(experience_maker, responses, known=0)
+            assert_same(actual, openrlhfs(experience_maker, ("actor",), responses))
         assert not any(REFERENCE in one.extras for one in responses)
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
-        ranks = {"actor": 1, "reference": 1}
-        experience_maker, gone = maker(Models(ranks), arguments(ranks)), []
+        (_, experience_maker), gone = prepared(), []
         passed = make(experience_maker, [response(0), response(1)])
         for batch in passed:
             weakref.finalize(batch, gone.append, True)
@@ -282,21 +277,18 @@ class TestBatches:
         assert len(gone) == count > 0
 
     def test_a_response_may_be_in_a_batch_twice(self):
-        ranks = {"actor": 1, "reference": 1}
-        models = Models(ranks)
-        experience_maker = maker(models, arguments(ranks))
+        models, experience_maker = prepared()
         twice = response(1)
         for count in (2, 0):
             models.forget()
             responses = [twice, response(2), replace(twice, weights_version=3)]
-            assert_same(make(experience_maker, responses), openrlhfs(experience_maker, ranks, responses))
+            assert_same(make(experience_maker, responses), openrlhfs(experience_maker, PAIR, responses))
             assert models.seen.count(1) == count
 
 
 class TestKept:
     def test_is_what_the_reference_said_of_the_generated_tokens(self):
-        ranks = {"actor": 2, "reference": 2}
-        experience_maker = maker(Models(ranks), arguments(ranks))
+        _, experience_maker = prepared(2)
         responses = [response(number) for number in range(8)]
         make(experience_maker, responses)
         for one in responses:
@@ -306,9 +298,7 @@ class TestKept:
             assert name == "one" and kept.dtype == np.float32 and kept.tolist() == [np.float32(x) for x in wanted]
 
     def test_of_another_reference_is_not_used(self):
-        ranks = {"actor": 1, "reference": 1}
-        models = Models(ranks)
-        experience_maker = maker(models, arguments(ranks))
+        models, experience_maker = prepared()
         responses = [response(number) for number in range(4)]
         before = make(experience_maker, responses)
         for rank in models.of("reference"):
@@ -323,33 +313,29 @@ class TestKept:
         assert models.seen == []
 
     def test_goes_with_a_checkpoint(self, tmp_path):
-        ranks = {"actor": 1, "reference": 1}
-        models = Models(ranks)
-        args = arguments(ranks)
+        _, experience_maker = prepared()
         responses = tuple(response(number, images=True) for number in range(4))
-        wanted = make(maker(models, args), list(responses))
+        wanted = make(experience_maker, list(responses))
         buffer, again = ReplayBuffer(4, 3), ReplayBuffer(4, 3)
         buffer.add(Group(0, PROMPT, responses, 0, 0))
         save_state(tmp_path, buffer.state_dict())
         again.load_state_dict(load_state(tmp_path))
         assert again.nbytes == buffer.nbytes
-        models.forget()
+        models, experience_maker = prepared()
         (group,) = again
-        assert_same(make(maker(models, args), list(group.responses)), wanted)
+        assert_same(make(experience_maker, list(group.responses)), wanted)
         assert models.seen == []
 
     def test_counts_among_the_bytes(self):
-        ranks = {"actor": 1, "reference": 1}
         one = response(3)
         before = one.nbytes
-        make(maker(Models(ranks), arguments(ranks)), [one])
+        make(prepared()[1], [one])
         assert one.nbytes == before + 4 * len(one.log_probs) and len(one.log_probs)
 
     def test_of_copies_is_shared(self):
         """A method stores a group before its batch is made, and may store copies of its responses."""
-        ranks = {"actor": 1, "reference": 1}
         one = response(3)
         group = Group(0, PROMPT, (one,), 2, 1)
         stored = group.standalone(one)
-        make(maker(Models(ranks), arguments(ranks)), [one])
+        make(prepared()[1], [one])
         assert stored.extras[REFERENCE][1] is one.extras[REFERENCE][1]

@@ -8,23 +8,17 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
+import ray
+from fake_stack import DYNAMIC, STATES, digest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rollout import SEED, Clock, Engine, arguments, generator_of, hard, rows, texts
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-from fake_stack import DYNAMIC, STATES, digest  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from test_rollout import SEED, Clock, Engine, arguments, generator_of, hard, rows, texts  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.record import metrics  # noqa: E402
-from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
-from bapo_openrlhf.training.trainer.refill import Rounds  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.record import metrics
+from bapo_openrlhf.record.run_record import read_groups
+from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.refill import Rounds
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
 

@@ -6,16 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from fake_stack import SCORED, digest, generated_sample, request_seed
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import SCORED, digest, generated_sample, request_seed  # noqa: E402
-
-from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import answers_of  # noqa: E402
+from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings
+from bapo_openrlhf.training.trainer.samples import answers_of
 
 
 def responses_to(request) -> list[list[int]]:

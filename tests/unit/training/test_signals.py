@@ -13,16 +13,6 @@ from bapo_openrlhf.training.driver.signals import SAME, Signals, caught
 from bapo_openrlhf.training.wire.signals import NUMBERS
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def handlers():
     """The handlers are the same after the test."""
@@ -58,14 +48,14 @@ def test_while_the_process_ends_further_signals_change_nothing(handlers):
 
 
 def test_a_second_signal_counts_if_it_comes_later():
-    clock = Clock()
-    received = Signals(clock)
+    now = 100.0
+    received = Signals(lambda: now)
     received.waits = True
     received(signal.SIGUSR1)
-    clock.now += SAME
+    now += SAME
     received(signal.SIGTERM)
     assert (received.first, received.since, received.again) == (signal.SIGUSR1, 100.0, False)
-    clock.now += 0.1
+    now += 0.1
     received(signal.SIGTERM)
     assert (received.first, received.since, received.again) == (signal.SIGUSR1, 100.0, True)
 

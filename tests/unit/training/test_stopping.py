@@ -5,18 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from fake_stack import AdaptedPPOTrainer, World, trained, without_times
+from test_checkpoints import REPEATABLE, resumed
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import AdaptedPPOTrainer, World, trained, without_times  # noqa: E402
-from test_checkpoints import REPEATABLE, resumed  # noqa: E402
-
-from bapo_openrlhf.record.run_record import read_evaluations  # noqa: E402
-from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.trainer.run_state import RunState  # noqa: E402
+from bapo_openrlhf.record.run_record import read_evaluations
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
+from bapo_openrlhf.training.trainer.run_state import RunState
 
 NEVER = {"ckpt.save_steps": -1}
 EVALUATED = {"eval.steps": 3, "evaluation": 2}

@@ -106,13 +106,7 @@ def test_a_model_has_the_rights_that_the_umask_gives(strategy, tmp_path, umask):
 
 
 def test_it_is_openrlhfs_strategy_of_the_arguments():
-    args = arguments.parse(
-        [
-            "--algorithm=bapo_grpo",
-            "--rollout.n_samples_per_prompt=8",
-            "--actor.model_name_or_path=m",
-            "--reward.remote_url=r.py",
-        ]
-    )
+    words = "algorithm=bapo_grpo rollout.n_samples_per_prompt=8 actor.model_name_or_path=m reward.remote_url=r.py"
+    args = arguments.parse([f"--{word}" for word in words.split()])
     made, theirs = strategy_of(args), get_strategy(args)
     assert type(made) is Strategy and vars(made) == vars(theirs)

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
@@ -293,16 +292,3 @@ def test_a_raylet_that_is_stopped(monkeypatch, tmp_path):
         for process in started:
             process.kill()
             process.communicate()
-
-
-def test_a_process_that_is_stopped():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        assert not waiting.is_stopped(process.pid)
-        os.kill(process.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 60
-        while not waiting.is_stopped(process.pid):
-            assert time.monotonic() < deadline
-    finally:
-        process.kill()
-        process.wait()
