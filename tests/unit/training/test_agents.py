@@ -123,6 +123,8 @@ def test_an_agent_that_hangs_is_given_up_alone(caplog):
     assert (hanging["reward"], fine["reward"]) == (None, 0.5)
     assert limited.failures.kinds == {"timeout": 1} and ended == [True]
     assert "took more than 1 s between two generations for prompt 'p'" in caplog.text and "blocks" not in caplog.text
+    begins = limited.executor.agent_instance_cls.step.__code__.co_firstlineno
+    assert str(limited.failures).endswith(f"took more than 1 s between two generations ({__file__}:{begins})")
     # What it generated is there to be counted: the prompt, a turn, the feedback, a turn.
     assert bytes(hanging["observation_tokens"]) == b"pab;ab" and hanging["action_ranges"] == [(1, 3), (4, 6)]
     assert len(hanging["rollout_log_probs"]) == 6
@@ -171,12 +173,8 @@ def test_agents_that_a_blocked_thread_does_not_take_up_are_given_up_too(monkeypa
 
 @pytest.mark.parametrize(
     "error",
-    [
-        ValueError("no such tool"),
-        TimeoutError("no answer from the tool"),
-        SystemExit("the tool says no"),
-        asyncio.CancelledError("the tool was cancelled"),
-    ],
+    [ValueError("no tool"), TimeoutError("no answer"), SystemExit("no"), asyncio.CancelledError("cancelled")],
+    ids=repr,
 )
 def test_an_agent_that_raises_is_given_up_and_its_error_is_in_the_log(error, caplog):
     def fail(label):
@@ -207,11 +205,10 @@ def test_a_failure_names_the_commonest_cause_and_its_line(tmp_path):
     assert limited.failures.kinds == {"raised": 3}
     assert str(limited.failures).endswith(f"cause, 2 of 3: the agent raised KeyError: 'a' ({path}:7)")
     ask(limited, engine, "n", "n")
-    says = "3 of 5: the agent raised Invalid: AgentInstance.step returned None, a NoneType; it must be a dict with "
-    assert says in str(limited.failures) and str(limited.failures).endswith(f"({path}:6)")
-    named = NamedAgent(load_agent(str(path)))
+    says = str(limited.failures)
+    assert "3 of 5: the agent raised Invalid: AgentInstance.step returned None" in says and says.endswith(f"({path}:6)")
     with pytest.raises(RuntimeError) as error:
-        ask(named, engine, "a")
+        ask(NamedAgent(load_agent(str(path))), engine, "a")
     assert type(error.value) is RuntimeError and str(error.value) == f"the agent raised KeyError: 'a' ({path}:7)"
 
 
@@ -224,20 +221,11 @@ def test_an_executor_that_returns_no_response_is_given_up_and_named():
     limited = LimitedAgent(Executor(), engine, LIMIT)
     assert [one["reward"] for one in ask(limited, engine, "empty", "no log-probs")] == [None, None]
     begins = f"({__file__}:{Executor.execute.__code__.co_firstlineno})"
-    says = "2 of 2: the agent raised Invalid: returned no prompt; it must be the prompt"
-    assert str(limited.failures).endswith(f"{says} {begins}")
+    says = str(limited.failures)
+    assert "2 of 2: the agent raised Invalid: returned no prompt" in says and says.endswith(begins)
     with pytest.raises(RuntimeError, match="the agent raised Invalid: returned no prompt"):
         ask(NamedAgent(Executor()), engine, "empty")
     assert ask(NamedAgent(Executor()), engine, "no log-probs")[0]["reward"] == 1.0  # OpenRLHF may need none
-
-
-def test_an_agent_that_hangs_is_counted_where_it_begins():
-    async def hang():
-        await asyncio.Event().wait()
-
-    _, limited, _ = run(lambda label: hang(), "l")
-    begins = limited.executor.agent_instance_cls.step.__code__.co_firstlineno
-    assert str(limited.failures).endswith(f"took more than 1 s between two generations ({__file__}:{begins})")
 
 
 def test_a_dead_engine_is_no_failure_of_the_agent():

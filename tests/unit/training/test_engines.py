@@ -47,11 +47,6 @@ def ask(executor, *, faster=True, **sampling):
     return asked
 
 
-def test_without_the_faster_way_vllm_is_asked_as_openrlhf_asks():
-    asked = ask(SingleTurn(), faster=False)
-    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (True, 1, False)
-
-
 @pytest.mark.parametrize("images", [None, {"image": ["a picture", "another"]}])
 @pytest.mark.parametrize("pads", [None, set(), {7, 8}])
 def test_vllm_gets_the_prompt_that_openrlhf_gives_it(images, pads):
@@ -121,20 +116,17 @@ def test_an_engine_loads_the_users_agent_with_this_projects_function(monkeypatch
     assert result["executor"] == "agent of agent.py"
 
 
-def test_only_tokens_and_their_log_probs_are_made_for_openrlhfs_executor():
-    asked = ask(SingleTurn())
-    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (False, 0, True)
-
-
-def test_no_log_probs_are_made_if_none_are_wanted():
-    assert ask(SingleTurn(), logprobs=None).logprobs is None
-
-
-def test_an_executor_of_the_user_gets_all():
-    asked = ask(OwnExecutor())
-    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (True, 1, False)
-
-
-@pytest.mark.parametrize("executor", [OwnExecutor(), SingleTurn()])
-def test_stop_strings_need_text(executor):
-    assert ask(executor, stop=["\n"]).detokenize
+@pytest.mark.parametrize(
+    ("executor", "given", "detokenize", "log_probs", "flat"),
+    [
+        (SingleTurn(), {}, False, 0, True),  # only tokens and their log-probs
+        (SingleTurn(), {"logprobs": None}, False, None, False),
+        (SingleTurn(), {"stop": ["\n"]}, True, 0, True),
+        (SingleTurn(), {"faster": False}, True, 1, False),  # as OpenRLHF asks
+        (OwnExecutor(), {}, True, 1, False),
+        (OwnExecutor(), {"stop": ["\n"]}, True, 1, False),
+    ],
+)
+def test_only_what_the_executor_needs_is_made(executor, given, detokenize, log_probs, flat):
+    asked = ask(executor, **given)
+    assert (asked.detokenize, asked.logprobs, asked.flat_logprobs) == (detokenize, log_probs, flat)
