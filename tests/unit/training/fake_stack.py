@@ -570,9 +570,7 @@ SOURCES = ("fresh", "reevaluated", "replayed")
 EXTRAS = {"info": {}, "score": None, "truncated": False, "mm_train_inputs": None}
 
 
-def generated_sample(
-    prompt: str, reward: float | None, mask: list[int], *, images: Any = None, log_prob: float = -1.0
-) -> Experience:
+def generated_sample(prompt: str, reward: float | None, mask: list[int], *, log_prob: float = -1.0) -> Experience:
     """A generated sample with tokens 100, 101, ..., of which `mask` says which the policy generated."""
     return Experience(
         sequences=torch.arange(100, 101 + len(mask))[None],
@@ -580,7 +578,7 @@ def generated_sample(
         rollout_log_probs=torch.full((1, len(mask)), log_prob),
         prompts=[prompt],
         labels=["label"],
-        images=[images],
+        images=[None],
         mm_train_inputs=[None],
         rewards=None if reward is None else torch.tensor([reward]),
         truncated=torch.tensor([False]),

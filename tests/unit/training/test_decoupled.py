@@ -127,16 +127,17 @@ def same(actual: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> 
     assert actual[1] == pytest.approx(wanted[1], rel=1e-12, abs=1e-15)
 
 
-def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies):
+@pytest.mark.parametrize("cap", [CAP, 1.25])
+def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies, cap):
     """E[prox/alpha min(u A, clip(u) A)] with u = pi/prox (arXiv 2505.24298); here prox/alpha is at most the cap."""
-    weights = np.minimum(np.exp(policies.prox - policies.alpha), CAP)
+    weights = np.minimum(np.exp(policies.prox - policies.alpha), cap)
     wanted = objective(policies, policies.pi - policies.prox, weights)
     used = MASK.astype(bool)
-    truncated, stopped = weights[used] == CAP, wanted[1][used] == 0
+    truncated, stopped = weights[used] == cap, wanted[1][used] == 0
     assert all(
         (truncated & ~stopped).any() and (a & b).any() for a in (truncated, ~truncated) for b in (stopped, ~stopped)
     )
-    same(trained(arguments_of("decoupled"), policies), wanted)
+    same(trained(arguments_of("decoupled", "--algo.advantage.is_correction_threshold", str(cap)), policies), wanted)
 
 
 def test_behaviour_clips_pi_over_alpha(trained, policies):
@@ -163,12 +164,6 @@ def test_weights_beyond_floating_point(trained, policies, log_weight):
     wanted = objective(policies, policies.pi - policies.prox, weights)
     assert math.isfinite(wanted[0])
     same(trained(arguments_of("decoupled"), policies), wanted)
-
-
-def test_cap_is_the_flag(trained, policies):
-    args = arguments_of("decoupled", "--algo.advantage.is_correction_threshold", "1.25")
-    weights = np.minimum(np.exp(policies.prox - policies.alpha), 1.25)
-    same(trained(args, policies), objective(policies, policies.pi - policies.prox, weights))
 
 
 def test_masked_tokens_have_no_part(trained, policies):

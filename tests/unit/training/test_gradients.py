@@ -16,7 +16,7 @@ cpu.install()
 from openrlhf.models.loss import PolicyLoss  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
 
-from bapo_openrlhf.training.worker.gradients import cosine, policy_gradient, probe_gradients  # noqa: E402
+from bapo_openrlhf.training.worker.gradients import policy_gradient, probe_gradients  # noqa: E402
 
 WORDS, WIDTH = 7, 5
 
@@ -151,8 +151,3 @@ def test_cosines_and_norms_of_groups_sources_and_halves(trainer):
     for key in (8, "replayed"):
         assert math.isnan(actual[key][0]) and actual[key][1] == 0
     assert actual.keys() == wanted.keys() | {8, "replayed"}
-
-
-def test_cosine():
-    assert cosine(torch.tensor([3.0, 4.0]), torch.tensor([4.0, 3.0])) == pytest.approx(0.96)
-    assert math.isnan(cosine(torch.zeros(2), torch.ones(2)))

@@ -19,7 +19,6 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs, process_prompt_with_
 from PIL import Image  # noqa: E402
 
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.training.trainer.dealing import training_shares  # noqa: E402
 from bapo_openrlhf.training.trainer.experience import row_of  # noqa: E402
@@ -48,10 +47,17 @@ class Processor:
         }
 
 
+def sample(prompt, reward, tokens, start, **answer):
+    """As OpenRLHF makes it of what an engine returns. The policy generated the tokens from `start` on."""
+    log_probs = [0.0] * start + [-0.5] * (len(tokens) - start)
+    answer |= {"prompt": prompt, "reward": reward, "scores": reward, "extra_logs": {}, "truncated": False}
+    answer |= {"observation_tokens": tokens, "action_ranges": [(start, len(tokens))], "rollout_log_probs": log_probs}
+    return SamplesGenerator._process_response_into_experience(SimpleNamespace(), answer, max_len=64)
+
+
 @pytest.fixture
 def samples(tmp_path):
-    """Of 3 prompts with the same words and label, each with images of its own, the second with two; as OpenRLHF makes
-    them of what the engine returns."""
+    """Of 3 prompts with the same words and label, each with images of its own, the second with two."""
     result = []
     for number, images in enumerate((1, 2, 1)):
         paths = []
@@ -61,20 +67,9 @@ def samples(tmp_path):
             paths.append(str(path))
         for member in range(SIZE):
             ids, mm_train_inputs, _ = process_prompt_with_images(Processor(), "<image>Find x.", paths)
-            response = {
-                "prompt": "<image>Find x.",
-                "label": "5",
-                "images": paths,
-                "mm_train_inputs": mm_train_inputs,
-                "observation_tokens": [*ids, 3 + member, 4],
-                "action_ranges": [(len(ids), len(ids) + 2)],
-                "rollout_log_probs": [0.0] * len(ids) + [-0.5, -0.25],
-                "truncated": False,
-                "reward": float(member % 2),
-                "scores": float(member % 2),
-                "extra_logs": {},
-            }
-            result.append(SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=64))
+            given = {"label": "5", "images": paths, "mm_train_inputs": mm_train_inputs}
+            tokens = [*ids, 3 + member, 4]
+            result.append(sample("<image>Find x.", float(member % 2), tokens, len(ids), **given))
     return result
 
 
@@ -86,27 +81,6 @@ def images_of(sample: Experience) -> tuple:
 
 def grouped(samples):
     return groups_of(answers_of(samples, SIZE), first_uid=0, step=1, weights_version=1)
-
-
-def test_a_group_keeps_the_images_of_its_prompt(samples):
-    groups = grouped(samples)
-    assert [group.prompt.images for group in groups] == [samples[i].images[0] for i in (0, SIZE, 2 * SIZE)]
-    for actual, wanted in zip(samples_of(groups), samples, strict=True):
-        assert images_of(actual) == images_of(wanted)
-    assert len({repr(images_of(sample)) for sample in samples}) == 3
-
-
-def test_problems_that_differ_in_their_images_alone_are_different_prompts(samples):
-    groups = grouped(samples)
-    assert len({group.prompt.text for group in groups}) == len({group.prompt.label for group in groups}) == 1
-    assert len({group.prompt.id for group in groups}) == 3
-    buffer = HardBuffer(8)
-    for group in groups:
-        buffer.add(group)
-    assert len(buffer) == 3
-    assert buffer.remove(groups[1].prompt) and groups[1].prompt not in buffer and groups[2].prompt in buffer
-    # what comes back from an engine is the same prompt, though other objects
-    assert Prompt("<image>Find x.", "5", [*groups[0].prompt.images]) in buffer
 
 
 def test_through_the_buffers_and_a_checkpoint(samples, tmp_path):
@@ -162,21 +136,7 @@ def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks
 
 def test_texts_between_images(samples):
     """A mixed data set: rows without images stay without."""
-    text = SamplesGenerator._process_response_into_experience(
-        SimpleNamespace(),
-        {
-            "prompt": "2+2",
-            "label": "4",
-            "images": None,
-            "mm_train_inputs": None,
-            "observation_tokens": [1, 2, 3],
-            "action_ranges": [(2, 3)],
-            "rollout_log_probs": [0.0, 0.0, -1.0],
-            "reward": 1.0,
-            "scores": 1.0,
-        },
-        max_len=64,
-    )
+    text = sample("2+2", 1.0, [1, 2, 3], 2, label="4", images=None, mm_train_inputs=None)
     groups = groups_of(answers_of([text] * SIZE + samples, SIZE), first_uid=0, step=0, weights_version=0)
     back = samples_of(groups)
     assert (back[0].images, back[0].mm_train_inputs) == ([None], [None])
