@@ -9,7 +9,7 @@ import pytest
 from fake_stack import by_position
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_experience import MASKS, by_sample, maker, off_policy, split, whole_group
+from test_experience import MASKS, by_definition, by_sample, maker, off_policy, split, whole_group
 
 import torch  # isort: skip
 
@@ -104,14 +104,8 @@ def test_which_baseline_and_what_it_makes(kind, **given):
 
 
 def test_without_a_choice_the_critic_is_the_baseline():
-    given = {
-        "rewards": [0.0, 1.0] * 8,
-        "fresh": [True, False] * 2,
-        "knows": 0.0,
-        "seed": 1,
-        "kl": 0.0,
-        "returns": "gae",
-    }
+    given = {"rewards": [0.0, 1.0] * 8, "fresh": [True, False] * 2, "knows": 0.0, "seed": 1, "kl": 0.0}
+    given["returns"] = "gae"
     experiences, chosen, _ = made(**given)
     plain, nothing, _ = made(**given | {"fresh": None})
     assert chosen["value/critic_is_baseline"] == 1 and nothing == {}
@@ -125,41 +119,27 @@ def test_lambda_by_length(returns, alpha):
     """Each response has a lambda of its own; those of less than 1 / alpha tokens have 0. The returns keep lambda 1."""
     rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0], [[0, 1, 2], [3], [4, 5]]
     words = {"adapt__length_adaptive_lambd": alpha, "adapt__returns": returns, "algo__advantage__no_std_norm": True}
-    ratios = off_policy(parts) if returns == "vtrace" else ()
+    ratios = [part * (returns == "vtrace") for part in off_policy(parts)]
     experiences = split(rewards, parts)
     set_advantages(
         experiences, [*map(whole_group, range(6))], maker("gae", **words).args, kl_coefficient=0.0, log_ratios=ratios
     )
-    given = {
-        index: (experience, row, ratio)
-        for experience, ratio in zip(experiences, ratios or [None] * 3, strict=True)
-        for row, index in enumerate(experience.index)
-    }
     wanted, seen = {}, set()
-    for sample, (experience, row, ratio) in given.items():
-        mask = MASKS[sample % len(MASKS)].numpy()
-        tokens = int(mask.sum())
-        lambd = max(0.0, 1 - 1 / (alpha * tokens))
-        seen.add(lambd)
-        values = experience.values[row].numpy() * mask
-        earned = np.zeros(len(mask))
-        earned[mask.nonzero()[0][-1]] = rewards[sample]
-        rho = np.ones(len(mask)) if ratio is None else np.where(mask, np.minimum(1, np.exp(ratio[row])), 1)
-        delta = earned + np.append(values[1:], 0) - values
-        wanted[sample] = [
-            delta[s]
-            + sum(lambd ** (t - s) * math.prod(rho[s + 1 : t]) * rho[t] * delta[t] for t in range(s + 1, len(mask)))
-            for s in mask.nonzero()[0]
-        ]
-        targets = [
-            values[s] + sum(math.prod(rho[s:t]) * rho[t] * delta[t] for t in range(s, len(mask)))
-            for s in mask.nonzero()[0]
-        ]
-        assert by_sample(experiences, "returns")[sample] == pytest.approx(targets, abs=1e-5)
+    for experience, of_part in zip(experiences, ratios, strict=True):
+        for row, sample in enumerate(experience.index):
+            mask = MASKS[sample % len(MASKS)].numpy()
+            lambd = max(0.0, 1 - 1 / (alpha * int(mask.sum())))
+            seen.add(lambd)
+            earned = np.zeros(len(mask))
+            earned[mask.nonzero()[0][-1]] = rewards[sample]
+            about = experience.values[row].tolist(), earned, of_part[row], mask, 1.0
+            (advantages, _), (_, targets) = by_definition(*about, lambd), by_definition(*about, 1.0)
+            wanted[sample] = np.array(advantages)[mask == 1]
+            assert by_sample(experiences, "returns")[sample] == pytest.approx(np.array(targets)[mask == 1], abs=1e-5)
     assert len(seen) > 1 or alpha == 0.05
     mean = np.concatenate([*wanted.values()]).mean()
     for sample, row in by_sample(experiences, "advantages").items():
-        assert row == pytest.approx(np.array(wanted[sample]) - mean, abs=1e-5)
+        assert row == pytest.approx(wanted[sample] - mean, abs=1e-5)
 
 
 def test_a_run_chooses_on_fresh_groups(world):
