@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,137 +41,116 @@ SAVING = ("begin", "save actor", "save critic", "save_state", "save_weights", "c
 
 
 @pytest.fixture
-def watched_state(monkeypatch):
-    """Note when the layer's state is written."""
-    worlds: list[World] = []
+def saving(monkeypatch) -> Callable[[World], list[tuple[str, Any]]]:
+    """Runs a world, and returns in which order the parts of its checkpoints are written."""
     save = checkpoints.save_state
 
-    def noted(folder, state, **kwargs):
-        worlds[-1].note("save_state", state["step"])
-        return save(folder, state, **kwargs)
+    def of(run: World) -> list[tuple[str, Any]]:
+        def noted(folder, state, **kwargs):
+            run.note("save_state", state["step"])
+            return save(folder, state, **kwargs)
 
-    monkeypatch.setattr(checkpoints, "save_state", noted)
-    return worlds
-
-
-class TestSaving:
-    def saving(self, run: World, watched_state: list) -> list[tuple[str, Any]]:
-        watched_state.append(run)
+        monkeypatch.setattr(checkpoints, "save_state", noted)
         watch_store(run)
         run.trainer.fit()
         return [event for event in run.events if event[0] in SAVING]
 
+    return of
+
+
+class TestSaving:
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-    def test_in_this_order(self, world, watched_state, algorithm):
+    def test_in_this_order(self, world, saving, algorithm):
         words = {"ckpt.save_steps": 2, "train.num_episodes": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0}
         run = world(algorithm=algorithm, engines=2, **words)
-        critic = [("save critic", "global_step2")] if algorithm == "ba_ppo" else []
-        again = [("save critic", "global_step4")] if algorithm == "ba_ppo" else []
-        assert self.saving(run, watched_state) == [
-            ("begin", "global_step2"),
-            ("save actor", "global_step2"),
-            *critic,
-            ("save_state", 2),
-            ("save_weights", 0),  # delayed ones; the first engine's, all hold the same
-            ("complete", "global_step2"),
-            ("forget_rotated", None),
-            ("begin", "global_step4"),
-            ("save actor", "global_step4"),
-            *again,
-            ("save_state", 4),  # right after a sync
-            ("complete", "global_step4"),
-            ("forget_rotated", None),
+        assert saving(run) == [
+            event
+            for step in (2, 4)
+            for event in (
+                ("begin", f"global_step{step}"),
+                ("save actor", f"global_step{step}"),
+                *([("save critic", f"global_step{step}")] if algorithm == "ba_ppo" else []),
+                ("save_state", step),
+                *([("save_weights", 0)] if step == 2 else []),  # delayed ones, and of the first of equal engines
+                ("complete", f"global_step{step}"),
+                ("forget_rotated", None),
+            )
         ]
         store = CheckpointStore(run.checkpoints, critic=algorithm == "ba_ppo")
         assert store.newest_whole(pytest.fail) == "global_step4" and store.tags() == ["global_step4", "global_step2"]
 
-    def test_not_in_between(self, world, watched_state):
-        run = world(prompts=12, **{"ckpt.save_steps": 2, "train.num_episodes": 1})
-        assert {argument for name, argument in self.saving(run, watched_state) if name == "begin"} == {"global_step2"}
-        assert [row["step"] for row in run.metrics()] == [1, 2, 3]
-
-    def test_never(self, world, watched_state):
+    def test_never(self, world, saving):
         run = world(**{"ckpt.save_steps": -1})
-        assert self.saving(run, watched_state) == [] and not run.checkpoints.exists()
+        assert saving(run) == [] and not run.checkpoints.exists()
 
-    def test_what_openrlhf_saves_without_deepspeeds_is_no_checkpoint(self, world, watched_state):
+    def test_what_openrlhf_saves_without_deepspeeds_is_no_checkpoint(self, world, saving):
         run = world(prompts=8, **{"ckpt.save_steps": 1, "ckpt.disable_ds": True, "train.num_episodes": 1})
-        assert self.saving(run, watched_state) == [("save actor", "global_step1"), ("save actor", "global_step2")]
+        assert saving(run) == [("save actor", "global_step1"), ("save actor", "global_step2")]
         assert not run.checkpoints.exists()
 
-    def test_best_evaluations(self, world, watched_state):
-        # the second of three evaluations is worse
-        right = {1: 1, 2: 0, 3: 4}
+    def test_best_evaluations(self, world, saving):
+        # the second of four evaluations is worse than the first, and the last is as good as the third
+        right = {1: 1, 2: 0, 3: 4, 4: 4}
         words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "adapt.rollout_delay": 1, "train.num_episodes": 1}
-        run = world(prompts=12, evaluation=1, **words, **{"ckpt.save_steps": -1})
+        run = world(prompts=16, evaluation=1, **words, **{"ckpt.save_steps": -1})
         plain = run.reward
         run.reward = lambda prompt, weights, sample: (
             float(sample < right[weights]) if prompt == "eval 0" else plain(prompt, weights, sample)
         )
-        first, third = "best_global_step1", "best_global_step3"
-        assert self.saving(run, watched_state) == [
-            ("begin", first),
-            ("save actor", first),
-            ("save_state", 1),
-            ("complete", first),
-            ("forget_rotated", None),
-            ("begin", third),
-            ("save actor", third),
-            ("save_state", 3),
-            ("complete", third),
-            ("forget_rotated", None),
+        assert saving(run) == [
+            event
+            for step in (1, 3)
+            for event in (
+                ("begin", f"best_global_step{step}"),
+                ("save actor", f"best_global_step{step}"),
+                ("save_state", step),
+                ("complete", f"best_global_step{step}"),
+                ("forget_rotated", None),
+            )
         ]
-        assert run.trainer.checkpoints.store.tags() == [third, first]
+        assert run.trainer.checkpoints.store.tags() == ["best_global_step3", "best_global_step1"]
         assert not list(run.checkpoints.glob("*/best_global_step2"))
 
-    def test_the_best_evaluations_checkpoint_has_the_weights_that_the_engines_got_back(self, world, watched_state):
+    def test_the_best_evaluations_checkpoint_has_the_weights_that_the_engines_got_back(self, world, saving):
         words = {"eval.steps": 1, "adapt.rollout_delay": 4, "adapt.reevaluate_every": 0, "train.num_episodes": 1}
         run = world(prompts=4, evaluation=1, **words, **{"ckpt.save_steps": -1})
         run.reward = lambda prompt, weights, sample: float(sample % 2)
-        assert ("save_weights", 0) in self.saving(run, watched_state)
+        assert ("save_weights", 0) in saving(run)
         folder = run.checkpoints / "_adapt" / "best_global_step1"
         assert (folder / "rollout_weights_rank0.safetensors").read_text() == "0"
         assert run.noted("sync") == [1] and run.noted("restore") == [0]
 
-    def test_an_evaluation_without_rewards_is_not_the_best(self, world, watched_state):
+    def test_an_evaluation_without_rewards_is_not_the_best(self, world, saving):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1, "adapt.max_failed_share": 1}
         run = world(prompts=4, evaluation=2, **words)
         run.reward = lambda prompt, weights, sample: None if prompt.startswith("eval") else float(sample % 2)
-        assert self.saving(run, watched_state) == [] and not run.checkpoints.exists()
+        assert saving(run) == [] and not run.checkpoints.exists()
 
-    def test_what_is_left_out_of_an_evaluation_is_counted(self, world, watched_state):
+    def test_what_is_left_out_of_an_evaluation_is_counted(self, world, saving):
         """Responses that hang a verifier are mostly wrong, so the accuracy of the others is too high."""
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
         run = world(prompts=4, evaluation=4, **words)
         run.reward = lambda prompt, weights, sample: None if prompt == "eval 0" else float(sample % 2)
-        self.saving(run, watched_state)
+        saving(run)
         (row,) = read_evaluations(run.record)
         assert (row["eval_failed"], row["eval_num_samples"]) == (1, 3 * run.args.eval.n_samples_per_prompt)
         (warning,) = read_warnings(run.record)
-        assert warning["text"].startswith("step 1: 1 of 4 groups of the evaluation gave no reward, ")
+        assert "1 of 4 groups of the evaluation" in warning["text"]
         run = world(prompts=4, evaluation=4, **words)
         run.reward = lambda prompt, weights, sample: None if prompt in ("eval 0", "eval 1", "eval 2") else 1.0
-        with pytest.raises(RuntimeError, match=r"3 of 4 groups of the evaluation .*adapt.max_failed_share is 0.5"):
+        with pytest.raises(RuntimeError, match=r"3 of 4 groups of the evaluation .*adapt.max_failed_share"):
             run.trainer.fit()
         assert not run.checkpoints.exists()
 
-    def test_an_evaluation_as_good_as_the_best_is_not_better(self, world, watched_state):
-        words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1}
-        run = world(prompts=12, evaluation=2, **words)
-        run.reward = lambda prompt, weights, sample: float(sample % 2)
-        begun = [argument for name, argument in self.saving(run, watched_state) if name == "begin"]
-        assert begun == ["best_global_step1"]
-
     @pytest.mark.parametrize("key", ["none", "eval_data_pass1", "eval_other_pass1"])
-    def test_what_the_best_evaluation_is_measured_by(self, world, watched_state, key):
+    def test_what_the_best_evaluation_is_measured_by(self, world, saving, key):
         words = {"eval.steps": 1, "train.num_episodes": 1, "ckpt.save_steps": -1, "ckpt.best_metric_key": key}
         run = world(prompts=4, evaluation=1, **words)
         run.reward = lambda prompt, weights, sample: float(sample % 2)
-        assert bool(self.saving(run, watched_state)) is (key == "eval_data_pass1")
+        assert bool(saving(run)) is (key == "eval_data_pass1")
 
-    def test_models_that_were_not_saved_after_all_leave_nothing(self, world, watched_state):
+    def test_models_that_were_not_saved_after_all_leave_nothing(self, world):
         run = world(**{"ckpt.save_steps": -1})
-        watched_state.append(run)
         watch_store(run)
         with run.trainer.checkpoints.whole("global_step3", {}):
             pass
@@ -178,17 +158,15 @@ class TestSaving:
         assert not list(run.checkpoints.glob("*/global_step3"))
 
     @pytest.mark.parametrize("name", ["begin", "complete", "forget_rotated"])
-    def test_an_error_names_the_checkpoint(self, world, name):
+    def test_an_error_names_the_checkpoint(self, world, monkeypatch, name):
         run = world(**{"ckpt.save_steps": 3})
 
         def fails(*_: Any) -> None:
             raise OSError(28, "No space left on device", "file")
 
-        setattr(run.trainer.checkpoints.store, name, fails)
-        with pytest.raises(RuntimeError) as error:
+        monkeypatch.setattr(run.trainer.checkpoints.store, name, fails)
+        with pytest.raises(RuntimeError, match=r"step 3, saving checkpoint global_step3: OSError: .*No space"):
             run.trainer.fit()
-        text = "step 3, saving checkpoint global_step3: OSError: [Errno 28] No space left on device: 'file'"
-        assert str(error.value) == text
         store = CheckpointStore(run.checkpoints, critic=False)
         assert (store.newest_whole(lambda _: None) == "global_step3") is (name == "forget_rotated")
 
@@ -216,18 +194,31 @@ class TestSaving:
         assert result == ends and run.trainer.state.step == len(ends)
 
 
+EVALUATED = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1}
 REPEATABLE = {"train.full_determinism_enable": True, "ckpt.save_steps": 1, "ckpt.max_num": 99}
 
 
-def resumed(run: World, folder: Path, tag: str, **words: Any) -> World:
-    """The world of a run that goes on from `tag`, up to its trainer."""
+def resumed(
+    run: World, folder: Path, tag: str, *, change: Callable[[Path], None] = lambda checkpoints: None, **words: Any
+) -> World:
+    """The world of a run that goes on from `tag`, up to its trainer. `change` may change the checkpoints before."""
     copied(run, folder, tag)
+    change(folder / "checkpoints")
     sizes = {"prompts": len(run.data().dataset), "evaluation": len(run.evaluation or []), "engines": 1}
     again = World(folder, words | {"ckpt.load_enable": True}, **sizes)
     again.reward = run.reward
     assert again.choose_start() == tag
     again.make_trainer()
     return again
+
+
+def evaluate_as(run: World, *right: int) -> None:
+    """So many of the four responses of an evaluation are right after the first, the second, ... update."""
+
+    def reward(prompt: str, weights: int, sample: int) -> float:
+        return float(sample < right[run.updates["actor"] - 1] if prompt.startswith("eval") else sample % 2)
+
+    run.reward = reward
 
 
 def cases_of_methods_but(named: list[str | None]) -> tuple[dict[str, Any], ...]:
@@ -304,31 +295,24 @@ class TestResume:
 
     def test_the_best_evaluation_stays_the_best(self, world, tmp_path):
         """OpenRLHF evaluates a step after it has saved it, and the run goes on from what it saved before."""
-        words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1} | REPEATABLE
-        right = {1: 1, 2: 4, 3: 2, 4: 0, 5: 3}  # of the four responses of an evaluation, by the number of updates
+        words, right = EVALUATED | REPEATABLE, (1, 4, 2, 0, 3)
+        run = world(prompts=20, evaluation=1, **words)
+        evaluate_as(run, *right)
+        run.trainer.fit()
+        best = "best_global_step2"
+        assert run.trainer.best_eval_metric_value == 1.0
+        assert "best_global_step3" not in run.trainer.checkpoints.store.tags()
 
-        def reward(prompt: str, weights: int, sample: int) -> float:
-            return float(sample < right[run.updates["actor"]]) if prompt.startswith("eval") else float(sample % 2)
+        def keep(checkpoints: Path) -> None:
+            for part in ("_actor", "_adapt"):
+                shutil.copytree(run.checkpoints / part / best, checkpoints / part / best)
 
-        run = whole = world(prompts=20, evaluation=1, **words)
-        run.reward = reward
-        whole.trainer.fit()
-        best = whole.trainer.best_eval_metric_value
-        assert best == 1.0 and "best_global_step3" not in whole.trainer.checkpoints.store.tags()
-        for stays, value in ((True, 1.0), (False, 0.75)):
-            folder = tmp_path / f"again {stays}"
-            copied(whole, folder, "global_step2")
-            if stays:
-                for part in ("_actor", "_adapt"):
-                    shutil.copytree(whole.checkpoints / part / "best_global_step2",
-                                    folder / "checkpoints" / part / "best_global_step2")  # fmt: skip
-            run = World(folder, words | {"ckpt.load_enable": True}, prompts=20, evaluation=1, engines=1)
-            run.reward = reward
-            assert run.choose_start() == "global_step2"
-            run.make_trainer()
-            run.trainer.fit()
-            assert run.trainer.best_eval_metric_value == value
-            assert ("best_global_step3" in run.trainer.checkpoints.store.tags()) is not stays
+        for change, value in (({"change": keep}, 1.0), ({}, 0.75)):
+            again = resumed(run, tmp_path / f"again {value}", "global_step2", **change, **words)
+            evaluate_as(again, *right)
+            again.trainer.fit()
+            assert again.trainer.best_eval_metric_value == value
+            assert ("best_global_step3" in again.trainer.checkpoints.store.tags()) is (value < 1)
 
     @pytest.mark.parametrize(
         ("changed", "best"),
@@ -341,48 +325,34 @@ class TestResume:
     )
     def test_another_evaluation_begins_without_a_best_one(self, world, tmp_path, changed, best):
         """The best one of the checkpoint counts for the same number of the same evaluation only."""
-        words = {"eval.steps": 1, "eval.n_samples_per_prompt": 4, "train.num_episodes": 1} | REPEATABLE
+        words, right = EVALUATED | REPEATABLE, (3, 3, 2, 4)
         run = world(prompts=16, evaluation=1, **words)
-        right = {1: 3, 2: 3, 3: 2, 4: 4}  # of the four responses, by the number of updates
-
-        def reward(prompt: str, weights: int, sample: int) -> float:
-            return float(sample < right[run.updates["actor"]]) if prompt.startswith("eval") else float(sample % 2)
-
-        run.reward = reward
+        evaluate_as(run, *right)
         run.trainer.fit()
-        folder = tmp_path / "again"
-        copied(run, folder, "global_step2")
-        for saved in (folder / "checkpoints").glob("*/best*"):
-            shutil.rmtree(saved)
-        run = World(folder, words | changed | {"ckpt.load_enable": True}, prompts=16, evaluation=1, engines=1)
-        run.reward = reward
-        assert run.choose_start() == "global_step2"
-        run.make_trainer()
-        begun = []
-        whole = run.trainer.checkpoints.whole
-        run.trainer.checkpoints.whole = lambda tag, states: begun.append(tag) or whole(tag, states)
-        run.trainer.fit()
-        assert ("best_global_step3" in begun) is best  # step 3 is worse than step 2
+
+        def forget(checkpoints: Path) -> None:
+            for saved in checkpoints.glob("*/best*"):
+                shutil.rmtree(saved)
+
+        again = resumed(run, tmp_path / "again", "global_step2", change=forget, **words | changed)
+        evaluate_as(again, *right)
+        watch_store(again)
+        again.trainer.fit()
+        assert ("best_global_step3" in again.noted("begin")) is best  # step 3 is worse than step 2
 
     def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
         run = world(prompts=6, **REPEATABLE)
         run.trainer.fit()
+        assert run.noted("load") == []  # the first start is not told to load
         again = resumed(run, tmp_path / "again", "global_step4", **REPEATABLE)
         again.trainer.fit()
         assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(run.metrics())
         (said,) = [row["text"] for row in read_warnings(again.record) if row["kind"] == "nothing left"]
-        assert said == (
-            "step 4: the checkpoint is the end of all 2 episodes (train.num_episodes): nothing is left to train"
-        )
+        assert "step 4" in said and "train.num_episodes" in said
         # more episodes are
         more = resumed(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
         more.trainer.fit()
         assert [row["step"] for row in more.metrics()] == [1, 2, 3, 4, 5, 6]
-
-    def test_the_first_start_is_not_told_to_load(self, world):
-        run = world(**REPEATABLE)
-        run.trainer.fit()
-        assert run.noted("load") == []
 
     def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
         words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
@@ -419,26 +389,12 @@ class TestResume:
             for at in range(delay * (step // delay + 1), 8):  # from the next sync on as if it had always been so
                 assert {request.weights for request in again.of_step(at)[0]} == {at - at % delay}
 
-    def test_another_group_size_is_refused(self, world, tmp_path):
-        run = world(**REPEATABLE)
-        run.trainer.fit()
-        other = {"rollout.n_samples_per_prompt": 2}
-        again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE | other)
-        text = r"^step 0, resuming: ValueError: rollout.n_samples_per_prompt is 2, and was 4; it must not change$"
-        with pytest.raises(RuntimeError, match=text):
-            again.trainer.fit()
-        assert again.requests == []
-
     def test_groups_in_flight_need_partial_rollouts(self, world, tmp_path):
         run = world(prompts=16, **REPEATABLE | {"adapt.partial_rollout_tokens": 1})
         run.trainer.fit()
         (count,) = (row["groups/in_flight"] for row in run.metrics() if row["step"] == 3)
         again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
-        text = (
-            rf"checkpoint global_step3 has {count:g} groups with unfinished responses; resume it with "
-            r"--adapt.partial_rollout_tokens, as it was written$"
-        )
-        with pytest.raises(RuntimeError, match=text):
+        with pytest.raises(RuntimeError, match=rf"global_step3 has {count:g} groups .*--adapt.partial_rollout_tokens"):
             again.trainer.fit()
         assert count > 0 and again.requests == []
 
@@ -447,8 +403,9 @@ class TestResume:
         run.trainer.fit()
         again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
         again.groups["actor"].workers[0].client_states["global_step"] = 2
-        with pytest.raises(RuntimeError, match="global_step3 has the layer of step 3 and the actor of step 2"):
+        with pytest.raises(RuntimeError, match=r"^step 0, resuming: ValueError: .*global_step3 .* step 3 .* step 2"):
             again.trainer.fit()
+        assert again.requests == []
 
 
 class TestState:
@@ -485,10 +442,10 @@ class TestState:
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
-            ({"version": 12}, "the state is of format 12; this version reads 11"),
-            ({"version": 10}, "the state is of format 10; this version reads 11"),
-            ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8; it must not change"),
-            ({"method": {"method": "other", "version": 1}}, "state of method 'other', version 1; expected 'bapo'"),
+            ({"version": 12}, "format 12"),
+            ({"version": 10}, "format 10"),
+            ({"group_size": 8}, "rollout.n_samples_per_prompt is 4, and was 8"),
+            ({"method": {"method": "other", "version": 1}}, "'other'.*'bapo'"),
         ],
     )
     def test_of_something_else_is_refused(self, run, world, changed, text):
@@ -496,10 +453,8 @@ class TestState:
         other = world(algorithm="ba_ppo")
         with pytest.raises(ValueError, match=text):
             other.trainer.checkpoints.load_state_dict(state)
-        assert (other.trainer.state.step, other.trainer.state.generated, other.trainer.ledger.counts["generated"]) == (
-            0,
-            0,
-            0,
+        assert (
+            other.trainer.state.step == other.trainer.state.generated == other.trainer.ledger.counts["generated"] == 0
         )
 
     @pytest.mark.parametrize("epoch_done", [False, True])
@@ -515,18 +470,6 @@ class TestState:
         else:  # OpenRLHF makes the data loader's iterator first, which draws
             assert torch.equal(torch.get_rng_state(), before) and torch.equal(waiting, state["torch_rng"])
 
-    def test_each_ranks_generator_goes_on_where_it_was(self, world):
-        run = world()
-        ranks = Group(run, "actor", ranks=3)
-        run.trainer.checkpoints.workers["actor"] = ranks
-        for number, worker in enumerate(ranks.workers):
-            worker.rng = torch.tensor([number, 7])
-        state = run.trainer.checkpoints.state_dict()
-        for worker in ranks.workers:
-            worker.rng = torch.zeros(2)
-        run.trainer.checkpoints.load_state_dict(state)
-        assert [worker.rng.tolist() for worker in ranks.workers] == [[0, 7], [1, 7], [2, 7]]
-
     @staticmethod
     def generators(world, saved, now, *, step=4, seed=7):
         """The generators of `now` ranks that resume what other ranks wrote, of which rank r was at [r, 7]."""
@@ -539,8 +482,9 @@ class TestState:
         run.trainer.checkpoints.load_state_dict(state)
         return [worker.rng.tolist() for worker in ranks.workers]
 
-    def test_fewer_ranks_keep_their_generators(self, world):
-        assert self.generators(world, 3, 2) == [[0, 7], [1, 7]]
+    @pytest.mark.parametrize("now", [3, 2])
+    def test_ranks_keep_their_generators(self, world, now):
+        assert self.generators(world, 3, now) == [[0, 7], [1, 7], [2, 7]][:now]
 
     def test_new_ranks_are_seeded_by_rank_and_step(self, world):
         first = self.generators(world, 1, 3)

@@ -24,6 +24,13 @@ from bapo_openrlhf.training.trainer import experience as experience_module  # no
 from bapo_openrlhf.training.trainer.rollout import Rollout  # noqa: E402
 
 
+def round_otherwise(run):
+    """The actor's log-probs differ a little from those of the engines, as those of other kernels do."""
+    actor = run.groups["actor"]
+    exact = actor.forward
+    actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])
+
+
 class TestObserve:
     @pytest.mark.parametrize("limit", [1, 0.0035])
     def test_the_method_hears_how_far_each_group_is_before_it_is_trained_on(self, world, limit):
@@ -102,10 +109,11 @@ class TestReference:
             created.trainer.fit()
             asked.append(Counter(tuple(tokens) for _, tokens in created.referred))
         differ = {"tokens/reference_kept", "buffer/replay_bytes", "cache/bytes", "experience/bytes"}
-        for ours, theirs in zip(numbers(sent.metrics()), numbers(every.metrics()), strict=True):
-            assert {k: v for k, v in ours.items() if k not in differ} == {
-                k: v for k, v in theirs.items() if k not in differ
-            }
+        ours, theirs = (
+            [{name: row[name] for name in row.keys() - differ} for row in numbers(created.metrics())]
+            for created in (sent, every)
+        )
+        assert ours == theirs
         assert repr(trained(sent, 0)) == repr(trained(every, 0))
         for (_, ours), (_, theirs) in zip(sent.trained, every.trained, strict=True):
             for one, other in zip(ours, theirs, strict=True):
@@ -144,17 +152,8 @@ class TestMixedGroups:
         [
             ("arpo", 2, "ba_ppo"),
             ("exgrpo", 3, "bapo_grpo"),
-            *(
-                pytest.param(*case, marks=pytest.mark.slow)
-                for case in (
-                    ("arpo", 1, "bapo_grpo"),
-                    ("arpo", 1, "ba_ppo"),
-                    ("arpo", 2, "bapo_grpo"),
-                    ("exgrpo", 1, "bapo_grpo"),
-                    ("exgrpo", 1, "ba_ppo"),
-                    ("exgrpo", 3, "ba_ppo"),
-                )
-            ),
+            pytest.param("arpo", 1, "bapo_grpo", marks=pytest.mark.slow),
+            pytest.param("exgrpo", 1, "ba_ppo", marks=pytest.mark.slow),
         ],
     )
     def test_each_response_by_its_own_weights(self, world, monkeypatch, method, delay, algorithm):
@@ -253,9 +252,7 @@ class TestOnPolicy:
             return forward(origins)
 
         run.trainer.experience_maker.forward = spy
-        actor = run.groups["actor"]
-        exact = actor.forward
-        actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])  # it rounds otherwise
+        round_otherwise(run)
         run.trainer.fit()
         return seen
 
@@ -309,9 +306,7 @@ class TestReview:
 
     def test_in_a_run_the_gap_stays_until_it_is_measured_again(self, world):
         run = world(prompts=40, **{"adapt.rollout_delay": 3})
-        actor = run.groups["actor"]
-        exact = actor.forward
-        actor.forward = lambda sequences: exact(sequences) + 0.01 * torch.sin(sequences[:, 1:])  # it rounds otherwise
+        round_otherwise(run)
         run.trainer.fit()
         last, ages = None, []
         for step, row in enumerate(run.metrics()):
@@ -359,10 +354,9 @@ class TestReview:
             run.trainer.train_step([Rollout(0, 0)], 0)
             assert sum(len(e.index) for _, experiences in run.trained for e in experiences) == 4 * (4 - bad)
             return
-        with pytest.raises(RuntimeError) as error:
+        with pytest.raises(RuntimeError, match=rf"{bad} of 4 groups .* adapt.max_failed_share is {float(share)}"):
             run.trainer.train_step([Rollout(0, 0)], 0)
-        text = f"{bad} of 4 groups have log-probs under today's policy that are not finite; adapt.max_failed_share is "
-        assert f"{text}{float(share)}" in str(error.value) and run.trained == []
+        assert run.trained == []
 
 
 def test_clipped_tokens_are_those_of_the_flags(world, monkeypatch):
