@@ -535,6 +535,19 @@ def by_position(experiences: list) -> dict[int, list]:
     }
 
 
+def rows_of(experiences: list, *names: str) -> list[tuple]:
+    """Tokens, reward and some numbers of the generated tokens of each sample."""
+    return [
+        (
+            tuple(e.sequences[row][e.attention_mask[row].bool()].tolist()),
+            float(e.rewards[row]),
+            *(getattr(e, name)[row][e.action_mask[row].bool()].tolist() for name in names),
+        )
+        for e in experiences
+        for row in range(len(e.sequences))
+    ]
+
+
 def tokens_of(request: SimpleNamespace) -> int:
     """Generated tokens of a request's four responses, if they do not depend on seeds."""
     return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))

@@ -7,10 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fake_stack import digest, trained
+from fake_stack import digest, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks, arguments
+from test_experience import by_definition
 from test_updates import VALUE_CLIP, trainer
 
 import torch  # isort: skip
@@ -37,19 +38,6 @@ def samples_of(experiences):
         for experience in experiences
         for row, mask in zip(experience.sequences, experience.attention_mask, strict=True)
     )
-
-
-def rows_of(experiences):
-    """Tokens, reward, values and returns of each sample."""
-    return [
-        (
-            tuple(e.sequences[row][e.attention_mask[row].bool()].tolist()),
-            float(e.rewards[row]),
-            *(getattr(e, name)[row][e.action_mask[row].bool()].tolist() for name in ("values", "returns")),
-        )
-        for e in experiences
-        for row in range(len(e.sequences))
-    ]
 
 
 def tokens_of_request(request):
@@ -128,17 +116,6 @@ def test_a_group_that_is_not_finite_is_left_out(world):
     assert left_out
 
 
-def returns_by_hand(rewards, values, log_ratios, *, lambd):
-    """V-trace's targets (Eq. 1 of arXiv 1802.01561, in its sum form) of one response, token by token."""
-    rho = [min(1.0, math.exp(ratio)) for ratio in log_ratios]
-    following = [*values[1:], 0.0]
-    delta = [rho[t] * (rewards[t] + following[t] - values[t]) for t in range(len(values))]
-    return [
-        values[s] + sum(math.prod(lambd * rho[i] for i in range(s, t)) * delta[t] for t in range(s, len(values)))
-        for s in range(len(values))
-    ]
-
-
 @pytest.mark.parametrize("words", [
     {},
     {"adapt.critic_lambd": 0.8},
@@ -170,7 +147,7 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
         actor, before = samples_of(dict(run.trained).get(step, [])), updates[step]
         behind = {tokens: request.weights for request in run.requests if request.step == step
                   for tokens in tokens_of_request(request)}  # fmt: skip
-        for tokens, reward, values, returns in rows_of(experiences):
+        for tokens, reward, values, returns in rows_of(experiences, "values", "returns"):
             if tokens in actor:
                 continue
             today, alpha, reference = (
@@ -180,7 +157,8 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
             shaped = [-coefficient * (one - other) for one, other in zip(today, target, strict=True)]
             shaped[-1] += reward
             moved = [one - other if adapt.returns == "vtrace" else 0 for one, other in zip(today, alpha, strict=True)]
-            wanted = returns_by_hand(shaped, values, moved, lambd=adapt.critic_lambd or 1.0)
+            about = values, shaped, moved, [True] * len(values), 1.0
+            _, wanted = by_definition(*about, adapt.critic_lambd or 1.0)  # Eq. 1 of arXiv 1802.01561
             assert returns == pytest.approx(wanted, abs=1e-5)
             assert values == pytest.approx([math.sin(token + before["critic"]) for token in tokens[2:]], abs=1e-6)
             checked, asked = checked + 1, asked + ((step, tokens) in passed)
@@ -202,7 +180,10 @@ def test_an_empty_batch_trains_only_the_critic(world):
 def test_explained_variance_of_all_groups_by_numpy(world):
     run = fitted(world, GENERATED)
     for (_, experiences), row in zip(run.taught[1::2], run.metrics(), strict=True):  # OpenRLHF sends the batch first
-        values, returns = (np.concatenate(numbers) for numbers in list(zip(*rows_of(experiences), strict=True))[2:])
+        values, returns = (
+            np.concatenate(numbers)
+            for numbers in list(zip(*rows_of(experiences, "values", "returns"), strict=True))[2:]
+        )
         wanted = 1 - (returns - values).var() / returns.var()
         assert row["value/explained_variance_generated"] == pytest.approx(wanted, rel=1e-5)
 
@@ -234,7 +215,7 @@ def test_loss_of_a_micro_batch_by_numpy(world, ranks, tokens):
         subject.loss = watched
         subjects.append(subject)
     group.run(lambda rank: subjects[rank].ppo_train())
-    seen = [sample for of_rank in losses for experience, _, _ in of_rank for sample in rows_of([experience])]
+    seen = [sample for of_rank in losses for experience, _, _ in of_rank for sample in rows_of([experience], "values")]
     assert Counter(row[0] for row in seen if len(row[2])) == samples_of(experiences)
     numbers = [0] * ranks
     of_step: dict[int, list] = {}

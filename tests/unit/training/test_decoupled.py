@@ -6,27 +6,22 @@ pi is the policy that is being trained, prox is today's policy before the update
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from fake_stack import World
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ray import ppo_actor
 
-from bapo_openrlhf.cpu import stack as cpu
+import torch  # isort: skip
 
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-
-from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags  # noqa: E402
-from bapo_openrlhf.training.trainer import experience as experience_module  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import ExperienceMaker  # noqa: E402
-from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer  # noqa: E402
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.training.trainer import experience as experience_module
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker
+from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer
 
 LOW, HIGH, CAP = 0.2, 0.28, 2.0
 # One row a sample: whole, padded, two turns.
@@ -34,15 +29,10 @@ MASK = np.array([[1] * 10, [1] * 6 + [0] * 4, [1, 1, 1, 0, 0, 0, 1, 1, 1, 1]] * 
 ON_POLICY = np.arange(len(MASK)) % 4 == 0
 
 
-def arguments_of(ratio: str, *changed: str):
+def arguments_of(ratio: str, cap: float = CAP) -> SimpleNamespace:
     """The arguments of a run, as the actor's worker gets them."""
-    words = ["--algorithm", "bapo_grpo", "--adapt.ratio", ratio, "--algo.advantage.is_correction_threshold", str(CAP)]
-    words += ["--actor.model_name_or_path", "model", "--reward.remote_url", "reward.py"]
-    words += ["--data.prompt_dataset", "data.jsonl", "--rollout.n_samples_per_prompt", "4"]
-    words += ["--actor.eps_clip_low_high", str(LOW), str(HIGH), *changed]
-    args = arguments.parse(words)
-    set_openrlhf_flags(args)
-    return args
+    words = {"adapt.ratio": ratio, "algo.advantage.is_correction_threshold": cap}
+    return World.arguments(Path("unused"), words | {"actor.eps_clip_low_high": [LOW, HIGH]})
 
 
 @pytest.fixture
@@ -137,7 +127,7 @@ def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(tr
     assert all(
         (truncated & ~stopped).any() and (a & b).any() for a in (truncated, ~truncated) for b in (stopped, ~stopped)
     )
-    same(trained(arguments_of("decoupled", "--algo.advantage.is_correction_threshold", str(cap)), policies), wanted)
+    same(trained(arguments_of("decoupled", cap), policies), wanted)
 
 
 def test_behaviour_clips_pi_over_alpha(trained, policies):

@@ -20,6 +20,7 @@ from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
     make_experience_batch,
     split_experience_batch,
 )
+from test_demonstrations_in_runs import Letters  # noqa: E402
 
 from bapo_openrlhf.adapt.batch import Demonstration  # noqa: E402
 from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
@@ -27,16 +28,6 @@ from bapo_openrlhf.training.trainer import demonstrations  # noqa: E402
 from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of  # noqa: E402
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens  # noqa: E402
 from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations  # noqa: E402
-
-
-class Letters:
-    """A tokenizer: a token for each letter, 0 at the end."""
-
-    eos_token_id = 0
-
-    def __call__(self, text, *, add_special_tokens):
-        assert not add_special_tokens
-        return {"input_ids": [ord(letter) for letter in text]}
 
 
 def solutions(*pairs, max_new=4, max_len=8) -> Solutions:

@@ -7,18 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_stack import STATES
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import STATES  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO  # noqa: E402
-from bapo_openrlhf.training.trainer.demonstrations import Solutions  # noqa: E402
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
+from bapo_openrlhf.training.trainer.demonstrations import Solutions
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration
 
 
 class Letters:
@@ -27,6 +21,7 @@ class Letters:
     eos_token_id = 0
 
     def __call__(self, text, *, add_special_tokens):
+        assert not add_special_tokens
         return {"input_ids": [ord(letter) for letter in text]}
 
 

@@ -10,16 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from fake_stack import World, rows_of
 
-from bapo_openrlhf.cpu import stack as cpu
+import torch  # isort: skip
 
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from fake_stack import World  # noqa: E402
-
-from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer  # noqa: E402
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
 
 FILE = Path(__file__).parents[3] / "configs" / "methods" / "filter_only.yaml"
 FLAGS = {f"adapt.{name}": value for name, value in yaml.safe_load(FILE.read_text())["adapt"].items()}
@@ -28,16 +23,7 @@ SIZE, EPS = 4, 1e-6  # responses of a group in the fake stack, and eps of Eq. 2
 
 def samples(experiences: list, *more: str) -> list[tuple]:
     """What an update has of each response, sorted: tokens, reward, its advantages and old log-probs, and more."""
-    rows = []
-    for experience in experiences:
-        for row, tokens in enumerate(experience.sequences):
-            mask = experience.action_mask[row].bool()
-            whole = tuple(tokens[experience.attention_mask[row].bool()].tolist())
-            numbers = [
-                getattr(experience, name)[row][mask].tolist() for name in ("advantages", "action_log_probs", *more)
-            ]
-            rows.append((whole, float(experience.rewards[row]), *numbers))
-    return sorted(rows)
+    return sorted(rows_of(experiences, "advantages", "action_log_probs", *more))
 
 
 @pytest.fixture

@@ -7,23 +7,17 @@ from fractions import Fraction
 
 import pytest
 import torch
+from fake_stack import EXTRAS
+from fake_stack import generated_rows as rows
+from fake_stack import generated_sample as sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import EXTRAS  # noqa: E402
-from fake_stack import generated_rows as rows  # noqa: E402
-from fake_stack import generated_sample as sample  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import GeneratedStep, groups_of, usable_answers  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.rewards import UNIT
+from bapo_openrlhf.training.trainer.generated import GeneratedStep, groups_of, usable_answers
+from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
 
 
 @given(

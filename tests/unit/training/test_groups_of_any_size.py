@@ -6,13 +6,8 @@ from collections import Counter
 
 import pytest
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from bapo_openrlhf.methods import Method  # noqa: E402
-from bapo_openrlhf.record.run_record import read_groups  # noqa: E402
+from bapo_openrlhf.methods import Method
+from bapo_openrlhf.record.run_record import read_groups
 
 AR3PO = {"adapt.method": "ar3po", "adapt.options": "stages=4", "adapt.rollout_delay": 1, "adapt.filter": "none"}
 
