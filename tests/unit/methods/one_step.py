@@ -1,9 +1,12 @@
-"""One step of a method without re-evaluation, as the tests of several methods take it."""
+"""One step of a method without re-evaluation, and what the tests of several methods read from a group."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -15,8 +18,23 @@ def run(method: Method, step: int, fresh: Sequence[Group] = ()) -> Batch:
     assert method.begin_step(step) == []
     batch = method.build_batch(step, list(fresh), [])
     Ledger().settle(fresh, batch)
+    assert batch.reevaluated == batch.unimproved == batch.solved == []
     return batch
 
 
 def uids(groups: Iterable[Group]) -> list[int]:
     return [group.uid for group in groups]
+
+
+def places(group: Group) -> list[int]:
+    """Where its responses stood in the group that they were generated in."""
+    return [int(response.token_ids[0]) // 100 for response in group.responses]
+
+
+def names(group: Group) -> list[tuple[int, int]]:
+    """The origin of each response of a group of `make`: uid of the group that it was generated in, and its place."""
+    return [(response.extras["uid"], place) for response, place in zip(group.responses, places(group), strict=True)]
+
+
+def advantages(group: Group) -> np.ndarray:
+    return group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float))

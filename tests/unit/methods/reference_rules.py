@@ -1,4 +1,4 @@
-"""The rules of six published methods, as plainly as they can be written.
+"""The rules of five published methods, as plainly as they can be written.
 
 The functions are slow on purpose: they enumerate, or loop as the definition does. They were written from the papers and
 from their authors' code, not from this package, so that tests can compare the two. Where a source leaves a choice open,
@@ -235,34 +235,25 @@ def freshness_probabilities(priorities: Sequence[float], alpha: float = 0.6) -> 
     return normalized([priority**alpha for priority in priorities])
 
 
-def importance_weights(probabilities: Sequence[float], beta: float = 0.4) -> list[float]:
-    """(N P) ** -beta, divided by the largest over the whole store. Source: as above, `compute_importance_weights`."""
-    weights = [(len(probabilities) * probability) ** -beta for probability in probabilities]
-    return [weight / max(weights) for weight in weights]
-
-
 @dataclass
 class FreshnessStore:
     """Priorities of a store over time, as the authors' code keeps them: what it would sample by, before the exponent.
 
-    A new entry stands at the largest base priority so far (1 at first), until the refresh of all entries or its own
-    update. With `own_at_once` it stands at its own priority from the start. Source: Vision-CAIR/Freshness-Aware-PER,
+    A new entry stands at 1 until the refresh of all entries. Source: Vision-CAIR/Freshness-Aware-PER,
     roll/agentic/replay_buffer/trajectory_buffer.py, commit dbb91df.
     """
 
     tau: float = 500.0
     eps: float = 1e-6
-    own_at_once: bool = False
     base: list[float] = field(default_factory=list)
     born: list[int] = field(default_factory=list)
     standing: list[float] = field(default_factory=list)
-    largest: float = 1.0
 
     def push(self, step: int, reward: float) -> None:
         """Store a response."""
         self.base.append(abs(reward) + self.eps)
         self.born.append(step)
-        self.standing.append(self.base[-1] if self.own_at_once else self.largest)
+        self.standing.append(1.0)
 
     def decayed(self, step: int, i: int) -> float:
         """The base priority of entry i, decayed by its age."""
@@ -271,12 +262,6 @@ class FreshnessStore:
     def refresh(self, step: int) -> None:
         """Every entry gets its decayed priority, drawn or not."""
         self.standing = [max(self.decayed(step, i), 1e-8) for i in range(len(self.base))]
-
-    def update(self, step: int, i: int, magnitude: float) -> None:
-        """Entry i was trained on: it gets a new base priority. Its age stays."""
-        self.base[i] = max(abs(magnitude), 1e-6)
-        self.standing[i] = self.decayed(step, i)
-        self.largest = max(self.largest, self.base[i])
 
 
 # --- Prompt Replay ---------------------------------------------------------------------------------------------------
@@ -341,60 +326,3 @@ class PromptReplay:
         for prompt, rate in rates:
             self.rate[prompt], self.last[prompt] = rate, step
             self.under_way.discard(prompt)
-
-
-# --- VC-PPO ----------------------------------------------------------------------------------------------------------
-
-
-def gae(rewards: Sequence[float], values: Sequence[float], lambd: float, gamma: float = 1.0) -> list[float]:
-    """Generalised advantages by their definition: the sum over i of (gamma * lambd) ** i * delta[t + i].
-
-    delta[t] = r[t] + gamma * V[t + 1] - V[t], and V is 0 after the last token.
-    """
-    after = [*values[1:], 0.0]
-    delta = [r + gamma * v1 - v0 for r, v0, v1 in zip(rewards, values, after, strict=True)]
-    return [
-        sum((gamma * lambd) ** i * delta[t + i] for i in range(len(delta) - t))  # (0 ** 0 is 1)
-        for t in range(len(delta))
-    ]
-
-
-def vc_ppo(
-    rewards: Sequence[float],
-    values: Sequence[float],
-    *,
-    lambda_actor: float = 0.95,
-    lambda_critic: float = 1.0,
-    gamma: float = 1.0,
-) -> tuple[list[float], list[float]]:
-    """The actor's advantages and the critic's targets of VC-PPO, each with its own lambda.
-
-    The targets are V + GAE with lambda_critic; with 1 they are the sums of the rewards to come. Source: arXiv
-    2503.01491, section 3.3, by notes on the paper, with their defaults.
-    """
-    critic = gae(rewards, values, lambda_critic, gamma)
-    return gae(rewards, values, lambda_actor, gamma), [v + a for v, a in zip(values, critic, strict=True)]
-
-
-def value_pretraining_targets(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
-    """The targets of the value model before the training proper: Monte-Carlo returns, whatever its values are.
-
-    Source: arXiv 2503.01491, section 3.2, by notes on the paper: the policy is fixed, lambda is 1.
-    """
-    return [sum(gamma**i * r for i, r in enumerate(rewards[t:])) for t in range(len(rewards))]
-
-
-def value_pretraining(step: int, steps: int) -> dict[str, bool]:
-    """Which models train at a step, counted from 0: only the value model in the first `steps`, then both.
-
-    Source: as of `value_pretraining_targets`. The paper goes on until value loss and explained variance have converged;
-    VAPO (arXiv 2504.05118), which takes the rule over, has 50 steps; the number of VC-PPO is not known.
-    """
-    return {"policy": step >= steps, "value": True}
-
-
-def explained_variance(values: Sequence[float], returns: Sequence[float]) -> float:
-    """1 - Var(returns - values) / Var(returns); NaN if the returns are all equal."""
-    of_returns = exact_variance(returns)
-    left = exact_variance([r - v for r, v in zip(returns, values, strict=True)])
-    return float(1 - left / of_returns) if of_returns else math.nan

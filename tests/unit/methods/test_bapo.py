@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from one_step import uids
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import as_fraction
 from bapo_openrlhf.adapt.thresholds import Interval
@@ -58,12 +57,6 @@ class TestDefaults:
         assert (method.gaussian_mean, method.gaussian_std) == (0.5, 0.2)
         assert (method.replay_steps, method.filter, method.threshold_direction) == (3, "range", "eq8")
 
-    def test_unknown_names_are_errors(self):
-        with pytest.raises(KeyError):
-            bapo(filter="median")
-        with pytest.raises(ValueError, match="direction"):
-            bapo(threshold_direction="down")
-
 
 class TestX1:
     """Definition 3.1, first term; Algorithm 1, line 11."""
@@ -74,40 +67,6 @@ class TestX1:
         batch = run(bapo(group_size=size), 0, fresh)
         assert batch == Batch(fresh=fresh[1:-1], filtered=[fresh[0], fresh[-1]])
 
-    def test_other_rewards_stay_when_they_differ(self, make_group):
-        fresh = [
-            make_group(rewards) for rewards in ([0.5] * 4, [0.5, 0.5, 0.5, 0.25], [-1.0, -1.0, -2.0, -1.0], [3.0] * 4)
-        ]
-        batch = run(bapo(), 0, fresh)
-        assert (batch.fresh, batch.filtered) == (fresh[1:3], [fresh[0], fresh[3]])
-
-    def test_the_filter_is_the_configured_one(self, make_group):
-        fresh = [make_group(right) for right in (0, 8, 4, 0, 8)]
-        assert run(bapo(filter="none"), 0, fresh).fresh == fresh
-        batch = run(bapo(filter="uniform"), 0, fresh)
-        assert (len(batch.fresh), len(batch.filtered)) == (3, 2)
-        narrow = {"filter": "gaussian", "gaussian_mean": 0.25, "gaussian_std": 1e-3}
-        fresh = [make_group(right) for right in (0, 2, 4, 8, 2)]
-        batch = run(bapo(**narrow), 0, fresh)
-        assert (batch.fresh, batch.filtered) == ([fresh[1], fresh[4]], [fresh[0], fresh[2], fresh[3]])
-
-    def test_an_empty_step_gives_an_empty_batch(self):
-        method = bapo()
-        for step in range(7):
-            assert run(method, step) == Batch()
-
-    def test_everything_filtered(self, make_group):
-        fresh = [make_group(0), make_group(8), make_group(0)]
-        batch = run(bapo(), 0, fresh)
-        assert len(batch) == 0 and batch == Batch(filtered=fresh)
-
-    def test_the_same_prompt_twice_is_two_groups(self, make_group):
-        method = bapo()
-        fresh = [make_group(1, prompt="a", step=0), make_group(1, prompt="a", step=0)]
-        assert run(method, 0, fresh).fresh == fresh
-        assert hard_texts(method) == ["a"]
-        assert method.hard.counts == {"added": 2, "replaced": 1}
-
 
 class TestX2:
     """Definition 3.1, second term; Eq. 6; Algorithm 1, lines 8 and 13-15."""
@@ -116,16 +75,9 @@ class TestX2:
         ("c1", "size", "hard"),
         [
             ("1/8", 8, [0, 1]),
-            ("0.125", 8, [0, 1]),
-            ("1/10", 10, [0, 1]),
-            (0.1, 10, [0, 1]),
-            ("0.3", 10, [0, 1, 2, 3]),
             (0.3, 10, [0, 1, 2, 3]),
             ("1/3", 3, [0, 1]),
-            ("0.2", 5, [0, 1]),
-            (0.6, 5, [0, 1, 2, 3]),
             ("0.1999", 5, [0]),
-            ("1/8", 3, [0]),
             (0, 8, [0]),
             ("1", 3, [0, 1, 2, 3]),
         ],
@@ -134,42 +86,6 @@ class TestX2:
         method = bapo(c1=as_fraction(c1), group_size=size)
         run(method, 0, [make_group(right, size=size, prompt=str(right)) for right in range(size + 1)])
         assert hard_texts(method) == [str(right) for right in hard]
-
-    @pytest.mark.parametrize(
-        ("every", "steps"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (3, [3, 6]), (5, [5]), (0, [])]
-    )
-    def test_every_m_steps_but_not_at_the_first(self, make_group, every, steps):
-        method = bapo(reevaluate_every=every)
-        named = []
-        for step in range(7):
-            prompts = method.begin_step(step)
-            if prompts:
-                named.append(step)
-            method.unanswered(prompts)
-            method.build_batch(step, [make_group(0, prompt="a", step=step)], [])
-        assert named == steps
-
-    def test_step_0_names_nothing_even_with_a_full_buffer(self, make_group):
-        method = bapo(reevaluate_every=1)
-        run(method, 0, [make_group(0)])
-        assert method.begin_step(0) == [] and len(method.begin_step(1)) == 1
-
-    def test_prompts_of_earlier_steps_alone_oldest_first(self, make_group):
-        method = bapo(reevaluate_every=2, max_reevaluated_prompts=3)
-        run(method, 0, [make_group(0, prompt="a"), make_group(1, prompt="b"), make_group(2, prompt="c")])
-        run(method, 1, [make_group(0, prompt="d", step=1), make_group(0, prompt="a", step=1)])
-        named = method.begin_step(2)
-        assert texts(named) == ["b", "d", "a"]
-        method.unanswered(named)
-        method.build_batch(2, [make_group(0, prompt="e", step=2)], [])
-        assert texts(method.begin_step(4)) == ["b", "d", "a"]  # not generated, so still the oldest
-        assert hard_texts(method) == ["b", "d", "a", "e"]
-
-    def test_named_prompts_keep_label_and_images(self, make_group):
-        method = bapo(reevaluate_every=1)
-        group = make_group(0, prompt=Prompt("x", {"target": 24}, ["a.png"]))
-        run(method, 0, [group])
-        assert method.begin_step(1) == [group.prompt]
 
     def test_outcomes_by_hand(self, make_group):
         """c1 = 1/8, G = 8: 0/8 and 1/8 stay and go to the back, 2/8 .. 7/8 are X2, 8/8 is solved."""
@@ -200,32 +116,6 @@ class TestX2:
         assert (batch.unimproved, batch.reevaluated, batch.solved) == (groups[:2], [groups[2]], [groups[3]])
         assert hard_texts(method) == ["a", "b"]
 
-    def test_a_new_failure_goes_behind_the_waiting_ones(self, make_group):
-        method = bapo(reevaluate_every=1, max_reevaluated_prompts=2)
-        run(method, 0, [make_group(0, prompt=name) for name in "abcd"])
-        order = []
-        for step in range(1, 5):
-            named = texts(method.begin_step(step))
-            order += named
-            method.build_batch(
-                step,
-                [make_group(0, prompt="e", step=step)] * (step == 1),
-                [make_group(0, prompt=name, step=step) for name in named],
-            )
-        assert order == ["a", "b", "c", "d", "a", "b", "e", "c"]
-
-    @pytest.mark.parametrize(("size", "c1"), [(10, "1/10"), (5, "0.2"), (3, "1/3")])
-    def test_c1_itself_is_no_improvement_for_fractions_that_floats_miss(self, make_group, size, c1):
-        method = bapo(reevaluate_every=1, c1=as_fraction(c1), group_size=size)
-        run(method, 0, [make_group(0, size=size, prompt=name) for name in "ab"])
-        batch = run(method, 1, [], [make_group(1, size=size, prompt="a"), make_group(2, size=size, prompt="b")])
-        assert [group.prompt.text for group in batch.reevaluated] == ["b"] and hard_texts(method) == ["a"]
-
-    def test_x2_is_not_filtered_as_x1_is(self, make_group):
-        method = bapo(reevaluate_every=1, filter="gaussian", gaussian_mean=1.0, gaussian_std=1e-3)
-        run(method, 0, [make_group(0, prompt="a")])
-        assert len(run(method, 1, [], [make_group(2, prompt="a")]).reevaluated) == 1
-
     def test_other_rewards(self, make_group):
         """Improved means above c1; signal means that they differ, even if the mean passes 1."""
         method = bapo(reevaluate_every=1)
@@ -241,25 +131,6 @@ class TestX2:
         run(method, 0, [make_group([0.1] * 8, prompt="a")])
         assert hard_texts(method) == ["a"]
 
-    def test_the_hard_buffer_has_its_capacity(self, make_group):
-        method = bapo(buffer_size=3)
-        run(method, 0, [make_group(0, prompt=name) for name in "abcde"])
-        assert hard_texts(method) == ["c", "d", "e"]
-
-    def test_fresh_groups_do_not_become_x2(self, make_group):
-        method = bapo(reevaluate_every=1)
-        run(method, 0, [make_group(0, prompt="a")])
-        group = make_group(4, prompt="a", step=1)
-        batch = run(method, 1, [group], [])
-        assert (batch.fresh, batch.reevaluated) == ([group], [])
-        assert hard_texts(method) == ["a"]  # only a re-evaluation takes it out
-
-    def test_an_improved_prompt_that_fails_fresh_in_the_same_step_is_hard_again(self, make_group):
-        method = bapo(reevaluate_every=1)
-        run(method, 0, [make_group(0, prompt="a")])
-        batch = run(method, 1, [make_group(0, prompt="a", step=1)], [make_group(4, prompt="a", step=1)])
-        assert len(batch.reevaluated) == 1 and hard_texts(method) == ["a"]
-
 
 class TestX3:
     """Definition 3.1, third term; Eq. 7; Algorithm 1, lines 9 and 16."""
@@ -267,15 +138,11 @@ class TestX3:
     @pytest.mark.parametrize(
         ("low", "high", "size", "stored"),
         [
-            ("1/8", "2/8", 8, [1, 2]),
             ("3/8", "5/8", 8, [3, 4, 5]),
-            ("1/10", "3/10", 10, [1, 2, 3]),
             (0.1, 0.3, 10, [1, 2, 3]),
-            (0.6, 0.7, 10, [6, 7]),
             ("1/3", "2/3", 3, [1, 2]),
-            ("0.2", "0.6", 5, [1, 2, 3]),
             ("0.21", "0.59", 5, [2]),
-            ("1/2", "1/2", 8, [4]),
+            ("0", "1/4", 8, [0, 1, 2]),  # as the variant in Table 2: also groups without a right response
             ("1/2", "1/2", 5, []),
         ],
     )
@@ -286,28 +153,6 @@ class TestX3:
         run(method, 0, fresh)
         assert list(method.replay) == [fresh[right] for right in stored]
         assert run(method, 1).replayed == [fresh[right] for right in stored]
-
-    def test_a_step_does_not_replay_its_own_groups(self, make_group):
-        method = bapo(**fixed("1/8", "7/8"))
-        old, new = make_group(4, step=0), make_group(4, step=1)
-        assert run(method, 0, [old]).replayed == []
-        assert run(method, 1, [new]).replayed == [old]
-        assert run(method, 2).replayed == [old, new]
-
-    @pytest.mark.parametrize("steps", [1, 2, 3])
-    def test_a_group_is_replayed_for_that_many_steps(self, make_group, steps):
-        method = bapo(replay_steps=steps, **fixed("1/2", "1/2"))
-        group = make_group(4, step=5)
-        run(method, 5, [group])
-        replayed = [bool(run(method, step).replayed) for step in range(6, 11)]
-        assert replayed == [True] * steps + [False] * (5 - steps)
-        assert len(method.replay) == 0 and method.replay.counts["expired"] == 1
-
-    def test_0_steps_turn_replay_off(self, make_group):
-        method = bapo(replay_steps=0, **fixed("1/8", "7/8"))
-        for step in range(3):
-            assert run(method, step, [make_group(4, step=step)]).replayed == []
-        assert len(method.replay) == 0
 
     def test_the_current_thresholds_decide_and_not_those_of_the_step_it_was_stored_in(self, make_group):
         """c2 = 1/8 + 3/8 r, c3 = 2/8 + 3/8 r, by hand."""
@@ -333,40 +178,6 @@ class TestX3:
         assert run(method, 1, [make_group(8, step=1)]).replayed == []  # r = 1: [1/8, 2/8]
         assert run(method, 2, [make_group(0, step=2)]).replayed == [group]  # r = 0: [4/8, 5/8]
 
-    def test_average_reward_is_that_of_all_fresh_groups_and_of_no_others(self, make_group):
-        method = bapo(reevaluate_every=1)
-        run(method, 0, [make_group(0), make_group(8), make_group(0), make_group(4)])
-        assert method.thresholds.average_reward == F(3, 8)
-        run(method, 1, [make_group(1)], [make_group(8)])
-        assert method.thresholds.average_reward == F(1, 8)
-        run(method, 2, [], [make_group(8)])
-        assert method.thresholds.average_reward == F(1, 8)
-
-    def test_only_fresh_groups_are_stored(self, make_group):
-        method = bapo(reevaluate_every=1, **fixed("1/8", "7/8"))
-        run(method, 0, [make_group(0, prompt="a")])
-        run(method, 1, [], [make_group(4, prompt="a")])
-        assert len(method.replay) == 0
-
-    def test_what_the_fresh_filter_dropped_or_capacity_cut_may_be_replayed_later(self, make_group):
-        method = bapo(capacity=1, **fixed("1/8", "7/8"))
-        fresh = [make_group(3), make_group(4)]
-        assert run(method, 0, fresh).cut == [fresh[0]]
-        assert list(method.replay) == fresh
-
-    def test_the_replay_buffer_has_its_capacity(self, make_group):
-        method = bapo(buffer_size=2, **fixed("1/2", "1/2"))
-        fresh = [make_group(4) for _ in range(4)]
-        run(method, 0, fresh)
-        assert list(method.replay) == fresh[2:]
-
-    def test_the_interval_alone_says_what_is_replayed(self, make_group):
-        """Eq. 5, third term, as written: c2 = 0 replays all-wrong groups too, as the variant in Table 2 does."""
-        method = bapo(**fixed("0", "1/4"))
-        failed, solved = make_group(0), make_group(8)
-        run(method, 0, [failed, solved])
-        assert run(method, 1).replayed == [failed]
-
     def test_replays_are_drawn_evenly(self, make_group):
         """Which 2 of 5 are replayed, over many steps of one run: chi-square with 9 degrees of freedom."""
         method = bapo(seed=11, capacity=2, replay_steps=10**6, **fixed("1/2", "1/2"))
@@ -383,26 +194,6 @@ class TestX3:
 class TestFit:
     """Eq. 7's B, and any number of groups up to it."""
 
-    @pytest.mark.parametrize(
-        ("capacity", "informative", "stored", "expected"),
-        [
-            (8, 5, 2, (5, 2, 0)),  # all of the replay buffer
-            (8, 5, 9, (5, 3, 0)),  # B - |X1|
-            (8, 8, 9, (8, 0, 0)),
-            (8, 11, 9, (8, 0, 3)),  # above B
-            (8, 3, 0, (3, 0, 0)),
-            (8, 0, 7, (0, 7, 0)),
-            (8, 0, 0, (0, 0, 0)),
-            (7, 9, 9, (7, 0, 2)),
-            (0, 2, 9, (0, 0, 2)),
-        ],
-    )
-    def test_sizes_by_hand(self, make_group, capacity, informative, stored, expected):
-        method = bapo(capacity=capacity, **fixed("1/2", "1/2"))
-        run(method, 0, [make_group(4) for _ in range(stored)])
-        batch = run(method, 1, [make_group(3, step=1) for _ in range(informative)] + [make_group(0, step=1)])
-        assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
-
     @given(
         capacity=st.integers(0, 14), informative=st.integers(0, 9), improved=st.integers(0, 4), stored=st.integers(0, 9)
     )
@@ -418,63 +209,18 @@ class TestFit:
         assert len(batch.cut) == max(informative + improved - capacity, 0)
         assert not batch.cut or len(batch) == capacity
 
-    @pytest.mark.parametrize("capacity", [0, 1, 3, 8])
-    def test_a_batch_holds_as_many_groups_as_its_capacity(self, make_group, capacity):
-        method = bapo(capacity=capacity)
-        assert len(run(method, 0, [make_group(4) for _ in range(20)])) == capacity
 
-    def test_the_least_variance_is_cut_from_x1_and_x2_alike(self, make_group):
-        method = bapo(capacity=3, reevaluate_every=1)
-        run(method, 0, [make_group(0, prompt=name) for name in "xyz"])
-        fresh = [make_group(right, step=1) for right in (1, 4, 2)]
-        reevaluated = [make_group(right, step=1, prompt=name) for name, right in zip("xyz", (7, 3, 4), strict=True)]
-        batch = run(method, 1, fresh, reevaluated)
-        assert (batch.fresh, batch.reevaluated) == ([fresh[1]], [reevaluated[1], reevaluated[2]])
-        assert batch.cut == [fresh[0], fresh[2], reevaluated[0]]
-        counts, _ = Ledger().settle(fresh + reevaluated, batch)
-        assert (counts["cut"], counts["fresh"], counts["reevaluated"]) == (3, 1, 2)
-
-    def test_ties_stay_by_recency_of_the_policy(self, make_group):
-        method = bapo(capacity=1, reevaluate_every=1)
-        run(method, 0, [make_group(0, prompt="x")])
-        delayed = make_group(4, step=1, weights_version=0, uid=10**6)
-        recent = make_group(4, step=1, weights_version=1, prompt="x")
-        assert run(method, 1, [delayed], [recent]).reevaluated == [recent]
-
-    def test_a_cut_improved_prompt_still_leaves_the_hard_buffer(self, make_group):
-        method = bapo(capacity=1, reevaluate_every=1)
-        run(method, 0, [make_group(0, prompt="x")])
-        batch = run(method, 1, [make_group(4, step=1)], [make_group(2, step=1, prompt="x")])
-        assert [group.prompt.text for group in batch.cut] == ["x"] and hard_texts(method) == []
-
-    def test_replay_is_never_cut(self, make_group):
-        method = bapo(capacity=6, **fixed("1/2", "1/2"))
-        run(method, 0, [make_group(4) for _ in range(9)])
-        batch = run(method, 1, [make_group(1, step=1) for _ in range(3)])
-        assert (len(batch.fresh), len(batch.replayed), batch.cut) == (3, 3, [])
-
-
-class TestMiniTest:
-    """Sec. 5.2: c1 = 0, c2 = c3 = 1/2."""
-
-    def mini(self, **changes) -> BAPO:
-        return bapo(c1=F(0), reevaluate_every=1, **fixed("1/2", "1/2"), **changes)
-
-    def test_by_hand(self, make_group):
-        method = self.mini()
-        fresh = [make_group(right, prompt=f"{right} of 8") for right in range(9)]
-        batch = run(method, 0, fresh)
-        assert batch.fresh == fresh[1:8]
-        assert hard_texts(method) == ["0 of 8"] and list(method.replay) == [fresh[4]]
-        assert texts(method.begin_step(1)) == ["0 of 8"]
-        again = make_group(1, step=1, prompt="0 of 8")
-        batch = method.build_batch(1, [make_group(5, step=1)], [again])
-        assert (batch.reevaluated, batch.replayed) == ([again], [fresh[4]])
-
-    def test_an_odd_group_is_never_half_right(self, make_group):
-        method = self.mini(group_size=5)
-        run(method, 0, [make_group(right, size=5) for right in range(6)])
-        assert len(method.replay) == 0
+def test_the_mini_test_of_section_5_2(make_group):
+    """c1 = 0, c2 = c3 = 1/2."""
+    method = bapo(c1=F(0), reevaluate_every=1, **fixed("1/2", "1/2"))
+    fresh = [make_group(right, prompt=f"{right} of 8") for right in range(9)]
+    batch = run(method, 0, fresh)
+    assert batch.fresh == fresh[1:8]
+    assert hard_texts(method) == ["0 of 8"] and list(method.replay) == [fresh[4]]
+    assert texts(method.begin_step(1)) == ["0 of 8"]
+    again = make_group(1, step=1, prompt="0 of 8")
+    batch = method.build_batch(1, [make_group(5, step=1)], [again])
+    assert (batch.reevaluated, batch.replayed) == ([again], [fresh[4]])
 
 
 class TestReports:
@@ -482,25 +228,11 @@ class TestReports:
         method = bapo(capacity=5, reevaluate_every=1)
         assert method.metrics() == {}
         # r = 7/24: [15/64, 23/64] holds 2/8
-        run(
-            method,
-            0,
-            [
-                make_group(0, prompt="a"),
-                make_group(0, prompt="b"),
-                make_group(2),
-                make_group(2),
-                make_group(8),
-                make_group(2),
-            ],
-        )
+        first = [make_group(0, prompt="a"), make_group(0, prompt="b"), *(make_group(right) for right in (2, 2, 8, 2))]
+        run(method, 0, first)
         # r = 3/8 : [17/64, 25/64]
-        batch = run(
-            method,
-            2,
-            [make_group(2, step=2), make_group(3, step=2), make_group(4, step=2)],
-            [make_group(2, step=2, prompt="a"), make_group(0, step=2, prompt="b")],
-        )
+        fresh = [make_group(right, step=2) for right in (2, 3, 4)]
+        batch = run(method, 2, fresh, [make_group(2, step=2, prompt="a"), make_group(0, step=2, prompt="b")])
         lists = (batch.fresh, batch.reevaluated, batch.replayed, batch.filtered, batch.cut, batch.unimproved)
         assert [len(groups) for groups in lists] == [3, 1, 0, 0, 0, 1] and batch.solved == []
         assert method.metrics() == {
@@ -532,17 +264,6 @@ class TestReports:
             "replay_age_mean": 1.0,
         }
 
-    def test_evictions_are_reported(self, make_group):
-        method = bapo(buffer_size=2, **fixed("1/2", "1/2"))
-        run(method, 0, [make_group(4) for _ in range(5)])
-        assert (method.metrics()["buffer/replay_added"], method.metrics()["buffer/replay_evicted"]) == (5, 3)
-
-    def test_metrics_are_a_snapshot(self, make_group):
-        method = bapo()
-        run(method, 0, [make_group(4)])
-        method.metrics()["buffer/hard"] = 99
-        assert method.metrics()["buffer/hard"] == 0
-
     def test_constants_follow_the_thresholds(self, make_group):
         method = bapo(eps=0.0)
         worst = 8 / math.sqrt(7) - 1
@@ -551,66 +272,6 @@ class TestReports:
         assert method.constants() == pytest.approx((worst, worst, 8 / math.sqrt(15) - 1))
         assert bapo(group_size=10, c1=F(1, 5), eps=0.0).constants()[:2] == pytest.approx((7 / 3, 1.5))
         assert bapo(c1=F(0)).constants()[1] == pytest.approx(999.0)
-
-
-class TestState:
-    def grown(self, make_group, seed: int = 3) -> BAPO:
-        method = bapo(seed=seed, capacity=6, filter="gaussian", reevaluate_every=2)
-        for step in range(4):
-            named = method.begin_step(step)
-            method.build_batch(
-                step,
-                [make_group(right, prompt=f"{step} {right}", step=step) for right in (0, 1, 2, 3, 4, 0, 2)],
-                [make_group(2 * index, prompt=prompt, step=step) for index, prompt in enumerate(named)],
-            )
-        return method
-
-    def test_a_state_is_a_snapshot(self, make_group):
-        method = self.grown(make_group)
-        state = method.state_dict()
-        before = pickle.dumps(state)
-        run(method, 4, [make_group(3, step=4) for _ in range(9)])
-        run(method, 9, [make_group(0, step=9) for _ in range(9)])
-        assert pickle.dumps(state) == before
-
-    def test_two_loads_of_one_state_share_nothing_that_moves(self, make_group):
-        state = self.grown(make_group).state_dict()
-        first, second = (bapo(capacity=6, filter="gaussian") for _ in range(2))
-        first.load_state_dict(state)
-        run(first, 4, [make_group(right, step=4) for right in (0, 3, 4)])
-        second.load_state_dict(state)
-        assert pickle.dumps(second.state_dict()) == pickle.dumps(state)
-
-    @pytest.mark.parametrize(
-        "changes",
-        [{"version": 2}, {"version": 0}, {"version": None}, {"version": "1"}, {"method": "grpo"}, {"method": None}],
-    )
-    def test_a_state_of_another_version_or_method_is_an_error_and_changes_nothing(self, make_group, changes):
-        method = self.grown(make_group)
-        before = pickle.dumps(method.state_dict())
-        other = {**bapo().state_dict(), **changes}
-        with pytest.raises(ValueError, match=r"expected 'bapo', version 1"):
-            method.load_state_dict(other)
-        assert pickle.dumps(method.state_dict()) == before
-
-    def test_smaller_buffers_keep_the_newest(self, make_group):
-        method = self.grown(make_group)
-        smaller = bapo(buffer_size=2)
-        smaller.load_state_dict(method.state_dict())
-        assert hard_texts(smaller) == hard_texts(method)[-2:]
-        assert uids(smaller.replay) == uids(method.replay)[-2:] and len(method.replay) > 2
-        smaller.hard.check()
-        smaller.replay.check()
-
-    def test_seeds_decide(self, make_group):
-        stored = [make_group(4, step=0) for _ in range(40)]
-
-        def drawn(seed: int) -> list[int]:
-            method = bapo(seed=seed, capacity=10, **fixed("1/2", "1/2"))
-            run(method, 0, stored)
-            return uids(run(method, 1).replayed)
-
-        assert drawn(1) == drawn(1) != drawn(2)
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------
@@ -974,11 +635,3 @@ def test_a_hard_prompt_that_gave_no_group_goes_to_the_back(make_group):
     method.begin_step(2)
     method.build_batch(2, [], [make_group(4, prompt="c", step=2), make_group(8, prompt="d", step=2)])
     assert hard_texts(method) == ["b", "a"]
-
-
-def test_a_step_without_re_evaluation_moves_nothing(make_group):
-    method = bapo(reevaluate_every=2)
-    run(method, 0, [make_group(0, prompt=name) for name in "ab"])
-    method.begin_step(1)
-    method.build_batch(1, [], [])
-    assert hard_texts(method) == ["a", "b"]

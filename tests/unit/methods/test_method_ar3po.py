@@ -7,54 +7,19 @@ import pickle
 from collections import Counter
 from fractions import Fraction as F
 
-import numpy as np
 import pytest
 import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import advantages, names, run
 
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
-from bapo_openrlhf.adapt.batch import Batch, drop
-from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.adapt.batch import drop
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.ar3po import AR3PO
-from bapo_openrlhf.methods.arpo import ARPO
-from bapo_openrlhf.methods.base import Method
 
 
 def ar3po(capacity: int = 8, **options) -> AR3PO:
     return AR3PO(capacity=capacity, **{"group_size": 4} | options)
-
-
-@pytest.fixture(scope="session")
-def make(make_group):
-    """`make([0, 1], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
-
-    def build(rewards, prompt, **where):
-        group = make_group([float(r) for r in rewards], prompt=prompt, **where)
-        for response in group.responses:
-            response.extras["uid"] = group.uid
-        return group
-
-    return build
-
-
-def run(method: AR3PO, step: int, fresh=()) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, list(fresh), [])
-    Ledger().settle(fresh, batch)
-    assert batch.reevaluated == batch.replayed == []
-    return batch
-
-
-def names(group) -> list[tuple[int, int]]:
-    """The origin of each response: uid of the group that it was generated in, and its place there."""
-    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
-
-
-def advantages(group) -> np.ndarray:
-    return group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float))
 
 
 def generate(method: AR3PO, outcomes: dict[str, list]) -> tuple[dict[str, list], int]:
@@ -85,27 +50,9 @@ class TestStages:
         assert responses == rules.ar3po_stages(outcomes, each, stages)
         assert used <= stages
 
-    def test_by_hand(self):
-        """8 in 4 stages of 2: a leaves after the first, b after the third, c gets all; d is as b, one place later."""
-        outcomes = {"a": [0, 1] + 6 * [0], "b": 4 * [0] + [1] + 3 * [0], "c": 8 * [0], "d": 5 * [0] + [1, 1, 1]}
-        responses, used = generate(ar3po(group_size=8, stages=4), outcomes)
-        assert {prompt: len(rewards) for prompt, rewards in responses.items()} == {
-            "a": 2,
-            "b": 6,
-            "c": 8,
-            "d": 6,
-        } and used == 4
-
-    def test_one_stage_generates_all_at_once(self):
-        method = ar3po(stages=1)
-        assert method.first_responses == 4 and method.more_responses([[F(0)] * 4, [F(1)] * 4]) == [0, 0]
-
     def test_a_success_is_above_the_bound(self):
         assert ar3po().more_responses([[F(0), F(1, 2)], [F(0), F("0.51")], [F(-1), F(0)]]) == [2, 0, 2]
         assert ar3po(success_above=F(1, 10)).more_responses([[F(0), F("0.1")], [F(0), F("0.2")]]) == [2, 0]
-
-    def test_nothing_to_generate_for(self):
-        assert ar3po().more_responses([]) == []
 
 
 class TestReuse:
@@ -177,14 +124,6 @@ class TestReuse:
         _, responses = Ledger().settle(fresh, drop(batch, too_far={fresh[1].uid}))
         assert +Counter(responses) == Counter(cut=4, too_far=4, generated=8)
 
-    def test_without_a_stored_success_of_the_prompt_nothing_is_reused(self, make):
-        method = ar3po()
-        run(method, 0, [make([1, 0], Prompt("a", label="7"))])  # same text, another label: another prompt
-        failed = make([0, 0, 0, 0], "a", step=1)
-        batch = run(method, 1, [failed])
-        assert batch.filtered == [failed] and not batch.fresh
-        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 0)
-
     def test_a_group_with_a_success_is_left_alone(self, make):
         """It is failed only if no response is a success. Its mean does not count."""
         method = ar3po()
@@ -206,30 +145,6 @@ class TestReuse:
             assert len(run(method, step, [make([0, 0, 0, 0], "a", step=step)]).fresh) == 1
         assert method.metrics()["cache/added"] == method.metrics()["cache/responses"] == 2
 
-    def test_the_last_successes_stay(self, make):
-        method = ar3po(successes=3)
-        for step in range(3):
-            run(method, step, [make([1, 0, 1, 0], "a", step=step, uid=step)])
-        assert [name for group in method.cache for name in names(group)] == [(1, 2), (2, 0), (2, 2)]
-        assert method.metrics()["cache/evicted"] == 3
-
-    def test_draws_are_uniform(self, make):
-        """Which of 3 successes of two groups, told by their rewards: chi-square with 2 degrees of freedom."""
-        method, draws = ar3po(seed=3), 1_500
-        run(method, 0, [make([0.6, 0.7, 0, 0], "a"), make([0, 0.8], "a")])
-        fresh = [make([0, 0, 0, 0], "a", step=1) for _ in range(draws)]
-        method.max_responses = 4 * draws
-        seen = Counter(group.generated[0] for group in run(method, 1, fresh).fresh)
-        assert set(seen) == {0.6, 0.7, 0.8}
-        assert sum((count - draws / 3) ** 2 / (draws / 3) for count in seen.values()) < 13.8  # 99.9 % point
-
-    def test_the_filter_sees_the_group_after_the_reuse(self, make):
-        method = ar3po(filter="gaussian", gaussian_mean=0.25, gaussian_std=0.01)
-        run(method, 0, [make([1, 0, 0, 0], "a")])
-        batch = run(method, 1, [make([0] * 4, "a", step=1), make([1, 0], "a", step=1)])
-        assert [group.mean for group in batch.fresh] == [F(1, 4)]
-        assert [group.mean for group in batch.filtered] == [F(1, 2)]
-
     def test_the_capacity_is_in_responses(self, make):
         """B x G = 8: two easy groups of 2 and one of 4 fit; of the helped one, three responses do not."""
         method = ar3po(2)
@@ -239,39 +154,6 @@ class TestReuse:
         batch = run(method, 1, fresh)
         assert batch.fresh == fresh[1:] and batch.responses == 8
         assert [group.uid for group in batch.cut] == [fresh[0].uid]
-
-
-class TestOptions:
-    def test_defaults(self):
-        method = ar3po(group_size=8)
-        assert isinstance(method, Method) and not method.asynchronous and method.related_to_generated
-        assert (method.stages, method.first_responses, method.train_reused) == (2, 4, False)
-        assert (method.success_above, method.successes) == (F(1, 2), 8)
-        assert ARPO(capacity=8, group_size=8).first_responses is None
-
-    @pytest.mark.parametrize("value", [0, -1, -2, 3, 5, 7, 16])
-    def test_stages_out_of_range(self, value):
-        with pytest.raises(ValueError) as error:
-            ar3po(group_size=8, stages=value)
-        assert str(error.value) == f"stages is {value}; it must be a divisor of 8, the size of a group"
-
-    @pytest.mark.parametrize(("value", "first"), [(1, 8), (2, 4), (4, 2), (8, 1)])
-    def test_every_divisor_is_in_range(self, value, first):
-        assert ar3po(group_size=8, stages=value).first_responses == first
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"successes": 0}, "successes is 0; it must be at least 1"),
-            ({"success_above": F(1)}, "success_above is 1; it must be in [0, 1)"),
-            ({"success_above": F(-1, 10)}, "success_above is -1/10; it must be in [0, 1)"),
-            ({"success_above": "much"}, "'much' is not a number or a fraction such as 1/8"),
-        ],
-    )
-    def test_of_the_store_out_of_range(self, options, message):
-        with pytest.raises(ValueError) as error:
-            ar3po(**options)
-        assert str(error.value) == message
 
 
 def test_side_by_side_with_the_rules(make):

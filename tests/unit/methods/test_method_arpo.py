@@ -9,34 +9,15 @@ from fractions import Fraction as F
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_step import run
+from one_step import names, run
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.arpo import ARPO
-from bapo_openrlhf.methods.base import Method
 
 
 def arpo(capacity: int = 8, **options) -> ARPO:
     return ARPO(capacity=capacity, **{"group_size": 8} | options)
-
-
-@pytest.fixture(scope="session")
-def make(make_group):
-    """`make([0, 1], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
-
-    def build(rewards, prompt, **where):
-        group = make_group([float(r) for r in rewards], prompt=prompt, **where)
-        for response in group.responses:
-            response.extras["uid"] = group.uid
-        return group
-
-    return build
-
-
-def names(group) -> list[tuple[int, int]]:
-    """The origin of each response: uid of the group that it was generated in, and its place there."""
-    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
 
 
 class TestExchange:
@@ -70,13 +51,6 @@ class TestExchange:
         assert batch.filtered == [failed] and not batch.fresh
         assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 0)
         assert "exchange/age_mean" not in method.metrics()
-
-    def test_a_group_that_did_not_fail_is_left_alone(self, make):
-        method = arpo()
-        run(method, 0, [make([1, 0], "a")])
-        right, mixed = make([1, 1], "a", step=1), make([0, 1], "a", step=1)
-        batch = run(method, 1, [right, mixed])
-        assert batch.filtered == [right] and batch.fresh == [mixed]
 
     @pytest.mark.parametrize(
         ("rewards", "failed"),
@@ -115,17 +89,6 @@ class TestExchange:
             (0, 2), (0, 3), (1, 0), (1, 2), (1, 3), (2, 0), (2, 2), (2, 3)]  # fmt: skip
         assert method.metrics()["cache/evicted"] == 1
 
-    def test_a_steps_own_successes_are_not_used_in_it(self, make):
-        batch = run(arpo(), 0, [make([1, 0], "a"), make([0, 0], "a")])
-        assert len(batch.fresh) == len(batch.filtered) == 1
-
-    def test_an_exchanged_success_is_not_stored_again(self, make):
-        method = arpo()
-        run(method, 0, [make([1, 0], "a")])
-        for step in (1, 2):
-            run(method, step, [make([0, 0], "a", step=step)])
-        assert method.metrics()["cache/added"] == method.metrics()["cache/responses"] == 1
-
     def test_draws_are_uniform(self, make):
         """Which of 4 successes of two groups, over many draws: chi-square with 3 degrees of freedom."""
         method, draws = arpo(seed=3), 2_000
@@ -145,41 +108,6 @@ class TestBatch:
         batch = run(method, 1, [make([0] * 4, "a", step=1), make([1, 1, 0, 0], "a", step=1)])
         assert [group.mean for group in batch.fresh] == [F(1, 4)]
         assert [group.mean for group in batch.filtered] == [F(1, 2)]
-
-    def test_no_filter(self, make):
-        method = arpo(filter="none")
-        failed = make([0, 0], "a")
-        assert run(method, 0, [failed]).fresh == [failed]
-
-    def test_what_does_not_fit_is_cut(self, make):
-        method = arpo(4, group_size=4)
-        run(method, 0, [make([1, 0, 0, 0], "a")])
-        fresh = [make([0] * 4, "a", step=1), *(make([1, 1, 0, 0], "b", step=1) for _ in range(4))]
-        batch = run(method, 1, fresh)
-        assert batch.fresh == fresh[1:] and [group.uid for group in batch.cut] == [fresh[0].uid]
-        batch = run(method, 2, [make([1, 0], "c", step=2) for _ in range(3)])
-        assert (len(batch.fresh), len(batch.cut)) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"successes": 0}, "successes is 0; it must be at least 1"),
-        ({"success_above": F(1)}, "success_above is 1; it must be in [0, 1)"),
-        ({"success_above": F(-1, 10)}, "success_above is -1/10; it must be in [0, 1)"),
-        ({"std_below": F(0)}, "std_below is 0; it must be above 0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValueError) as error:
-        arpo(**options)
-    assert str(error.value) == message
-
-
-def test_defaults_are_those_of_the_authors():
-    method = arpo()
-    assert isinstance(method, Method) and method.cache.capacity == 8
-    assert (method.success_above, method.std_below, method.mean_below) == (F("0.1"), F("0.05"), F("0.2"))
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------

@@ -172,8 +172,3 @@ def test_without_replay_x3_is_empty(make_group):
     method = authors_code(replay_steps=0)
     method.build_batch(0, [make_group(3)], [])
     assert method.build_batch(1, [], []).replayed == []
-
-
-def test_a_store_without_room_for_hard_groups_is_refused():
-    with pytest.raises(ValueError, match="buffer_size is 8; it must be above 8"):
-        authors_code(buffer_size=8)

@@ -12,40 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import run, uids
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.freshness import Freshness
 
 
 def freshness(capacity: int = 8, **options) -> Freshness:
     return Freshness(capacity=capacity, **{"group_size": 8} | options)
-
-
-class TestOptions:
-    def test_defaults_are_those_of_the_authors(self):
-        method = freshness()
-        assert isinstance(method, Method) and method.candidates == 1
-        assert (method.tau, method.epsilon, method.exponent, method.replay_share) == (500, 1e-6, 0.6, F(1, 2))
-
-    @pytest.mark.parametrize(
-        ("name", "value", "allowed"),
-        [
-            *(("tau", value, "finite and above 0") for value in (0.0, -1.0, math.inf, math.nan)),
-            *(("epsilon", value, "finite and above 0") for value in (0.0, -1e-6, math.inf, math.nan)),
-            *(("exponent", value, r"in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
-            *(("replay_share", value, r"in \[0, 1\]") for value in (F(-1, 9), F(10, 9))),
-            ("buffer_groups", 0, "at least 1"),
-        ],
-    )
-    def test_out_of_range(self, name, value, allowed):
-        with pytest.raises(ValueError, match=f"{name} is {value}; it must be {allowed}"):
-            freshness(**{name: value})
-
-    def test_bounds_are_in_range(self):
-        for name, value in (("exponent", 0.0), ("exponent", 1.0), ("replay_share", F(0)), ("replay_share", F(1)),
-                            ("buffer_groups", 1), ("tau", 1e-9), ("epsilon", 1e-300)):  # fmt: skip
-            freshness(**{name: value})
 
 
 class TestPriority:
@@ -129,39 +101,6 @@ class TestDraw:
         for step in range(4):
             method.replay.add(make_group(4, step=step))
         assert len(method.build_batch(9999, [], []).replayed) == 4
-
-
-class TestBatch:
-    def test_fresh_groups_first_and_a_step_s_own_are_not_replayed(self, make_group):
-        method = freshness(4, replay_share=F(1))
-        first = [make_group(right) for right in (4, 8, 2)]
-        assert run(method, 0, first) == Batch(fresh=[first[0], first[2]], filtered=[first[1]])
-        second = [make_group(3, step=1)]
-        assert run(method, 1, second) == Batch(fresh=second, replayed=[first[0], first[2]])
-        third = [make_group(right, step=2) for right in (4, 3, 2, 1, 5)]
-        assert run(method, 2, third) == Batch(fresh=[*third[:3], third[4]], cut=[third[3]])
-
-    @pytest.mark.parametrize(
-        ("share", "replayed"), [(F(0), 0), (F(1, 5), 1), (F(1, 2), 4), (F(3, 5), 4), (0.3, 2), (F(1), 7)]
-    )
-    def test_at_most_the_share_of_the_capacity(self, make_group, share, replayed):
-        method = freshness(8, replay_share=share)
-        run(method, 0, [make_group(4) for _ in range(8)])
-        assert len(run(method, 1, [make_group(4, step=1)]).replayed) == replayed
-
-    def test_what_the_filter_dropped_is_not_stored_what_was_cut_is(self, make_group):
-        method = freshness(2, buffer_groups=3)
-        fresh = [make_group(right) for right in (4, 0, 2, 1, 8)]
-        assert run(method, 0, fresh).cut == [fresh[3]]
-        assert list(method.replay) == [fresh[0], fresh[2], fresh[3]]
-        newer = make_group(4, step=1)
-        run(method, 1, [newer])
-        assert list(method.replay) == [fresh[2], fresh[3], newer]
-
-    def test_without_a_filter_all_are_stored(self, make_group):
-        method = freshness(filter="none")
-        fresh = [make_group(right) for right in (0, 4, 8)]
-        assert run(method, 0, fresh) == Batch(fresh=fresh) and list(method.replay) == fresh
 
 
 def test_metrics_by_hand(make_group):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from fractions import Fraction as F
 
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from one_step import run
 
-from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.difficulty import SuccessCounts, successes
+from bapo_openrlhf.adapt.difficulty import SuccessCounts
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.methods import Method
 from bapo_openrlhf.methods.mopps import MoPPS
 
 A, B, C, D = (Prompt(text) for text in "ABCD")
@@ -25,15 +23,6 @@ def mopps(**changes) -> MoPPS:
     return MoPPS(**{"capacity": 8, "group_size": 8, **changes})
 
 
-def run(method: MoPPS, fresh: Sequence[Group], step: int = 0) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    assert method.begin_step(step) == []
-    batch = method.build_batch(step, fresh, [])
-    Ledger().settle(fresh, batch)
-    assert (batch.reevaluated, batch.replayed, batch.unimproved, batch.solved) == ([], [], [], [])
-    return batch
-
-
 def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
     """a and b."""
     return method.posteriors.of([prompt])[0][0].tolist()
@@ -41,94 +30,17 @@ def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
 
 def seen(method: MoPPS, make_group, **rewards: Sequence[float]) -> None:
     """Show the method one group of each prompt, by its text."""
-    run(method, [make_group(given, prompt=text) for text, given in rewards.items()])
-
-
-class TestOptions:
-    def test_defaults(self):
-        method = mopps()
-        assert isinstance(method, Method)
-        assert (method.candidates, method.posteriors.decay, method.target) == (8, 0.5, 0.5)
-        assert (posterior(method, A), method.filter) == ([1, 1], "range")
-        assert {p.kind for p in inspect.signature(MoPPS).parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-
-    @pytest.mark.parametrize(
-        ("name", "value", "allowed"),
-        [
-            ("candidates", 0, "at least 1"),
-            ("decay", -0.1, r"in \[0, 1\]"),
-            ("decay", 1.5, r"in \[0, 1\]"),
-            ("decay", float("nan"), r"in \[0, 1\]"),
-            ("target", -0.5, r"in \[0, 1\]"),
-            ("target", 1.1, r"in \[0, 1\]"),
-            ("prior_a", 0.0, "finite and above 0"),
-            ("prior_b", -1.0, "finite and above 0"),
-            ("prior_a", float("inf"), "finite and above 0"),
-            ("prior_b", float("nan"), "finite and above 0"),
-        ],
-    )
-    def test_out_of_range(self, name, value, allowed):
-        with pytest.raises(ValueError, match=f"{name} is {value}; it must be {allowed}"):
-            mopps(**{name: value})
-
-    def test_bounds_are_in_range(self):
-        for name, value in (("candidates", 1), ("decay", 0.0), ("decay", 1.0), ("target", 0.0), ("target", 1.0)):
-            mopps(**{name: value})
+    run(method, 0, [make_group(given, prompt=text) for text, given in rewards.items()])
 
 
 class TestPosterior:
     def test_two_groups_by_hand(self, make_group):
         """3 of 8, then 8 of 8: a = 1/2 + 1/2 + 3 = 4, then 2 + 1/2 + 8; b = 1/2 + 1/2 + 5 = 6, then 3 + 1/2 + 0."""
         method = mopps()
-        run(method, [make_group(3, prompt=A)])
+        run(method, 0, [make_group(3, prompt=A)])
         assert posterior(method, A) == [4, 6]
-        run(method, [make_group(8, prompt=A)])
+        run(method, 0, [make_group(8, prompt=A)])
         assert posterior(method, A) == [10.5, 3.5]
-
-    @pytest.mark.parametrize(
-        ("decay", "expected"), [(1.0, [2 + 3 + 1, 3 + 5 + 7]), (0.0, [2 + 1, 3 + 7]), (0.25, [2.75 + 1, 4.25 + 7])]
-    )
-    def test_decay_is_towards_the_prior(self, make_group, decay, expected):
-        """Prior (2, 3); 3 of 8, then 1 of 8. With 1/4: (5 + 3 * 2) / 4 + 1 and (8 + 3 * 3) / 4 + 7."""
-        method = mopps(decay=decay, prior_a=2.0, prior_b=3.0)
-        run(method, [make_group(3, prompt=A)])
-        assert posterior(method, A) == [5, 8]
-        run(method, [make_group(1, prompt=A)])
-        assert posterior(method, A) == expected
-
-    def test_changes_with_a_prompts_own_groups_alone(self, make_group):
-        method = mopps()
-        run(method, [make_group(3, prompt=B)])
-        for _ in range(3):
-            run(method, [make_group(8, prompt=A), make_group(0, prompt=C)])
-        assert (posterior(method, B), posterior(method, D)) == ([4, 6], [1, 1])
-
-    def test_groups_of_one_prompt_in_one_step_count_one_after_the_other(self, make_group):
-        method = mopps()
-        run(method, [make_group(3, prompt=A), make_group(2, prompt=B), make_group(8, prompt=A)])
-        assert (posterior(method, A), posterior(method, B)) == ([10.5, 3.5], [3, 7])
-
-    def test_groups_that_are_not_trained_on_count_as_well(self, make_group):
-        method = mopps(capacity=1)
-        run(method, [make_group(right, prompt=text) for right, text in ((0, "A"), (8, "B"), (4, "C"), (1, "D"))])
-        assert [posterior(method, prompt) for prompt in (A, B, C, D)] == [[1, 9], [9, 1], [5, 5], [2, 8]]
-
-    def test_rewards_are_clipped_to_0_and_1_and_added_up(self, make_group):
-        """-2 is 0, 7 is 1, 0.25 is a quarter: s = 0 + 1 + 0.25 + 0.5 of n = 4."""
-        group = make_group([-2.0, 7.0, 0.25, 0.5], prompt=A)
-        assert successes(group) == F(7, 4)
-        method = mopps()
-        run(method, [group])
-        assert posterior(method, A) == [2.75, 3.25]
-
-    def test_label_and_images_make_another_prompt(self, make_group):
-        method = mopps()
-        run(method, [make_group(8, prompt=Prompt("A", label="1"))])
-        assert [posterior(method, p) for p in (Prompt("A", "1"), A, Prompt("A", "1", ["x.png"]))] == [
-            [9, 1],
-            [1, 1],
-            [1, 1],
-        ]
 
     def test_16_bytes_a_prompt(self, make_group):
         one, prompts = make_group([1.0, 0.0]).responses, [Prompt(f"problem {number}") for number in range(10_000)]
@@ -144,29 +56,14 @@ class TestPosterior:
         assert result.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
         assert known.tolist() == [True, True, True, False]
 
+    def test_label_and_images_make_another_prompt(self, make_group):
+        method = mopps()
+        run(method, 0, [make_group(8, prompt=Prompt("A", label="1"))])
+        others = A, Prompt("A", "1", ["x.png"])
+        assert [posterior(method, p) for p in (Prompt("A", "1"), *others)] == [[9, 1], [1, 1], [1, 1]]
+
 
 class TestChoice:
-    def certain(self, make_group, **changes) -> MoPPS:
-        """A, B, C, D with success probability 1/8, 3/8, 5/8, 7/8, and a standard deviation below 0.02."""
-        method = mopps(**changes)
-        run(
-            method, [make_group(100 * k, size=800, prompt=text) for k, text in ((1, "A"), (3, "B"), (5, "C"), (7, "D"))]
-        )
-        return method
-
-    @pytest.mark.parametrize(
-        ("target", "nearest"), [(0.5, [1, 2]), (0.0, [0, 1]), (1.0, [2, 3]), (0.8, [2, 3]), (0.3, [0, 1])]
-    )
-    def test_nearest_the_target(self, make_group, target, nearest):
-        method = self.certain(make_group, target=target)
-        assert method.choose_prompts(9, [A, B, C, D], 2) == nearest
-
-    def test_positions_are_those_of_the_candidates(self, make_group):
-        method = self.certain(make_group)
-        assert method.choose_prompts(9, [C, A, D, A, B], 2) == [0, 4]
-        assert method.choose_prompts(9, [D, A, A, C], 1) == [3]
-        assert method.choose_prompts(9, [C, C, A, C], 3) == [0, 1, 3]  # a prompt may be there more than once
-
     def test_all_where_there_are_no_more_than_needed(self, make_group):
         method = mopps()
         assert method.choose_prompts(0, [A, B, C], 3) == [0, 1, 2]
@@ -186,67 +83,18 @@ class TestChoice:
         nearer = sum(method.choose_prompts(0, [A, B], 1) == [1] for _ in range(times))
         assert abs(nearer / times - 0.5625) < 4.5 * (0.5625 * 0.4375 / times) ** 0.5
 
-    def test_unseen_prompts_have_equal_chances(self):
-        method, times = mopps(seed=2), 3000
-        taken = np.zeros(4)
-        for _ in range(times):
-            taken[method.choose_prompts(0, [A, B, C, D], 2)] += 1
-        assert np.all(np.abs(taken / times - 0.5) < 4.5 * (0.25 / times) ** 0.5)
-
-    def test_the_seed_decides(self):
-        prompts = [Prompt(str(number)) for number in range(64)]
-
-        def choices(seed):
-            method = mopps(seed=seed)
-            return [method.choose_prompts(step, prompts, 8) for step in range(3)]
-
-        assert choices(1) == choices(1) != choices(2)
-
-
-class TestBatch:
-    def test_informative_groups_are_trained_on(self, make_group):
-        fresh = [make_group(right) for right in (0, 1, 4, 8, 7)] + [make_group([0.5] * 4), make_group([0.5, 0.25])]
-        kept = [fresh[1], fresh[2], fresh[4], fresh[6]]
-        assert run(mopps(), fresh) == Batch(fresh=kept, filtered=[fresh[0], fresh[3], fresh[5]])
-
-    def test_uninformative_ones_may_stay(self, make_group):
-        fresh = [make_group(right) for right in (0, 4, 8)]
-        assert run(mopps(filter="none"), fresh) == Batch(fresh=fresh)
-
-    @pytest.mark.parametrize(("capacity", "kept"), [(4, 4), (3, 3), (2, 2), (1, 1), (0, 0), (9, 4)])
-    def test_cut_to_the_capacity(self, make_group, capacity, kept):
-        """Variances 7/64, 16/64, 12/64, 15/64: the lowest leave first."""
-        method = mopps(capacity=capacity)
-        fresh = [make_group(right) for right in (1, 4, 2, 5)]
-        order = [1, 3, 2, 0][:kept]
-        batch = run(method, fresh)
-        assert batch.fresh == [fresh[index] for index in sorted(order)]
-        assert batch.cut == [group for index, group in enumerate(fresh) if index not in order]
-
-    def test_uninformative_ones_are_the_first_to_leave(self, make_group):
-        fresh = [make_group(right) for right in (0, 4, 8, 1)]
-        batch = run(mopps(capacity=2, filter="none"), fresh)
-        assert batch == Batch(fresh=[fresh[1], fresh[3]], cut=[fresh[0], fresh[2]])
-
-    def test_an_empty_step(self):
-        method = mopps()
-        assert run(method, []) == Batch()
-        assert method.metrics() == {"prompts/known": 0}
-
 
 class TestMetrics:
     def test_by_hand(self, make_group):
         method = mopps()
         assert method.metrics() == {}
-        run(method, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
+        run(method, 0, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
         assert method.metrics() == {
             "prompts/known": 2,
             "prompts/predicted": 0.5,
             "prompts/unseen_share": 1.0,
         }
-        run(
-            method, [make_group(2, prompt=A), make_group(8, prompt=C), make_group(0, prompt=D), make_group(7, prompt=B)]
-        )
+        run(method, 0, [make_group(right, prompt=prompt) for right, prompt in ((2, A), (8, C), (0, D), (7, B))])
         assert method.metrics() == pytest.approx(
             {
                 "prompts/known": 4,
@@ -256,18 +104,8 @@ class TestMetrics:
             },
             rel=1e-6,
         )
-
-
-class TestState:
-    def test_it_is_a_copy(self, make_group):
-        method, other = mopps(), mopps()
-        seen(method, make_group, A=[1.0, 0.0])
-        state = method.state_dict()
-        other.load_state_dict(state)
-        seen(method, make_group, A=[1.0, 1.0])
-        assert posterior(other, A) == [2, 2]
-        seen(other, make_group, A=[0.0, 0.0])
-        assert state["posteriors"]["rows"].tolist() == [[2, 2]]
+        run(method, 0, [])
+        assert method.metrics() == {"prompts/known": 4}
 
 
 class Reference:
@@ -332,6 +170,7 @@ class TestSideBySide:
             fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
             batch = method.build_batch(step, fresh, [])
             ledger.settle(fresh, batch)
+            assert not batch.replayed
             result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
             assert result == reference.step(fresh)
             for prompt in pool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.relift import ReLIFT
@@ -44,8 +42,3 @@ def test_a_group_with_a_part_of_a_reward_is_not_unsolved(make_group):
     group = make_group([0.0, 0.5, 0.0, 0.0])
     batch = run(relift([group]), 0, [group])
     assert (batch.fresh, batch.demonstration) == ([group], [])
-
-
-def test_a_batch_of_no_prompts_is_refused():
-    with pytest.raises(ValueError, match="finetune_batch is 0; it must be at least 1"):
-        relift([], finetune_batch=0)

@@ -14,7 +14,6 @@ from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.methods.remix import ReMix
 
 
@@ -37,26 +36,12 @@ def test_the_papers_mixture_by_hand(make_group):
     assert method.metrics()["mix/replayed_share"] == 0.4
 
 
-def test_defaults_are_those_of_the_paper():
-    method = remix()
-    assert (method.replay_share, method.replay.max_age, method.replay.capacity) == (F(2, 5), 2, 512)
-    assert isinstance(method, Method)
-
-
 @pytest.mark.parametrize(
     ("share", "capacity", "fresh", "stored", "expected"),
     [
-        ("2/5", 10, 6, 9, (6, 4)),
         ("2/5", 10, 10, 9, (6, 4)),  # the share is fixed: 4 fresh groups are too many
         ("2/5", 10, 10, 1, (9, 1)),  # too few are stored: fresh ones take their places
-        ("2/5", 10, 10, 0, (10, 0)),
         ("2/5", 10, 3, 9, (3, 2)),  # 2 of 5; with 3 of 6 more than 2/5 would be replayed
-        ("2/5", 10, 2, 9, (2, 1)),  # 1 of 3
-        ("2/5", 10, 1, 9, (1, 0)),  # 1 of 2 is more than 2/5
-        ("2/5", 10, 0, 9, (0, 0)),
-        ("1/2", 10, 3, 9, (3, 3)),
-        ("0", 10, 12, 9, (10, 0)),
-        ("9/10", 10, 5, 99, (1, 9)),
         ("29/100", 100, 71, 99, (71, 29)),  # 0.29 * 100 is 28.99... in floats
         (0.29, 100, 71, 99, (71, 29)),
     ],
@@ -86,58 +71,7 @@ def test_the_mixture_is_the_largest_then_the_one_with_most_replays(share, capaci
     assert remix(capacity, replay_share=share).mix(fresh, stored) == (total - replayed, replayed)
 
 
-def test_the_fresh_groups_of_highest_variance_stay(make_group):
-    method = remix(5)
-    run(method, 0, [make_group(4) for _ in range(9)])
-    fresh = [make_group(right, step=1) for right in (1, 4, 2, 7, 3)]
-    batch = run(method, 1, fresh)
-    assert (batch.fresh, batch.cut) == ([fresh[1], fresh[2], fresh[4]], [fresh[0], fresh[3]])
-
-
 class TestStore:
-    def test_a_steps_own_groups_are_not_replayed_in_it(self, make_group):
-        method = remix()
-        assert run(method, 0, [make_group(4) for _ in range(9)]).replayed == []
-        assert len(method.replay) == 9
-
-    def test_fifo_of_the_last_groups(self, make_group):
-        method = remix(buffer_groups=3)
-        groups = [make_group(4, step=step) for step in range(2) for _ in range(2)]
-        run(method, 0, groups[:2])
-        run(method, 1, groups[2:])
-        assert list(method.replay) == groups[1:]
-
-    @pytest.mark.parametrize("window", [0, 1, 2, 3])
-    def test_for_so_many_steps_after_its_own(self, make_group, window):
-        """With a share of 9/10 and one fresh group a step, all that is stored is replayed."""
-        method = remix(replay_share=F(9, 10), replay_steps=window)
-        for step in range(5):
-            batch = run(method, step, [make_group(4, step=step)])
-            assert [group.step for group in batch.replayed] == list(range(max(step - window, 0), step))
-
-    def test_what_the_filter_dropped_is_neither_trained_on_nor_stored_what_was_cut_is_stored(self, make_group):
-        method = remix(2)
-        fresh = [make_group(right) for right in (0, 4, 3, 8, 2)]
-        batch = run(method, 0, fresh)
-        assert (batch.fresh, batch.filtered, batch.cut) == (fresh[1:3], [fresh[0], fresh[3]], [fresh[4]])
-        assert list(method.replay) == [fresh[1], fresh[2], fresh[4]]
-
-    def test_the_fresh_filter_is_the_configured_one(self, make_group):
-        fresh = [make_group(right) for right in (0, 4, 8)]
-        method = remix(filter="none")
-        assert run(method, 0, fresh).fresh == fresh == list(method.replay)
-        batch = run(remix(filter="uniform"), 0, fresh)
-        assert (len(batch.fresh), len(batch.filtered)) == (2, 1)
-        fresh = [make_group(right) for right in (4, 2) * 5]
-        narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}
-        assert run(remix(**narrow), 0, fresh).fresh == fresh[::2]
-
-    def test_replays_keep_their_steps(self, make_group):
-        method = remix(replay_share=F(1, 2))
-        group = make_group(4, step=1, weights_version=0)
-        run(method, 1, [group])
-        assert run(method, 2, [make_group(4, step=2)]).replayed == [group] and group.weights_version != 2
-
     def test_dropped_replays_stay_stored_and_balance(self, make_group):
         method = remix(replay_share=F(1, 2))
         old = make_group(4)
@@ -181,27 +115,6 @@ def test_metrics_by_hand(make_group):
     run(method, 9)
     metrics = method.metrics()
     assert metrics["buffer/replay_expired"] == 3 and not {"buffer/replay_age_mean", "mix/replayed_share"} & set(metrics)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"replay_share": F(1)}, r"replay_share is 1; it must be in \[0, 1\)"),
-        ({"replay_share": F(-1, 10)}, r"replay_share is -1/10; it must be in \[0, 1\)"),
-        ({"buffer_groups": 0}, "buffer_groups is 0; it must be at least 1"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        remix(**options)
-
-
-class TestState:
-    def test_a_smaller_buffer_than_before_keeps_the_newest(self, make_group):
-        method, smaller = remix(), remix(buffer_groups=2)
-        run(method, 0, [make_group(4, uid=uid) for uid in (1, 2, 3)])
-        smaller.load_state_dict(method.state_dict())
-        assert uids(smaller.replay) == [2, 3]
 
 
 @settings(derandomize=True, database=None)

@@ -11,9 +11,8 @@ from fractions import Fraction as F
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_step import run
+from one_step import names, run
 
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import drop
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -22,26 +21,6 @@ from bapo_openrlhf.methods.repo import STRATEGIES, RePO, most_varied
 
 def repo(capacity: int = 8, group_size: int = 2, **options) -> RePO:
     return RePO(capacity=capacity, group_size=group_size, **options)
-
-
-@pytest.fixture(scope="session")
-def make(make_group):
-    """`make([0, 4], "a", step=1)`: a group of prompt a with these rewards; its responses know its uid."""
-
-    def build(rewards, prompt, *, step=0, weights_version=None, uid=None):
-        group = make_group(
-            [float(r) for r in rewards], prompt=prompt, step=step, weights_version=weights_version, uid=uid
-        )
-        for response in group.responses:
-            response.extras["uid"] = group.uid
-        return group
-
-    return build
-
-
-def names(group) -> list[tuple[int, int]]:
-    """The origin of each response: uid of the group that it was generated in, and its place there."""
-    return [(response.extras["uid"], int(response.token_ids[0]) // 100) for response in group.responses]
 
 
 def rewards_of(group) -> list[float]:
@@ -74,38 +53,6 @@ class TestStrategies:
         batch = run(method, step, [fresh])
         assert batch.fresh == [fresh]
         assert [names(group) for group in batch.replayed] == replayed
-
-    def test_the_default_is_that_of_the_authors_script(self, make):
-        method = repo()
-        assert method.strategy == "highest"
-        step = filled(method, make, [0, 4], [1, 2])
-        assert rewards_of(run(method, step, [make([0, 1], "a", step=step)]).replayed[0]) == [4, 2]
-
-    def test_advantages_are_computed_apart(self, make):
-        """(r - mean) / std of only the replayed 4 and 2: 1 and -1; those of the fresh 0 and 1 do not see them."""
-        method = repo()
-        step = filled(method, make, [0, 4], [1, 2])
-        batch = run(method, step, [make([0, 1], "a", step=step)])
-        rewards = [rewards_of(group) for _, group in batch.with_sources()]
-        assert [group_relative_advantages(half, half, 0.0).tolist() for half in rewards] == [[-1, 1], [1, -1]]
-
-    def test_equal_rewards_the_newer_are_taken(self, make):
-        method = repo(strategy="highest", cache_responses=6, warm_up=2)
-        filled(method, make, [1, 0], [1, 1], [1, 0])
-        (group,) = method.replays(list(method.cache))
-        assert names(group) == [(101, 1), (102, 0)]
-
-    def test_equal_variance_the_greater_sum_then_the_newer(self, make):
-        """Of 0, 0, 2, 2 three are taken: 0, 2, 2 varies as much as 0, 0, 2."""
-        method = repo(group_size=3, strategy="variance", cache_responses=6, warm_up=3)
-        filled(method, make, [0, 0, 1], [2, 2, 1])
-        (group,) = method.replays(list(method.cache))
-        assert names(group) == [(100, 1), (101, 0), (101, 1)]
-
-    def test_the_middle_can_be_in_it(self):
-        """Of 0, 9, 10: 0 and 10 have the variance 25. Of three there is nothing to choose."""
-        assert most_varied([F(9), F(10), F(0)], 2) == [0, 10]
-        assert most_varied([F(9), F(10), F(0)], 3) == [0, 9, 10]
 
     def test_random_draws_are_uniform_and_without_replacement(self, make):
         """Which 2 of 4, over many draws: chi-square with 5 degrees of freedom."""
@@ -142,23 +89,12 @@ class TestWarmUp:
         assert result == [0, 0, 1, 1]
         assert repo(group_size=8).cache.capacity == repo(group_size=8).warm_up == 16
 
-    def test_as_many_responses_as_are_asked_for(self, make):
-        for warm_up, expected in ((2, [0, 1, 1, 1]), (3, [0, 0, 1, 1]), (6, [0, 0, 0, 1])):
-            method = repo(cache_responses=6, warm_up=warm_up, strategy="recent")
-            actual = [len(run(method, step, [make([0, 1], "a", step=step)]).replayed) for step in range(4)]
-            assert actual == expected
-
     def test_each_prompt_has_its_own_cache(self, make):
         method = repo(warm_up=2)
         run(method, 0, [make([0, 1], "a", uid=100)])
         batch = run(method, 1, [make([0, 1], "b", step=1), make([0, 1], Prompt("a", label="7"), step=1)])
         assert batch.replayed == []  # same text, another label: another prompt
         assert [group.uid for group in run(method, 2, [make([0, 1], "a", step=2)]).replayed] == [100]
-
-    def test_a_prompt_that_does_not_come_is_not_replayed(self, make):
-        method = repo(warm_up=2)
-        run(method, 0, [make([0, 1], "a")])
-        assert run(method, 1).replayed == []
 
 
 class TestReplayedGroup:
@@ -186,13 +122,6 @@ class TestReplayedGroup:
         (group,) = run(method, 1, groups[1:]).replayed
         assert group.reward_range == ends and group.mean == F(1, 2)
 
-    def test_stored_groups_are_not_changed(self, make):
-        method = repo(cache_responses=3)
-        first = make([0, 4], "a")
-        run(method, 0, [first])
-        run(method, 1, [make([1, 2], "a", step=1)])
-        assert rewards_of(first) == [0, 4] and len(method.cache.groups(first.prompt)[0].responses) == 1
-
     def test_without_signal_it_is_not_used(self, make):
         method = repo(strategy="highest")
         step = filled(method, make, [1, 0], [1, 0])
@@ -200,21 +129,6 @@ class TestReplayedGroup:
         assert run(method, step, fresh).replayed == []  # 1 and 1
         metrics = method.metrics()
         assert [metrics[f"cache/{what}"] for what in ("drawn", "without_signal", "no_room")] == [1, 1, 0]
-
-    def test_groups_without_signal_can_make_one_with(self, make):
-        method = repo(strategy="variance")
-        step = filled(method, make, [0, 0], [1, 1])
-        batch = run(method, step, [make([0, 0], "a", step=step)])
-        assert [rewards_of(group) for group in batch.replayed] == [[0, 1]]
-        assert len(batch.filtered) == 1  # a fresh group without signal brings its replay along all the same
-
-    def test_a_prompt_that_comes_twice_is_replayed_once(self, make):
-        method = repo(strategy="recent", warm_up=2, cache_responses=6)
-        run(method, 0, [make([0, 1], "a", uid=100)])
-        fresh = [make([0, 1], "a", step=1, uid=101), make([1, 0], "a", step=1, uid=102)]
-        batch = run(method, 1, fresh)
-        assert batch.fresh == fresh and [group.uid for group in batch.replayed] == [100]
-        assert [group.uid for group in method.cache] == [100, 101, 102]
 
     def test_it_can_be_dropped_by_its_uid(self, make):
         method = repo(capacity=4, warm_up=2)
@@ -226,44 +140,6 @@ class TestReplayedGroup:
         Ledger().settle(fresh, left)
 
 
-class TestFit:
-    @pytest.mark.parametrize(
-        ("capacity", "informative", "cached", "expected"),
-        [
-            (16, 5, 5, (5, 5, 0)),  # 8 on + 8 off of the paper: twice the fresh groups fit
-            (8, 5, 2, (5, 2, 0)),
-            (8, 5, 5, (5, 3, 0)),  # B - |X1|
-            (8, 8, 8, (8, 0, 0)),
-            (4, 6, 6, (4, 0, 2)),  # above B
-            (3, 1, 1, (1, 1, 0)),
-        ],
-    )
-    def test_fresh_first_then_replays(self, make, capacity, informative, cached, expected):
-        method = repo(capacity=capacity, warm_up=2)
-        prompts = [f"p{number}" for number in range(informative)]
-        run(method, 0, [make([0, 1], prompt) for prompt in prompts[:cached]])
-        batch = run(method, 1, [make([0, 1], prompt, step=1) for prompt in prompts])
-        assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
-        assert method.metrics()["cache/no_room"] == cached - expected[1]
-
-    def test_the_highest_variance_stays(self, make):
-        method = repo(capacity=4, warm_up=2)
-        run(method, 0, [make([0, reward], name) for name, reward in (("a", 1), ("b", 3), ("c", 2))])
-        batch = run(method, 1, [make([0, 1], name, step=1) for name in "acb"])
-        assert len(batch.fresh) == 3 and [rewards_of(group) for group in batch.replayed] == [[0, 3]]
-
-    def test_the_fresh_filter_is_the_configured_one(self, make):
-        fresh = [make([0, 0], "a"), make([0, 1], "b"), make([1, 1], "c")]
-        batch = run(repo(), 0, fresh)
-        assert (batch.fresh, batch.filtered) == ([fresh[1]], [fresh[0], fresh[2]])
-        assert run(repo(filter="none"), 0, fresh).fresh == fresh  # as the authors
-        batch = run(repo(filter="uniform"), 0, fresh)
-        assert (len(batch.fresh), len(batch.filtered)) == (2, 1)
-        fresh = [make([0, reward], str(reward)) for reward in (1, 0.5) * 4]
-        narrow = {"filter": "gaussian", "gaussian_mean": 0.5, "gaussian_std": 1e-3}
-        assert run(repo(**narrow), 0, fresh).fresh == fresh[::2]
-
-
 class TestCache:
     def test_the_oldest_responses_leave(self, make):
         method = repo(cache_responses=5, warm_up=2, strategy="recent")
@@ -271,13 +147,6 @@ class TestCache:
         filled(method, make, [0, 1], [2, 3], [4, 5], [6, 7])
         assert [rewards_of(group) for group in method.cache.groups(prompt)] == [[3], [4, 5], [6, 7]]
         assert method.cache.counts == {"added": 8, "evicted": 3}
-
-    def test_all_replays_whole_groups_alone(self, make):
-        """G = 3, 5 are cached: of the older group two are left, too few for a group of their own."""
-        method = repo(group_size=3, cache_responses=5, strategy="all")
-        step = filled(method, make, [0, 1, 2], [3, 4, 5])
-        batch = run(method, step, [make([6, 7, 8], "a", step=step)])
-        assert [rewards_of(group) for group in batch.replayed] == [[3, 4, 5]]
 
     def test_metrics_by_hand(self, make):
         """Two prompts; 3 prompt tokens, 2 response tokens: 5 ids and 2 log-probs, 4 bytes each, are 28 bytes."""
@@ -302,26 +171,6 @@ class TestCache:
         with pytest.raises(RuntimeError, match="lost responses"):
             method.state_dict()
 
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"strategy": "best"}, "strategy is 'best'; it must be one of all, random, highest, recent, variance"),
-        ({"cache_responses": 1}, "cache_responses is 1; it must be at least 2, the size of a group, or 0"),
-        ({"cache_responses": -4}, "cache_responses is -4; it must be at least 2, the size of a group, or 0"),
-        ({"warm_up": 1}, "warm_up is 1; it must be from 2, the size of a group, to 4"),
-        ({"warm_up": 5}, "warm_up is 5; it must be from 2, the size of a group, to 4"),
-        ({"warm_up": -1}, "warm_up is -1; it must be from 2, the size of a group, to 4"),
-        ({"warm_up": 7, "cache_responses": 6}, "warm_up is 7; it must be from 2, the size of a group, to 6"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValueError) as error:
-        repo(**options)
-    assert str(error.value).startswith(message)
-
-
-class TestState:
     def test_a_smaller_cache_than_before_keeps_the_newest(self, make):
         method = repo(cache_responses=4)
         filled(method, make, [0, 1], [2, 3])
@@ -331,6 +180,11 @@ class TestState:
         assert [rewards_of(group) for group in smaller.cache] == [[1], [2, 3], [4, 5]]
         assert smaller.cache.counts == {"added": 6, "evicted": 1}
         assert method.cache.responses == 6  # the other is not touched
+
+
+def test_the_warm_up_is_at_most_what_is_cached():
+    with pytest.raises(ValueError, match="warm_up is 7; it must be from 2, the size of a group, to 6"):
+        repo(warm_up=7, cache_responses=6)
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import textwrap
 from collections.abc import Container
@@ -88,10 +89,110 @@ def test_every_name_is_a_method_that_can_be_made(name):
     method = AdaptConfig(method=name).make_method(arithmetic, seed=3)
     assert type(method) is kind and method.candidates >= 1
     other = AdaptConfig(method=name).make_method(arithmetic, seed=4)
-    other.load_state_dict(method.state_dict())
-    for change in ({"method": "another"}, {"version": 0}):
+    before = pickle.dumps(other.state_dict())
+    for change in ({"method": "another"}, {"method": None}, {"version": 0}, {"version": "1"}):
         with pytest.raises(ValueError, match=f"expected '{kind.NAME}', version {kind.VERSION}"):
             other.load_state_dict(method.state_dict() | change)
+    assert pickle.dumps(other.state_dict()) == before
+    other.load_state_dict(method.state_dict())
+
+
+# The defaults of the papers and of their authors' code.
+DEFAULTS = {
+    "ar3po": "stages=2 first_responses=4 train_reused=False success_above=1/2 successes=8",
+    "arpo": "success_above=1/10 successes=8 std_below=1/20 mean_below=1/5 first_responses=None",
+    "dots": "candidates=8 temperature=0.001 buffer_groups=512 replay_places=64 decay=0.5",
+    "exgrpo": "places=64 start_above=7/20 reevaluate_every=1",
+    "freshness": "candidates=1 tau=500.0 epsilon=1e-06 exponent=0.6 replay_share=1/2",
+    "mopps": "candidates=8 decay=0.5 target=0.5 prior_a=1.0 prior_b=1.0 filter=range",
+    "pods": "kept=2 related_to_generated=False",
+    "prompt_replay": "replay_share=1/2 lowest=1/4 highest=3/4 cooldown=10 most_uses=15 reevaluate_every=1 places=64",
+    "remix": "replay_share=2/5 replay_steps=2 buffer_groups=512",
+    "repo": "strategy=highest warm_up=16",
+    "rollout_replay": "replay_share=1/2 exponent=0.5 oldest=10 warm_up=20 buffer_responses=30000 eps=1e-06",
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_those_of_the_source(name):
+    method = method_class(name)(capacity=128, group_size=8)
+    for default in DEFAULTS[name].split():
+        attribute, _, value = default.partition("=")
+        assert str(getattr(method, attribute)) == value, attribute
+
+
+# Options of groups of 8: values just outside the range, and values inside, which are its ends where it has them.
+OPTIONS = """
+    ar3po.stages | -2 0 3 16 | 1 2 4 8
+    ar3po.successes | 0 | 1
+    ar3po.success_above | -1/10 1 | 0
+    arpo.successes | 0 | 1
+    arpo.success_above | -1/10 1 | 0
+    arpo.std_below | 0 | 1/100
+    bapo_authors_code.buffer_size | 8 | 9
+    bapo_bound.least | 0.1 nan inf | 0 -inf
+    bapo_demonstrations.failures | 0 | 1
+    dots.candidates | 0 | 1
+    dots.temperature | 0 inf nan | 1e-9
+    dots.fresh_share | 0 9/8 | 1
+    dots.buffer_groups | 0 | 1
+    dots.decay | -0.5 2 nan | 0 1
+    exgrpo.experience_share | -1/2 3/2 | 0 1
+    exgrpo.start_above | -1/2 2 | 0 1
+    freshness.tau | 0 inf nan | 1e-9
+    freshness.epsilon | 0 inf nan | 1e-300
+    freshness.exponent | -0.1 1.1 nan | 0 1
+    freshness.replay_share | -1/9 10/9 | 0 1
+    freshness.buffer_groups | 0 | 1
+    mopps.candidates | 0 | 1
+    mopps.decay | -0.1 1.5 nan | 0 1
+    mopps.target | -0.5 1.1 | 0 1
+    mopps.prior_a | 0 inf nan | 1e-9
+    mopps.prior_b | -1 inf nan | 1e-9
+    pods.keep | -1 1 9 | 0 2 8
+    prefix_sampling.prefix_share | 0 1 | 1/9
+    prompt_replay.replay_share | -1/5 6/5 | 0 1
+    prompt_replay.highest | 0 1 | 1/4 99/100
+    prompt_replay.lowest | 0 7/8 | 1/100 3/4
+    prompt_replay.cooldown | -1 | 0
+    prompt_replay.most_uses | -1 | 0
+    relift.finetune_batch | 0 | 1
+    remix.replay_share | -1/10 1 | 0
+    remix.buffer_groups | 0 | 1
+    repo.cache_responses | -4 7 | 0 8
+    repo.strategy | best | all random highest recent variance
+    repo.warm_up | -1 7 17 | 0 8 16
+    rollout_replay.replay_share | -1/9 | 0 7
+    rollout_replay.exponent | -0.1 10.1 nan inf | 0 10
+    rollout_replay.oldest | 0 | 1
+    rollout_replay.warm_up | -1 | 0
+    rollout_replay.buffer_responses | -8 7 | 8
+"""
+
+
+@pytest.mark.parametrize("row", OPTIONS.strip().splitlines())
+def test_the_range_of_an_option(row):
+    option, outside, inside = (part.split() for part in row.split("|"))
+    method, field = option[0].split(".")
+    kind = method_class(method)
+    number = type(getattr(kind(capacity=8, group_size=8), field))
+    for value in map(number, inside):
+        kind(capacity=8, group_size=8, **{field: value})
+    for value in map(number, outside):
+        with pytest.raises(ValueError, match=f"^{field} is '?{value}'?; it must be "):
+            kind(capacity=8, group_size=8, **{field: value})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_fresh_filter_is_the_configured_one(name, make_group):
+    """No filter keeps every group, and a narrow one those at its mean. Nothing is stored that could change a group."""
+    size = 3 if name == "luffy" else 4
+    fresh = [make_group(right, size=size) for right in (0, 1, 2, size, 2)]
+    at_the_mean = {"filter": "gaussian", "gaussian_mean": float(fresh[2].mean), "gaussian_std": 1e-3}
+    for options, kept in (({"filter": "none"}, range(5)), (at_the_mean, (2, 4)), ({}, (1, 2, 4))):
+        batch = method_class(name)(capacity=8, group_size=4, **options).build_batch(0, fresh, [])
+        assert [group.uid for group in batch.fresh] == [fresh[place].uid for place in kept]
+        assert batch.filtered == [group for place, group in enumerate(fresh) if place not in kept]
 
 
 STATES = {
@@ -204,6 +305,15 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
     assert len(sizes) >= 3 and max(sizes) == most and (others > 0) == method.adds_rewards
 
 
+@pytest.mark.parametrize("name", ["freshness", "remix", "rollout_replay"])
+@pytest.mark.parametrize(("fresh_filter", "stored"), [("range", (0, 2, 4)), ("none", range(5))])
+def test_what_was_cut_is_stored_and_what_was_filtered_is_not(name, fresh_filter, stored, make_group):
+    fresh = [make_group(right, size=4) for right in (2, 0, 1, 4, 3)]
+    method = method_class(name)(capacity=2, group_size=4, filter=fresh_filter)
+    assert method.build_batch(0, fresh, []).cut
+    assert list(method.replay) == [fresh[place] for place in stored]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped(name, make_group, tmp_path):
     """A twin is saved after each step of a random run, and a new one loads it from the file."""
@@ -231,15 +341,22 @@ def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped
         groups = {key: [getattr(member, "uid", member) for member in members] for key, members in lists.items()}
         return chosen, named, groups, method.metrics()
 
-    whole, resumed = new_method(1), new_method(1)
+    whole, resumed, states = new_method(1), new_method(1), []
     for step in range(24):  # rollout_replay replays nothing in the first 20
         rewards = [rng.choice([0, 0, 1, 2, 3, 4]) for _ in range(6)], [rng.choice([0, 0, 0, 1, 3, 4]) for _ in range(4)]
         assert repr(act(resumed, step, *rewards)) == repr(act(whole, step, *rewards))  # nan is equal to nan
         save_state(tmp_path, resumed.state_dict())
         resumed = new_method(seed=100 + step)
         resumed.load_state_dict(load_state(tmp_path))
-        stored |= {key for key, value in whole.state_dict().items() if value}
+        state = whole.state_dict()
+        states.append((state, pickle.dumps(state)))
+        stored |= {key for key, value in state.items() if value}
+        whole.metrics()["method"] = 0
+        assert "method" not in whole.metrics()
     assert stored == set(whole.state_dict())
+    for state, dumped in states:  # no later step has changed a state, nor what was loaded from it
+        new_method(1).load_state_dict(state)
+        assert pickle.dumps(state) == dumped
 
 
 def test_a_class_of_a_file_gets_what_it_asks_for(file):
