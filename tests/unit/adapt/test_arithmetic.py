@@ -77,14 +77,6 @@ class TestDeal:
         # each rank's n-th is at most its neighbour's n-th, and at least the neighbour's one before
         assert max(tokens) - min(tokens) <= max(lengths, default=0)
 
-    def test_by_hand(self):
-        lengths = [5, 1, 4, 4, 9, 2, 8, 7, 6, 3]
-        # by length: 1, 5, 9, 2, 3, 0, 8, 7, 6, 4
-        assert deal(lengths, 3) == [[1, 2, 8, 4], [5, 3, 7], [9, 0, 6]]
-        assert deal(lengths[:2], 4) == [[1], [0], [], []]
-        assert deal([], 2) == [[], []]
-        assert deal([7] * 5, 1) == [[0, 1, 2, 3, 4]]
-
 
 class TestParts:
     @given(share=st.lists(st.integers(), max_size=30, unique=True), size=st.integers(1, 9))
@@ -186,20 +178,6 @@ class TestMicroBatchPlan:
         assert micro_batch_plan(0, 0, 4, 2, 8) == []
         assert step_totals(0, 8) == []
 
-    def test_fewer_samples_than_ranks(self):
-        assert [micro_batch_plan(2, count, 4, 1, 8) for count in (1, 1, 0, 0)] == [
-            [MicroBatch(samples, True, 2, 2)] for samples in (1, 1, 0, 0)
-        ]
-
-    def test_by_hand(self):
-        # 11 samples on 2 ranks, in micro-batches of 2 and steps of 8: 4 + 4, then 2 + 1
-        first = [MicroBatch(2, False, 8, 4), MicroBatch(2, True, 8, 4)]
-        assert micro_batch_plan(11, 6, 2, 2, 8) == [*first, MicroBatch(2, True, 3, 2)]
-        assert micro_batch_plan(11, 5, 2, 2, 8) == [*first, MicroBatch(1, True, 3, 2)]
-        # 13 samples: 4 + 4, then 3 + 2, so that the second rank has a filler
-        assert micro_batch_plan(13, 7, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(1, True, 5, 3)]
-        assert micro_batch_plan(13, 6, 2, 2, 8)[2:] == [MicroBatch(2, False, 5, 3), MicroBatch(0, True, 5, 3)]
-
 
 class TestOptimizerSteps:
     @given(
@@ -227,17 +205,6 @@ class TestOptimizerSteps:
             if pending == train_batch:
                 steps, pending = steps + 1, 0
         assert counts.optimizer_steps == steps + (pending > 0)
-
-    @pytest.mark.parametrize(
-        ("groups", "ranks", "micro", "count"),
-        [(1, 1, 8, 1), (1, 1, 16, 1), (3, 2, 8, 2), (3, 2, 12, 1), (1, 9, 1, 1), (2, 9, 1, 2), (0, 4, 2, 0)],
-    )
-    def test_micro_batches_by_hand(self, groups, ranks, micro, count):
-        assert arithmetic({"actor": ranks}, capacity=groups, micro_train=micro).micro_batches() == count
-
-    @pytest.mark.parametrize(("groups", "steps"), [(64, 4), (63, 4), (49, 4), (48, 3), (1, 1)])
-    def test_by_hand_with_16_groups_a_step(self, groups, steps):
-        assert arithmetic({"actor": 1}, capacity=groups, train_batch=128).optimizer_steps == steps
 
 
 class TestPartsByTokens:

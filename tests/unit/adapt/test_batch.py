@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.batch import Batch, drop, fill, fitting, highest_variance
+from bapo_openrlhf.adapt.batch import Batch, drop, fill, highest_variance
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 X4 = ("demonstrations", "fine_tuned")  # they have no groups
@@ -46,21 +46,6 @@ def cut_to(size: int, fresh, reevaluated) -> Batch:
 
 
 class TestCut:
-    def test_nothing_is_cut_when_it_fits(self, make_group):
-        fresh, reevaluated = [make_group(1), make_group(0)], [make_group(4)]
-        for size in (3, 4, 100):
-            batch = cut_to(size, fresh, reevaluated)
-            assert (batch.fresh, batch.reevaluated, batch.replayed, batch.cut) == (fresh, reevaluated, [], [])
-        assert batch.fresh is not fresh and batch.reevaluated is not reevaluated
-
-    def test_the_highest_variance_stays_in_its_order(self, make_group):
-        # variances in 64ths: 1 -> 7, 2 -> 12, 3 -> 15, 4 -> 16, 6 -> 12, 7 -> 7
-        fresh = [make_group(right, uid=uid) for uid, right in enumerate((7, 3, 1, 4))]
-        reevaluated = [make_group(right, uid=10 + uid) for uid, right in enumerate((2, 4, 6))]
-        batch = cut_to(3, fresh, reevaluated)
-        assert (uids(batch.fresh), uids(batch.reevaluated)) == ([1, 3], [11])
-        assert sorted(uids(batch.cut)) == [0, 2, 10, 12]
-
     @pytest.mark.parametrize(("right", "size"), [(1, 5), (1, 6), (2, 10), (3, 10)])
     def test_equal_variances_are_equal(self, make_group, right, size):
         # k and G - k right have one variance; computed with floats, the two differ in the last digit
@@ -79,45 +64,8 @@ class TestCut:
             batch = cut_to(size, fresh, reevaluated)
             assert sorted(uids(batch.fresh) + uids(batch.reevaluated)) == sorted(kept)
 
-    def test_variance_counts_more_than_recency(self, make_group):
-        old, new = make_group(4, uid=0, weights_version=0), make_group(3, uid=1, weights_version=9)
-        assert uids(cut_to(1, [old], [new]).fresh) == [0]
-
-    def test_to_nothing(self, make_group):
-        batch = cut_to(0, [make_group(4, uid=1)], [make_group(4, uid=2)])
-        assert len(batch) == 0 and uids(batch.cut) == [1, 2]
-
 
 class TestFill:
-    def test_where_each_goes(self, make_group):
-        groups = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 8, 3, 2))]
-        batch = fill(2 * 8, groups, [True, True, False, True, True])
-        assert (uids(batch.fresh), uids(batch.filtered), sorted(uids(batch.cut))) == ([1, 3], [2], [0, 4])
-        assert len(batch) == 2 and not batch.reevaluated and not batch.replayed
-
-    def test_replay_gets_the_places_that_are_left(self, make_group):
-        """B = 4: two fresh groups and one re-evaluated group leave room for one."""
-        fresh, hard = [make_group(4, uid=1), make_group(0, uid=2), make_group(3, uid=3)], make_group(2, uid=4)
-        old = [make_group(4, uid=5), make_group(4, uid=6)]
-        batch = fill(4 * 8, fresh, [True, False, True], [hard], replay=lambda free: fitting(old, free))
-        assert (uids(batch.fresh), uids(batch.reevaluated), uids(batch.replayed)) == ([1, 3], [4], [5])
-        assert uids(batch.filtered) == [2] and not batch.cut
-
-    def test_replay_comes_last_whatever_its_variance(self, make_group):
-        fresh, hard = [make_group(1, uid=1)], [make_group(7, uid=2)]
-        rooms = []
-        batch = fill(2 * 8, fresh, [True], hard, replay=lambda free: rooms.append(free) or [])
-        assert rooms == [0] and (batch.fresh, batch.reevaluated) == (fresh, hard)
-
-    def test_places_that_are_reserved(self, make_group):
-        """At most two fresh groups although five would fit: those with the highest variance, in their order."""
-        fresh = [make_group(right, uid=uid) for uid, right in enumerate((1, 4, 3, 2))]
-        hard, old = make_group(1, uid=9), make_group(1, uid=8)
-        batch = fill(5 * 8, fresh, [True] * 4, [hard], most_fresh=2 * 8, replay=lambda free: fitting([old], free))
-        assert (uids(batch.fresh), uids(batch.cut)) == ([1, 2], [0, 3])
-        assert batch.reevaluated == [hard] and batch.replayed == [old]
-        assert uids(fill(5 * 8, fresh, [True] * 4, most_fresh=0).cut) == [0, 1, 2, 3]
-
     @given(data=st.data())
     @settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
@@ -154,10 +102,6 @@ class TestFill:
         assert len(batch) <= capacity
         assert Counter(uids(chosen + batch.filtered + batch.cut)) == Counter(uids(fresh + hard + begun))
 
-    def test_highest_variance_of_more_than_there_are(self, make_group):
-        groups = [make_group(1), make_group(4)]
-        assert highest_variance(groups, 5 * 8) == groups and highest_variance(groups, 0) == []
-
     def test_groups_of_several_sizes(self, make_group):
         """Variances 1/4, 2/9 and 3/16 of groups of 8, 3 and 4: what does not fit any more makes room for a smaller."""
         eight, three, four = make_group(4), make_group(1, size=3), make_group(1, size=4)
@@ -171,10 +115,6 @@ class TestFill:
 class TestDrop:
     """What is left of a batch once the log-probs are known."""
 
-    def test_nothing_unfit_leaves_the_batch_as_it_is(self, make_group):
-        batch = Batch(fresh=[make_group(1)], reevaluated=[make_group(2)], replayed=[make_group(4)], cut=[make_group(3)])
-        assert drop(batch) == batch
-
     def test_where_each_goes(self, make_group):
         a, b, c, d, e, f = (make_group(4, uid=uid, step=5) for uid in range(6))
         old = [make_group(4, uid=uid, step=3) for uid in (10, 11, 12)]
@@ -183,26 +123,6 @@ class TestDrop:
         assert result == Batch(
             fresh=[a], reevaluated=[f], replayed=[old[2]], too_far=[b, d], nonfinite=[c, e], unused=old[:2]
         )
-
-    def test_one_that_is_both_is_nonfinite(self, make_group):
-        fresh, old = make_group(4, uid=1, step=1), make_group(4, uid=0)
-        result = drop(Batch(fresh=[fresh], replayed=[old]), too_far={0, 1}, nonfinite={0, 1})
-        assert result == Batch(nonfinite=[fresh], unused=[old])
-
-    def test_only_what_is_trained_on_can_be_unfit(self, make_group):
-        """An unfit number that the batch does not train on changes nothing."""
-        batch = Batch(fresh=[make_group(4, uid=1)], cut=[make_group(4, uid=2)], filtered=[make_group(4, uid=3)])
-        assert drop(batch, too_far={2, 99}, nonfinite={3, 98}) == batch
-
-    def test_two_reviews_add_up(self, make_group):
-        a, b, c, d = (make_group(4, uid=uid, step=5) for uid in range(4))
-        once = drop(Batch(fresh=[a, b], reevaluated=[c, d]), too_far={0}, nonfinite={3})
-        assert drop(once, too_far={2}, nonfinite={1}) == Batch(too_far=[a, c], nonfinite=[d, b])
-
-    def test_everything_unfit_leaves_nothing(self, make_group):
-        a, old = make_group(4, uid=1, step=1), make_group(4, uid=0)
-        result = drop(Batch(fresh=[a], replayed=[old]), too_far={0, 1})
-        assert len(result) == 0 and (result.too_far, result.unused) == ([a], [old])
 
     @given(data=st.data())
     @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)

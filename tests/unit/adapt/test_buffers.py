@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
-from fractions import Fraction as F
 
 import numpy as np
 import pytest
@@ -29,34 +28,6 @@ def uids(groups) -> list[int]:
 
 
 class TestHardBuffer:
-    def test_first_in_first_out(self, make_group):
-        buffer = HardBuffer(3)
-        for name in "abcde":
-            buffer.add(make_group(0, prompt=name))
-        assert texts(buffer) == ["c", "d", "e"]
-        assert buffer.counts == {"added": 5, "evicted": 2}
-
-    def test_an_entry_says_how_hard_and_when(self, make_group):
-        buffer = HardBuffer(3)
-        buffer.add(make_group(1, size=10, prompt="a", step=4))
-        (entry,) = buffer.oldest(1)
-        assert (entry.prompt.text, entry.mean, entry.step) == ("a", F(1, 10), 4)
-
-    def test_a_newer_failure_replaces_the_older_and_goes_to_the_back(self, make_group):
-        buffer = HardBuffer(3)
-        for name, step in (("a", 1), ("b", 2), ("c", 3), ("a", 4)):
-            buffer.add(make_group(0, prompt=name, step=step))
-        assert [(entry.prompt.text, entry.step) for entry in buffer.oldest(9)] == [("b", 2), ("c", 3), ("a", 4)]
-        assert buffer.counts == {"added": 4, "replaced": 1}  # a full buffer evicts nobody for it
-        buffer.add(make_group(0, prompt="d"))
-        assert texts(buffer) == ["c", "a", "d"]
-
-    def test_prompts_with_other_labels_or_images_are_other_prompts(self, make_group):
-        buffer = HardBuffer(9)
-        for prompt in (Prompt("x", "1"), Prompt("x", "2"), Prompt("x", "1", ["a.png"]), Prompt("x", "1")):
-            buffer.add(make_group(0, prompt=prompt))
-        assert len(buffer) == 3
-
     def test_a_prompt_in_flight_is_not_named_but_stays(self, make_group):
         buffer = HardBuffer(9)
         a, b, c = (make_group(0, prompt=name) for name in "abc")
@@ -235,15 +206,6 @@ class TestReplayBuffer:
                 ValueError, match=f"the priority of group {first.uid} is {wrong}; it must be finite and"
             ):
                 buffer.sample(9, rng, priority=lambda group: wrong)  # noqa: B023
-
-    def test_sample_is_of_accepted_groups_without_repetition_in_the_stored_order(self, make_group):
-        buffer = ReplayBuffer(20, max_age=3)
-        for uid in range(20):
-            buffer.add(make_group(4, uid=uid))
-        rng = generator()
-        for count in range(11):
-            drawn = uids(buffer.sample(count, rng, lambda group: group.uid % 2 == 1))
-            assert len(set(drawn)) == count and all(uid % 2 == 1 for uid in drawn) and drawn == sorted(drawn)
 
     def test_every_subset_is_equally_likely(self, make_group):
         buffer = ReplayBuffer(9, max_age=3)

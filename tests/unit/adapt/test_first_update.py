@@ -92,19 +92,5 @@ class TestFirstUpdate:
                 wanted |= {f"value/{source}_error": math.sqrt(squares / size), f"value/{source}_bias": bias / size}
         assert first_update(given, CLIP) == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
-    def test_by_hand(self):
-        result = first_update(
-            {"replayed": SourceTokens(np.log([1.0, 2.0, 0.5]), np.array([3.0, 1.0, 2.0]), np.array([3.0, -1.0, 1.0]))},
-            CLIP,
-        )
-        assert result == pytest.approx(
-            {
-                "clip/replayed": 1 / 3,
-                "advantage/replayed_abs": 2.0,
-                "value/replayed_error": math.sqrt(11 / 3),
-                "value/replayed_bias": 1.0,
-            }
-        )
-
     def test_of_nothing(self):
         assert first_update({}, CLIP) == {}

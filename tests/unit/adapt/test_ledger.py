@@ -110,11 +110,8 @@ def test_uses_are_the_steps_that_trained_on_a_group(batch_of):
     ("generated", "lists", "named", "states"),
     [
         ([1], {}, 1, []),  # lost
-        ([1, 2, 3], {"fresh": [1], "filtered": [3]}, 2, []),
         ([1, 2], {"fresh": [1, 2], "cut": [2]}, 2, ["fresh", "cut"]),  # in two states
-        ([1, 2], {"fresh": [1], "unimproved": [2], "solved": [2]}, 2, ["unimproved", "solved"]),
         ([], {"fresh": [5]}, 5, ["fresh"]),  # not of this step
-        ([6], {"filtered": [6], "reevaluated": [4]}, 4, ["reevaluated"]),
         ([7, 8], {"filtered": [7], "too_far": [3]}, 3, ["too_far"]),  # one lost, another invented: the counts balance
         ([1, 2], {"cut": [1, 1]}, 1, ["cut", "cut"]),  # one lost, another twice: the counts balance
         ([1, 1], {"fresh": [1]}, 1, ["fresh"]),  # two groups of one number

@@ -117,30 +117,6 @@ class TestReview:
         assert len(actual.batch) == wanted
         assert actual.rollout_shift == pytest.approx(0.5 if source == "fresh" else 0.0, abs=1e-15)
 
-    def test_each_source_has_its_own_limit(self, make_group):
-        def batch():
-            return Batch(
-                fresh=[make_group(1, size=2, step=9, weights_version=6)],
-                replayed=[make_group(1, size=2, step=7, weights_version=6)],
-            )
-
-        log_ratios = [-1.0, 0.0] * 2
-        assert reviewed(batch(), log_ratios, max_shift_fresh=0.3).kept == [2, 3]
-        assert reviewed(batch(), log_ratios, max_shift_replayed=0.3).kept == [0, 1]
-        assert reviewed(batch(), log_ratios, max_shift_fresh=0.3, max_shift_replayed=0.3).kept == []
-
-    def test_the_actor_and_the_engines_differ_only_by_rounding(self, make_group):
-        # a fresh group right after a sync is on-policy, although the log-probs of engine and actor differ; what it
-        # differs by is the gap, which the other group is beyond
-        batch = Batch(
-            fresh=[make_group(1, size=2, step=9, weights_version=9), make_group(1, size=2, step=9, weights_version=8)]
-        )
-        result = reviewed(batch, [-0.01, 0.01, -0.02, 0.02], max_shift_fresh=1e-4)
-        assert result.kept == [0, 1]
-        assert (result.gap.square, result.gap.tv) == pytest.approx((1e-4, -math.expm1(-0.01) / 2))
-        assert list(result.shifts.values()) == pytest.approx([0.0, 3e-4])
-        assert reviewed(batch, [-0.02, 0.02, -0.02, 0.02], max_shift_fresh=0.0).kept == [0, 1, 2, 3]
-
     def test_in_a_mixed_group_each_response_counts_with_its_own_policy(self, make_group):
         # the first response is of step 5, the other is of today, and differs only by rounding
         old, group = make_group(1, step=5), make_group(0, size=2, step=9)
@@ -157,21 +133,6 @@ class TestReview:
         # and the other way round: with an old policy behind the group, that one counts
         delayed = replace(mixed, weights_version=6)
         assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
-
-    def test_of_a_sound_batch_changes_nothing(self, make_group):
-        batch = Batch(fresh=[make_group(1, size=2, weights_version=6)], cut=[make_group(1, size=2)])
-        assert reviewed(batch, [0.0, 0.0]) == Review(
-            batch, [0, 1], 0, BEFORE, 0.0, dict.fromkeys(batch.fresh, 0.0), dict.fromkeys(batch.fresh, 0.0)
-        )
-
-    def test_one_group_leaves_by_itself(self, make_group):
-        batch = Batch(fresh=[make_group(n, size=4, step=9, weights_version=9) for n in (1, 2, 3, 2)])
-        log_ratios = [0.0] * 16
-        log_ratios[5] = math.nan  # in the second group
-        result = reviewed(batch, log_ratios)
-        assert result.kept == [0, 1, 2, 3, *range(8, 16)] and result.nonfinite == 1
-        assert result.batch.nonfinite == [batch.fresh[1]] and result.batch.cut == []
-        assert result.batch.fresh == [batch.fresh[0], *batch.fresh[2:]]
 
     def test_a_broken_group_does_not_count(self, make_group):
         fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 6, 9)]
@@ -192,8 +153,3 @@ class TestReview:
         )
         assert result.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})
         assert result.batch.too_far == [fresh[0]] and result.batch.unused == replayed
-
-    def test_groups_that_are_too_far_are_no_fault(self, make_group):
-        batch = Batch(fresh=[make_group(1, size=2, step=9, weights_version=6) for _ in range(4)])
-        result = reviewed(batch, [-5.0] * 8, max_shift_fresh=0.1)
-        assert (result.kept, result.nonfinite) == ([], 0) and result.batch.too_far == batch.fresh

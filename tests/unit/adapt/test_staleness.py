@@ -23,30 +23,6 @@ class TestSyncAge:
             wanted = sum(t % delay == 0 for t in range(weights_version + 1, step + 1))
             assert sync_age(weights_version, step, delay) == wanted
 
-    @pytest.mark.parametrize("delay", range(1, 9))
-    def test_is_the_same_seen_from_the_weights_in_the_engines(self, delay):
-        for weights_version, step in itertools.combinations_with_replacement(range(STEPS), 2):
-            engines = max(t for t in range(step + 1) if t % delay == 0)
-            assert sync_age(weights_version, engines, delay) == sync_age(weights_version, step, delay)
-
-    @pytest.mark.parametrize(
-        ("weights_version", "step", "age"),
-        [
-            (5, 5, 0),  # v = 5: fresh, right after a sync
-            (5, 9, 0),  # fresh, the engines' weights are 4 updates old
-            (5, 10, 1),  # replayed after the next sync
-            (7, 9, 0),  # generated again with the weights of step 7, between two syncs
-            (7, 10, 1),
-            (4, 5, 1),
-            (0, 23, 4),
-        ],
-    )
-    def test_by_hand(self, weights_version, step, age):
-        assert sync_age(weights_version, step, 5) == age
-
-    def test_without_delay_it_is_the_number_of_updates(self):
-        assert [sync_age(3, step, 1) for step in range(3, 8)] == [0, 1, 2, 3, 4]
-
 
 def share(ratios: list[Fraction]) -> Fraction:
     """Kish's effective sample size by its definition, as a share."""
@@ -54,10 +30,6 @@ def share(ratios: list[Fraction]) -> Fraction:
 
 
 class TestImportanceSummary:
-    def test_by_hand(self):
-        result = importance_summary(np.log([1.0, 1.0, 2.0]))
-        assert result == pytest.approx({"mean": 4 / 3, "max": 2.0, "effective_share": 16 / 18})
-
     @given(
         st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=1, max_size=12),
         st.integers(-200, 200),
@@ -90,13 +62,6 @@ class TestImportanceSummary:
         assert importance_summary(np.array([40.0, 30.0])) == pytest.approx(
             {"mean": cap, "max": cap, "effective_share": 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))}
         )
-
-    @pytest.mark.parametrize("count", [1, 2, 7, 100])
-    def test_share_is_1_for_equal_ratios_and_least_for_one_that_outweighs_all(self, count):
-        assert importance_summary(np.full(count, 0.7))["effective_share"] == pytest.approx(1.0, rel=1e-12)
-        single = np.full(count, -800.0)
-        single[0] = 0.0
-        assert importance_summary(single)["effective_share"] == pytest.approx(1 / count, rel=1e-12)
 
     def test_of_responses_in_exact_proportion(self):
         # E[w] = 1 and E[w^2] = sum of pi^2 / alpha, so the share is 1 / sum of pi^2 / alpha
@@ -162,7 +127,7 @@ class TestBeyond:
 
     @pytest.mark.parametrize(
         ("limit", "uids"),
-        [(None, set()), (0.2, {9}), (0.1999, {4, 9}), (0.0, {3, 4, 9}), (1.0, set()), (0.05, {3, 4, 9})],
+        [(None, set()), (0.2, {9}), (0.1999, {4, 9}), (0.0, {3, 4, 9})],
     )
     def test_by_hand(self, limit, uids):
         assert beyond(dict(self.TV), limit) == uids

@@ -86,25 +86,6 @@ class TestEquation1:
             assert advantages[row] == pytest.approx(wanted[0], rel=1e-12, abs=1e-12)
             assert targets[row] == pytest.approx(wanted[1], rel=1e-12, abs=1e-12)
 
-    def test_lambda_1_gives_the_papers_advantage(self):
-        values, rewards, log_ratios = numbers(3)
-        advantages, targets = vtrace(values, rewards, log_ratios, np.ones(MASK.shape), gamma=0.9, lambd=1.0)
-        assert advantages[:, :-1] == pytest.approx((rewards + 0.9 * np.roll(targets, -1, 1) - values)[:, :-1])
-        assert advantages[:, -1] == pytest.approx((rewards - values)[:, -1])
-
-    def test_by_hand(self):
-        # ratios 1/2 and 2, truncated at 1; gamma 1/2, lambda 1; deltas 1 + 4/2 - 2 = 1 and 3 - 4 = -1
-        advantages, targets = vtrace(
-            np.array([[2.0, 4.0]]),
-            np.array([[1.0, 3.0]]),
-            np.log([[0.5, 2.0]]),
-            np.ones((1, 2)),
-            gamma=0.5,
-            lambd=1.0,
-        )
-        assert targets == pytest.approx(np.array([[2 + 0.5 * 1 + 0.5 * 0.5 * -1, 4 - 1]]))
-        assert advantages == pytest.approx(np.array([[1 + 0.5 * -1, -1]]))  # without a ratio of their own
-
 
 # --- a chain whose responses can be counted ---------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             assert {t: k for t, (k, _) in stored(method).items()} == {
                 t: k for t, k in solved.items() if t not in retired
             }
-            assert len(method.retired) == len(retired)
+            assert len(method.retired) == method.metrics()["experience/retired"] == len(retired)
             kept = [r for item in method.store.values() for r in item.group.responses]
             assert method.metrics()["experience/bytes"] == sum(4 * (len(r.token_ids) + len(r.log_probs)) for r in kept)
             met.update({"mixed": len(signal), "solved": len(batch.solved), "cut": len(batch.cut)})

@@ -316,6 +316,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 spreads = sorted((variance(items) for _, items in allowed), reverse=True)
                 assert sorted((variance(items) for _, items in result), reverse=True) == spreads[: len(result)]
             ledger.settle(fresh, batch)
+            assert method.metrics()["cache/no_room"] == available - len(result)
 
             for group in fresh:
                 items = [
