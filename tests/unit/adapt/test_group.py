@@ -64,10 +64,6 @@ class TestResponse:
         assert stored.nbytes == 4 * prompt_tokens + 8 * response_tokens
         assert stored.nbytes == stored.token_ids.nbytes + stored.log_probs.nbytes
 
-    def test_several_turns_pay_8_bytes_only_where_the_policy_wrote(self):
-        stored = response(token_ids=range(12), action_spans=((2, 5), (8, 12)), log_probs=[-1.0] * 7)
-        assert stored.nbytes == 4 * 5 + 8 * 7
-
     def test_arrays_are_compact_whatever_came_in(self):
         for tokens, log_probs in (
             (np.arange(5, dtype=np.int64), np.linspace(-2, -1, 2)),
@@ -114,7 +110,7 @@ class TestGroup:
             assert group.mean == F(right, size)
             assert group.variance == F(right, size) * (1 - F(right, size))  # Eq. 37
 
-    @pytest.mark.parametrize("text", ["0.1", "0.3", "0.7", "-0.2", "1.1", "0.05", "2", "0.125", "1e-5", "-3.75"])
+    @pytest.mark.parametrize("text", ["0.1", "0.7", "-0.2", "2", "1e-5", "-3.75"])
     def test_a_reward_is_the_decimal_it_was_written_as(self, make_group, text):
         # also after a trip through a float32 tensor, which is how OpenRLHF hands rewards over
         rewards = [float(text), float(np.float32(text))]

@@ -191,25 +191,6 @@ class TestX3:
         assert list(method.replay) == stored
 
 
-class TestFit:
-    """Eq. 7's B, and any number of groups up to it."""
-
-    @given(
-        capacity=st.integers(0, 14), informative=st.integers(0, 9), improved=st.integers(0, 4), stored=st.integers(0, 9)
-    )
-    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
-    def test_any_number_goes_through(self, make_group, capacity, informative, improved, stored):
-        """min(B, everything eligible) groups, and nothing is cut unless B is reached."""
-        method = bapo(capacity=capacity, reevaluate_every=1, **fixed("1/2", "1/2"))
-        names = [f"hard {number}" for number in range(improved)]
-        run(method, 0, [make_group(4) for _ in range(stored)] + [make_group(0, prompt=name) for name in names])
-        again = [make_group(2, step=1, prompt=name) for name in names]
-        batch = run(method, 1, [make_group(3, step=1) for _ in range(informative)], again)
-        assert len(batch) == min(capacity, informative + improved + stored)
-        assert len(batch.cut) == max(informative + improved - capacity, 0)
-        assert not batch.cut or len(batch) == capacity
-
-
 def test_the_mini_test_of_section_5_2(make_group):
     """c1 = 0, c2 = c3 = 1/2."""
     method = bapo(c1=F(0), reevaluate_every=1, **fixed("1/2", "1/2"))

@@ -224,17 +224,6 @@ for path in sys.argv[1:]:
     assert run.stdout.splitlines() == ["fine", "fine", *["image too large"] * 3], run.stderr
 
 
-def test_a_transparent_background_becomes_white():
-    """Black lines on a transparent background, which is stored as black. A conversion to RGB would make all black."""
-    image = Image.new("RGBA", (40, 30), (0, 0, 0, 0))
-    ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(0, 0, 0, 255), width=3)
-    assert np.asarray(image.convert("RGB")).max() == 0
-    for stored in (image, encoded(image), encoded(image, "WEBP", lossless=True)):
-        problem = task.problem(row(stored))
-        assert np.array_equal(decoded(problem.images[0]), np.asarray(picture()))
-        assert problem.key == task.problem(row(picture())).key
-
-
 @settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 2**32 - 1))
 def test_half_transparent_pixels_are_mixed_with_white(seed):
@@ -430,8 +419,7 @@ def test_prepare_writes_images_that_open(tmp_path):
 
 
 def test_answers_for_votes_are_those_of_mathematics():
-    assert task.answer(r"so \boxed{ 13 }") == task.answer(r"\boxed{13}") == "13"
-    assert task.answer("13") is None
+    assert task.answer is mathematics.answer
 
 
 def test_the_reward_file_is_light_and_stands_alone():

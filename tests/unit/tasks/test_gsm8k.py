@@ -81,46 +81,20 @@ def test_a_made_answer_that_is_no_text_is_rejected():
         gsm8k.problem({"question": "Made?", "answer": 24})
 
 
+# The judge is that of mathematics, whose tests have more answers.
 RESPONSES = [  # the made row, the response, its reward, and whether it has an answer in a box
-    ("thousands", r"\boxed{5000}", 1.0, 1.0),
     ("thousands", r"They are \boxed{5,000}.", 1.0, 1.0),
     ("thousands", r"$\boxed{5{,}000 \text{ sacks}}$", 1.0, 1.0),
-    ("thousands", r"First \boxed{1}, then \boxed{5000.00}", 1.0, 1.0),
     ("thousands", r"\boxed{500}", 0.0, 1.0),
-    ("thousands", r"\boxed{5}", 0.0, 1.0),
-    ("thousands", r"\boxed{5001}", 0.0, 1.0),
-    ("negative", r"\boxed{-1,012}", 1.0, 1.0),
+    ("thousands", r"\boxed{1250×4 = 5000}", 1.0, 1.0),
+    ("thousands", r"\boxed{4999 = 5000}", 0.0, 1.0),
+    ("thousands", r"\boxed{5000} or \boxed{5001}", 0.0, 1.0),
     ("negative", r"\boxed{1012}", 0.0, 1.0),
     ("decimal", r"\boxed{\$3.75}", 1.0, 1.0),
     ("decimal", r"\boxed{\frac{15}{4}}", 1.0, 1.0),
-    ("decimal", r"\boxed{3.7}", 0.0, 1.0),
-    ("decimal", r"\boxed{375}", 0.0, 1.0),
-    ("both", r"\boxed{1234.5}", 1.0, 1.0),
     ("no_zero", r"\boxed{1/2}", 1.0, 1.0),
-    # as models write it, and false chains
-    ("thousands", r"\boxed{= 5,000 sacks}", 1.0, 1.0),
-    ("thousands", r"\boxed{1250×4 = 5000}", 1.0, 1.0),
-    ("thousands", r"\boxed{1250 \cdot 4 = 5000}<end_of_turn>", 1.0, 1.0),
-    ("thousands", r"\boxed{5\text{ thousand}}", 1.0, 1.0),
-    ("decimal", r"\boxed{3\frac{3}{4}\text{ dollars}}", 1.0, 1.0),
-    ("thousands", r"\boxed{1250 \cdot 4}", 0.0, 1.0),
-    ("thousands", r"\boxed{1250 \cdot 4 = 500 = 5000}", 0.0, 1.0),
-    ("thousands", r"\boxed{4999 = 5000}", 0.0, 1.0),
-    ("thousands", r"\boxed{5000 = 5001}", 0.0, 1.0),
-    ("thousands", r"\boxed{5000\text{ or so}}", 0.0, 1.0),
-    # no box
-    ("thousands", "5000", 0.0, 0.0),
     ("thousands", "The mill grinds <<1250*4=5000>>5,000.\n#### 5,000", 0.0, 0.0),
     ("thousands", "", 0.0, 0.0),
-    # hostile
-    ("thousands", r"\boxed{5000", 0.0, 0.0),
-    ("thousands", r"\boxed{}", 0.0, 0.0),
-    ("thousands", r"\boxed{5000} or \boxed{5001}", 0.0, 1.0),
-    ("thousands", r"\boxed{5000, 5001}", 0.0, 1.0),
-    ("thousands", r"\boxed{x}", 0.0, 1.0),
-    ("thousands", r'\boxed{__import__("os")}', 0.0, 1.0),
-    ("thousands", "\\boxed{" * 1000, 0.0, 0.0),
-    ("thousands", "\\boxed{" + "5" * 5000 + "}", 0.0, 0.0),
     *((name, solution, 1.0, 1.0) for name, (_, _, solution) in GOOD.items()),
 ]
 

@@ -43,12 +43,6 @@ def test_exactly_the_known_limits_are_judged_wrongly(every):
     assert [case["label"] for case in CASES if case.get("limit") and not case["correct"]] == ["-2, -2"]
 
 
-def test_a_third_of_the_cases_from_reports_is_blind():
-    """These were written before the rules that they try."""
-    blind = [case["blind"] for case in CASES if "blind" in case]
-    assert len(blind) > 400 and sum(blind) >= len(blind) / 3
-
-
 def test_the_cases_are_whole():
     assert all(set(case) - {"blind", "limit"} == {"category", "response", "label", "correct", "note"} for case in CASES)
     assert len({(case["label"], case["response"]) for case in CASES}) == len(CASES)
@@ -196,15 +190,11 @@ def test_other_commands_are_no_box():
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        (r"\boxed{42}", "42"),
         (r"\boxed{ 42. }", "42"),
         (r"\boxed{$\dfrac{1}{2}$}", r"\frac{1}{2}"),
         (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3, \frac{\pi}{2})"),
-        (r"\boxed{(3,\frac{\pi}{2})}", r"(3, \frac{\pi}{2})"),
-        (r"\boxed{1,234}", "1234"),
         (r"\boxed{1{,}234\text{ cm}}", "1234"),
         (r"\boxed{\$18.90}", "18.90"),
-        (r"\boxed{50\%}", "50"),
         (r"\boxed{45^{\circ}}", "45"),
         (r"\boxed{2,1}", "2, 1"),
         (r"\boxed{\text{Tuesday}}", "Tuesday"),
@@ -212,11 +202,9 @@ def test_other_commands_are_no_box():
         (r"\boxed{2+3\mathrm{i}}", "2+3i"),
         (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
         (r"\boxed{1 1/2}", r"1\frac{1}{2}"),
-        (r"\boxed{\pi r}", r"\pi r"),
         (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
         (r"\boxed{}", None),
         (r"\boxed{ \, }", None),
-        ("42", None),
         (r"\boxed{42", None),
         ("\\boxed{" + "1" * 1001 + "}", None),
     ],
@@ -318,9 +306,7 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
         (r"2i\sqrt3", r"2\sqrt3i", True),
         ("0.4+0.2i", r"\frac{2+i}{5}", True),
         (r"3+4\,i", "3+4i", True),
-        (r"3+4\cdot i", "3+4i", True),
         (r"\frac{3-2i}{13}", r"\frac{3}{13}-\frac{2}{13}i", True),
-        ("3-4i", "3+4i", False),
         ("4", "4i", False),
         ("4i", "4", False),
         # pairs, and a set of them
@@ -344,25 +330,18 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
         # a choice, and its value
         (r"\textbf{(D)}\ 5", "D", True),
         (r"\text{(D) } 5", "D", True),
-        (r"\textbf{(D)}\ 5", "C", False),
         (r"\textbf{(D)}\ 5", "5", True),
-        ("D", "D", True),
         # percents, characters, and the rest
         (r"33\frac13\%", r"\frac13", True),
         (r"\frac{25}{2}\%", "0.125", True),
-        (r"50\%", "0.5", True),
-        (r"50\%", "50", True),
-        (r"0.5\%", "0.5", False),
         ("24。", "24", True),
         ("1、2", "1, 2", True),
         (r"\(\frac{33}{65}\)", r"\frac{33}{65}", True),
         ("5i", "5", False),
         (r"i\pi", r"\pi i", True),
-        ("x_i", "x_i", True),
         ("2j", "2i", False),
         ("e^{2 i}", "e^{2i}", True),
         (r"\frac{i\sqrt3}{2}", r"\frac{\sqrt{3}i}{2}", True),
-        ("6", "6m", False),
         (r"12\textit{m}", "12", False),
     ],
 )
@@ -378,23 +357,19 @@ def test_forms_that_models_write(answer, label, expected):
         ("8 \\text{ cm}^2", "8\\text{ cm}^3", False),
         ("1.5 \\text{ Minutes}", "\\frac{3}{2}\\text{ minute}", True),
         ("8\\!:\\!34 \\text{ p.m.}", "8:34\\text{ a.m.}", False),
-        ("1011_2", "1011_{2}", True),
         ("1011_3", "1011_2", False),
         ("1011", "1011_2", True),
         ("a_1", "a_2", False),
         ("a_1", "a", False),
         ("2+3\\mathrm{i}", "2+3", False),
-        ("2\\mathrm{e}", "2", False),
         ("6m", "6", False),
         ("a + b", "a + b + c", False),
         ("45", "45^\\circ", True),
         ("50\\text{ percent}", "50\\%", True),
-        ("\\frac{1}{2}", "50\\%", True),
         ("50", "\\frac{1}{2}", False),
         ("5", "0.5\\%", False),
         ("0.333333", "\\frac{1}{3}", True),
         ("0.33333", "\\frac{1}{3}", False),
-        ("100001", "100000", False),
         ("-5", "5", False),
         ("−5", "-5", True),
         ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
@@ -541,16 +516,12 @@ def test_the_prompt_is_the_papers():
     ("answer", "multiple", "label"),
     [
         (36.0, False, "36"),
-        (-4.0, False, "-4"),
         (0.5, False, "0.5"),
-        (204, False, "204"),
         ("024", False, "024"),
-        (["2"], False, "2"),
         (["$69$,$84$"], True, "69, 84"),
         (["312,123,231"], True, "312, 123, 231"),
         (["1", "$2$", 3.0], False, "1, 2, 3"),
         (["(-\\infty, 0) \\cup\\{1\\}."], False, "(-\\infty, 0) \\cup\\{1\\}"),
-        (["58,500"], False, "58,500"),
         ("\\$18.90", False, "\\$18.90"),
         (" x ", False, "x"),
     ],
@@ -568,14 +539,11 @@ def test_labels_become_texts(answer, multiple, label):
         ({"answer": None}, "answer is empty"),
         ({"answer": "  "}, "answer is empty"),
         ({"problem": ""}, "problem is empty"),
-        ({"problem": None}, "problem is empty"),
         ({"problem": 7}, "the text is no string: 7"),
         ({"answer": "proof"}, "label is no mathematics: 'proof'"),
-        ({"answer": "notfound"}, "label is no mathematics: 'notfound'"),
         ({"answer": '["11"]'}, "label is no mathematics: '[\"11\"]'"),
         ({"answer": "."}, "label does not parse: '.'"),
         ({"answer": "$$"}, "label does not parse: '$$'"),
-        ({"answer": []}, "label does not parse: []"),
         ({"answer": "\\frac{1}{2"}, "label does not parse: '\\\\frac{1}{2'"),
         ({"answer": "1}"}, "label does not parse: '1}'"),
         ({"answer": "1" * 1001}, "label does not parse: '111111111111...1111111111111'"),
