@@ -111,7 +111,7 @@ class AuthorsCode(FilteredMethod):
             stored = hard[group.prompt.id]
             (better if group.mean > stored.mean else batch.unimproved).append(group)
             uid = str(stored.uid)
-            self.again[uid] = [*self.again.get(uid, ()), str(group.mean)][-LAST:]
+            self.again = self.again | {uid: [*self.again.get(uid, ()), str(group.mean)][-LAST:]}
         batch.reevaluated = self._cut(better, self.max_responses - batch.responses)
         settled = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
         batch.cut = [group for group in (*fresh, *better) if group.uid not in settled]

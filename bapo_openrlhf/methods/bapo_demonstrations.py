@@ -56,6 +56,7 @@ class DemonstratingBAPO(bapo.BAPO):
     def _count(self, reevaluated: Sequence[Group]) -> set[int]:
         """Count the failures of re-evaluated prompts. Returns the uids of the groups whose solution is shown now."""
         shown = set[int]()
+        self.failed = dict(self.failed)  # a state that was taken before stays as it is
         for group in by_prefix(reevaluated)[0]:
             name = group.prompt.id
             count = self.failed.pop(name, 0) + 1
