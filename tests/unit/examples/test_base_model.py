@@ -295,14 +295,7 @@ def test_reused_with_the_same_settings_only(tmp_path, monkeypatch):
     assert build(tmp_path / "model", TINY)[1]
     assert not build(tmp_path / "model", TINY)[1]
     assert len(trainings) == 1
-    changed = [
-        replace(TINY, **{name: value})
-        for name, value in {
-            "seed": 1,
-            "steps": 2,
-            "mix": {"easy": 1.0},
-        }.items()
-    ]
+    changed = [replace(TINY, seed=1), replace(TINY, steps=2), replace(TINY, mix={"easy": 1.0})]
     for settings in changed:
         assert not base_model.is_current(tmp_path / "model", settings)
     assert build(tmp_path / "model", changed[1])[1]
