@@ -549,11 +549,7 @@ def test_side_by_side_with_the_plain_implementation(make_group):
         def save_and_load(self):
             self.pair.reload()
 
-    # 12 steps: few enough that the running average stays exact, below the denominator at which the code rounds it
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(stateful_step_count=12, derandomize=True, database=None),
-    )
+    run_state_machine_as_test(Machine, settings=settings(stateful_step_count=12, derandomize=True, database=None))
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 8))])

@@ -251,11 +251,8 @@ def test_a_reward_means_its_place_in_the_range(name, make_group):
     adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1)
     lists = []
     for low, high in ((0, 1), (-1, 3)):
-        method, rng, made = (
-            adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4), seed=1),
-            random.Random(5),
-            [],
-        )
+        method = adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4), seed=1)
+        rng, made = random.Random(5), []
         method.solutions = Solved()
 
         def group(prompt, step, uid, low=low, high=high, rng=rng):
@@ -365,13 +362,8 @@ def test_a_class_of_a_file_gets_what_it_asks_for(file):
     assert build(kind, GIVEN, []).got == (7, 8, 64, 5, 0.5, "x", False, Fraction(1, 8))
     options = ["size=9", "share=1e-3", "name=a=b", "on=true", "c=1/3"]
     assert build(kind, GIVEN, options).got == (7, 8, 64, 9, 0.001, "a=b", True, Fraction(1, 3))
-    assert build(kind, GIVEN, ["on=False", "c=0.1", "size=1", "size=2"]).got[3:] == (
-        2,
-        0.5,
-        "x",
-        False,
-        Fraction(1, 10),
-    )
+    last = build(kind, GIVEN, ["on=False", "c=0.1", "size=1", "size=2"])
+    assert last.got[3:] == (2, 0.5, "x", False, Fraction(1, 10))
     assert isinstance(build(method_class(f"{file}:Plain"), GIVEN, []), Method)
 
 
@@ -387,20 +379,19 @@ def test_a_method_needs_only_build_batch(file):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("size", "'size'; Mine takes NAME=VALUE of these: size=5, share=0.5, name=x, on=False, c=1/8"),
-        ("sise=3", "'sise=3'; Mine takes NAME=VALUE of these: size=5"),
+        ("size", "'size'; Mine takes .*: size=5, share=0.5, name=x, on=False, c=1/8"),
+        ("sise=3", "'sise=3'; Mine takes"),
         ("seed=3", "'seed=3'; Mine takes"),
         ("size=3.5", "'size=3.5'; it must be a whole number"),
         ("share=half", "'share=half'; it must be a number"),
         ("on=yes", "'on=yes'; it must be true or false"),
         ("c=1/0", "'c=1/0'; it must be a number"),
-        ("size=0", "Mine cannot be made: ValueError: size is 0; it must be at least 1"),
+        ("size=0", "Mine cannot be made: ValueError: size is 0"),
     ],
 )
 def test_a_wrong_option_is_refused(file, option, message):
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=message):
         build(method_class(f"{file}:Mine"), GIVEN, [option])
-    assert message in str(error.value)
 
 
 FLAGS = GIVEN | {"method": "bapo", "options": [], "ratio": "behaviour", "batch_size": None, "eps": 1e-6, "c2": "c2"}
@@ -409,12 +400,8 @@ FLAGS = GIVEN | {"method": "bapo", "options": [], "ratio": "behaviour", "batch_s
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Loose", (), r"its constructor's \*\*kwargs says nothing; it must name each parameter \(@dataclass\(eq=False"),
-        (
-            "Clash",
-            (),
-            "its constructor's ratio has the default 0.5, and would get 'behaviour', because a parameter with",
-        ),
+        ("Loose", (), r"its constructor's \*\*kwargs says nothing"),
+        ("Clash", (), "its constructor's ratio has the default 0.5, and would get 'behaviour'"),
         ("Unset", (), "its constructor's batch_size has the default 0, and would get None"),
         ("Broken", (), "Broken cannot be made: ZeroDivisionError: division by zero"),
         ("Named", ("ks=3",), r"has 'ks=3'; its default \(1, 2\) must be a number, true, false or a text"),

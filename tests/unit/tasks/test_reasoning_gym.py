@@ -425,16 +425,8 @@ def test_steps_of_a_divisor_and_what_is_no_calculation():
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    words = [
-        "reasoning_gym",
-        "--config",
-        str(SUMS),
-        "--size",
-        "train=20,test=4,warmup=10",
-        "--out",
-        str(folder / "reasoning_gym"),
-    ]
-    assert cli.run(["prepare", *words]) == 0
+    words = ["--config", str(SUMS), "--size", "train=20,test=4,warmup=10", "--out", str(folder / "reasoning_gym")]
+    assert cli.run(["prepare", "reasoning_gym", *words]) == 0
     return folder
 
 
