@@ -1,4 +1,4 @@
-"""The hard buffer B_bad and the replay buffer B_high: order, capacity, age, sampling, counters, state."""
+"""The hard buffer B_bad, the replay buffer B_high and the cache: order, capacity, age, sampling, counters, state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer, ResponseCache
 from bapo_openrlhf.adapt.group import Prompt
 
 
@@ -67,14 +67,6 @@ class TestHardBuffer:
         with pytest.raises(ValueError, match=rf"capacity {capacity} of the hard buffer"):
             HardBuffer(capacity)
 
-    def test_check_finds_a_lost_entry(self, make_group):
-        buffer = HardBuffer(3)
-        buffer.add(make_group(0))
-        buffer.check()
-        buffer.counts["removed"] += 1
-        with pytest.raises(RuntimeError, match="hard buffer lost entries"):
-            buffer.check()
-
     @given(
         capacity=st.integers(1, 5),
         actions=st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.sampled_from("abcdefg")), max_size=40),
@@ -118,22 +110,6 @@ class TestHardBuffer:
             for each in (buffer, again):
                 each.add(make_group(0, prompt=name, step=9))
             assert again.oldest(9) == buffer.oldest(9) and again.counts == buffer.counts
-
-    def test_a_smaller_buffer_keeps_the_newest(self, make_group):
-        buffer, smaller = HardBuffer(4), HardBuffer(2)
-        for name in "abcd":
-            buffer.add(make_group(0, prompt=name))
-        smaller.load_state_dict(buffer.state_dict())
-        assert texts(smaller) == ["c", "d"] and smaller.counts["evicted"] == 2
-
-    def test_a_state_that_lost_entries_is_an_error(self, make_group):
-        buffer = HardBuffer(4)
-        for name in "ab":
-            buffer.add(make_group(0, prompt=name))
-        state = buffer.state_dict()
-        state["entries"].pop()
-        with pytest.raises(RuntimeError, match="hard buffer lost entries"):
-            HardBuffer(4).load_state_dict(state)
 
 
 def everything(group) -> bool:
@@ -241,14 +217,6 @@ class TestReplayBuffer:
         with pytest.raises(ValueError, match=rf"{named} of the replay buffer"):
             ReplayBuffer(capacity, max_age)
 
-    def test_check_finds_a_lost_group(self, make_group):
-        buffer = ReplayBuffer(3, max_age=3)
-        buffer.add(make_group(4))
-        buffer.check()
-        buffer.counts["expired"] += 1
-        with pytest.raises(RuntimeError, match="replay buffer lost groups"):
-            buffer.check()
-
     def test_state_round_trip_draw_for_draw(self, make_group):
         buffer = ReplayBuffer(6, max_age=3)
         for uid in range(8):
@@ -269,18 +237,37 @@ class TestReplayBuffer:
             assert (new.step, new.weights_version, new.rewards) == (old.step, old.weights_version, old.rewards)
             assert new.responses[0].extras == old.responses[0].extras
 
-    def test_a_smaller_buffer_keeps_the_newest(self, make_group):
-        buffer, smaller = ReplayBuffer(4, max_age=3), ReplayBuffer(2, max_age=3)
-        for uid in range(4):
-            buffer.add(make_group(4, uid=uid))
-        smaller.load_state_dict(buffer.state_dict())
-        assert uids(smaller) == [2, 3] and smaller.counts["evicted"] == 2
 
-    def test_a_state_that_lost_groups_is_an_error(self, make_group):
-        buffer = ReplayBuffer(4, max_age=3)
-        for uid in range(2):
-            buffer.add(make_group(4, uid=uid))
+@pytest.mark.parametrize(
+    ("kind", "items", "message"),
+    [
+        (HardBuffer, "entries", "hard buffer lost entries"),
+        (ReplayBuffer, "groups", "replay buffer lost groups"),
+        (ResponseCache, "groups", "response cache lost responses"),
+    ],
+)
+class TestEveryBuffer:
+    def filled(self, kind, make_group):
+        """The last four of five. The cache has a limit for each prompt, and the hard buffer one entry a prompt."""
+        buffer = kind(4)
+        for uid in range(5):
+            buffer.add(make_group([0.0], uid=uid, step=uid, prompt="a" if kind is ResponseCache else f"p{uid}"))
+        buffer.check()
+        return buffer
+
+    def test_a_smaller_one_keeps_the_newest(self, make_group, kind, items, message):
+        buffer, smaller = self.filled(kind, make_group), kind(2)
+        smaller.load_state_dict(buffer.state_dict())
+        steps = [[item["step"] for item in one.state_dict()[items]] for one in (buffer, smaller)]
+        assert steps == [[1, 2, 3, 4], [3, 4]]
+        assert (buffer.counts["evicted"], smaller.counts["evicted"]) == (1, 3)
+
+    def test_what_is_lost_is_found(self, make_group, kind, items, message):
+        buffer = self.filled(kind, make_group)
         state = buffer.state_dict()
-        state["groups"].pop()
-        with pytest.raises(RuntimeError, match="replay buffer lost groups"):
-            ReplayBuffer(4, max_age=3).load_state_dict(state)
+        state[items].pop()
+        with pytest.raises(RuntimeError, match=message):
+            kind(4).load_state_dict(state)
+        buffer.counts["evicted"] += 1
+        with pytest.raises(RuntimeError, match=message):
+            buffer.check()

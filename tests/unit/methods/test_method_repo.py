@@ -27,10 +27,10 @@ def rewards_of(group) -> list[float]:
     return [response.reward for response in group.responses]
 
 
-def filled(method: RePO, make, *cached, prompt="a", uid=100):
-    """Caches groups of these rewards at steps 0, 1, ...; the uids are 100, 101, ..."""
+def filled(method: RePO, make, *cached):
+    """Caches groups of prompt a with these rewards at steps 0, 1, ...; the uids are 100, 101, ..."""
     for step, rewards in enumerate(cached):
-        run(method, step, [make(rewards, prompt, step=step, uid=uid + step)])
+        run(method, step, [make(rewards, "a", step=step, uid=100 + step)])
     return len(cached)
 
 
@@ -163,23 +163,6 @@ class TestCache:
             "cache/without_signal": 0,
             "cache/no_room": 0,
         }
-
-    def test_a_lost_response_is_an_error(self, make):
-        method = repo()
-        filled(method, make, [0, 1])
-        method.cache._groups.popitem()
-        with pytest.raises(RuntimeError, match="lost responses"):
-            method.state_dict()
-
-    def test_a_smaller_cache_than_before_keeps_the_newest(self, make):
-        method = repo(cache_responses=4)
-        filled(method, make, [0, 1], [2, 3])
-        filled(method, make, [4, 5], prompt="b", uid=200)
-        smaller = repo(cache_responses=3)
-        smaller.load_state_dict(method.state_dict())
-        assert [rewards_of(group) for group in smaller.cache] == [[1], [2, 3], [4, 5]]
-        assert smaller.cache.counts == {"added": 6, "evicted": 1}
-        assert method.cache.responses == 6  # the other is not touched
 
 
 def test_the_warm_up_is_at_most_what_is_cached():
