@@ -224,27 +224,6 @@ def test_the_state_of_a_method_keeps_its_format(name):
     assert state["rng"]["bit_generator"] == "PCG64"
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_metric_of_a_method_is_in_the_catalogue(name, make_group):
-    """And every group of 24 steps ends in one counted state, and only groups of earlier steps are replayed."""
-    arithmetic = BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4)
-    method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
-    ledger, rng, seen = Ledger(), random.Random(1), set()
-    for step in range(24):  # rollout_replay replays nothing in the first 20
-        again = method.begin_step(step)
-        fresh = [
-            make_group(rng.randrange(5), size=4, prompt=f"p{n}", step=step, weights_version=step) for n in range(6)
-        ]
-        hard = [
-            make_group(rng.randrange(5), size=4, prompt=prompt, step=step, weights_version=step) for prompt in again
-        ]
-        batch = method.build_batch(step, fresh, hard)
-        ledger.settle(fresh + hard, batch)
-        assert batch.responses <= 6 * 4 and all(group.step < step for group in batch.replayed)
-        seen |= set(method.metrics())
-    assert seen <= {metric.name for metric in method.METRICS} <= names("bapo_grpo", optional=True)
-
-
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "freshness"])  # it weighs rewards as they are
 def test_a_reward_means_its_place_in_the_range(name, make_group):
     """The same outcomes make the same batches if a wrong answer has -1 and a right one 3."""
@@ -277,14 +256,16 @@ def test_a_reward_means_its_place_in_the_range(name, make_group):
 def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
     """All informative fresh groups are in a batch that has room for them, and only a full batch cuts any.
 
-    There are no others, unless the method adds rewards to groups.
+    There are no others, unless the method adds rewards to groups. Every group ends in one counted state, only groups of
+    earlier steps are replayed, and every metric is in the catalogue.
     """
     arithmetic = BatchArithmetic(4, 7, 7, 9216, {"actor": 1024, "critic": 3}, 8)
     method = AdaptConfig(method=name, buffer_size=32).make_method(arithmetic, seed=1)
     method.solutions = Solved()
     size = 3 if name == "luffy" else 4  # a worked solution has the place of its fourth
     rng, sizes, most, others = random.Random(2), set(), 7 * size, 0
-    for step in range(60):
+    ledger, metrics = Ledger(), set()
+    for step in range(60):  # rollout_replay replays nothing in the first 20
         again = method.begin_step(step)
         prompts = [f"p{n}" for n in range(rng.randrange(20))]
         fresh, hard = (
@@ -292,6 +273,9 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
             for names in (prompts, again)
         )
         batch = method.build_batch(step, fresh, hard)
+        ledger.settle(fresh + hard, batch)
+        metrics |= set(method.metrics())
+        assert all(group.step < step for group in batch.replayed)
         assert not batch.cut or batch.responses > most - batch.cut[0].size
         kept = {group.uid for group in batch.fresh + batch.cut}
         informative = {group.uid for group in fresh if 0 < group.mean < 1}
@@ -300,6 +284,7 @@ def test_any_number_of_groups_on_any_number_of_ranks(name, make_group):
         sizes.add(batch.responses)
         method.observe_distances(step, {group: 0.1 for _, group in batch.with_sources()})
     assert len(sizes) >= 3 and max(sizes) == most and (others > 0) == method.adds_rewards
+    assert metrics <= {metric.name for metric in method.METRICS} <= names("bapo_grpo", optional=True)
 
 
 @pytest.mark.parametrize("name", ["freshness", "remix", "rollout_replay"])
