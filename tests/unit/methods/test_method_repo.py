@@ -140,6 +140,23 @@ class TestReplayedGroup:
         Ledger().settle(fresh, left)
 
 
+@pytest.mark.parametrize(
+    ("capacity", "informative", "cached", "expected"),
+    [
+        (8, 5, 5, (5, 3, 0)),  # B - |X1|
+        (4, 6, 6, (4, 0, 2)),  # above B
+        (3, 1, 1, (1, 1, 0)),
+    ],
+)
+def test_fresh_first_then_replays(make, capacity, informative, cached, expected):
+    method = repo(capacity=capacity, warm_up=2)
+    prompts = [f"p{number}" for number in range(informative)]
+    run(method, 0, [make([0, 1], prompt) for prompt in prompts[:cached]])
+    batch = run(method, 1, [make([0, 1], prompt, step=1) for prompt in prompts])
+    assert (len(batch.fresh), len(batch.replayed), len(batch.cut)) == expected
+    assert method.metrics()["cache/no_room"] == cached - expected[1]
+
+
 class TestCache:
     def test_the_oldest_responses_leave(self, make):
         method = repo(cache_responses=5, warm_up=2, strategy="recent")
@@ -299,7 +316,6 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 spreads = sorted((variance(items) for _, items in allowed), reverse=True)
                 assert sorted((variance(items) for _, items in result), reverse=True) == spreads[: len(result)]
             ledger.settle(fresh, batch)
-            assert method.metrics()["cache/no_room"] == available - len(result)
 
             for group in fresh:
                 items = [
