@@ -98,10 +98,6 @@ class TestParts:
         for before, after in zip(of_ranks, filled, strict=True):
             assert after == before or after == [*before, []]
 
-    def test_by_hand(self):
-        assert in_step([[[4], [1]], [[0]], []]) == [[[4], [1]], [[0], []], [[], []]]
-        assert in_step([[], []]) == [[], []]
-
 
 def shares(total: int, ranks: int) -> list[int]:
     """Samples of each rank, dealt one by one."""

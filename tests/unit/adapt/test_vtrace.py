@@ -206,15 +206,6 @@ def test_behaviour_and_current_policy_between_which_the_truncation_moves():
 OPTIONS = {"gamma": 0.9, "lambd": 0.8, "rho_max": 1.5, "c_max": 1.0}
 
 
-def test_rows_do_not_mix():
-    given = (*numbers(4), MASK)
-    together = vtrace(*given, **OPTIONS)
-    for row in range(len(MASK)):
-        single = vtrace(*(array[row : row + 1] for array in given), **OPTIONS)
-        for ours, one in zip(together, single, strict=True):
-            assert np.array_equal(ours[row], one[0])
-
-
 @pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf, 1e30])
 def test_what_stands_at_masked_positions_changes_nothing(junk):
     given = numbers(5)

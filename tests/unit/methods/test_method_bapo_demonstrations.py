@@ -51,16 +51,6 @@ def test_it_never_exceeds_the_batch(make_group):
     assert (batch.samples, len(batch.demonstrations), len(batch.unimproved), len(batch.cut)) == (2, 2, 1, 1)
 
 
-def test_it_takes_places_before_the_others(make_group):
-    method = new(failures=1)
-    hard = make_group(0, size=4, prompt="a")
-    method.solutions = {hard.prompt.id}
-    run(method, 0, make_group, {}, [hard])
-    fresh = [make_group(2, size=4, step=1) for _ in range(2)]
-    batch = run(method, 1, make_group, {"a": 0}, fresh)
-    assert len(batch.demonstrations) == 1 and len(batch.fresh) == 1 and len(batch.cut) == 1
-
-
 def test_a_prompt_that_is_solved_has_not_failed(make_group):
     method = new(capacity=1, failures=1)
     hard = make_group(0, size=4, prompt="a")

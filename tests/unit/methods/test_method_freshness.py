@@ -36,15 +36,6 @@ class TestPriority:
         actual = freshness(tau=tau, epsilon=epsilon).priority(group, born + age)
         assert actual == pytest.approx(max(expected, 1e-8), rel=1e-9)
 
-    def test_by_hand(self, make_group):
-        """3 of 4 right, 500 steps old with tau = 500: (0.75 + 1e-6) / e. Rewards of -1 count as those of 1."""
-        group = make_group([1.0, 1.0, 1.0, 0.0], step=7)
-        assert freshness().priority(group, 507) == pytest.approx((0.75 + 1e-6) / math.e)
-        assert freshness().priority(make_group([-1.0, 1.0, -1.0, 0.0], step=7), 507) == pytest.approx(
-            (0.75 + 1e-6) / math.e
-        )
-        assert freshness(tau=0.001).priority(group, 507) == 1e-8
-
     def test_all_are_refreshed_at_each_draw(self, make_group):
         """As in a store whose entries are refreshed before each draw, also those that were never drawn."""
         method, store = freshness(tau=3.0, replay_share=F(1, 4)), rules.FreshnessStore(tau=3.0)

@@ -49,11 +49,3 @@ def test_the_demonstration_has_the_greatest_reward_of_the_task(make_group):
     method.solutions = {group.prompt.id}
     (shown,) = method.build_batch(0, [group], []).demonstrations
     assert shown.rewards == pytest.approx((-1.0, 2.0, 5.0))
-
-
-def test_the_demonstrations_are_part_of_the_capacity(make_group):
-    method = LUFFY(capacity=4, group_size=4)
-    groups = [make_group(0, size=3) for _ in range(5)]
-    method.solutions = {group.prompt.id for group in groups}
-    batch = method.build_batch(0, groups, [])
-    assert (len(batch.fresh), len(batch.cut), batch.samples) == (4, 1, 16)

@@ -38,25 +38,6 @@ class TestRule:
         assert float(rules.exact_variance(kept)) == variance
         assert tuple(sorted(kept, reverse=True)) == rules.pods_scan(rewards, size)
 
-    @pytest.mark.parametrize(
-        ("rewards", "size", "kept"),
-        [
-            ([1, 0, 0, 0, 0, 0], 4, [1, 0, 0, 0]),  # the only success stays
-            ([1, 1, 1, 1, 1, 0], 4, [1, 1, 1, 0]),
-            ([1, 1, 1, 0, 0, 0], 4, [1, 1, 0, 0]),
-            ([1, 1, 0, 0], 3, [1, 1, 0]),  # the highest are a best subset: they are tried first
-            ([1, 1, 1, 0, 0, 0], 3, [1, 0, 0]),  # the highest are not, so fewer successes come first
-            ([1, 0.5, 0], 2, [1, 0]),
-            ([0.9, 1, 0.1, 0.5, 0.45], 3, [0.9, 1, 0.1]),
-            ([1, 0, 1], 3, [1, 1, 0]),
-        ],
-    )
-    def test_by_hand(self, rewards, size, kept):
-        exact = [F(str(reward)) for reward in rewards]
-        result = most_varied(exact, size)
-        assert result == sorted(set(result)) and len(result) == size
-        assert sorted(exact[place] for place in result) == sorted(F(str(reward)) for reward in kept)
-
     def test_of_equal_rewards_the_first_ones_stay(self):
         """As in the authors' order: the highest are tried first, so the lowest comes last."""
         assert most_varied([F(0), F(1), F(1)], 2) == [0, 1]
