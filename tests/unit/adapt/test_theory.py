@@ -67,10 +67,6 @@ def exact_tv(p, q) -> float:
 
 
 class TestSampledTV:
-    def test_by_hand(self):
-        # ratios 1/2, 1, 4, 0 give 1/2, 0, 0, 1
-        assert sampled_tv(np.array([math.log(0.5), 0.0, math.log(4.0), -math.inf])) == pytest.approx(1.5 / 4)
-
     @pytest.mark.parametrize(
         "policy",
         [(0.25, 0.25, 0.25, 0.25), (0.5, 0.25, 0.125, 0.125), (0.0, 0.9, 0.05, 0.05), (0.7, 0.1, 0.1, 0.1)],
