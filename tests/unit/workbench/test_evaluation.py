@@ -163,9 +163,11 @@ def test_each_problem_is_a_line_with_all_that_was_said(request_):
         }
 
 
-def test_a_problem_that_is_a_conversation_is_judged_and_kept(request_, tmp_path):
+def test_a_problem_that_is_a_conversation_is_judged_and_kept_with_a_chat_template(request_, tmp_path):
     chat = [{"role": "user", "content": "1?"}]
     (tmp_path / "mods.jsonl").write_text(json.dumps({"id": "p0", "input": chat, "label": "1"}) + "\n")
+    with pytest.raises(ConfigError, match=r"row 1: input is .*data.apply_chat_template"):
+        evaluate(replace(request_, chat_template=False))
     evaluate(replace(request_, chat_template=True, max_model_len=99))
     assert store.read_rows(request_.out, "mods")["p0"]["input"] == chat
 
@@ -176,8 +178,7 @@ def test_estimates_are_those_of_the_rows(request_):
     assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "maj@6", "truncated", "tokens"]
     assert metrics["avg@6"]["value"] == pytest.approx(100 * sum(map(sum, scores)) / 48)
     assert metrics["pass@6"]["value"] == pytest.approx(100 * sum(map(any, scores)) / 8)
-    assert metrics["truncated"] == {"value": pytest.approx(100 / 6), "low": pytest.approx(100 / 6),
-                                    "high": pytest.approx(100 / 6)}  # fmt: skip
+    assert metrics["truncated"] == dict.fromkeys(("value", "low", "high"), pytest.approx(100 / 6))
     assert metrics["tokens"]["value"] == 7
     assert metrics["avg@6"]["low"] < metrics["avg@6"]["value"] < metrics["avg@6"]["high"]
 
@@ -203,15 +204,12 @@ def test_results_say_how_they_were_made(request_):
     results = evaluate(request_)
     assert json.loads((request_.out / "results.json").read_text()) == results
     settings = json.loads((request_.out / "settings.json").read_text())
-    assert results["settings"] == settings
-    assert settings["sampling"] == {"runs": 6, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 20,
-                                    "seed": 42}  # fmt: skip
+    assert results["settings"] == settings and settings["sampling"] == vars(request_.sampling)
     digest = hashlib.sha256(Path(request_.benchmarks[0].partition("=")[2]).read_bytes()).hexdigest()
     assert settings["benchmarks"]["mods"]["sha256"] == digest
     assert results["seed"] == 42 and results["k"] == [1, 3, 6] and {"commit", "command", "versions"} <= set(results)
-    assert {path.name for path in request_.out.iterdir()} == {
-        "settings.json", "mods.jsonl", "results.json", "results.csv", "results.md",
-    }  # fmt: skip
+    files = "settings.json mods.jsonl results.json results.csv results.md"
+    assert {path.name for path in request_.out.iterdir()} == {*files.split()}
 
 
 def test_without_answer_there_are_no_votes(request_):
@@ -231,19 +229,16 @@ def test_failures_of_the_judge_are_wrong_counted_and_shown(request_):
     row = lines(request_)[1]
     assert row["scores"] == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
     assert row["failures"] == [None, None, "crashed", None, "raised", None]
-    assert entry["unjudged"] == 2
-    assert entry["metrics"]["avg@6"]["value"] == pytest.approx(100 * 46 / 48)
-    assert "2 of 48 responses unjudged, counted as wrong" in (request_.out / "results.md").read_text()
+    assert entry["unjudged"] == 2 and entry["metrics"]["avg@6"]["value"] == pytest.approx(100 * 46 / 48)
+    assert "2 of 48 responses" in (request_.out / "results.md").read_text()
 
 
-def test_an_answer_that_fails_ends_the_run_by_name(request_):
-    request_.reward.write_text(REWARD + "\ndef answer(response):\n    return 1 / 0 if response else None\n")
-    with pytest.raises(RunError, match=r"reward\.py: answer raised ZeroDivisionError"):
-        evaluate(request_)
-    other = request_.reward.with_name("other.py")  # a process loads a file only once
-    other.write_text(REWARD + "\ndef answer(response):\n    return 7\n")
-    with pytest.raises(RunError, match=r"answer returned 7; it must return a text or None"):
-        evaluate(replace(request_, reward=other, out=request_.out.with_name("other")))
+@pytest.mark.parametrize(("body", "named"), [("1 / 0 if response else None", "ZeroDivisionError"), ("7", "returned 7")])
+def test_an_answer_that_fails_ends_the_run_by_name(request_, tmp_path, body, named):
+    own = tmp_path / f"of_{named.split()[-1]}.py"  # a process loads a file only once
+    own.write_text(f"{REWARD}\ndef answer(response):\n    return {body}\n")
+    with pytest.raises(RunError, match=rf"{own.name}: answer .*{named}"):
+        evaluate(replace(request_, reward=own))
 
 
 def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
@@ -306,7 +301,7 @@ def test_a_broken_line_within_is_named(request_):
     evaluate(request_)
     path = request_.out / "mods.jsonl"
     path.write_bytes(path.read_bytes().replace(b'{"id": "p3"', b'{"id" "p3"'))
-    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4, is damaged: .* is not a row of an evaluation"):
+    with pytest.raises(ConfigError, match=r"mods\.jsonl, line 4, is damaged"):
         evaluate(request_)
 
 
@@ -381,94 +376,82 @@ def long_request(request_, tmp_path):
 
 
 def test_long_problems_are_refused_by_id_before_anything_is_asked(long_request):
-    model = FakeModel()
-    with pytest.raises(ConfigError, match=r"2 of 10 prompts, with up to 57 tokens, leave no room in 60 tokens for "
-                       r"responses of max_new_tokens 20: long0, long1\. .*--skip-long"):  # fmt: skip
-        evaluate(long_request, model)
-    assert model.calls == [] and not long_request.out.exists()
-
-
-def test_the_limit_is_exact(long_request):
     """A prompt has 57 tokens, and a response 20."""
-    evaluate(replace(long_request, max_model_len=77))
+    model = FakeModel()
+    with pytest.raises(ConfigError, match=r"2 of 10 prompts, .* 57 .* 60 tokens .* 20: long0, long1\. .*--skip-long"):
+        evaluate(long_request, model)
     with pytest.raises(ConfigError, match="in 76 tokens"):
-        evaluate(replace(long_request, max_model_len=76, out=long_request.out.with_name("other")))
+        evaluate(replace(long_request, max_model_len=76), model)
+    assert model.calls == [] and not long_request.out.exists()
+    evaluate(replace(long_request, max_model_len=77))
 
 
 def test_skipped_problems_are_named_and_shown(long_request):
+    model = FakeModel()
     for _ in range(2):  # made again, it says the same
-        entry = evaluate(replace(long_request, skip_long=True))["benchmarks"]["mods"]
+        entry = evaluate(replace(long_request, skip_long=True), model)["benchmarks"]["mods"]
         assert entry["left_out"] == ["long0", "long1"] and entry["problems"] == 8
-        assert "mods: 2 problems are left out, too long" in (long_request.out / "results.md").read_text()
+        assert "mods: 2 problems are left out" in (long_request.out / "results.md").read_text()
+    assert model.longest == len("<user>What is 7 mod 3?<assistant>") + 20  # the engine gets the length that is needed
     with pytest.raises(ConfigError, match="10 of 10 prompts"):
         evaluate(replace(long_request, skip_long=True, max_model_len=25, out=long_request.out.with_name("other")))
-
-
-def test_engine_gets_the_length_that_is_needed(long_request):
-    model = FakeModel()
-    evaluate(replace(long_request, skip_long=True), model)
-    longest = len("<user>What is 7 mod 3?<assistant>")
-    assert model.longest == longest + 20
 
 
 # ── bad input ──
 
 
+NUMBERS = [
+    ("runs", 0), ("temperature", -0.1), ("temperature", 0), ("top_p", 0), ("top_p", 1.1), ("top_k", 0),
+    ("max_new_tokens", 0), ("seed", -1), ("limit", 0), ("max_model_len", 0), ("max_num_seqs", 0),
+    ("tensor_parallel_size", 0), ("gpu_memory_utilization", 1.5),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "value", "message"),
     [
-        ({"runs": 0}, "runs is 0"),
-        ({"temperature": -0.1}, "temperature is -0.1"),
-        ({"temperature": 0}, "temperature is 0 and runs is 6"),
-        ({"top_p": 0}, "top_p is 0"),
-        ({"top_p": 1.1}, "top_p is 1.1"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"limit": 0}, "limit is 0"),
-        ({"ks": [7]}, "k is 7"),
-        ({"ks": [0]}, "k is 0"),
-        ({"max_model_len": 0}, "max_model_len is 0"),
-        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
-        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
-        ({"benchmarks": []}, "benchmarks is empty"),
-        ({"benchmarks": ["a=x", "a=y"]}, "benchmark a is named twice"),
-        ({"benchmarks": ["aime24"]}, "reward is .*NAME=FILE"),
-        ({"benchmarks": ["../a=x"]}, "benchmark is .*NAME=FILE"),
-        ({"benchmarks": ["aime24=x"]}, "name aime24"),
-        ({"benchmarks": ["settings=x"]}, "name settings"),
-        ({"benchmarks": ["a=~no_such_user/x"]}, "no file ~no_such_user/x, and no home folder"),
-        ({"model": "no/such/./model"}, "no such model folder"),
+        *((name, value, f"{name} is {value}") for name, value in NUMBERS),
+        ("ks", [7], "k is 7"),
+        ("ks", [0], "k is 0"),
+        ("benchmarks", [], "benchmarks is empty"),
+        ("benchmarks", ["a=x", "a=y"], "benchmark a is named twice"),
+        ("benchmarks", ["aime24"], "reward is .*NAME=FILE"),
+        ("benchmarks", ["../a=x"], "benchmark is .*NAME=FILE"),
+        ("benchmarks", ["aime24=x"], "name aime24"),
+        ("benchmarks", ["settings=x"], "name settings"),
+        ("benchmarks", ["a=~no_such_user/x"], "no file ~no_such_user/x"),
+        ("model", "no/such/./model", "no such model folder"),
+        ("reward", Path("none.py"), r"reward is .*none\.py"),
+        ("reward", None, "needs --reward FILE"),
     ],
 )
-def test_bad_values_are_refused_by_name(request_, change, message):
-    sampling = {name: value for name, value in change.items() if hasattr(request_.sampling, name)}
-    rest = {name: value for name, value in change.items() if name not in sampling}
+def test_bad_values_are_refused_by_name(request_, name, value, message):
+    sampled = hasattr(request_.sampling, name)
+    change = {"sampling": replace(request_.sampling, **{name: value})} if sampled else {name: value}
     model = FakeModel()
     with pytest.raises(ConfigError, match=message):
-        evaluate(replace(request_, sampling=replace(request_.sampling, **sampling), **rest), model)
+        evaluate(replace(request_, **change), model)
     assert model.calls == [] and not request_.out.exists()
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: no valid JSON"),
-        ("\xff", "line 2: no valid UTF-8"),
-        ("[1]", "line 2: must be a JSON object, is list"),
-        ('{"input": "x"}', "row 2: label is null or not there"),
-        ('{"label": "x"}', "row 2: input is None; it must be a text"),
-        ('{"input": " ", "label": "x"}', "row 2: input is ' '; it must be a text"),
-        ('{"input": ["x"], "label": "x"}', r"row 2: input is \['x'\]; each message must have a role and a content"),
-        ('{"input": "x", "label": 1}', "row 2: label is 1, a whole number, and in .*, row 1 it is '0', a text"),
-        ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0' occurs twice"),
+        ("{", "line 2: "),
+        ("\xff", "line 2: .*UTF-8"),
+        ("[1]", "line 2: .*list"),
+        ('{"input": "x"}', "row 2: label is null"),
+        ('{"label": "x"}', "row 2: input is None"),
+        ('{"input": " ", "label": "x"}', "row 2: input is ' '"),
+        ('{"input": ["x"], "label": "x"}', r"row 2: input is \['x'\]"),
+        ('{"input": "x", "label": 1}', "row 2: label is 1, .* row 1 it is '0'"),
+        ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0'"),
         ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
-        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
         ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
+        ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
         ('{"input": "<image>x", "label": "x", "images": "none.png"}', "row 2: there is no image none.png"),
         ('{"input": "<image>x", "label": "x", "images": [null, "none.png"]}', "row 2: there is no image none.png"),
-        ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]; it must be a list of paths"),
+        ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]"),
     ],
 )
 def test_bad_rows_are_named(request_, tmp_path, line, message):
@@ -492,9 +475,7 @@ def test_images_that_are_no_files_are_taken_as_in_training(request_, tmp_path):
 
 def test_a_tokenizer_with_code_of_its_own_is_loaded_as_in_training(tokenizer_folder, keep_environment, monkeypatch):
     """evalscope#792: nobody is asked whether that is right, as a run does not ask."""
-    code = (
-        "from transformers import PreTrainedTokenizerFast\n\nclass Own(PreTrainedTokenizerFast):\n    theirs = True\n"
-    )
+    code = "from transformers import PreTrainedTokenizerFast\nclass Own(PreTrainedTokenizerFast):\n    theirs = True\n"
     (tokenizer_folder / "tokenization_own.py").write_text(code)
     file = tokenizer_folder / "tokenizer_config.json"
     fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
@@ -504,21 +485,10 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded_as_in_training(tokenizer_fol
     assert make._processor.theirs and make(problems.BenchmarkProblem("1", "1?", "2")).length > 0
 
 
-def test_a_file_without_problems_and_a_missing_reward_file(request_, tmp_path):
-    with pytest.raises(ConfigError, match=r"reward is .*none\.py; it must be a file that exists"):
-        evaluate(replace(request_, reward=tmp_path / "none.py"))
-    with pytest.raises(ConfigError, match="needs --reward FILE"):
-        evaluate(replace(request_, reward=None))
+def test_a_file_without_problems(request_, tmp_path):
     (tmp_path / "mods.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="has no rows"):
         evaluate(request_)
-
-
-def test_a_conversation_needs_a_chat_template(request_, tmp_path):
-    rows = [{"input": [{"role": "user", "content": "1?"}], "label": "1"}]
-    (tmp_path / "mods.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ConfigError, match=r"row 1: input is .*which needs data.apply_chat_template"):
-        evaluate(replace(request_, chat_template=False))
 
 
 @pytest.mark.parametrize("body", ["import nothing_like_this", "x = 1", "def reward_func(*a):\n    return 'good'"])
@@ -536,9 +506,7 @@ def test_a_reward_file_without_rewards_is_found_before_the_model_loads(request_,
 @pytest.mark.parametrize("task", TASKS)
 def test_benchmarks_of_a_task_are_read_from_its_folder(task, tmp_path):
     for name, part in get_task(task).benchmarks.items():
-        with pytest.raises(
-            ConfigError, match=rf"there is no file .*{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"
-        ):
+        with pytest.raises(ConfigError, match=rf"{task}/{name}\.jsonl; `bapo-openrlhf prepare {task}`"):
             problems.load(name, tmp_path, None, None)
         write_problems(tmp_path / task / f"{name}.jsonl", 3)
         benchmark = problems.load(name, tmp_path, None, 2)
@@ -769,10 +737,11 @@ def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
     yes = SampledResponse(query="<s>abyes</s>", text="yes</s>", tokens=2, truncated=False)
     assert answered["m", "0"] == [yes, SampledResponse(query="<s>abno", text="no", tokens=1, truncated=True)]
     (llm,) = fake_vllm
-    assert llm.options["dtype"] == "bfloat16" and llm.options["max_model_len"] == 100
-    assert llm.options["trust_remote_code"] is True  # as OpenRLHF's engines
-    assert llm.options["tensor_parallel_size"] == 2 and llm.options["max_num_seqs"] == 16
-    assert llm.options["gpu_memory_utilization"] == 0.8 and "limit_mm_per_prompt" not in llm.options
+    wanted = {
+        "dtype": "bfloat16", "max_model_len": 100, "tensor_parallel_size": 2, "max_num_seqs": 16,
+        "gpu_memory_utilization": 0.8, "trust_remote_code": True,  # as OpenRLHF's engines
+    }  # fmt: skip
+    assert wanted.items() <= llm.options.items() and "limit_mm_per_prompt" not in llm.options
     for (prompt, params), key in zip(llm.llm_engine.requests.values(), asked, strict=True):
         assert prompt == {"prompt_token_ids": [0, 5, 6]}
         assert vars(params) == {
@@ -785,12 +754,8 @@ def test_images_are_handed_over_opened(fake_vllm, tmp_path):
     from PIL import Image
 
     Image.new("RGB", (5, 3)).save(tmp_path / "a.png")
-    ask(
-        {
-            ("m", "0"): EncodedPrompt("x", [5], (), 1),
-            ("m", "1"): EncodedPrompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9),
-        }
-    )
+    seen = EncodedPrompt("x", [5], (str(tmp_path / "a.png"),) * 2, 9)
+    ask({("m", "0"): EncodedPrompt("x", [5], (), 1), ("m", "1"): seen})
     (llm,) = fake_vllm
     assert llm.options["limit_mm_per_prompt"] == {"image": 2}
     (text, _), (vision, _) = llm.llm_engine.requests.values()
@@ -817,11 +782,9 @@ def test_seeds_depend_on_seed_benchmark_and_problem_alone():
 
 
 def test_a_judge_that_hangs_costs_one_response(tmp_path):
-    (tmp_path / "reward.py").write_text(
-        REWARD.replace('if "raise"', 'if "hang" in response: time.sleep(60)\n    if "raise"')
-    )
-    limits = VerifierConfig(processes=1, timeout=0.5)
-    held = judge.Judge(tmp_path / "reward.py", limits, "p", "1")
+    hangs = REWARD.replace('if "raise"', 'if "hang" in response: time.sleep(60)\n    if "raise"')
+    (tmp_path / "reward.py").write_text(hangs)
+    held = judge.Judge(tmp_path / "reward.py", VerifierConfig(processes=1, timeout=0.5), "p", "1")
     try:
         assert held.score("p it hangs", "p", "1", "") == (0.0, "timeout")
         assert held.score("p it is 1", "p", "1", "") == (1.0, None)
@@ -852,15 +815,9 @@ def parsed(monkeypatch):
 
 
 def test_defaults_are_the_papers(parsed):
-    request = parsed()
-    assert request == Request(
-        model="some/model-1B",
-        name="model-1B",
-        benchmarks=["aime24", "amc"],
-        out=Path("runs/eval/model-1B"),
-        sampling=Sampling(runs=32, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8192, seed=42),
-        ks=[1, 8, 32],
-    )
+    sampling = Sampling(runs=32, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8192, seed=42)
+    out = Path("runs/eval/model-1B")
+    assert parsed() == Request("some/model-1B", "model-1B", ["aime24", "amc"], out, sampling, [1, 8, 32])
 
 
 def test_every_flag_reaches_the_request(parsed):
@@ -886,8 +843,6 @@ def test_a_run_is_called_by_the_name_that_says_something(parsed, model, name):
 def test_a_template_is_given_as_in_training(parsed):
     for template in ("user\n{}\n", "user\\n{}"):  # in training, too, a shell's \\n stays two characters
         assert parsed("--input-template", template).chat_template == template
-    with pytest.raises(ConfigError, match="input-template is 'user'; it must have"):
-        cli.main(["--model", "m", "--benchmarks", "aime24", "--input-template", "user"])
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -927,13 +882,8 @@ def test_the_range_of_rewards_is_that_of_the_training(parsed, tmp_path):
     (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
     words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--config", str(tmp_path / "more.yaml"))
     assert parsed(*words).reward_range == (0, 100)
-    with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]; it must be two numbers LOW HIGH"):
+    with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]"):
         parsed(*words, "--reward-range", "1", "0")
-
-
-def test_some_model_must_be_named():
-    with pytest.raises(ConfigError, match="model is missing; give --model, or the --config"):
-        cli.main(["--benchmarks", "aime24"])
 
 
 @pytest.mark.parametrize(("runs", "ks"), [(1, [1]), (4, [1, 4]), (8, [1, 8]), (20, [1, 8, 20])])
@@ -944,13 +894,15 @@ def test_k_fits_the_runs(parsed, runs, ks):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--k", "1;8"], "k is '1;8'; it must be whole numbers"),
-        (["--runs", "many"], "runs is 'many'; it must be a whole number"),
-        (["--name", "a/b"], "name is 'a/b'; it must be a valid name for a folder"),
-        (["--name", ".."], "it must be a valid name for a folder"),
-        (["--benchmark", "x"], "unknown flag --benchmark; did you mean --benchmarks"),
+        ("", "model is missing"),
+        ("--model m --k 1;8", "k is '1;8'"),
+        ("--model m --runs many", "runs is 'many'"),
+        ("--model m --name a/b", "name is 'a/b'"),
+        ("--model m --name ..", "name is '..'"),
+        ("--model m --benchmark x", "unknown flag --benchmark; did you mean --benchmarks"),
+        ("--model m --input-template user", "input-template is 'user'"),
     ],
 )
 def test_bad_words_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        cli.main(["--model", "m", "--benchmarks", "aime24", *words])
+        cli.main(["--benchmarks", "aime24", *words.split()])
