@@ -21,13 +21,9 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
         self.elements, self.text, self.open, self.texts = [], "", [], {}
-        self.declared = None
         self.feed(text)
         self.close()
         assert not self.open
-
-    def handle_decl(self, decl):
-        self.declared = decl
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -86,17 +82,7 @@ addEventListener("load", () => {
       if (new Set([...range.getClientRects()].map((part) => part.top)).size > 1) broken.push(text);
     }
   }
-  const room = (card) => card.querySelector("summary").getBoundingClientRect().top
-    - card.querySelector(".drawing").getBoundingClientRect().bottom;
-  const first = document.querySelector(".drawing")?.getBoundingClientRect();
-  const cut = [...document.querySelectorAll(".scroll")].filter((part) => part.scrollWidth > part.clientWidth);
-  document.title = JSON.stringify({
-    wide: document.documentElement.scrollWidth - innerWidth,
-    broken,
-    room: Math.max(0, ...[...document.querySelectorAll(".card")].map(room)),
-    cut: cut.map((part) => part.ariaLabel),
-    first: first && [first.top, first.bottom],
-  });
+  document.title = JSON.stringify({wide: document.documentElement.scrollWidth - innerWidth, broken});
 });
 """
 
@@ -106,7 +92,6 @@ def layout(html, folder, width):
 
     Returns:
         wide: by how many pixels the page is wider than the window; broken: texts in which a line ends within the dashes
-        of a flag; room: the most pixels between a chart and what is below it; cut: the tables that have to be scrolled;
-        first: top and bottom of the first chart.
+        of a flag.
     """
     return json.loads(in_browser(html, folder, LAYOUT, width).words("title")[0])

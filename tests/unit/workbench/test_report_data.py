@@ -36,10 +36,8 @@ def records(draw):
     return rows
 
 
-def run_of(rows=(), groups=(), answers=(), summary=None, **config):
-    return Run(
-        "run", list(rows), {"config": config} if config else {}, groups_frame(groups), list(answers), summary or {}
-    )
+def run_of(rows=(), groups=(), answers=(), **config):
+    return Run("run", list(rows), {"config": config} if config else {}, groups_frame(groups), list(answers))
 
 
 @given(records(), st.randoms())
@@ -146,12 +144,9 @@ def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
         return accuracy.unlocked_in_words(groups_frame(rows))
 
     assert told((1.0, 0.5, 0.5)) == ""
-    first = "3 prompts had no right response in their first group, and "
-    assert told((0.0, 0.0, 0.0)) == first + "none of them was asked again."
+    assert re.fullmatch("3 prompts .* none of them was asked again.", told((0.0, 0.0, 0.0)))
     two = told((0.0, 0.0, 0.0), (0.5, 0.0))
-    assert two == first + (
-        "2 of them were asked again. A later group solved 1 of these (50%), the latest group 1 (50%)."
-    )
+    assert re.fullmatch(r"3 prompts .* 2 of them .* solved 1 of these \(50%\), the latest group 1 \(50%\)\.", two)
     three = told((0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (0.0, 0.0, 0.0))
     assert "A later group solved 2 of these (67%), the latest group 0 (0%). In the paper, 3 passes " in three
 
@@ -165,12 +160,8 @@ def test_a_prompt_is_in_the_bin_that_is_nearest(mean, size, expected):
 
 
 def test_bins_are_for_rewards_between_0_and_1():
-    def fit(*means):
-        return not accuracy.why_no_bins(run_of(groups=[{"mean": mean} for mean in means]))
-
-    assert fit(0, None, 1)
-    assert not fit(-0.1)
-    assert not fit(1.5)
+    for means, fit in (((0, None, 1), True), ((-0.1,), False), ((1.5,), False)):
+        assert bool(accuracy.why_no_bins(run_of(groups=[{"mean": mean} for mean in means]))) is not fit
 
 
 # ── groups and cost ──
@@ -244,10 +235,8 @@ def test_conditions_name_the_steps_where_they_did_not_hold():
     assert result["Rewards"] == result["c1 is above"] == result["c2 and c3"] == result["K1, K2"] == (True, [])
     assert result["range filter"] == (True, [])
     assert result["at most 1/G"] == (None, [])  # G is not known without groups
-
-
-def test_a_limit_itself_is_allowed():
-    assert judged(theory_rows(), **{"adapt.max_shift_fresh": 4e-4})["on X1"] == (True, [])
+    assert judged(theory_rows(), **{"adapt.max_shift_fresh": 4e-4})["on X1"] == (True, [])  # the limit is allowed
+    assert conditions.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5}])) == []  # without constants
 
 
 def test_a_run_of_an_older_version_has_limits_that_nothing_is_compared_with():
@@ -267,15 +256,11 @@ def test_thresholds_must_be_inside_and_in_order(c2, c3, steps):
     assert judged(rows)["c2 and c3"] == (False, steps)
 
 
-def test_c1_must_be_inside():
-    rows = theory_rows()
-    assert judged(rows, **{"adapt.c1": "0"})["c1 is above"] == (False, [1, 2, 3, 4])
-    assert judged(rows, **{"adapt.c1": "1"})["c1 is above"][0] is False
-
-
-def test_constants_must_be_finite_and_positive():
+def test_constants_must_be_finite_and_positive_and_c1_inside():
     rows = theory_rows(**{"theory/k2": (2.0, None, -1.0, 0.0)})
     assert judged(rows)["K1, K2"] == (False, [2, 3, 4])
+    for c1 in ("0", "1"):
+        assert judged(rows, **{"adapt.c1": c1})["c1 is above"] == (False, [1, 2, 3, 4])
 
 
 def test_k1_and_k2_say_when_they_do_not_apply():
@@ -291,21 +276,9 @@ def test_rewards_outside_are_found_by_step():
     assert judged(theory_rows(**{"reward/fresh_mean": (0.0, 1.0, 2.0, None)}))["Rewards"] == (False, [3])
 
 
-def test_a_run_without_constants_has_no_conditions():
-    assert conditions.conditions(run_of([{"step": 1, "reward/fresh_mean": 0.5}])) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"adapt.c1": "1/8"}, Fraction(1, 8)),
-        ({"adapt.c1": "0.1"}, Fraction(1, 10)),
-        ({}, None),
-        ({"adapt.c1": "x"}, None),
-    ],
-)
-def test_c1_of_a_run(config, expected):
-    assert conditions.c1_of(config) == expected
+def test_c1_of_a_run():
+    for flags, expected in (({"adapt.c1": "0.1"}, Fraction(1, 10)), ({}, None), ({"adapt.c1": "x"}, None)):
+        assert conditions.c1_of(flags) == expected
 
 
 @given(st.sets(st.integers(1, 60), min_size=1))
@@ -333,16 +306,14 @@ def test_prompts_that_were_solved_after_a_failure_and_those_that_never_were():
     means = {"a": (0, 0, 1), "b": (0, 0.5), "c": (0,), "d": (1, 0, 0), "e": (0, 0, None, 0)}
     groups = [{"prompt": prompt, "mean": mean} for prompt, values in means.items() for mean in values]
     run = run_of(groups=groups, answers=told)
-    assert [(one.failed["prompt"], one.solved["step"], one.groups) for one in answers.newly_solved(run)] == [
-        ("a", 9, 3), ("b", 4, 2)
-    ]  # fmt: skip
+    newly = [(one.failed["prompt"], one.solved["step"], one.groups) for one in answers.newly_solved(run)]
+    assert newly == [("a", 9, 3), ("b", 4, 2)]
     # d was solved before it failed; e was tried more often than c
     assert [(one.failed["prompt"], one.groups) for one in answers.never_solved(run)] == [("e", 3), ("c", 1)]
     later, never = answers.listings(run, "")
     assert never.entries[0].texts[1] == ("Label", "label", "7")
     # A group that failed is one without a reward, so no reward of 0 is called so.
-    assert later.entries[0].what == "None right at step 1, solved at step 9, 3 groups"
-    assert [heading for heading, *_ in later.entries[0].texts][2] == "None right, step 1, reward 0"
+    assert "failed" not in later.entries[0].what.lower() + later.entries[0].texts[2][0].lower()
     without_groups = answers.never_solved(run_of(answers=told))
     assert [(one.failed["prompt"], one.groups) for one in without_groups] == [("c", None), ("d", None), ("e", None)]
 
