@@ -34,8 +34,10 @@ from bapo_openrlhf.methods.registry import METHODS as METHODS_BY_NAME
 ROOT = Path(__file__).resolve().parents[3]
 # OpenRLHF's defaults ask for 8 actor GPUs and one response a prompt; `run_name` is the run's name here.
 MODEL = ["--actor.model_name_or_path", "m", "--reward.remote_url", "r.py", "--logger.wandb.run_name", "run"]
+PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 GROUPS = [*MODEL, "--rollout.n_samples_per_prompt", "8"]
+ESTIMATOR = "algo.advantage.estimator"
 
 
 def flags_in(node, prefix=""):
@@ -63,17 +65,6 @@ def parse(*words: str) -> SimpleNamespace:
     return arguments.parse([*GROUPS, *words])
 
 
-def flat(node: SimpleNamespace, prefix: str = "") -> dict[str, object]:
-    """Each value of a nested namespace by dotted name."""
-    values = {}
-    for key, value in vars(node).items():
-        if isinstance(value, SimpleNamespace):
-            values |= flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values
-
-
 # --- OpenRLHF's own command line -------------------------------------------------------------------------------------
 
 
@@ -92,7 +83,6 @@ def openrlhf_itself(argv: list[str], monkeypatch) -> tuple[argparse.ArgumentPars
     return names["parser"], trained[0]
 
 
-OUTPUTS = {"ckpt.output_dir": "runs/default/model", "ckpt.path": "runs/default/checkpoints"}  # not OpenRLHF's
 COMMAND_LINES = [
     MODEL,
     [*GROUPS, "--algo.advantage.estimator", "group_norm"],
@@ -117,9 +107,9 @@ class TestOpenRLHFsCommandLine:
         assert ours.adapt == AdaptConfig() and not ours.adapt.enabled
         assert ours.run == RunConfig(faster=["none"]) and ours.verifier == VerifierConfig()
         added = {"algorithm", "config", "adapt", "verifier", "run"}
-        assert {key: value for key, value in flat(ours).items() if key not in added} == flat(theirs) | OUTPUTS | {
-            "data.solution_key": None
-        }
+        values = {key: value for key, value in config.flags_of(ours).items() if key.partition(".")[0] not in added}
+        others = {"ckpt.output_dir": "runs/default/model", "ckpt.path": "runs/default/checkpoints"}  # not OpenRLHF's
+        assert values == config.flags_of(theirs) | others | {"data.solution_key": None}
 
     def test_a_flag_of_ours_among_theirs(self):
         words = [*MODEL[:4], "--data.prompt_dataset", "d.jsonl", "--data.solution_key", "worked"]
@@ -134,14 +124,13 @@ class TestOpenRLHFsCommandLine:
 
     def test_every_flag_is_still_there_and_means_the_same(self, monkeypatch):
         theirs, _ = openrlhf_itself(MODEL, monkeypatch)
-        ours = arguments.build_parser("prog")
-        known = ours._option_string_actions
+        known = arguments.build_parser("prog")._option_string_actions
         assert len(theirs._option_string_actions) > 150
         for name, action in theirs._option_string_actions.items():
             for attribute in ("dest", "nargs", "const", "type", "choices", "help", "required"):
                 assert getattr(known[name], attribute) == getattr(action, attribute), (name, attribute)
             assert type(known[name]) is type(action)
-            if name[2:] not in ("logger.wandb.run_name", *OUTPUTS):
+            if name[2:] not in ("logger.wandb.run_name", *arguments.OUTPUTS):
                 assert known[name].default == action.default, name
         added = set(known) - set(theirs._option_string_actions)
         groups = {"--help-all", "--config", "--algorithm", "--adapt", "--data", "--verifier", "--run"}
@@ -163,16 +152,11 @@ class TestOpenRLHFsCommandLine:
             arguments.parse([*MODEL, *words])
 
     @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            (["--no.such.flag", "1"], "unknown flag --no.such.flag$"),
-            (["--train.batch_size", "many"], "train.batch_size is 'many'; it must be a whole number"),
-            (["--adapt.filter", "best"], "--adapt.filter: invalid choice: 'best'"),
-            (["--adapt.method"], "--adapt.method: expected one argument"),
-        ],
+        "words",
+        [["--no.such.flag", "1"], ["--train.batch_size", "many"], ["--adapt.filter", "best"], ["--adapt.method"]],
     )
-    def test_bad_words_are_config_errors_that_name_the_flag(self, words, text):
-        with pytest.raises(ConfigError, match=text):
+    def test_bad_words_are_config_errors_that_name_the_flag(self, words):
+        with pytest.raises(ConfigError, match=words[0].lstrip("-")):
             parse(*words)
 
 
@@ -189,14 +173,12 @@ class TestAlgorithm:
             ("grpo", "group_norm", "none", None),
         ],
     )
-    @pytest.mark.parametrize("by", ["command line", "YAML"])
-    def test_stands_for_an_advantage_path_and_a_method(self, name, estimator, method, critic, by, yaml_file):
-        args = (
-            parse("--algorithm", name) if by == "command line" else parse("--config", yaml_file(f"algorithm: {name}"))
-        )
-        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == (name, estimator, method)
-        assert args.critic.model_name_or_path == critic
-        assert args.adapt.enabled is (method != "none")
+    def test_stands_for_an_advantage_path_and_a_method(self, name, estimator, method, critic, yaml_file):
+        for words in (["--algorithm", name], ["--config", yaml_file(f"algorithm: {name}")]):
+            args = parse(*words)
+            assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == (name, estimator, method)
+            assert args.critic.model_name_or_path == critic
+            assert args.adapt.enabled is (method != "none")
 
     @pytest.mark.parametrize("name", ["grpo", "bapo_grpo"])
     @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
@@ -204,51 +186,32 @@ class TestAlgorithm:
         assert parse("--algorithm", name, "--algo.advantage.estimator", estimator).algo.advantage.estimator == estimator
 
     @pytest.mark.parametrize(
-        ("name", "estimator"), [("ba_ppo", "group_norm"), ("ppo", "rloo"), ("grpo", "gae"), ("bapo_grpo", "reinforce")]
-    )
-    def test_contradicting_estimator(self, name, estimator):
-        with pytest.raises(ConfigError, match=f"algorithm {name} and algo.advantage.estimator {estimator} contradict"):
-            parse("--algorithm", name, "--algo.advantage.estimator", estimator)
-
-    @pytest.mark.parametrize(
-        ("name", "method", "text"),
+        ("name", "flag", "value"),
         [
-            ("ppo", "bapo", "has no batch adaptation"),
-            ("grpo", "bapo_bound", "has no batch adaptation"),
-            ("ba_ppo", "none", "needs batch adaptation"),
-            ("bapo_grpo", "none", "needs batch adaptation"),
+            ("ba_ppo", ESTIMATOR, "group_norm"),
+            ("grpo", ESTIMATOR, "gae"),
+            ("bapo_grpo", ESTIMATOR, "reinforce"),
+            ("ppo", "adapt.method", "bapo"),
+            ("bapo_grpo", "adapt.method", "none"),
         ],
     )
-    def test_contradicting_method(self, name, method, text):
-        with pytest.raises(ConfigError, match=f"algorithm {name} and adapt.method {method} contradict.*{text}"):
-            parse("--algorithm", name, "--adapt.method", method)
-
-    def test_any_method_is_one_of_batch_adaptation(self, yaml_file):
-        assert parse("--algorithm", "ba_ppo", "--adapt.method", "bapo_bound").adapt.method == "bapo_bound"
-        path = yaml_file("adapt: {method: bapo_bound}")
-        assert parse("--config", path, "--algorithm", "bapo_grpo").adapt.method == "bapo_bound"
+    def test_contradicting_flag(self, name, flag, value):
+        with pytest.raises(ConfigError, match=f"algorithm {name} and {flag} {value}"):
+            parse("--algorithm", name, f"--{flag}", value)
 
     def test_unknown(self, yaml_file):
-        says = (
-            r"^algorithm is 'bapo'; it must be one of ba_ppo, bapo_grpo, ppo, grpo; did you mean bapo_grpo or ba_ppo\?"
-        )
         for words in (["--algorithm", "bapo"], ["--config", yaml_file("algorithm: bapo")]):
-            with pytest.raises(ConfigError, match=says):
+            with pytest.raises(ConfigError, match=r"^algorithm is 'bapo'; .*did you mean bapo_grpo or ba_ppo\?"):
                 parse(*words)
-
-    def test_method_without_algorithm_keeps_openrlhfs_estimator(self):
-        args = parse("--adapt.method", "bapo", "--algo.advantage.estimator", "rloo")
-        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.enabled) == (None, "rloo", True)
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
 class TestRewards:
-    @pytest.mark.parametrize("name", config.ALGORITHMS)
-    def test_must_come_from_somewhere(self, name):
-        with pytest.raises(ConfigError, match=r"reward\.remote_url is not set; it must be a \.py file"):
-            arguments.parse(["--actor.model_name_or_path", "m", "--algorithm", name])
+    def test_must_come_from_somewhere(self):
+        with pytest.raises(ConfigError, match=r"reward\.remote_url is not set"):
+            arguments.parse(["--actor.model_name_or_path", "m", "--algorithm", "grpo"])
 
     @pytest.mark.parametrize("flag", ["reward.remote_url", "reward.model_name_or_path", "train.agent_func_path"])
     def test_from_anywhere(self, flag):
@@ -257,8 +220,7 @@ class TestRewards:
 
     def test_a_file_for_a_method_names_no_task(self):
         path = str(ROOT / "configs" / "methods" / "mopps.yaml")
-        says = "name the file of a task before it, as in --config configs/quickstart.yaml"
-        with pytest.raises(ConfigError, match=f"^reward.remote_url is not set; .*{says} {path}$"):
+        with pytest.raises(ConfigError, match=f"^reward.remote_url is not set; .*--config .*quickstart.yaml {path}$"):
             arguments.parse(["--config", path])
         with pytest.raises(ConfigError, match=r"are not set either\)$"):  # here only the rewards are missing
             arguments.parse(["--config", path, "--actor.model_name_or_path", "m"])
@@ -277,11 +239,11 @@ class TestOutputs:
         assert (args.ckpt.output_dir, args.ckpt.path) == ("./ckpt", "p")
 
     def test_of_no_preset_are_given(self):
-        for path in sorted((ROOT / "configs").glob("*.yaml")):
-            name = arguments.parse(["--config", str(path)]).run.name
-            args = arguments.parse(["--config", str(path), "--run.name", "other"])
-            values = {key: value for key, value in flat(args).items() if isinstance(value, str) and name in value}
-            assert values == {}, path
+        for path in PRESETS:
+            assert arguments.parse(["--config", str(path)]).run.name == path.stem
+            flags = config.flags_of(arguments.parse(["--config", str(path), "--run.name", "other"]))
+            names = [name for name, value in flags.items() if isinstance(value, str) and path.stem in value]
+            assert names == [], path
 
 
 class TestNumbers:
@@ -295,10 +257,8 @@ class TestNumbers:
     def test_a_seed_that_numpy_does_not_take(self, seed):
         with pytest.raises(ValueError):
             np.random.RandomState(seed)
-        with pytest.raises(ConfigError, match=f"^train.seed is {seed}; it must be in \\[0, 4294967295\\]$"):
+        with pytest.raises(ConfigError, match=f"^train.seed is {seed}"):
             parse(f"--train.seed={seed}")
-        np.random.RandomState(4294967295)
-        assert parse("--train.seed", "4294967295").train.seed == 4294967295
 
 
 class TestYaml:
@@ -307,8 +267,6 @@ class TestYaml:
             """
             actor.adam.lr: 3.0e-6
             actor: {eps_clip: 0.3, adam.eps: 1.0e-7}
-            rollout:
-              batch_size: 32
             adapt:
               buffer_size: 17
             run.name: mine
@@ -316,7 +274,7 @@ class TestYaml:
         )
         args = parse("--config", path)
         assert (args.actor.adam.lr, args.actor.adam.eps, args.actor.eps_clip) == (3e-6, 1e-7, 0.3)
-        assert (args.rollout.batch_size, args.adapt.buffer_size, args.run.name) == (32, 17, "mine")
+        assert (args.adapt.buffer_size, args.run.name) == (17, "mine")
 
     def test_equals_the_same_words_on_the_command_line(self, yaml_file):
         path = yaml_file(
@@ -331,12 +289,8 @@ class TestYaml:
         words += ["--adapt.replay_steps", "0", "--adapt.ratio", "decoupled", "--reward.clip_range", "-5", "5"]
         by_yaml, by_words = parse("--config", path), parse(*words, "--train.colocate_all")
         by_yaml.config = None
-        assert flat(by_yaml) == flat(by_words)
-        assert by_yaml.adapt == by_words.adapt and by_yaml.adapt.c2 == ["1/8", "3/8"] and by_yaml.adapt.c3 == ["5/8"]
-
-    def test_booleans(self, yaml_file):
-        args = parse("--config", yaml_file("train: {colocate_all: true, enable_ema: false}\nds.packing_samples: false"))
-        assert (args.train.colocate_all, args.train.enable_ema, args.ds.packing_samples) == (True, False, False)
+        assert config.flags_of(by_yaml) == config.flags_of(by_words)
+        assert by_yaml.adapt.c2 == ["1/8", "3/8"] and by_yaml.adapt.c3 == ["5/8"]
 
     def test_null_is_the_default(self, yaml_file):
         path = yaml_file("adapt: {batch_size: null, c2: ~, buffer_size: null}\nrollout.max_new_tokens:")
@@ -346,54 +300,43 @@ class TestYaml:
 
     @pytest.mark.parametrize("value", ["1", "on_off", "[true]", "null"])
     def test_a_boolean_flag_takes_nothing_else(self, yaml_file, value):
-        with pytest.raises(ConfigError, match=r"train\.colocate_all is .*; it must be true or false"):
+        with pytest.raises(ConfigError, match=r"train\.colocate_all is "):
             parse("--config", yaml_file(f"train: {{colocate_all: {value}}}"))
 
     @pytest.mark.parametrize(
         ("text", "flag", "near"),
         [
             ("adapt: {bufer_size: 1}", "adapt.bufer_size", "adapt.buffer_size"),
-            ("train.batchsize: 1", "train.batchsize", "train.batch_size"),
+            ("adapt.buffer: 3", "adapt.buffer", "adapt.buffer_size"),  # a beginning of a flag is not enough
             ("algoritm: grpo", "algoritm", "algorithm"),
         ],
     )
     def test_unknown_key_with_a_suggestion(self, yaml_file, text, flag, near):
         path = yaml_file(text)
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=rf"config {path}: unknown flag {flag}; did you mean {near}\?"):
             parse("--config", path)
-        assert str(error.value) == f"config {path}: unknown flag {flag}; did you mean {near}?"
-
-    def test_a_beginning_of_a_flag_is_not_enough(self, yaml_file):
-        with pytest.raises(ConfigError, match=r"unknown flag adapt.buffer; did you mean adapt.buffer_size"):
-            parse("--config", yaml_file("adapt.buffer: 3"))
-
-    def test_a_file_names_no_other(self, yaml_file):
-        with pytest.raises(ConfigError, match="cannot name another"):
-            parse("--config", yaml_file("config: other.yaml"))
 
     @pytest.mark.parametrize(
-        ("text", "error"),
+        ("text", "named"),
         [
-            ("adapt: {rollout_delay: soon}", "config.yaml: adapt.rollout_delay is 'soon'; it must be a whole number"),
-            ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'; it must be a number"),
-            (
-                "reward: reward.py",
-                "config.yaml: reward is 'reward.py'; it must hold flags, each with its value: .*remote_url",
-            ),
-            ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'; it must hold flags, each with its value: .*init_coef"),
-            (
-                "adapt: {options: {x: 1}}",
-                "config.yaml: adapt.options holds x: 1; it must be a value, or a list of values",
-            ),
+            ("adapt: {rollout_delay: soon}", "config.yaml: adapt.rollout_delay is 'soon'"),
+            ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'"),
+            ("reward: reward.py", "config.yaml: reward is 'reward.py'.*remote_url"),
+            ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'.*init_coef"),
+            ("adapt: {options: {x: 1}}", "config.yaml: adapt.options holds x: 1"),
             ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
-            ("adapt: {c2: []}", "--adapt.c2: expected at least one argument"),
-            ("adapt: {batch_size: true}", "config.yaml: adapt.batch_size is 'true'; it must be a whole number"),
-            ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]; it must be one value and not a list"),
-            ("reward.clip_range: [1]", "--reward.clip_range: expected 2 arguments"),
+            ("adapt: {c2: []}", "--adapt.c2: expected"),
+            ("adapt: {batch_size: true}", "config.yaml: adapt.batch_size is 'true'"),
+            ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]"),
+            ("reward.clip_range: [1]", "--reward.clip_range: expected"),
+            ("config: other.yaml", "config.yaml: a config file cannot name another"),
+            ("- a", "config.yaml must hold flags"),
+            ("word", "config.yaml must hold flags"),
+            ("a: [1", "config.yaml is not valid YAML"),
         ],
     )
-    def test_types_and_choices_are_those_of_the_flags(self, yaml_file, text, error):
-        with pytest.raises(ConfigError, match=error):
+    def test_what_a_file_cannot_say(self, yaml_file, text, named):
+        with pytest.raises(ConfigError, match=named):
             parse("--config", yaml_file(text))
 
     def test_missing_file_and_folder(self, tmp_path):
@@ -401,15 +344,7 @@ class TestYaml:
             with pytest.raises(ConfigError, match=f"config {path} cannot be read"):
                 parse("--config", str(path))
 
-    @pytest.mark.parametrize("text", ["a: [1", "a: b: c", "a:\n\t- 1", "a: @b"])
-    def test_invalid_yaml(self, yaml_file, text):
-        path = yaml_file(text)
-        with pytest.raises(ConfigError, match=f"config {path} is not valid YAML"):
-            parse("--config", path)
-
-    @pytest.mark.parametrize(
-        "text", ["", "# run: {name: a}\n", "---\n", "run:\n", "run:\n#  name: a\nactor: {adam: }\n", "{}"]
-    )
+    @pytest.mark.parametrize("text", ["", "# run: {name: a}\n", "run:\n", "run:\n#  name: a\nactor: {adam: }\n", "{}"])
     def test_a_file_or_a_section_without_a_flag(self, yaml_file, text):
         args = parse("--config", yaml_file("run.name: mine", "first.yaml"), yaml_file(text))
         assert args.run.name == "mine" and args.chosen == parse("--config", yaml_file("run.name: mine")).chosen
@@ -419,16 +354,9 @@ class TestYaml:
         with pytest.raises(ConfigError, match=r"unknown flag run"):
             parse("--config", yaml_file(text))
 
-    @pytest.mark.parametrize(("text", "kind"), [("- a", "list"), ("word", "str"), ("3", "str")])
-    def test_not_a_mapping(self, yaml_file, text, kind):
-        with pytest.raises(ConfigError, match=f"must hold flags as `name: value`; found {kind}"):
-            parse("--config", yaml_file(text))
-
-    def test_false_turns_a_flag_off_that_is_on_by_default(self, yaml_file):
-        assert parse("--config", yaml_file("actor.muon.nesterov: false")).actor.muon.nesterov is False
-
-    def test_flags_that_turn_something_off(self, yaml_file):
-        assert parse("--config", yaml_file("actor.muon.no_nesterov: true")).actor.muon.nesterov is False
+    def test_flags_that_are_on_by_default(self, yaml_file):
+        for text in ("actor.muon.nesterov: false", "actor.muon.no_nesterov: true"):
+            assert parse("--config", yaml_file(text)).actor.muon.nesterov is False
 
 
 class TestPrecedence:
@@ -439,38 +367,36 @@ class TestPrecedence:
             assert (args.adapt.buffer_size, args.adapt.c2, args.adapt.rollout_delay) == (2, ["1/8"], 7)
             assert args.train.colocate_all is True
 
-    def test_algorithm_over_yaml(self, yaml_file):
-        path = yaml_file("algo.advantage.estimator: gae\nadapt.buffer_size: 9")
-        args = parse("--config", path, "--algorithm", "grpo")
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "none")
-        assert args.adapt.buffer_size == 9
+    OF_BOUND = f"algorithm: ba_ppo\n{ESTIMATOR}: gae\nadapt.method: bapo_bound\ndata.prompt_dataset: d"
 
-    def test_a_variant_of_the_algorithm_in_the_same_file_is_kept(self, yaml_file):
-        args = parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: rloo"))
-        assert args.algo.advantage.estimator == "rloo"
-
-    def test_a_contradiction_in_one_file_is_refused(self, yaml_file):
-        with pytest.raises(ConfigError, match="contradict"):
-            parse("--config", yaml_file("algorithm: grpo\nalgo.advantage.estimator: gae"))
-
-    def test_command_line_over_algorithm(self, yaml_file):
-        path = yaml_file("algorithm: bapo_grpo\nalgo.advantage.estimator: dr_grpo")
-        words = ["--algo.advantage.estimator", "rloo", "--adapt.method", "bapo_bound"]
-        args = parse("--config", path, *words)
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_bound")
-
-    def test_no_algorithm_leaves_yaml_alone(self, yaml_file):
-        args = parse("--config", yaml_file("algo.advantage.estimator: rloo\nadapt.method: bapo"))
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo")
+    @pytest.mark.parametrize(
+        ("texts", "words", "estimator", "method"),
+        [
+            ([], f"--adapt.method bapo --{ESTIMATOR} rloo", "rloo", "bapo"),
+            ([f"{ESTIMATOR}: rloo\nadapt.method: bapo"], "", "rloo", "bapo"),
+            ([f"algorithm: grpo\n{ESTIMATOR}: rloo"], "", "rloo", "none"),
+            ([f"{ESTIMATOR}: gae"], "--algorithm grpo", "group_norm", "none"),
+            ([], "--algorithm ba_ppo --adapt.method bapo_bound", "gae", "bapo_bound"),
+            (["adapt: {method: bapo_bound}"], "--algorithm bapo_grpo", "group_norm", "bapo_bound"),
+            ([f"algorithm: bapo_grpo\n{ESTIMATOR}: dr_grpo"], f"--{ESTIMATOR} rloo --adapt.method bapo_bound", "rloo",
+             "bapo_bound"),
+            # the file of a task, and an algorithm after it
+            ([OF_BOUND, "algorithm: grpo"], "", "group_norm", "none"),
+            ([OF_BOUND, f"algorithm: bapo_grpo\n{ESTIMATOR}: rloo"], "", "rloo", "bapo_bound"),
+            ([OF_BOUND, "algorithm: grpo"], "--algorithm bapo_grpo", "group_norm", "bapo_bound"),
+        ],
+    )  # fmt: skip
+    def test_of_the_algorithm(self, yaml_file, texts, words, estimator, method):
+        paths = [yaml_file(text, f"{number}.yaml") for number, text in enumerate(texts)]
+        args = parse(*(["--config", *paths] if paths else []), *words.split())
+        assert (args.algo.advantage.estimator, args.adapt.method) == (estimator, method)
+        assert args.adapt.enabled is (method != "none")
 
 
 # --- --adapt.* --------------------------------------------------------------------------------------------------------
 
 
 class TestThresholds:
-    def test_defaults_are_table_3(self):
-        assert AdaptConfig().thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
-
     def test_one_value_is_fixed(self):
         adapt = parse("--adapt.method", "bapo", "--adapt.c2", "0.3", "--adapt.c3", "2/3", "--adapt.c1", "0").adapt
         assert adapt.thresholds() == (F(0), Interval(F(3, 10), F(3, 10)), Interval(F(2, 3), F(2, 3)))
@@ -481,73 +407,67 @@ class TestThresholds:
         assert adapt.thresholds() == (F(0), Interval(F(1, 2), F(1, 2)), Interval(F(1, 2), F(1, 2)))
 
     @pytest.mark.parametrize(
-        ("words", "text"),
+        ("words", "named"),
         [
-            (["--adapt.c2", "3/8", "--adapt.c3", "2/8"], r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
-            (["--adapt.c2", "1/8", "6/8"], r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
-            (["--adapt.c2", "3/8", "4/8"], r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
-            (["--adapt.c2", "4/8", "1/8"], r"adapt\.c2 is 4/8 1/8; LOW must not be above HIGH"),
-            (["--adapt.c3", "0.9", "0.8"], r"adapt\.c3 is 0\.9 0\.8; LOW must not be above HIGH"),
-            (["--adapt.c1", "1"], r"adapt\.c1 is 1; it must be below 1"),
-            (["--adapt.c1", "8/8"], r"adapt\.c1 is 1; it must be below 1"),
-            (["--adapt.c1", "1/0"], r"adapt\.c1: '1/0' is not a number"),
-            (["--adapt.c2", "abc"], r"adapt\.c2: 'abc' is not a number"),
-            (["--adapt.c3", "1/2", "nan"], r"adapt\.c3: 'nan' is not a number"),
-            (["--adapt.c3", "inf"], r"adapt\.c3: 'inf' is not a number"),
-            (["--adapt.c2", "0", "1/8", "2/8"], r"adapt\.c2 has 3 values; it takes LOW HIGH, or one fixed value"),
-            (["--adapt.c3", "1/2", "1.01"], r"adapt\.c3 is 1\.01; it must be in \[0, 1\]"),
-            (["--adapt.reward_range", "2", "0"], r"adapt\.reward_range is \['2', '0'\]; it must be two numbers"),
-            (["--adapt.reward_range", "1", "1"], r"adapt\.reward_range is .*; it must be two numbers LOW HIGH"),
-            (["--adapt.reward_range", "0", "x"], r"adapt\.reward_range is .*; it must be two numbers LOW HIGH"),
-            (["--adapt.c1=-1/8"], r"adapt\.c1 is -1/8; it must be in \[0, 1\]"),
-            (["--adapt.c2=-0.1"], r"adapt\.c2 is -0\.1; it must be in \[0, 1\]"),
+            ("--adapt.c2 3/8 --adapt.c3 2/8", r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
+            ("--adapt.c2 1/8 6/8", r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
+            ("--adapt.c2 4/8 1/8", r"adapt\.c2 is 4/8 1/8"),
+            ("--adapt.c3 0.9 0.8", r"adapt\.c3 is 0\.9 0\.8"),
+            ("--adapt.c2 0 1/8 2/8", r"adapt\.c2 has 3 values"),
+            ("--adapt.c3 1/2 1.01", r"adapt\.c3 is 1\.01"),
+            ("--adapt.c2=-0.1", r"adapt\.c2 is -0\.1"),
+            ("--adapt.c1=-1/8", r"adapt\.c1 is -1/8"),
+            ("--adapt.c1 8/8", r"adapt\.c1 is 1"),
+            ("--adapt.c1 1/0", r"adapt\.c1: '1/0'"),
+            ("--adapt.c2 abc", r"adapt\.c2: 'abc'"),
+            ("--adapt.c3 1/2 nan", r"adapt\.c3: 'nan'"),
+            ("--adapt.c3 inf", r"adapt\.c3: 'inf'"),
+            ("--adapt.reward_range 2 0", r"adapt\.reward_range is \['2', '0'\]"),
+            ("--adapt.reward_range 1 1", r"adapt\.reward_range is "),
+            ("--adapt.reward_range 0 x", r"adapt\.reward_range is "),
         ],
-        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
     )
-    def test_refused(self, words, text):
-        with pytest.raises(ConfigError, match=text):
-            parse("--adapt.method", "bapo", *words)
-        parse(*words)  # not looked at without batch adaptation
+    def test_refused(self, words, named):
+        with pytest.raises(ConfigError, match=named):
+            parse("--adapt.method", "bapo", *words.split())
+        parse(*words.split())  # not looked at without batch adaptation
 
-    @pytest.mark.parametrize(
-        "words", [["--adapt.c2", "1/2", "--adapt.c3", "1/2"], ["--adapt.c2", "0", "--adapt.c3", "0", "1"]]
-    )
+    @pytest.mark.parametrize("words", ["--adapt.c2 1/2 --adapt.c3 1/2", "--adapt.c2 0 --adapt.c3 0 1"])
     def test_equal_ends_are_allowed(self, words):
-        parse("--adapt.method", "bapo", *words)
+        parse("--adapt.method", "bapo", *words.split())
 
 
-RANGES = [
-    # field, allowed, refused, what the message says
-    ("buffer_size", [1, 256], [0, -1], "at least 1"),
-    ("micro_batch_tokens", [1, 8192], [0, -1], "at least 1"),
-    ("replay_steps", [0, 3], [-1], "at least 0"),
-    ("rollout_delay", [1, 5], [0, -5], "at least 1"),
-    ("reevaluate_every", [0, 5], [-1], "at least 0"),
-    ("max_reevaluated_prompts", [None, 1], [0, -1], "at least 1"),
-    ("batch_size", [None, 1], [0, -1], "at least 1"),
-    ("gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")], "above 0"),
-    ("veto_ratio", [None, 1e-4, 0.9], [0.0, -0.1, 1.0, float("nan")], r"in \(0, 1\)"),
-    ("reuse_gate", [None, 0.0, 0.5], [-0.1, float("nan"), float("inf")], "finite and at least 0"),
-    ("reuse_gate_window", [2, 20], [1, 0], "at least 2"),
-    ("top_p_share", [1e-9, 0.9, 1.0], [0.0, -0.1, 1.1, float("nan")], r"in \(0, 1\]"),
-    ("max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, float("nan"), float("inf")], "finite and above 0"),
-    ("eps", [1e-12], [0.0, -1e-6, float("nan")], "above 0"),
-    ("gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
-    ("max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
-    ("max_gap", [1e-9, 0.02, 5.0], [0.0, -0.1, float("inf"), float("nan")], "finite and above 0"),
-    ("critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")], r"in \[0, 1\]"),
-    ("length_adaptive_lambd", [None, 0.05, 2.0], [0.0, -0.05, float("inf"), float("nan")], "finite and above 0"),
-    ("value_pretraining", [0, 4], [-1], "at least 0"),
-    ("max_staleness", [None, 0, 4], [-1], "at least 0"),
-    ("partial_rollout_tokens", [None, 1, 4096], [0, -1], "at least 1"),
-    ("max_shift_rollout", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
-    ("max_shift_fresh", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
-    ("max_shift_replayed", [None, 0.0, 0.3, 7.0], [-0.1, float("inf"), float("nan")], "finite and at least 0"),
-]
-VERIFIER_RANGES = [
-    ("processes", [0, 1, 64], [-1], "at least 0"),
-    ("timeout", [1e-3, 60.0], [0.0, -1.0, float("nan"), float("inf")], "above 0"),
-    ("memory_gib", [0.1, 4.0], [0.0, -1.0, float("nan"), float("inf")], "above 0"),
+NOT_NUMBERS = [float("inf"), float("nan")]
+RANGES = [  # flag, allowed, refused
+    ("adapt.buffer_size", [1, 256], [0, -1]),
+    ("adapt.micro_batch_tokens", [1, 8192], [0, -1]),
+    ("adapt.replay_steps", [0, 3], [-1]),
+    ("adapt.rollout_delay", [1, 5], [0, -5]),
+    ("adapt.reevaluate_every", [0, 5], [-1]),
+    ("adapt.max_reevaluated_prompts", [None, 1], [0, -1]),
+    ("adapt.batch_size", [None, 1], [0, -1]),
+    ("adapt.gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")]),
+    ("adapt.veto_ratio", [None, 1e-4, 0.9], [0.0, -0.1, 1.0, float("nan")]),
+    ("adapt.reuse_gate", [None, 0.0, 0.5], [-0.1, *NOT_NUMBERS]),
+    ("adapt.reuse_gate_window", [2, 20], [1, 0]),
+    ("adapt.top_p_share", [1e-9, 0.9, 1.0], [0.0, -0.1, 1.1, float("nan")]),
+    ("adapt.max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, *NOT_NUMBERS]),
+    ("adapt.eps", [1e-12], [0.0, -1e-6, float("nan")]),
+    ("adapt.gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")]),
+    ("adapt.max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")]),
+    ("adapt.max_gap", [1e-9, 0.02, 5.0], [0.0, -0.1, *NOT_NUMBERS]),
+    ("adapt.critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")]),
+    ("adapt.length_adaptive_lambd", [None, 0.05, 2.0], [0.0, -0.05, *NOT_NUMBERS]),
+    ("adapt.value_pretraining", [0, 4], [-1]),
+    ("adapt.max_staleness", [None, 0, 4], [-1]),
+    ("adapt.partial_rollout_tokens", [None, 1, 4096], [0, -1]),
+    *(
+        (f"adapt.max_shift_{of}", [None, 0.0, 0.3, 7.0], [-0.1, *NOT_NUMBERS])
+        for of in ("rollout", "fresh", "replayed")
+    ),
+    ("verifier.processes", [0, 1, 64], [-1]),
+    ("verifier.timeout", [1e-3, 60.0], [0.0, -1.0, *NOT_NUMBERS]),
+    ("verifier.memory_gib", [0.1, 4.0], [0.0, -1.0, *NOT_NUMBERS]),
 ]
 
 
@@ -557,34 +477,20 @@ def numbers(kind: type) -> set[str]:
 
 
 class TestRanges:
-    @pytest.mark.parametrize(("name", "allowed", "refused", "text"), RANGES, ids=[row[0] for row in RANGES])
-    def test_limits(self, name, allowed, refused, text):
+    @pytest.mark.parametrize(("flag", "allowed", "refused"), RANGES, ids=[row[0] for row in RANGES])
+    def test_limits(self, flag, allowed, refused):
+        group, _, name = flag.partition(".")
         for value in allowed:
-            AdaptConfig(method="bapo", **{name: value}).check()
+            check_numbers(group, config.GROUPS[group](**{name: value}))
         for value in refused:
-            with pytest.raises(ConfigError, match=rf"adapt\.{name} is {value}; it must be {text}"):
-                AdaptConfig(method="bapo", **{name: value}).check()
-            with pytest.raises(ConfigError, match=rf"adapt\.{name} is {value}; it must be {text}"):
-                parse("--adapt.method", "bapo", f"--adapt.{name}={value}")
-
-    @pytest.mark.parametrize(
-        ("name", "allowed", "refused", "text"), VERIFIER_RANGES, ids=[row[0] for row in VERIFIER_RANGES]
-    )
-    def test_limits_of_the_verifier(self, name, allowed, refused, text):
-        for value in allowed:
-            check_numbers("verifier", VerifierConfig(**{name: value}))
-            parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
-        for value in refused:
-            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
-                check_numbers("verifier", VerifierConfig(**{name: value}))
-            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
-                parse("--adapt.method", "bapo", f"--verifier.{name}={value}")
-            with pytest.raises(ConfigError, match=rf"verifier\.{name} is {value}; it must be .*{text}"):
-                parse(f"--verifier.{name}={value}")  # plain OpenRLHF has these limits too
+            with pytest.raises(ConfigError, match=f"{flag} is {value}; "):
+                parse(f"--{flag}={value}", *["--adapt.method=bapo"] * (group == "adapt"))  # without it, the verifier's
 
     def test_every_number_has_a_range(self):
-        assert numbers(AdaptConfig) == {row[0] for row in RANGES}
-        assert numbers(VerifierConfig) == {row[0] for row in VERIFIER_RANGES}
+        kinds = {"adapt": AdaptConfig, "verifier": VerifierConfig}
+        assert {f"{group}.{name}" for group, kind in kinds.items() for name in numbers(kind)} == {
+            row[0] for row in RANGES
+        }
 
 
 class TestMakeMethod:
@@ -593,44 +499,17 @@ class TestMakeMethod:
     )
 
     def test_each_field_lands_in_its_place(self):
-        adapt = AdaptConfig(
-            method="bapo",
-            batch_size=40,
-            filter="gaussian",
-            gaussian_mean=0.4,
-            gaussian_std=0.3,
-            c1="1/6",
-            c2=["0.1", "3/6"],
-            c3=["2/3"],
-            threshold_direction="text",
-            buffer_size=11,
-            replay_steps=13,
-            rollout_delay=14,
-            reevaluate_every=15,
-            max_reevaluated_prompts=16,
-            eps=1e-5,
-        )
+        same = {
+            "filter": "gaussian", "gaussian_mean": 0.4, "gaussian_std": 0.3, "threshold_direction": "text", "eps": 1e-5,
+            "buffer_size": 11, "replay_steps": 13, "reevaluate_every": 15, "max_reevaluated_prompts": 16,
+        }  # fmt: skip
+        adapt = AdaptConfig(method="bapo", batch_size=40, c1="1/6", c2=["0.1", "3/6"], c3=["2/3"], **same)
         method = adapt.make_method(self.ARITHMETIC, seed=7)
+        c2, c3 = Interval(F(1, 10), F(1, 2)), Interval(F(2, 3), F(2, 3))
+        wanted = BAPO(capacity=40, group_size=6, seed=7, c1=F(1, 6), c2=c2, c3=c3, **same)
         assert isinstance(method, BAPO)
-        wanted = BAPO(
-            capacity=40,
-            group_size=6,
-            seed=7,
-            filter="gaussian",
-            gaussian_mean=0.4,
-            gaussian_std=0.3,
-            c1=F(1, 6),
-            c2=Interval(F(1, 10), F(1, 2)),
-            c3=Interval(F(2, 3), F(2, 3)),
-            threshold_direction="text",
-            buffer_size=11,
-            replay_steps=13,
-            reevaluate_every=15,
-            max_reevaluated_prompts=16,
-            eps=1e-5,
-        )
-        names = [field.name for field in fields(BAPO)]
-        assert [getattr(method, name) for name in names] == [getattr(wanted, name) for name in names]
+        for field in fields(BAPO):
+            assert getattr(method, field.name) == getattr(wanted, field.name), field.name
 
     def test_seed(self):
         draws = [AdaptConfig(method="bapo").make_method(self.ARITHMETIC, seed=seed).rng.random() for seed in (7, 7, 8)]
@@ -646,17 +525,16 @@ class TestMakeMethod:
 
 def test_defaults_are_table_3():
     adapt = parse().adapt
-    assert (adapt.c1, adapt.c2, adapt.c3) == ("1/8", None, None)  # None: TestThresholds
+    assert adapt.thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
     assert (adapt.buffer_size, adapt.rollout_delay, adapt.reevaluate_every, adapt.replay_steps) == (256, 5, 5, 3)
     assert (adapt.max_reevaluated_prompts, adapt.gaussian_mean, adapt.gaussian_std) == (None, 0.5, 0.2)
     assert (adapt.filter, adapt.threshold_direction) == ("range", "eq8")
     assert (adapt.ratio, adapt.kl_target, adapt.method) == ("behaviour", "reference", "none")
-    assert adapt.batch_size is None
     # nothing is dropped and nothing is corrected unless asked for
-    assert (adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None)
+    assert (adapt.batch_size, adapt.max_shift_fresh, adapt.max_shift_replayed) == (None, None, None)
     assert (adapt.returns, adapt.max_second_moment, adapt.scale_learning_rate) == ("gae", None, False)
-    assert adapt.skip_zero_advantage is False
-    assert (adapt.veto_ratio, adapt.reuse_gate, adapt.max_failed_share) == (None, None, 0.5)
+    assert (adapt.skip_zero_advantage, adapt.veto_ratio, adapt.reuse_gate) == (False, None, None)
+    assert adapt.max_failed_share == 0.5
     assert VerifierConfig() == VerifierConfig(processes=4, timeout=60.0, memory_gib=4.0)
     assert RunConfig() == RunConfig(name="default", dir="runs", logs="full")
 
@@ -668,41 +546,24 @@ UNMARKED = {
     "adapt": {"max_failed_share", "micro_batch_tokens"},
     "data": set(),
     "verifier": numbers(VerifierConfig) | {"send_responses"},
-    "run": {
-        "name",
-        "dir",
-        "logs",
-        "overwrite",
-        "answer_chars",
-        "gradient_probe",
-        "faster",
-        "grace_seconds",
-        "stall_timeout",
-    },
-}
+    "run": {"name", "dir", "logs", "overwrite", "answer_chars", "gradient_probe", "faster", "grace_seconds",
+            "stall_timeout"},
+}  # fmt: skip
 
 
 class TestHelp:
-    def test_every_flag_of_the_method_says_its_symbol_or_source(self):
-        parser = arguments.build_parser("prog")
-        for item in fields(AdaptConfig):
-            action, meta = parser._option_string_actions[f"--adapt.{item.name}"], item.metadata
+    @pytest.mark.parametrize("group", config.GROUPS)
+    def test_every_flag_says_what_it_does_and_one_of_the_method_its_symbol_or_source(self, group):
+        known = arguments.build_parser("prog")._option_string_actions
+        for item in fields(config.GROUPS[group]):
+            action, meta = known[f"--{group}.{item.name}"], item.metadata
             words, _, text = (action.help % vars(action)).partition(" [")
             marks = [mark for mark in (meta["symbol"], meta["source"]) if mark]
-            assert bool(marks) is (item.name not in UNMARKED["adapt"]), item.name
+            assert bool(marks) is (item.name not in UNMARKED[group]), item.name
             assert len(words) > 10 and all(mark in text for mark in marks), item.name
-
-    @pytest.mark.parametrize("group", list(UNMARKED))
-    def test_other_flags_claim_none_and_say_what_they_do(self, group):
-        parser = arguments.build_parser("prog")
-        kind = config.GROUPS[group]
-        for item in fields(kind):
-            if item.name in UNMARKED[group]:
-                assert not item.metadata["symbol"] and not item.metadata["source"]
-                words = parser._option_string_actions[f"--{group}.{item.name}"].help
-                assert words.startswith(item.metadata["help"])
+            if not marks:
                 told = "; default: " if item.default is None else f"(default: {item.default})"
-                assert item.default is False or told in words
+                assert action.help.startswith(meta["help"]) and (item.default is False or told in action.help)
 
     def test_whole_help_prints_every_flag_of_ours(self, capsys):
         with pytest.raises(SystemExit) as left:
@@ -712,9 +573,7 @@ class TestHelp:
         assert shown.startswith("usage: bapo-openrlhf train")
         assert "uniform (a random 0.6 of them)" in shown and "60 %" not in shown
         flags = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
-        assert len(flags) > 30
-        for name in [*flags, "--algorithm", "--config"]:
-            assert name in shown
+        assert len(flags) > 30 and all(name in shown for name in [*flags, "--algorithm", "--config"])
         theirs = {name for name in host.build_parser()._option_string_actions if name.startswith("--")}
         assert len([name for name in theirs if re.search(rf"{name}\b", shown)]) < 20  # in words about ours
 
@@ -734,19 +593,14 @@ class TestCommands:
     def test_help_lists_the_commands(self, argv, capsys):
         assert main.run(argv) == 0
         out, err = capsys.readouterr()
-        assert out.startswith("usage: bapo-openrlhf COMMAND") and err == ""
-        assert all(name in out for name in main.COMMANDS)
+        assert all(name in out for name in main.COMMANDS) and err == ""
 
-    def test_unknown_command(self, capsys):
-        assert main.run(["trian"]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1
-        assert "unknown command 'trian'" in err and "train" in err and "check" in err
-
-    def test_config_error_is_one_line_and_status_2(self, capsys):
-        assert main.run(["train", *GROUPS, "--algorithm", "dapo"]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and "'dapo'" in err
+    def test_errors_are_one_line_and_status_2(self, capsys):
+        unknown = (["trian"], "bapo-openrlhf: unknown command 'trian'")
+        for argv, says in (unknown, (["train", *GROUPS, "--algorithm", "dapo"], "error: algorithm is 'dapo'")):
+            assert main.run(argv) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and err.count("\n") == 1 and err.startswith(says)
 
     def test_as_a_process(self):
         def run(*words: str) -> subprocess.CompletedProcess:
@@ -769,12 +623,8 @@ class TestSeveralFiles:
 
     def test_a_later_one_wins_and_the_command_line_over_all(self, yaml_file):
         first = "adapt: {buffer_size: 3, c1: 1/4, c2: [1/8, 1/2], replay_steps: 2}"
-        adapt = self.parse(
-            yaml_file,
-            first,
-            "adapt.buffer_size: 4\nadapt.c2: 3/8\nadapt.replay_steps: 5",
-            more=["--adapt.replay_steps=6"],
-        ).adapt
+        second = "adapt.buffer_size: 4\nadapt.c2: 3/8\nadapt.replay_steps: 5"
+        adapt = self.parse(yaml_file, first, second, more=["--adapt.replay_steps=6"]).adapt
         assert (adapt.buffer_size, adapt.c1, adapt.c2, adapt.replay_steps) == (4, "1/4", ["3/8"], 6)
         again = self.parse(yaml_file, "adapt.buffer_size: 4", first, "adapt.c1: 1/8").adapt
         assert (again.buffer_size, again.c1) == (3, "1/8")
@@ -782,7 +632,6 @@ class TestSeveralFiles:
     def test_may_be_named_one_by_one(self, yaml_file):
         first, second = yaml_file("adapt.buffer_size: 3", "a.yaml"), yaml_file("adapt.buffer_size: 4", "b.yaml")
         assert parse("--config", first, "--config", second).adapt.buffer_size == 4
-        assert parse("--config", second, "--config", first).adapt.buffer_size == 3
 
     def test_a_switch_is_undone_and_a_value_taken_back(self, yaml_file):
         first = "train.colocate_all: true\nadapt.buffer_size: 3\nactor.muon.nesterov: false"
@@ -791,27 +640,17 @@ class TestSeveralFiles:
         assert (args.train.colocate_all, args.actor.muon.nesterov) == (False, True)
         assert args.adapt.buffer_size == AdaptConfig().buffer_size
 
-    def test_a_later_algorithm_overrules_the_file_of_a_task_written_for_another(self, yaml_file):
-        first = "algorithm: ba_ppo\nalgo.advantage.estimator: gae\nadapt.method: bapo_bound\ndata.prompt_dataset: d"
-        args = self.parse(yaml_file, first, "algorithm: grpo")
-        assert (args.algorithm, args.algo.advantage.estimator, args.adapt.method) == ("grpo", "group_norm", "none")
-        args = self.parse(yaml_file, first, "algorithm: bapo_grpo\nalgo.advantage.estimator: rloo")
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("rloo", "bapo_bound")
-        args = self.parse(yaml_file, first, "algorithm: grpo", more=["--algorithm", "bapo_grpo"])
-        assert (args.algo.advantage.estimator, args.adapt.method) == ("group_norm", "bapo_bound")
-
-    def test_one_algorithm_twice_still_contradicts_its_file(self, yaml_file):
-        with pytest.raises(ConfigError, match="contradict each other"):
-            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", "algorithm: grpo")
+    @pytest.mark.parametrize("more", [[], ["algorithm: grpo"]])
+    def test_a_file_that_contradicts_its_algorithm_is_refused(self, yaml_file, more):
+        with pytest.raises(ConfigError, match=r"algorithm grpo and algo\.advantage\.estimator gae"):
+            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", *more)
 
     @pytest.mark.parametrize("wrong", [0, 1])
     def test_an_error_names_its_own_file(self, yaml_file, wrong):
         texts = ["adapt.buffer_size: 1", "adapt.buffer_size: 2"]
         texts[wrong] += "\nadapt.bufer_size: 3"
-        with pytest.raises(ConfigError, match=rf"{wrong}\.yaml: unknown flag adapt\.bufer_size; did you mean"):
+        with pytest.raises(ConfigError, match=rf"{wrong}\.yaml: unknown flag adapt\.bufer_size"):
             self.parse(yaml_file, *texts)
-        with pytest.raises(ConfigError, match=r"config none\.yaml cannot be read"):
-            parse("--config", yaml_file("adapt.buffer_size: 1"), "none.yaml")
 
 
 OF_A_METHOD = [path for path in METHODS if "adapt.method" in dict(flags_in(yaml.safe_load(path.read_text())))]
@@ -892,13 +731,11 @@ class TestSwitches:
     """A switch takes a value as in YAML, on the command line too."""
 
     @pytest.mark.parametrize("word", ["true", "True", "yes", "on"])
-    @pytest.mark.parametrize("joined", [True, False])
-    def test_on(self, word, joined):
-        words = [f"--train.colocate_all={word}"] if joined else ["--train.colocate_all", word]
+    def test_on(self, word):
         more = ["--vllm.num_engines", "8"]
-        assert parse(*words, *more).train.colocate_all is True
-        assert parse(*words, *more, "--train.colocate_all", "false").train.colocate_all is False
-        assert parse("--train.colocate_all", *more).train.colocate_all is True
+        for words in ([f"--train.colocate_all={word}"], ["--train.colocate_all", word], ["--train.colocate_all"]):
+            assert parse(*words, *more).train.colocate_all is True
+            assert parse(*words, *more, "--train.colocate_all", "false").train.colocate_all is False
 
     @pytest.mark.parametrize("word", ["false", "False", "no", "off"])
     def test_off_over_a_file(self, yaml_file, word):
@@ -907,10 +744,10 @@ class TestSwitches:
         assert (args.ds.packing_samples, args.actor.muon.nesterov) == (False, False)
         assert parse("--actor.muon.no_nesterov", word).actor.muon.nesterov is True
 
-    @pytest.mark.parametrize("word", ["maybe", "0", "1", "null", ""])
+    @pytest.mark.parametrize("word", ["maybe", "0", "null", ""])
     def test_anything_else_is_refused(self, word):
         for words in ([f"--ds.packing_samples={word}"], ["--ds.packing_samples", word]):
-            with pytest.raises(ConfigError, match=f"^--ds.packing_samples is '{word}'; it must be true or false$"):
+            with pytest.raises(ConfigError, match=f"^--ds.packing_samples is '{word}'"):
                 parse(*words)
 
     def test_each_switch_of_the_table(self):
@@ -925,21 +762,12 @@ class TestSwitches:
 
 # --- presets ----------------------------------------------------------------------------------------------------------
 
-PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 NOT_THE_PAPERS = ("quickstart", "bapo_grpo_math_one_gpu")
 TABLE_3 = {
-    "rollout.n_samples_per_prompt": 8,
-    "rollout.batch_size": 256,
-    "rollout.temperature": 1.0,
-    "rollout.top_p": 1.0,
-    "train.num_episodes": 3,
-    "train.seed": 42,
-    "train.batch_size": 64 * 8,  # samples of a mini-batch of 64 groups
-    "actor.adam.lr": 1e-6,
-    "actor.entropy_coef": 0.001,
-    "algo.kl.init_coef": 0.001,
-    "algo.advantage.lambd": 1.0,
-}
+    "rollout.n_samples_per_prompt": 8, "rollout.batch_size": 256, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
+    "train.num_episodes": 3, "train.seed": 42, "train.batch_size": 64 * 8,  # samples of a mini-batch of 64 groups
+    "actor.adam.lr": 1e-6, "actor.entropy_coef": 0.001, "algo.kl.init_coef": 0.001, "algo.advantage.lambd": 1.0,
+}  # fmt: skip
 
 
 CORRECTIONS = sorted((ROOT / "configs" / "corrections").glob("*.yaml"))
@@ -955,16 +783,17 @@ def files_over_presets():
         yield pytest.param(path, preset, marks=marks, id=f"{path.stem} {preset.stem}")
 
 
+def with_quickstart(file: str, *words: str) -> SimpleNamespace:
+    """The arguments of the quickstart with another of its folder's files."""
+    return arguments.parse(["--config", str(ROOT / "configs/quickstart.yaml"), str(ROOT / "configs" / file), *words])
+
+
 # What the sources of the methods say. The quickstart has v = 2 and an entropy bonus.
 OF_TODAYS_POLICY = ("ar3po", "arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy",
                     "mopps", "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
                     "rollout_replay", "skip_two_updates")  # fmt: skip
-DAPO = {
-    "actor.eps_clip_low_high": [0.2, 0.28],
-    "actor.entropy_coef": None,
-    "actor.loss_agg_mode": "token-mean",
-    "algo.kl.init_coef": 0,
-}
+DAPO = {"actor.eps_clip_low_high": [0.2, 0.28], "actor.entropy_coef": None, "actor.loss_agg_mode": "token-mean",
+        "algo.kl.init_coef": 0}  # fmt: skip
 NUMBERS_OF_SOURCES = {
     **{name: {"adapt.rollout_delay": 1} for name in OF_TODAYS_POLICY},
     "bapo_authors_code": {"actor.dual_clip": 10, "actor.entropy_coef": None, "algo.kl.init_coef": 0},
@@ -980,9 +809,10 @@ NUMBERS_OF_SOURCES = {
 class TestMethodFiles:
     @pytest.mark.parametrize("name", NUMBERS_OF_SOURCES)
     def test_have_the_numbers_of_their_sources(self, name):
-        files = [str(ROOT / "configs" / file) for file in ("quickstart.yaml", f"methods/{name}.yaml")]
-        algorithm = [] if "algorithm:" in Path(files[1]).read_text(encoding="utf-8") else ["--algorithm", "bapo_grpo"]
-        flags = config.flags_of(arguments.parse(["--config", *files, *algorithm, "--data.solution_key", "solution"]))
+        file = f"methods/{name}.yaml"
+        names_one = "algorithm:" in (ROOT / "configs" / file).read_text(encoding="utf-8")
+        words = [] if names_one else ["--algorithm", "bapo_grpo"]
+        flags = config.flags_of(with_quickstart(file, *words, "--data.solution_key", "solution"))
         assert {flag: flags[flag] for flag in NUMBERS_OF_SOURCES[name]} == NUMBERS_OF_SOURCES[name]
 
     @pytest.mark.parametrize(("path", "preset"), files_over_presets())
@@ -1001,37 +831,31 @@ class TestMethodFiles:
         assert {*METHODS_BY_NAME} - {"bapo"} <= {path.stem for path in METHODS} and len(METHODS) >= 11
 
     def test_two_updates_a_rollout(self):
-        files = [str(ROOT / "configs" / file) for file in ("quickstart.yaml", "methods/skip_two_updates.yaml")]
-        args = arguments.parse(["--config", *files])
+        args = with_quickstart("methods/skip_two_updates.yaml")
         assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == 2 * args.train.batch_size
         assert args.adapt.skip_zero_advantage and args.actor.entropy_coef is None and args.algo.kl.init_coef == 0
 
-    def test_shares_of_the_batch_are_those_of_the_methods(self):
-        def sizes(name):
-            args = arguments.parse(["--config", *(str(ROOT / "configs" / file) for file in ("quickstart.yaml", name))])
-            return F(args.rollout.batch_size, args.adapt.batch_size)
-
-        for name in ("dots", "repo", "exgrpo", "freshness", "prompt_replay"):
-            assert sizes(f"methods/{name}.yaml") == F(1, 2)
-        assert sizes("methods/remix.yaml") == F(3, 5)
-        assert sizes("methods/rollout_replay.yaml") == F(2, 3)
+    @pytest.mark.parametrize(
+        ("share", "names"),
+        [
+            (F(1, 2), ("dots", "repo", "exgrpo", "freshness", "prompt_replay")),
+            (F(3, 5), ("remix",)),
+            (F(2, 3), ("rollout_replay",)),
+        ],
+    )
+    def test_shares_of_the_batch_are_those_of_the_methods(self, share, names):
+        for name in names:
+            args = with_quickstart(f"methods/{name}.yaml")
+            assert F(args.rollout.batch_size, args.adapt.batch_size) == share
 
 
 class TestPresets:
-    @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-    def test_parses(self, path):
-        args = arguments.parse(["--config", str(path)])
-        assert args.algorithm in ("ba_ppo", "bapo_grpo") and args.adapt.method == "bapo"
-        assert args.run.name == path.stem
-
     @pytest.mark.parametrize("path", [p for p in PRESETS if p.stem not in NOT_THE_PAPERS], ids=lambda path: path.stem)
     def test_holds_table_3(self, path):
         args = arguments.parse(["--config", str(path)])
-        values = flat(args)
         geometry, countdown = "geometry" in path.stem, "countdown" in path.stem
-        # Table 2: 30 epochs of Geometry3K
-        wanted = TABLE_3 | ({"train.num_episodes": 30} if geometry else {})
-        assert {name: values[name] for name in TABLE_3} == wanted
+        wanted = TABLE_3 | ({"train.num_episodes": 30} if geometry else {})  # Table 2
+        assert wanted.items() <= config.flags_of(args).items()
         adapt = args.adapt
         assert adapt.thresholds() == (F(1, 8), Interval(F(1, 8), F(4, 8)), Interval(F(2, 8), F(5, 8)))
         assert (adapt.rollout_delay, adapt.reevaluate_every) == (5, 5)
@@ -1042,39 +866,26 @@ class TestPresets:
         assert args.ckpt.save_steps % adapt.rollout_delay == 0
 
     @pytest.mark.parametrize(
-        ("name", "algorithm", "model", "critic", "buffer", "response"),
+        ("name", "model", "buffer", "response"),
         [
-            ("ba_ppo_qwen3_4b", "ba_ppo", "Qwen/Qwen3-4B", "Qwen/Qwen3-4B", 64, 4096),
-            ("bapo_grpo_math_qwen3_8b", "bapo_grpo", "Qwen/Qwen3-8B", None, 256, 8192),
-            (
-                "bapo_grpo_math_r1_distill_qwen_1.5b",
-                "bapo_grpo",
-                "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-                None,
-                256,
-                8192,
-            ),
-            ("bapo_grpo_countdown_qwen2.5_math_1.5b", "bapo_grpo", "Qwen/Qwen2.5-Math-1.5B", None, 256, 3584),
-            ("bapo_grpo_countdown_qwen2.5_math_7b", "bapo_grpo", "Qwen/Qwen2.5-Math-7B", None, 256, 3584),
-            ("bapo_grpo_geometry_qwen2.5_vl_3b", "bapo_grpo", "Qwen/Qwen2.5-VL-3B-Instruct", None, 256, 2048),
-            ("bapo_grpo_geometry_qwen2.5_vl_7b", "bapo_grpo", "Qwen/Qwen2.5-VL-7B-Instruct", None, 256, 2048),
+            ("ba_ppo_qwen3_4b", "Qwen/Qwen3-4B", 64, 4096),
+            ("bapo_grpo_math_qwen3_8b", "Qwen/Qwen3-8B", 256, 8192),
+            ("bapo_grpo_math_r1_distill_qwen_1.5b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 256, 8192),
+            ("bapo_grpo_countdown_qwen2.5_math_1.5b", "Qwen/Qwen2.5-Math-1.5B", 256, 3584),
+            ("bapo_grpo_countdown_qwen2.5_math_7b", "Qwen/Qwen2.5-Math-7B", 256, 3584),
+            ("bapo_grpo_geometry_qwen2.5_vl_3b", "Qwen/Qwen2.5-VL-3B-Instruct", 256, 2048),
+            ("bapo_grpo_geometry_qwen2.5_vl_7b", "Qwen/Qwen2.5-VL-7B-Instruct", 256, 2048),
         ],
     )
-    def test_models_and_lengths(self, name, algorithm, model, critic, buffer, response):
+    def test_names_models_and_lengths(self, name, model, buffer, response):
         args = arguments.parse(["--config", str(ROOT / "configs" / f"{name}.yaml")])
-        assert (args.algorithm, args.actor.model_name_or_path, args.critic.model_name_or_path) == (
-            algorithm,
-            model,
-            critic,
-        )
+        critic = model if name.startswith("ba_ppo") else None
+        assert name.startswith(args.algorithm) and args.run.name == name and args.adapt.method == "bapo"
+        assert (args.actor.model_name_or_path, args.critic.model_name_or_path) == (model, critic)
         assert (args.adapt.buffer_size, args.rollout.max_new_tokens) == (buffer, response)
 
     def test_numbers_with_an_exponent_are_numbers(self):
-        # YAML 1.1 reads 1e-6 as a word, and argparse would still take it: the files should not depend on that.
-        def words(node):
-            for value in node.values():
-                yield from words(value) if isinstance(value, dict) else [value]
-
+        """YAML 1.1 reads 1e-6 as a word, and argparse would still take it: the files should not depend on that."""
         for path in PRESETS:
-            for value in words(yaml.safe_load(path.read_text(encoding="utf-8"))):
-                assert not (isinstance(value, str) and value[:1].isdigit() and "e-" in value), (path, value)
+            for name, value in flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))):
+                assert not (isinstance(value, str) and value[:1].isdigit() and "e-" in value), (path, name)
