@@ -42,7 +42,7 @@ def own_tests(folder):
 def test_its_next_commands_can_be_copied(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["init", "my task"]) == 0
-    assert "next: pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
+    assert "pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
 
 
 def test_a_local_model_that_is_not_there_yet(tmp_path, monkeypatch):
@@ -225,16 +225,13 @@ def answer(question):
     return kind(*numbers)
 
 
-def test_what_is_there_is_kept(folder, tmp_path, capsys):
+def test_what_is_there_is_kept(tmp_path, capsys):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name, says in (
-        ("mine", "it has files in it already, and must be a new or an empty folder"),
-        ("file", "it must be a folder that can be written to"),
-        ("a@b", "its path must not have @"),
-    ):
+    for name, says in (("mine", "it has files in it"), ("file", "it must be a folder"), ("a@b", "must not have @")):
         assert main.run(["init", str(tmp_path / name)]) == 2
         out, err = capsys.readouterr()
-        assert out == "" and err.startswith(f"error: DIR is {tmp_path / name}; {says}") and err.count("\n") == 1
+        assert out == "" and err.startswith(f"error: DIR is {tmp_path / name}; ") and says in err
+        assert err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "notes"]

@@ -31,11 +31,9 @@ def test_names_are_all_methods_and_all_files():
 
 
 @pytest.mark.parametrize("name", [*METHODS, *sorted(FILES - set(METHODS))])
-def test_each_has_one_plain_sentence_when_to_use_it_and_a_source(name):
+def test_each_says_what_it_does_when_to_use_it_and_its_source(name):
     sentence, use, source = overview()[name]
-    for text in (sentence, use):
-        assert re.fullmatch(r"[A-Z].{20,109}[^.]\.", text) and ". " not in text
-    assert re.match(r"Use it |Start with it", use)
+    assert sentence and re.match(r"Use it |Start with it", use)
     assert re.search(r"arXiv \d{4}\.\d{5}|[\w-]+/[\w-]+ at [0-9a-f]{7}", source)
 
 
@@ -61,8 +59,3 @@ def test_the_page_begins_with_the_same_table():
     table = text.split("\n| ", 1)[1].split("\n\n", 1)[0]
     rows = [tuple(cell.strip(" `|") for cell in row.split(" | ")) for row in table.splitlines()]
     assert rows == [HEAD, ("---",) * 4, *((name, *cells) for name, cells in overview().items())]
-
-
-def test_it_takes_no_words(capsys):
-    assert main.run(["methods", "bapo"]) == 2
-    assert "unexpected word 'bapo'" in capsys.readouterr().err

@@ -73,7 +73,6 @@ def test_train(run, tmp_path, more, place, flag):
         status, error = run("train", *FLAGS, "--run.name=mine", *more)
         assert status == 2 and error.count("\n") == 1
         assert error.startswith(f"error: {flag}, and {tmp_path / place} already has a run that is going on: process ")
-        assert error.endswith(f"or give another --{flag.partition(' ')[0]}\n")
         assert tree(tmp_path) == before
 
 
@@ -109,30 +108,32 @@ def test_smoke(run, tmp_path):
     assert error.startswith(f"error: run.name is mine, and {folder} already has a smoke run that is going on: process ")
 
 
-def test_study(run, tmp_path):
+STUDY = ("study", "--config", "study.yaml", "--output", "out")
+
+
+@pytest.fixture
+def study_file(tmp_path):
     (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
+
+
+def test_study(run, tmp_path, study_file):
     with mine(tmp_path / "out"):
-        status, error = run("study", "--config", "study.yaml", "--output", "out")
-    assert (status, error.partition(": process")[0]) == (
-        2,
-        "error: --output is out, and out already has a study that is going on",
-    )
+        status, error = run(*STUDY)
+    assert status == 2 and error.startswith("error: --output is out, and out already has a study that is going on: ")
 
 
-def test_a_study_none_of_whose_runs_makes_a_step(run, tmp_path, monkeypatch):
-    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
+def test_a_study_none_of_whose_runs_makes_a_step(run, monkeypatch, study_file):
     monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
     monkeypatch.setattr(study, "_run", lambda *_: Outcome(failed=["bapo-group-s1"]))
-    status, error = run("study", "--config", "study.yaml", "--output", "out")
+    status, error = run(*STUDY)
     assert status == 1 and error.startswith("error: 1 runs failed: bapo-group-s1; the output of each is in out/runs")
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_study_that_gets_a_signal(run, tmp_path, monkeypatch, number):
-    (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
+def test_a_study_that_gets_a_signal(run, monkeypatch, number, study_file):
     monkeypatch.setattr(study, "_check", lambda _: ({}, 1))
     monkeypatch.setattr(study, "_run", lambda *_: signal.raise_signal(number))
-    status, error = run("study", "--config", "study.yaml", "--output", "out")
+    status, error = run(*STUDY)
     assert status == 128 + number and error.startswith(f"stopped by {number.name} within the study, ")
     assert error.count("\n") == 1
 

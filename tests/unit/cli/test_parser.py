@@ -62,14 +62,11 @@ def test_an_unknown_flag_is_an_error_with_the_right_name(typed, form):
 
 @pytest.mark.parametrize("of", ["rollout", "fresh", "replayed"])
 def test_a_limit_of_tv_distances_is_refused_with_the_flag_that_takes_its_place(tmp_path, of):
-    end = (
-        f"adapt.max_shift_{of} takes its place. Its limit is a mean square over tokens and no TV distance: "
-        "docs/concepts.md#staleness has both"
-    )
-    assert refusal(f"--adapt.max_tv_{of}", "0.1") == f"unknown flag --adapt.max_tv_{of}; --{end}"
+    said = refusal(f"--adapt.max_tv_{of}", "0.1")
+    assert said.startswith(f"unknown flag --adapt.max_tv_{of}; --adapt.max_shift_{of} takes its place.")
     (tmp_path / "old.yaml").write_text(f"adapt: {{max_tv_{of}: 0.1}}")
     said = refusal("--config", str(tmp_path / "old.yaml"))
-    assert said == f"config {tmp_path / 'old.yaml'}: unknown flag adapt.max_tv_{of}; {end}"
+    assert f"old.yaml: unknown flag adapt.max_tv_{of}; adapt.max_shift_{of} takes its place." in said
 
 
 def test_aliases_name_flags_and_no_flag_has_such_a_name():
@@ -81,7 +78,6 @@ def test_aliases_name_flags_and_no_flag_has_such_a_name():
 
 
 def test_nothing_like_it():
-    assert did_you_mean("--zzzzzz", ["--train.seed"]) == ""
     assert refusal("--zzzzzz", "1") == "unknown flag --zzzzzz"
     assert did_you_mean("a\nb", [*ALGORITHMS]) == ""
 
@@ -98,33 +94,28 @@ def test_the_beginning_of_several_flags():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--train.batch_size", "1", "2"], "unexpected word '2'; the flag before it takes fewer values"),
-        (["--train.batch_size", "1", "-2"], "unexpected word '-2'; the flag before it takes fewer values"),
-        (["x.yaml"], "unexpected word 'x.yaml'; did you mean --config x.yaml?"),
+        ("--train.batch_size 1 2", "unexpected word '2'; the flag before it"),
+        ("--train.batch_size 1 -2", "unexpected word '-2'; the flag before it"),
+        ("x.yaml", "unexpected word 'x.yaml'; did you mean --config x.yaml?"),
     ],
 )
 def test_a_word_too_many(words, says):
-    assert refusal(*words) == says
+    assert refusal(*words.split()).startswith(says)
 
 
 @pytest.mark.parametrize(
-    ("words", "meant"),
+    ("words", "end"),
     [
-        (["study", "--config", "x.yaml", "--onlyreport"], "--only-report"),
-        (["plan", "--lr", "1"], "--actor.adam.lr"),
-        (["evaluate", "--benchmarks", "aime24", "--modle", "m"], "--model"),
-        (["report", "runs/x", "--out", "x.html"], "--output"),
+        ("study --config x.yaml --onlyreport", "; did you mean --only-report?\n"),
+        ("plan --lr 1", "; did you mean --actor.adam.lr?\n"),
+        ("evaluate --benchmarks aime24 --modle m", "; did you mean --model?\n"),
+        ("report runs/x --out x.html", "; did you mean --output?\n"),
+        ("watch my run --once", "a name with spaces must be in quotes\n"),
     ],
 )
-def test_other_commands_have_it_too(words, meant, capsys):
-    assert main.run(words) == 2
-    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
-
-
-def test_a_name_with_a_space_and_no_quotes(capsys):
-    assert main.run(["watch", "my", "run", "--once"]) == 2
-    end = "unexpected word 'run'; the command takes fewer words; a name with spaces must be in quotes\n"
-    assert capsys.readouterr().err == f"error: {end}"
+def test_other_commands_have_it_too(words, end, capsys):
+    assert main.run(words.split()) == 2
+    assert capsys.readouterr().err.endswith(end)
 
 
 def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
@@ -137,24 +128,19 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--algorithm", "dapo"], "dapo"),  # only a file
-        (["--algorithm", "mopps"], "mopps"),  # a method
-        (["--algorithm", "bapo_grpo", "--adapt.method", "dapo"], "dapo"),
-    ],
+    "words", ["--algorithm dapo", "--algorithm mopps", "--algorithm bapo_grpo --adapt.method dapo"]
 )
-def test_the_name_of_a_file_of_flags(words, named):
+def test_the_name_of_a_file_of_flags(words):
+    """dapo is only a file, and mopps a method, too."""
+    name = words.split()[-1]
     if "--adapt.method" in words:
         with pytest.raises(ConfigError) as error:
-            method_class(named)
+            method_class(name)
         said = str(error.value)
     else:
-        said = refusal(*words)
-    assert said.endswith(
-        f"; {named} is a file of flags: name configs/methods/{named}.yaml after your own file in --config"
-    )
-    assert (Path(__file__).parents[3] / "configs" / "methods" / f"{named}.yaml").is_file()
+        said = refusal(*words.split())
+    assert f"{name} is a file of flags: name configs/methods/{name}.yaml " in said
+    assert (Path(__file__).parents[3] / "configs" / "methods" / f"{name}.yaml").is_file()
 
 
 def test_a_parser_of_a_command_takes_no_beginnings():
@@ -165,33 +151,22 @@ def test_a_parser_of_a_command_takes_no_beginnings():
         parser.parse_args(["--num", "1"])
 
 
-def printing(text: str, times: int = 1) -> str:
-    """A program that is the script with a command that only prints this text."""
-    return f"from bapo_openrlhf.cli import main; main.run = lambda words: print({text!r} * {times}) or 0; main.main()"
-
-
-def test_a_command_whose_reader_has_gone_ends_quietly():
-    pipe = f'{sys.executable} -c "{printing("x", 10**6)}" | head -c 1; echo " ${{PIPESTATUS[0]}}"'
-    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("x 1\n", "")
-
-
-def test_a_command_without_an_output():
-    done = subprocess.run(["bash", "-c", f'{sys.executable} -c "{printing("x")}" >&- 2>&-'], capture_output=True)
-    assert done.returncode == 0
-
-
-def test_a_terminal_that_lacks_characters():
+@pytest.mark.parametrize(
+    ("shell", "text", "status", "output"),
+    [
+        (" | head -c 1; exit ${PIPESTATUS[0]}", "x" * 10**6, 1, ("x", "")),  # the reader has gone
+        (" >&- 2>&-", "x", 0, ("", "")),
+        (" >/dev/full", "x", 1, ("", "error: No space left on device\n")),
+        ("", "█", 0, ("?\n", "")),  # the terminal lacks the character
+    ],
+)
+def test_a_command_without_a_place_for_its_output(shell, text, status, output):
+    shown = f"lambda words: print({text[0]!r} * {len(text)}) or 0"
+    code = f"from bapo_openrlhf.cli import main; main.run = {shown}; main.main()"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-c", printing("█")], capture_output=True, text=True, env=environment)
-    assert (done.stdout, done.stderr) == ("?\n", "")
-
-
-def test_a_full_disk_is_one_line():
-    done = subprocess.run(
-        ["bash", "-c", f'{sys.executable} -c "{printing("x")}" > /dev/full'], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+    words = ["bash", "-c", f'"$0" -c "$1"{shell}', sys.executable, code]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert (done.returncode, (done.stdout, done.stderr)) == (status, output)
 
 
 def test_a_working_folder_that_was_deleted(tmp_path, monkeypatch, capsys):

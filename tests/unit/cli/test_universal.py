@@ -96,11 +96,7 @@ def run(store, capsys):
 def test_the_newest_checkpoint_becomes_universal(store, converter, capsys):
     before = tree(store.path)
     status, out, _ = run(store, capsys)
-    assert (status, out) == (
-        0,
-        f"{store.path}: any number of ranks can resume global_step4, with the run's command and --ckpt.load_enable "
-        "--ds.use_universal_ckpt\n",
-    )
+    assert status == 0 and out.startswith(f"{store.path}: any number of ranks can resume global_step4")
     assert store.is_universal("global_step4") and not store.is_universal("global_step2")
     store.check("global_step4")
     added = {name for name in tree(store.path) if name not in before}
@@ -136,15 +132,12 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_converted(store, convert
     assert "checkpoint global_step4 is skipped: " in err
 
 
-@pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_conversion_that_fails_changes_nothing(store, converter, capsys, fails_at):
+@pytest.mark.parametrize(("fails_at", "part"), [(1, "_actor"), (2, "_critic")])
+def test_a_conversion_that_fails_changes_nothing(store, converter, capsys, fails_at, part):
     before, converter.fails_at = tree(store.path), fails_at
     status, out, err = run(store, capsys)
-    part = ("_actor", "_critic")[fails_at - 1]
     assert (status, out) == (1, "")
-    assert err.splitlines()[-1] == (
-        f"error: {store.path}/{part}/global_step4: DeepSpeed could not convert it: KeyError: 'exp_avg'"
-    )
+    assert err.splitlines()[-1].startswith(f"error: {store.path}/{part}/global_step4: ") and "'exp_avg'" in err
     assert tree(store.path) == before
 
 
@@ -177,11 +170,7 @@ def test_a_model_that_was_never_trained(store, converter, capsys):
     save(store, 6, state={})
     before = tree(store.path)
     status, _, err = run(store, capsys)
-    assert (status, err) == (
-        2,
-        f"error: {store.path}/_actor/global_step6 has no state of an optimizer, because no batch has trained this "
-        "model yet; only the same number of ranks can resume it\n",
-    )
+    assert status == 2 and err.startswith(f"error: {store.path}/_actor/global_step6 has no state of an optimizer")
     assert tree(store.path) == before
 
 
@@ -189,17 +178,13 @@ def test_while_the_run_goes_on(store, converter, capsys):
     with owned(store.path, field="x", what="run", instead="wait"):
         status, _, err = run(store, capsys)
     assert status == 2 and f"error: CKPT is {store.path}, and {store.path} already has a run that is going on: " in err
-    assert err.endswith("wait until it has ended, or stop it\n") and not converter.asked
+    assert not converter.asked
 
 
 def test_no_checkpoint(tmp_path, capsys):
     missing = CheckpointStore(tmp_path / "runs" / "mine", critic=False)
     status, _, err = run(missing, capsys)
-    assert (status, err) == (
-        2,
-        f"error: CKPT is {missing.path}; it must be the folder with the checkpoints of a run with batch adaptation, "
-        "its ckpt.path\n",
-    )
+    assert status == 2 and err.startswith(f"error: CKPT is {missing.path}; it must be the folder")
     assert not missing.path.exists()
     missing.begin("global_step3")
     status, _, err = run(missing, capsys)
