@@ -30,58 +30,26 @@ from bapo_openrlhf.workbench.watch import picture, warnings
 WIDTHS = (60, 80, 200)
 
 
+NUMBERS = {
+    "groups/fresh": 8, "groups/reevaluated": 4, "groups/replayed": 12, "groups/capacity": 32, "groups/generated": 30,
+    "groups/filtered": 16, "groups/unimproved": 2, "groups/cut": 0, "groups/failed": 0, "filtered/none_right": 10,
+    "filtered/all_right": 6, "buffer/hard": 61, "buffer/hard_age_mean": 17.25, "buffer/replay": 5,
+    "buffer/replay_age_mean": 1.5, "buffer/replay_bytes": 3 * 2**20, "threshold/c2": 0.285, "threshold/c3": 0.41,
+    "threshold/average_reward": 0.426, "tokens/generated": 5000, "timing/generation": 1.5, "timing/ppo_train": 0.5,
+    "timing/step_total": 2.0, "staleness/rollout_policy": 1, "staleness/replayed_steps_mean": 2.25,
+    "staleness/replayed_syncs_mean": 1.0, "gap/kl": 2.4e-5, "gap/absolute": 0.0031, "gap/cut_share": 0.0004,
+    "gap/age": 1, "shift/fresh": 2.1e-5, "tv/fresh": 0.013, "importance/fresh_mean": 1.012,
+    "importance/fresh_max": 1.13, "clip/fresh": 0.016, "shift/replayed": 1.2e-4, "tv/replayed": 0.029,
+    "importance/replayed_mean": 0.939, "importance/replayed_max": 1.19,
+}  # fmt: skip
+
+
 def make_rows(count, **extra):
     """Rows of a run whose numbers differ."""
-    rows = []
-    for step in range(1, count + 1):
-        rows.append(
-            {
-                "step": step,
-                "reward/fresh_mean": step / count,
-                "groups/fresh": 8,
-                "groups/reevaluated": 4,
-                "groups/replayed": 12,
-                "groups/capacity": 32,
-                "groups/generated": 30,
-                "groups/filtered": 16,
-                "groups/unimproved": 2,
-                "groups/cut": 0,
-                "groups/failed": 0,
-                "filtered/none_right": 10,
-                "filtered/all_right": 6,
-                "buffer/hard": 61,
-                "buffer/hard_age_mean": 17.25,
-                "buffer/replay": 5,
-                "buffer/replay_age_mean": 1.5,
-                "buffer/replay_bytes": 3 * 2**20,
-                "threshold/c2": 0.285,
-                "threshold/c3": 0.41,
-                "threshold/average_reward": 0.426,
-                "rollouts/total": 240 * step,
-                "tokens/generated": 5000,
-                "timing/generation": 1.5,
-                "timing/ppo_train": 0.5,
-                "timing/step_total": 2.0,
-                "staleness/rollout_policy": 1,
-                "staleness/replayed_steps_mean": 2.25,
-                "staleness/replayed_syncs_mean": 1.0,
-                "gap/kl": 2.4e-5,
-                "gap/absolute": 0.0031,
-                "gap/cut_share": 0.0004,
-                "gap/age": 1,
-                "shift/fresh": 2.1e-5,
-                "tv/fresh": 0.013,
-                "importance/fresh_mean": 1.012,
-                "importance/fresh_max": 1.13,
-                "clip/fresh": 0.016,
-                "shift/replayed": 1.2e-4,
-                "tv/replayed": 0.029,
-                "importance/replayed_mean": 0.939,
-                "importance/replayed_max": 1.19,
-                **extra,
-            }
-        )
-    return rows
+    return [
+        {"step": step, "reward/fresh_mean": step / count, "rollouts/total": 240 * step, **NUMBERS, **extra}
+        for step in range(1, count + 1)
+    ]
 
 
 RUN = {"name": "night", "algorithm": "ba_ppo", "seed": 7, "total_steps": 60}
@@ -110,27 +78,26 @@ def test_everything_is_said_at_every_width(width):
     assert max(map(len, lines)) <= width
     assert re.fullmatch(r"night · ba_ppo · seed 7 +running", lines[0])
     assert lines[1].endswith("  24/60 steps · 1 min 12 s left")  # 36 steps of 2 s
-    means = f"last 8 steps {np.mean([s / 24 for s in range(17, 25)]):.3f} · first 8 {np.mean(range(1, 9)) / 24:.3f}"
-    assert section(lines, "reward").startswith(f"reward now 1.000 · {means}")
-    assert section(lines, "batches").split("unused")[1].startswith(" of 32 ")
-    filtered = "generated 210 groups in 7 steps · 112 filtered (70 none right, 42 all right) · 14 unimproved"
-    assert section(lines, "generated").replace("·", "").split() == filtered.replace("·", "").split()
     parts = {
+        "reward": ["now 1.000", f"last 8 steps {np.mean([s / 24 for s in range(17, 25)]):.3f}",
+                   f"first 8 {np.mean(range(1, 9)) / 24:.3f}"],
+        "generated": ["210 groups in 7 steps", "112 filtered", "70 none right", "42 all right", "14 unimproved"],
         "buffers": ["hard 61, 17.2 steps old", "replay 5, 1.5 steps old, 3.0 MiB"],
         "thresholds": ["c2 0.285", "c3 0.410", "average reward 0.426"],
         "rates": ["120 responses/s", "2,500 tokens/s", "5,760 responses so far"],
         "step": ["2 s", "generation 1.5 s", "ppo train 0.5 s"],
         "engine gap": ["KL 2.4e-05 a token", "log-probs differ by 3.1e-03", "0.04% of tokens would be cut", "1 step"],
         "policy": ["rollout weights 1 step old", "replayed groups 2.2 steps old", "1.0 syncs"],
-    }
+    }  # fmt: skip
     for label, facts in parts.items():
         for fact in facts:
             assert fact in section(lines, label), (label, fact)
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("source")) :]
-    assert table[0].split() == ["source", "groups", "shift", "TV", "weight", "clipped", "step"]
-    assert table[1].split() == ["fresh", "8", "2.1e-05", "0.013", "1.012", "1.6%", "24"]
-    assert table[2].split() == ["replayed", "12", "1.2e-04", "0.029", "0.939", "-", "24"]
-    assert len(table) == 3
+    assert [row.split() for row in table] == [
+        ["source", "groups", "shift", "TV", "weight", "clipped", "step"],
+        ["fresh", "8", "2.1e-05", "0.013", "1.012", "1.6%", "24"],
+        ["replayed", "12", "1.2e-04", "0.029", "0.939", "-", "24"],
+    ]
 
 
 @pytest.mark.parametrize("height", range(20, 60))
@@ -138,13 +105,8 @@ def test_the_picture_fits_the_terminal(height):
     for width in WIDTHS:
         lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, "cannot be reached " * 5), width, height)
         text = "\n".join(lines)
-        assert lines[0].startswith("night") and "cannot be reached" in text
+        assert len(lines) <= height and lines[0].startswith("night") and "cannot be reached" in text
         assert "\nreward " in text and "\nbatches " in text
-        assert len(lines) <= height
-        if height >= 22:
-            assert "\nbuffers " in text
-        if height >= 40:
-            assert lines[-1].startswith("replayed ")
 
 
 def test_bars_show_where_the_batch_came_from():
@@ -153,13 +115,9 @@ def test_bars_show_where_the_batch_came_from():
     rows[2] |= {"groups/fresh": 32, "groups/reevaluated": 0, "groups/replayed": 0}
     lines = shown(Seen("folder", rows, RUN), 80)
     bars = [line.split() for line in lines if re.match(r" +\d+  [█▓▒░]", line)]
-    assert [bar[0] for bar in bars] == ["1", "2", "3"]
-    assert [bar[2] for bar in bars] == ["8+4+12", "0+0+0", "32+0+0"]
-    cells = 80 - 11 - len("8+4+12") - 2
-    assert all(len(bar[1]) == cells for bar in bars)
+    assert [(bar[0], bar[2]) for bar in bars] == [("1", "8+4+12"), ("2", "0+0+0"), ("3", "32+0+0")]
     for sign, share in (("█", 8 / 32), ("▓", 4 / 32), ("▒", 12 / 32), ("░", 8 / 32)):
-        assert abs(bars[0][1].count(sign) - share * cells) <= 1
-    assert bars[0][1] == "".join(sorted(bars[0][1], key="█▓▒░".index))
+        assert abs(bars[0][1].count(sign) - share * len(bars[0][1])) <= 1
     assert set(bars[1][1]) == {"░"} and set(bars[2][1]) == {"█"}
 
 
@@ -220,10 +178,11 @@ def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
 
 
 def test_a_run_of_an_older_version_has_no_shift():
-    rows = make_rows(30, **{name: None for source in ("fresh", "replayed") for name in (f"shift/{source}", "tv/fresh")})
+    rows = make_rows(30, **{"tv/replayed": 0.9})
     for row in rows:
-        row["tv/replayed"] = 0.9
-    old = Seen("x", [{key: value for key, value in row.items() if value is not None} for row in rows], RUN, {}, 1.0)
+        for name in ("shift/fresh", "shift/replayed", "tv/fresh"):
+            del row[name]
+    old = Seen("x", rows, RUN, {}, 1.0)
     assert warnings(old) == []
     [line] = [line for line in shown(old) if line.startswith("replayed")]
     assert line.split()[2:4] == ["-", "0.900"]
@@ -233,7 +192,6 @@ def test_a_finished_run_of_before_run_json():
     seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
     lines = shown(seen)
     assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps, which took 8 s")  # 2 s each
-    assert "░" not in lines[1]
 
 
 def test_warnings_that_matter():
@@ -245,13 +203,10 @@ def test_warnings_that_matter():
     rows[13]["groups/failed"] = 1
     rows[13]["groups/nonfinite"] = 1
     seen = Seen("x", rows, RUN, {}, 1000.0, "connection lost")
-    assert warnings(seen) == [
-        "connection lost",
-        "no new step for 16 min 40 s, but a step takes 2 s: the run may have stopped; see its output (train.log)",
-        "2 of 30 updates skipped, the last in step 21: the batch was empty",
-        "3 groups left out in the last 20 steps: no reward",
-        "1 group left out in the last 20 steps: log-probs that are not finite",
-    ]
+    parts = ["connection lost", "no new step for 16 min 40 s, but a step takes 2 s", "2 of 30 updates .* step 21",
+             "3 groups .* 20 steps: no reward", "1 group .* 20 steps: log-probs"]  # fmt: skip
+    for part, said in zip(parts, warnings(seen), strict=True):
+        assert re.match(part, said)
     for width in WIDTHS:
         lines = shown(seen, width)
         text = " ".join(" ".join(line.split()) for line in lines)
@@ -260,10 +215,8 @@ def test_warnings_that_matter():
 
 
 def test_what_others_wrote_cannot_steer_the_terminal():
-    seen = Seen(
-        "x\x1b[2J", make_rows(1), {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}, {}, 1, "\x1b[H"
-    )
-    text = "".join(shown(seen))
+    metadata = {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}
+    text = "".join(shown(Seen("x\x1b[2J", make_rows(1), metadata, {}, 1, "\x1b[H")))
     assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text and "\x1b[H" not in text
     assert "[bold red]n[/]" in text and "a b" in text
 
@@ -275,23 +228,18 @@ def test_axes_of_the_curve():
     lines = shown(Seen("x", make_rows(48), RUN), 80)
     labelled = [line for line in lines if "┤" in line]
     values = [float(line.split("┤")[0]) for line in labelled]
-    assert values == sorted(values, reverse=True) and len(labelled) >= 3
     smoothed = [s / 48 for s in range(2, 48)]
-    assert min(smoothed) - 0.05 < values[-1] < values[0] < max(smoothed) + 0.05
-    assert np.allclose(np.diff(values), np.diff(values)[0], atol=0.006)
+    assert min(smoothed) - 0.05 < values[-1] < values[0] < max(smoothed) + 0.05 and len(labelled) >= 3
+    assert values == sorted(values, reverse=True) and np.allclose(np.diff(values), np.diff(values)[0], atol=0.006)
     # The line rises: the first column has its dots at the bottom, the last one at the top.
     assert labelled[-1].split("┤")[1][0] not in " \u2800" and labelled[0][-1] not in " \u2800┤"
-    assert len(labelled[0]) == 80
-    below = lines[lines.index(labelled[-1]) + 2].split()
-    assert below == ["1", "48"]
+    assert lines[lines.index(labelled[-1]) + 2].split() == ["1", "48"]
 
 
 def test_a_flat_curve_and_a_long_one():
     flat = shown(Seen("x", make_rows(5, **{"reward/fresh_mean": 0.25}), RUN))
-    assert any("0.250" in line or "0.25" in line for line in flat)
-    assert len([line for line in flat if "┤" in line]) >= 3
-    long = make_rows(10_000)
-    labelled = [line for line in shown(Seen("x", long, RUN)) if "┤" in line]
+    assert any("0.25" in line for line in flat) and len([line for line in flat if "┤" in line]) >= 3
+    labelled = [line for line in shown(Seen("x", make_rows(10_000), RUN)) if "┤" in line]
     assert 0 <= float(labelled[-1].split("┤")[0]) < 0.2 and 0.8 < float(labelled[0].split("┤")[0]) <= 1
 
 
@@ -336,7 +284,6 @@ def test_a_finished_run_is_shown_and_ends(folder):
     finish(folder)
     done = subprocess.run([*COMMAND, str(folder)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "finished" in done.stdout and "took 10 s" in done.stdout
-    assert len(done.stdout.splitlines()) < 60
 
 
 @pytest.mark.parametrize("how", ["finished", "stopped"])
@@ -354,21 +301,18 @@ def test_watch_and_report_say_the_same_duration(folder, how):
 
 
 def test_no_run_there(tmp_path, capsys):
-    done = subprocess.run([*COMMAND, str(tmp_path), "--once"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: run {str(tmp_path)!r} is no run's folder: it has no run.json\n"
     for name in ("b", "a"):
-        record.begin_run(tmp_path / name, {})
-    assert cli.run(["watch", str(tmp_path)]) == 2  # it would wait for ever
-    assert capsys.readouterr().err.endswith("it has no run.json; these folders in it have one: a, b\n")
-
-
-def test_bad_input_is_one_line(tmp_path, capsys):
-    assert cli.run(["watch", str(tmp_path / "none")]) == 2
-    assert cli.run(["watch"]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2
-    assert errors[0].endswith("/none' does not exist; give the folder of a run on this machine, DIR/NAME")
+        record.begin_run(tmp_path / "runs" / name, {})
+    (tmp_path / "empty").mkdir()
+    for words, part in (
+        ([str(tmp_path / "empty"), "--once"], "it has no run.json"),
+        ([str(tmp_path / "runs")], "these folders in it have one: a, b"),  # it would wait for ever
+        ([str(tmp_path / "none")], "/none' does not exist"),
+        ([], "RUN"),
+    ):
+        assert cli.run(["watch", *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and part in err
 
 
 class Terminal:
@@ -464,9 +408,8 @@ def test_live_before_the_run_has_a_folder(terminal, tmp_path):
 def test_evaluations_are_told_from_the_first_to_the_last():
     rows = [{"step": step, "eval_sums_pass1": step / 10, "eval_sums_pass4": 0.9} for step in (2, 4, 6)]
     rows.append({"step": 8, "eval_failed": 3})
-    assert section(shown(Seen("x", make_rows(8), RUN, evaluations=rows)), "held-out") == (
-        "held-out sums 0.200 to 0.600 (steps 2 to 6)"
-    )
+    lines = shown(Seen("x", make_rows(8), RUN, evaluations=rows))
+    assert section(lines, "held-out") == "held-out sums 0.200 to 0.600 (steps 2 to 6)"
     assert not [line for line in shown(Seen("x", make_rows(8), RUN)) if line.startswith("held-out")]
 
 
