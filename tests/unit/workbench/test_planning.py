@@ -17,13 +17,7 @@ from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.methods import BAPO
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants, constants_of
-from bapo_openrlhf.workbench.planning.groups import (
-    average_groups,
-    groups_of_step,
-    happenings,
-    hard_prompts,
-    rollouts,
-)
+from bapo_openrlhf.workbench.planning.groups import average_groups, groups_of_step, happenings, hard_prompts, rollouts
 from bapo_openrlhf.workbench.planning.output import Plan
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Workload
@@ -110,18 +104,17 @@ def test_cache_of_a_token():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ("{", "; its config.json is not valid JSON"),
-        ("[]", r"; its config.json must be an object, and is \[\]"),
-        ("{}", "has num_attention_heads None; it must be a whole number above 0"),
-        ('{"num_attention_heads": 0}', "has num_attention_heads 0; it must be"),
-        ('{"num_experts": 8}', "a mixture of experts; it must be a dense model"),
+        ("{", "its config.json is not valid JSON"),
+        ("[]", r"its config.json must be an object"),
+        ("{}", "num_attention_heads None"),
+        ('{"num_attention_heads": 0}', "num_attention_heads 0"),
+        ('{"num_experts": 8}', "a mixture of experts"),
     ],
 )
 def test_a_folder_that_is_no_dense_model(tmp_path, config, says):
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(ConfigError, match=says) as error:
+    with pytest.raises(ConfigError, match=rf"actor\.model_name_or_path.*{tmp_path}.*{says}"):
         shape_of_folder("actor.model_name_or_path", tmp_path)
-    assert "actor.model_name_or_path" in str(error.value) and str(tmp_path) in str(error.value)
 
 
 # ── The schedule, by simulation ──
@@ -327,40 +320,24 @@ def test_skipped_groups_have_no_price(name, kept):
     assert groups.x1 == pytest.approx(256 * kept) and (groups.x3 == 0) == (name == "none")
 
 
-def test_lengths_of_a_plan():
-    assert WORKLOAD.lengths(replace(CONSTANTS, response_share=0.25, prompt_share=0.75)) == (1536, 1024)
-
-
 def test_dapo_has_no_reference():
     assert DAPO not in [algorithm for algorithm in ALGORITHMS if WORKLOAD.has_reference(algorithm)]
     assert not with_flags(WORKLOAD, WITHOUT_REFERENCE).has_reference(GRPO)
 
 
 def test_roles_with_gpus_of_their_own():
-    """Four roles share 16 GPUs, four each, and three five each."""
+    """Four roles share 16 GPUs, four each, and three five each. A reference may be beside the actor."""
     assert [APART.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "reference", "engines")] == [4] * 4
     assert [APART.gpus_of(role, GRPO, 16) for role in ("actor", "reference", "engines")] == [5] * 3
-
-
-def test_a_reference_beside_the_actor():
-    workload = with_flags(
-        APART, {**BESIDE, "vllm.num_engines": 4, "actor.num_gpus_per_node": 2, "critic.num_gpus_per_node": 2}
-    )
+    flags = {**BESIDE, "vllm.num_engines": 4, "actor.num_gpus_per_node": 2, "critic.num_gpus_per_node": 2}
+    workload = with_flags(APART, flags)
     assert workload.gpus_of("reference", BA_PPO, 16) == workload.gpus_of("actor", BA_PPO, 16) == 4
     assert [workload.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [4, 4, 4]
 
 
 def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
-    workload = with_flags(
-        APART,
-        {
-            **BESIDE,
-            "vllm.num_engines": 4,
-            "critic.num_gpus_per_node": 3,
-            "train.batch_size": 23,
-            "train.micro_batch_size": 1,
-        },
-    )
+    flags = {**BESIDE, "vllm.num_engines": 4, "critic.num_gpus_per_node": 3, "train.micro_batch_size": 1}
+    workload = with_flags(APART, flags)
     assert [workload.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
     for batch, algorithm, word in ((23, BA_PPO, "batch"), (23, BAPO_GRPO, "fits"), (24, BA_PPO, "fits")):
         changed = with_flags(workload, {"train.batch_size": batch})
@@ -503,28 +480,26 @@ def test_memory_of_adapters(stage):
 def test_memory_of_a_reward_model():
     """Its weights, 2 bytes a parameter: beside all models, beside the critic, or on GPUs of its own."""
     shape = SHAPES["1.5B"]
+
+    def needed(workload, gpus=8):
+        return memory.gpu_memory(shape, workload, CONSTANTS, BA_PPO, gpus)
+
     kept = {"reward.remote_url": None, "reward.num_gpus_per_node": 1}
     with_it = with_flags(WORKLOAD, kept)
     assert with_it.gpus == WORKLOAD.gpus
-    result, before = (memory.gpu_memory(shape, one, CONSTANTS, BA_PPO, 8) for one in (with_it, WORKLOAD))
+    result, before = needed(with_it), needed(WORKLOAD)
     for phase in memory.PHASES:
         assert getattr(result, phase) == pytest.approx(getattr(before, phase) + 2 * shape.parameters / 8)
-    on_host = with_flags(with_it, {"reward.offload": True})
-    assert memory.gpu_memory(shape, on_host, CONSTANTS, BA_PPO, 8) == before
-    on_host = with_flags(WORKLOAD, {"ref.offload": True})
-    result = memory.gpu_memory(shape, on_host, CONSTANTS, BA_PPO, 8)
+    assert needed(with_flags(with_it, {"reward.offload": True})) == before
+    result = needed(with_flags(WORKLOAD, {"ref.offload": True}))
     assert before.generation - result.generation == pytest.approx(2 * shape.parameters / 8)
 
     apart = with_flags(APART, kept)
-    assert apart.gpus == APART.gpus + 1
-    assert memory.gpu_memory(shape, apart, CONSTANTS, BA_PPO, 5) == memory.gpu_memory(
-        shape, APART, CONSTANTS, BA_PPO, 4
-    )
+    assert apart.gpus == APART.gpus + 1 and needed(apart, 5) == needed(APART, 4)
     beside = with_flags(apart, {"train.colocate_critic_reward": True})
     assert beside.gpus == APART.gpus and with_flags(beside, {"algo.advantage.estimator": "rloo"}).gpus == apart.gpus - 1
     critic = 16 * shape.parameters + 16 * 48 * LAYER["1.5B"] * 28
-    training = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4).training
-    assert training == pytest.approx(critic + 2 * shape.parameters)
+    assert needed(beside, 4).training == pytest.approx(critic + 2 * shape.parameters)
 
 
 def test_a_critic_beside_the_reward_model_has_gpus_of_its_own():
@@ -562,10 +537,8 @@ def test_engines():
     """48 GiB without a reserve of 3 hold weights and cache. 70B needs 131.4 GiB, so an engine has 4 GPUs."""
     assert memory.tensor_parallel(SHAPES["7B"], WORKLOAD, CONSTANTS) == 1
     assert memory.tensor_parallel(SHAPES["70B"], WORKLOAD, CONSTANTS) == 4
-    assert (
-        memory.tensor_parallel(SHAPES["70B"], with_flags(WORKLOAD, {"vllm.gpu_memory_utilization": 0.28}), CONSTANTS)
-        == 8
-    )
+    narrow = with_flags(WORKLOAD, {"vllm.gpu_memory_utilization": 0.28})
+    assert memory.tensor_parallel(SHAPES["70B"], narrow, CONSTANTS) == 8
     free = 4 * (0.6 * 80 - 3) * GIB - 2 * 70_553_706_496
     assert memory.cache_tokens(SHAPES["70B"], WORKLOAD, CONSTANTS, 4) == pytest.approx(free / (320 * 1024))
 

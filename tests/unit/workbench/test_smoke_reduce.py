@@ -19,29 +19,14 @@ ROOT = Path(__file__).resolve().parents[3]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 published = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
 
-# On any machine; PRESET has v = m = 5.
-SHORT = {
-    "adapt.rollout_delay": 2,
-    "adapt.reevaluate_every": 2,
-    "train.num_episodes": 3,
-    "ckpt.save_steps": 1,
-}
+# On any machine; the preset has v = m = 5.
+SHORT = {"adapt.rollout_delay": 2, "adapt.reevaluate_every": 2, "ckpt.save_steps": 1}
 CPU = {
-    "vllm.enforce_eager": True,
-    "vllm.sync_backend": "gloo",
-    "ds.attn_implementation": "eager",
-    "vllm.enable_sleep": False,
-    "ds.enable_sleep": False,
-    "actor.num_gpus_per_node": 2,
-    "critic.num_gpus_per_node": 2,
-    "ref.num_gpus_per_node": 2,
-    "vllm.num_engines": 2,
-    "rollout.batch_size": 2,
-    "rollout.vllm_generate_batch_size": 2,
-    "train.batch_size": 8,
-    "rollout.max_new_tokens": 16,
-    "data.max_len": 2064,
-}
+    "vllm.enforce_eager": True, "vllm.sync_backend": "gloo", "vllm.enable_sleep": False, "vllm.num_engines": 2,
+    "ds.attn_implementation": "eager", "ds.enable_sleep": False, "actor.num_gpus_per_node": 2,
+    "critic.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "rollout.batch_size": 2,
+    "rollout.vllm_generate_batch_size": 2, "rollout.max_new_tokens": 16, "train.batch_size": 8, "data.max_len": 2064,
+}  # fmt: skip
 
 
 def parsed(*words):
@@ -61,16 +46,10 @@ def critic():
     return parsed("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
 
 
-def test_a_critic_preset_with_gpus(critic):
-    short = SHORT | {"data.max_samples": 256}
-    del short["train.num_episodes"]  # the preset has 3
-    assert used(critic, cpu=False) == short
-
-
-def test_a_critic_preset_on_the_cpu(critic):
-    short = SHORT | {"data.max_samples": 2}
-    del short["train.num_episodes"]
-    assert used(critic, cpu=True) == short | CPU
+def test_a_critic_preset(critic):
+    """It has 3 episodes already."""
+    assert used(critic, cpu=False) == SHORT | {"data.max_samples": 256}
+    assert used(critic, cpu=True) == SHORT | {"data.max_samples": 2} | CPU
 
 
 @pytest.mark.parametrize("cpu", [True, False])
@@ -245,7 +224,7 @@ def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
         raise OSError("no route to the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ValueError, match=r"actor.model_name_or_path is A/B; .*no route.*config.json and the tokenizer"):
+    with pytest.raises(ValueError, match=r"actor.model_name_or_path is A/B; .*no route"):
         model.source_folder("actor.model_name_or_path", "A/B")
 
 
@@ -280,11 +259,5 @@ def test_rewards_are_decided_by_the_text_and_the_true_function_is_called(tmp_pat
 
 
 def test_a_true_reward_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="one finite number is needed"):
+    with pytest.raises(ValueError, match="one finite number"):
         reward.by_hash(lambda *_, **__: {"rewards": [float("nan")]}, 0.0, 1.0)(["q"], ["p"], [""], [""])
-
-
-def test_the_file_of_settings_is_plain(critic):
-    result = reduce.settings(critic, defaults(), {"reward.remote_url": "smoke.py"})
-    assert result["reward.remote_url"] == "smoke.py" and "config" not in result
-    json.dumps(result)
