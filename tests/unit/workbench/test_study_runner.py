@@ -75,15 +75,9 @@ def test_all_are_run_and_none_twice(tmp_path):
 
 @pytest.mark.parametrize("parallel", [1, 2, 3])
 def test_so_many_at_a_time(tmp_path, parallel):
-    planned = plan(STUDY, tmp_path)
-    most = []
-    run_all(
-        planned,
-        parallel=parallel,
-        environment={"SECONDS": "0.2"},
-        until=None,
-        seen=lambda running, ended: most.append(len(running)),
-    )
+    planned, most = plan(STUDY, tmp_path), []
+    run_all(planned, parallel=parallel, environment={"SECONDS": "0.2"}, until=None,
+            seen=lambda running, ended: most.append(len(running)))  # fmt: skip
     times = [json.loads((run.folder / "times").read_text()) for run in planned]
     at_once = max(sum(a <= start < b for a, b in times) for start, _ in times)
     assert at_once <= parallel and max(most) == parallel
@@ -124,13 +118,7 @@ def test_a_run_begun_with_other_flags_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
-    [
-        (0.0001, "1.0e-4", True),
-        ("1e-4", "2e-4", False),
-        (None, "true", True),
-        (None, "false", False),
-        ("a", "b", False),
-    ],
+    [(0.0001, "1.0e-4", True), ("1e-4", "2e-4", False), (None, "true", True), ("a", "b", False)],
 )
 def test_a_flag_may_be_written_otherwise(tmp_path, one, other, same):
     begun, now = (plan(Study("tiny", ARMS, seeds=(3,), flags={"a.b": value}), tmp_path) for value in (one, other))
@@ -181,10 +169,9 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
         seen([Running(planned[1], None)], [planned[2]])
         clock[0] += 1080  # 10 in 20 minutes: 140 in 280
         seen([Running(planned[1], None)], [planned[2]])
-    result = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
-    assert result == [f"tiny: 1/4 runs, {left}" for left in (
-        "time left: not known yet", "28 min left", "4 h 40 min left",
-    )]  # fmt: skip
+    lines = capsys.readouterr().err.splitlines()
+    for line, left in zip(lines, ("time left: not known yet", "28 min left", "4 h 40 min left"), strict=True):
+        assert line.startswith(f"tiny: 1/4 runs, {left}")
 
 
 def test_a_line_for_each_run_that_ends(tmp_path, monkeypatch, capsys):
@@ -195,11 +182,9 @@ def test_a_line_for_each_run_that_ends(tmp_path, monkeypatch, capsys):
         seen([], [])
         write_summary(planned[0].folder, summary)
         seen([], [planned[0], planned[1]])
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    said = "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s"
-    assert lines[0].startswith(f"tiny: 1/4 runs, 0 s left; {said}")
-    assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in lines[1]
+    first, second = capsys.readouterr().err.splitlines()
+    assert "tiny: 1/4 runs" in first and "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s" in first
+    assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in second
 
 
 # ── table ──
@@ -217,15 +202,14 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
     assert [path.name for path in paths] == ["table.parquet", "table.csv"]
     for table in (pandas.read_parquet(paths[0]), pandas.read_csv(paths[1])):
         assert list(table.columns)[:6] == ["method", "path", "label", "seed", "step", "done"]
-        assert table[["method", "path", "label", "seed", "step", "done"]].to_numpy().tolist() == [
-            ["plain", "group", "GRPO", 3, 1, True],
-            ["plain", "group", "GRPO", 3, 2, True],
-            ["bapo", "critic", "BA-PPO", 3, 1, False],
-            ["bapo", "critic", "BA-PPO", 3, 2, False],
+        assert table.iloc[:, :6].to_numpy().tolist() == [
+            *(["plain", "group", "GRPO", 3, step, True] for step in (1, 2)),
+            *(["bapo", "critic", "BA-PPO", 3, step, False] for step in (1, 2)),
         ]
         assert table["reward/fresh_mean"].tolist() == [0.25, 0.5, 1.25, 1.5]
         assert table["eval_cd4_pass1"].isna().tolist() == [True, False, True, True]
         assert table["eval_cd4_pass1"][1] == 0.125
+    assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]
 
 
 def test_what_is_no_number_is_not_in_the_table(tmp_path):
@@ -238,15 +222,10 @@ def test_what_is_no_number_is_not_in_the_table(tmp_path):
     assert "eval_cd4_pass1" not in table or table["eval_cd4_pass1"].isna().all()
 
 
-@pytest.mark.parametrize("words", [("--max-hours", "nan", 0), ("--max-hours", "-1.0", 0), ("--parallel", "0", 1)])
-def test_numbers_out_of_range(words):
-    flag, value, least = words
-    with pytest.raises(ConfigError, match=rf"^{flag} is {value}; it must be at least {least}$"):
+@pytest.mark.parametrize(("flag", "value"), [("--max-hours", "nan"), ("--max-hours", "-1.0"), ("--parallel", "0")])
+def test_numbers_out_of_range(flag, value):
+    with pytest.raises(ConfigError, match=f"^{flag} is {value}"):
         study.main(["--config", "x.yaml", flag, value])
-
-
-def test_a_study_without_a_step_has_an_empty_table():
-    assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]
 
 
 def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, capsys):
@@ -266,9 +245,7 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
     assert (out / "table.csv").exists() and "report.html: " in capsys.readouterr().out
     content["methods"]["plain"]["flags"] = {"adapt.bufer_size": 3}
     (tmp_path / "tiny.yaml").write_text(json.dumps(content))
-    with pytest.raises(
-        ConfigError, match=r"study, plain-group: unknown flag --adapt.bufer_size; did you mean --adapt."
-    ):
+    with pytest.raises(ConfigError, match=r"study, plain-group: unknown flag --adapt.bufer_size"):
         study.main(command)
 
 
@@ -334,9 +311,7 @@ class TestContent:
         status, [error] = study()
         assert status == 2
         assert error.startswith(f"error: study: run bapo-group-s1 in {tmp_path}/out/runs was started with {says}")
-        assert error.endswith(
-            "; its files are base.yaml, method.yaml; give another --output, or delete that run's folder"
-        )
+        assert "its files are base.yaml, method.yaml" in error
 
     def test_a_check_says_what_would_run_and_runs_nothing(self, study, tmp_path):
         assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 2 are done"])
