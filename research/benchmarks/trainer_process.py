@@ -186,9 +186,6 @@ class Trainer:
         rng = np.random.default_rng(0)
         self.world, self.store = World(tokens, rng), Store(self.clock)
         launcher.ray = dealing.ray = SimpleNamespace(put=self.store.put, get=lambda answers: answers)
-        sys.modules["openrlhf.trainer.ppo_utils.experience_maker"].ray = SimpleNamespace(
-            put=lambda value: value, get=lambda refs: refs
-        )
         models = [ranks_that_answer(dealing.DealtActorGroup, ranks, self.clock, rng) for _ in range(3)]
         self.actor, self.critic = models[0], models[1] if CRITIC[name] else None
         self.maker = ExperienceMaker(
@@ -227,7 +224,7 @@ class Trainer:
             experience = self.maker.finish(passed, reviewed.kept)
         with clock.of("training: dealing"):
             for group in filter(None, (self.actor, self.critic)):
-                group.async_run_method_batch(method_name="append", experience=experience.experiences)
+                group.async_run_method_batch(method_name="append", experience=experience.samples)
         with clock.of("metrics"):
             states = states_of(reviewed.batch)
             off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), 1e-6)

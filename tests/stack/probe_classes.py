@@ -82,13 +82,12 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         name = f"{'pretraining' if pretraining else 'actor'}{step}"
         shutil.copytree(self.args.ckpt.output_dir, self.folder / name)
         arrays = {}
-        for experience in batch.experiences:
-            for row, index in enumerate(experience.index):
-                for name in NOTED:
-                    if (numbers := getattr(experience, name)) is not None:
-                        arrays[f"{index}/{name}"] = numbers[row].numpy()
-                segments = self.experience_maker.segments[kept[index]]
-                arrays[f"{index}/segments"] = np.array(segments, dtype=int).reshape(-1, 2)
+        for index, sample in enumerate(batch.samples):
+            for name in NOTED:
+                if (numbers := getattr(sample, name)) is not None:
+                    arrays[f"{index}/{name}"] = numbers[0].numpy()
+            segments = self.experience_maker.segments[kept[index]]
+            arrays[f"{index}/segments"] = np.array(segments, dtype=int).reshape(-1, 2)
         np.savez(
             self.folder / f"{'pretraining' if pretraining else 'experience'}{step}.npz",
             source=np.array([origin.source for origin in batch.origins]),

@@ -11,11 +11,7 @@ class VisionProbeTrainer(probe_classes.ProbeTrainer):
 
     def note_experience(self, batch, kept):
         super().note_experience(batch, kept)
-        images = {
-            index: experience.images[row]
-            for experience in batch.experiences
-            for row, index in enumerate(experience.index)
-        }
+        images = {index: sample.images[0] for index, sample in enumerate(batch.samples)}
         (self.folder / f"images{self.state.step}.json").write_text(json.dumps(images))
 
 

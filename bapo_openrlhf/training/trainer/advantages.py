@@ -34,17 +34,17 @@ class Discounts(NamedTuple):
 
     Attributes:
         gamma: Of rewards.
-        actor: Lambda of the advantages, one number, or one of each response, shape (B,).
+        actor: Lambda of the advantages.
         critic: Lambda of the returns, which are the critic's targets.
     """
 
     gamma: float
-    actor: float | np.ndarray
+    actor: float
     critic: float
 
 
 def set_advantages(
-    experiences: Sequence[Experience],
+    samples: Sequence[Experience],
     groups: Sequence[Group],
     args: SimpleNamespace,
     *,
@@ -53,18 +53,18 @@ def set_advantages(
     log_ratios: Sequence[np.ndarray] = (),
     fresh: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Set advantages and returns of a batch, float32 of shape (B, A) in each experience.
+    """Set advantages and returns of a batch, float32 of shape (1, A) in each sample.
 
     `info` gets "group_reward_std", "return", and "reward" after the length penalties. The KL is part of the returns
     then, and becomes None.
 
     Args:
-        experiences: The experience of N samples. Their `index` has the positions of the samples.
+        samples: N samples, each with a batch dimension of 1.
         groups: The group of each sample, N. Equal ones are in a row.
         args: OpenRLHF's (nested) arguments.
         kl_coefficient: Factor on the KL of each token.
         critic_lambd: Lambda of the returns; None if it is that of the advantages.
-        log_ratios: For V-trace: log pi_today - log alpha of each token, shape (B, A), of each experience.
+        log_ratios: For V-trace: log pi_today - log alpha of each token, shape (1, A), of each sample.
         fresh: Which samples are those of X1, bool (N,), to choose the baseline on them; None to take the critic.
 
     Returns:
@@ -73,41 +73,41 @@ def set_advantages(
     Raises:
         ValueError: A group needs the penalised rewards of responses that it does not hold, or the estimator is unknown.
     """
-    for experience in experiences:
-        experience.rewards = experience.rewards.float()
-    apply_length_penalties(experiences, args)
+    for sample in samples:
+        sample.rewards = sample.rewards.float()
+    apply_length_penalties(samples, args)
     advantage, critic = args.algo.advantage, args.algo.advantage.estimator == "gae"
     lambd = advantage.lambd if critic_lambd is None else critic_lambd
     discounts = Discounts(advantage.gamma, advantage.lambd, lambd) if critic else Discounts(1.0, 1.0, 1.0)
-    related = related_rewards(experiences, groups, args, advantage.estimator)
-    corrected = log_ratios if args.adapt.returns == "vtrace" else [None] * len(experiences)
+    related = related_rewards(samples, groups, args, advantage.estimator)
+    corrected = log_ratios if args.adapt.returns == "vtrace" else [None] * len(samples)
     followed = list[torch.Tensor]()
-    for experience, rewards, log_ratio in zip(experiences, related, corrected, strict=True):
-        mask = experience.action_mask
+    for sample, rewards, log_ratio in zip(samples, related, corrected, strict=True):
+        mask = sample.action_mask
         tokens = compute_reward(
-            rewards, kl_coefficient, experience.kl, action_mask=mask, reward_clip_range=args.reward.clip_range
+            rewards, kl_coefficient, sample.kl, action_mask=mask, reward_clip_range=args.reward.clip_range
         )
         followed.append(discounted_sums(mask * tokens, discounts.gamma))
         if args.adapt.length_adaptive_lambd is not None:
             lengths, alpha = mask.sum(-1).numpy(), args.adapt.length_adaptive_lambd
-            discounts = discounts._replace(actor=length_adaptive_lambda(lengths, alpha))
+            discounts = discounts._replace(actor=length_adaptive_lambda(lengths, alpha).item())
         if not critic:
-            experience.returns, experience.advantages = followed[-1], followed[-1].clone()
+            sample.returns, sample.advantages = followed[-1], followed[-1].clone()
         elif log_ratio is None:
-            experience.advantages, experience.returns = gae(experience.values, tokens, mask, discounts)
+            sample.advantages, sample.returns = gae(sample.values, tokens, mask, discounts)
         else:
-            estimates = corrected_returns(experience.values, tokens, mask, log_ratio, discounts)
-            experience.advantages, experience.returns = estimates
-        experience.info["return"] = tokens.sum(dim=-1)
-        experience.kl = None
-    metrics = choose_baseline(experiences, groups, args, followed, fresh) if critic and fresh is not None else {}
+            estimates = corrected_returns(sample.values, tokens, mask, log_ratio, discounts)
+            sample.advantages, sample.returns = estimates
+        sample.info["return"] = tokens.sum(dim=-1)
+        sample.kl = None
+    metrics = choose_baseline(samples, groups, args, followed, fresh) if critic and fresh is not None else {}
     if ESTIMATORS[advantage.estimator].whitened:
-        whiten(experiences, scale=not advantage.no_std_norm)
+        whiten(samples, scale=not advantage.no_std_norm)
     return metrics
 
 
 def choose_baseline(
-    experiences: Sequence[Experience],
+    samples: Sequence[Experience],
     groups: Sequence[Group],
     args: SimpleNamespace,
     followed: Sequence[torch.Tensor],
@@ -121,8 +121,8 @@ def choose_baseline(
     groups by heart. Without X1 the mean is taken.
 
     Args:
-        experiences, groups, args: See `set_advantages`.
-        followed: G, the Monte Carlo returns of each experience, shape (B, A).
+        samples, groups, args: See `set_advantages`.
+        followed: G, the Monte Carlo returns of each sample, shape (1, A).
         fresh: Which samples are those of X1, bool (N,).
 
     Returns:
@@ -130,35 +130,35 @@ def choose_baseline(
     """
     kind, with_mean = args.adapt.critic_baseline, list[torch.Tensor]()
     if kind == "batch":
-        with_mean = [numbers - torch.cat([e.rewards for e in experiences]).mean() for numbers in followed]
+        with_mean = [numbers - torch.cat([e.rewards for e in samples]).mean() for numbers in followed]
     elif kind == "group":
-        related = related_rewards(experiences, groups, args, "rloo")  # r - mean of the others
-        means = [(e.rewards - rewards).unsqueeze(-1) for e, rewards in zip(experiences, related, strict=True)]
+        related = related_rewards(samples, groups, args, "rloo")  # r - mean of the others
+        means = [(e.rewards - rewards).unsqueeze(-1) for e, rewards in zip(samples, related, strict=True)]
         with_mean = [numbers - mean for numbers, mean in zip(followed, means, strict=True)]
-    rows = [e.action_mask.bool() & torch.from_numpy(fresh[e.index]).unsqueeze(-1) for e in experiences]
+    masks = [sample.action_mask.bool() for sample in samples]
 
     def of_fresh(numbers: Sequence[torch.Tensor]) -> np.ndarray:
-        return torch.cat([one[row] for one, row in zip(numbers, rows, strict=True)]).double().numpy()
+        rows = [row[mask] for row, mask, is_fresh in zip(numbers, masks, fresh, strict=True) if is_fresh]
+        return torch.cat([torch.zeros(0), *rows]).double().numpy()
 
-    returns, values = of_fresh(followed), of_fresh([e.values for e in experiences])
+    returns, values = of_fresh(followed), of_fresh([e.values for e in samples])
     by_critic = kind == "critic" or critic_leaves_less(returns, values, of_fresh(with_mean))
-    for experience, advantages in () if by_critic else zip(experiences, with_mean, strict=True):
-        experience.advantages = experience.action_mask * advantages
+    for sample, advantages in () if by_critic else zip(samples, with_mean, strict=True):
+        sample.advantages = sample.action_mask * advantages
     explained = explained_variance(returns, values)
     metrics = {} if explained is None else {"value/explained_variance_fresh": explained}
     return metrics | {"value/critic_is_baseline": float(by_critic)}
 
 
 def related_rewards(
-    experiences: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
+    samples: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
 ) -> list[torch.Tensor]:
-    """What an estimator makes of the rewards of each experience, float32 of shape (B,) each.
+    """What an estimator makes of the reward of each sample, float32 of shape (1,) each.
 
-    `info` of an experience gets "group_reward_std", the spread of the rewards that those of a sample are compared with.
+    `info` of a sample gets "group_reward_std", the spread of the rewards that its own is compared with.
     """
-    order = np.concatenate([experience.index for experience in experiences])
-    rewards, spread = np.empty(len(order)), np.empty(len(order))
-    rewards[order] = torch.cat([experience.rewards for experience in experiences]).double().numpy()
+    rewards = torch.cat([sample.rewards for sample in samples]).double().numpy()
+    spread = np.empty(len(rewards))
     edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
     for start, end in itertools.pairwise(edges):
         members, group = rewards[start:end], groups[start]
@@ -174,9 +174,9 @@ def related_rewards(
         spread[start:end] = baseline.std()
         ends = tuple(map(float, group.reward_range))
         rewards[start:end] = relative_rewards(estimator, members, baseline, args.adapt.eps, ends)
-    for experience in experiences:
-        experience.info["group_reward_std"] = torch.from_numpy(spread[experience.index]).float()
-    return [torch.from_numpy(rewards[experience.index]).float() for experience in experiences]
+    for sample, of_group in zip(samples, torch.from_numpy(spread).float().split(1), strict=True):
+        sample.info["group_reward_std"] = of_group
+    return list(torch.from_numpy(rewards).float().split(1))
 
 
 def penalises_length(args: SimpleNamespace) -> bool:
@@ -187,7 +187,7 @@ def penalises_length(args: SimpleNamespace) -> bool:
 def gae(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, discounts: Discounts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of one experience by GAE (arXiv 1506.02438), shape (B, A) each.
+    """Advantages and returns of one sample by GAE (arXiv 1506.02438), shape (1, A) each.
 
     The returns may have another lambda than the advantages (Decoupled-GAE of arXiv 2503.01491):
 
@@ -198,7 +198,7 @@ def gae(
     Tokens that were not generated count as value 0 and reward 0, as in OpenRLHF.
 
     Args:
-        values, rewards, mask: Of each token, shape (B, A).
+        values, rewards, mask: Of each token, shape (1, A).
         discounts: Gamma and both lambdas.
     """
     values, rewards = mask * values, mask * rewards
@@ -206,7 +206,7 @@ def gae(
     delta = rewards + discounts.gamma * following - values
     advantages = discounted_sums(delta, discounts.gamma * discounts.actor)
     errors = advantages
-    if not np.array_equal(discounts.critic, discounts.actor):
+    if discounts.critic != discounts.actor:
         errors = discounted_sums(delta, discounts.gamma * discounts.critic)
     return advantages, errors + values
 
@@ -217,40 +217,34 @@ def corrected_returns(
     """The same by V-trace (`adapt.vtrace`), which corrects for the policy that generated a response.
 
     Args:
-        values, rewards, mask: Of each token, shape (B, A).
-        log_ratios: log pi_today - log alpha of each token, shape (B, A).
+        values, rewards, mask: Of each token, shape (1, A).
+        log_ratios: log pi_today - log alpha of each token, shape (1, A).
         discounts: Gamma and both lambdas.
     """
     numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
     advantages, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
-    if not np.array_equal(discounts.critic, discounts.actor):
+    if discounts.critic != discounts.actor:
         _, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.critic)
     return torch.from_numpy(advantages).float(), torch.from_numpy(targets).float()
 
 
-def discounted_sums(numbers: torch.Tensor, factor: float | np.ndarray) -> torch.Tensor:
-    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A).
-
-    The factor is one number, or one of each row, shape (B,).
-    """
-    if isinstance(factor, np.ndarray):
-        rows = zip(numbers.split(1), factor.tolist(), strict=True)
-        return torch.cat([discounted_sums(row, of_row) for row, of_row in rows])
+def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
+    """s_t = x_t + factor s_{t+1}, computed from the last token to the first in the dtype of x, shape (B, A)."""
     weights = np.array([1, -factor], dtype=numbers.numpy().dtype)
     sums = lfilter(weights[:1], weights, numbers.numpy()[:, ::-1], axis=-1)
     return torch.from_numpy(sums[:, ::-1].copy())
 
 
-def whiten(experiences: Sequence[Experience], *, scale: bool) -> None:
+def whiten(samples: Sequence[Experience], *, scale: bool) -> None:
     """Move the advantages of all generated tokens of a batch to mean 0, and scale them to variance 1 if `scale`.
 
     A variance below 1e-8 counts as 1e-8, so that equal advantages stay finite.
     """
-    advantages = torch.cat([experience.advantages.flatten() for experience in experiences]).float()
-    mask = torch.cat([experience.action_mask.flatten() for experience in experiences])
+    advantages = torch.cat([sample.advantages.flatten() for sample in samples]).float()
+    mask = torch.cat([sample.action_mask.flatten() for sample in samples])
     count = mask.sum()
     mean = (advantages * mask).sum() / count
     variance = ((advantages - mean).square() * mask).sum() / count
     factor = variance.clamp(min=1e-8).rsqrt() if scale else 1.0
-    for experience in experiences:
-        experience.advantages = (experience.advantages - mean) * factor
+    for sample in samples:
+        sample.advantages = (sample.advantages - mean) * factor

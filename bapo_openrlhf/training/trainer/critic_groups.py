@@ -52,13 +52,12 @@ class CriticGroups:
         """
         if self.critic is None:
             return {}
-        own = experience.experiences if experience else []
+        own = experience.samples if experience else []
         if not self.generated:
             return {TOKENS: tokens + tokens_of(own)}
         beside = beside_batch(generated.fresh + generated.reevaluated, batch)
         more = self.maker.for_critic(beside, self.state.weights_since) if beside else []
-        samples = sum(len(part.index) for part in own)
-        self.waiting = [values_only(part, 0) for part in own] + [values_only(part, samples) for part in more]
+        self.waiting = list(map(values_only, own + more))
         known = explained_variance(self.waiting)
         metrics = {f"{name}_generated": value for name, value in known.items()}
         return metrics | {TOKENS: tokens + tokens_of(self.waiting)}
@@ -70,17 +69,12 @@ class CriticGroups:
             ray.get(self.critic.take(waiting))
 
 
-def values_only(experience: Experience, first: int) -> Experience:
-    """What a critic reads of an experience.
-
-    Args:
-        experience: Its `index` has the positions of its samples.
-        first: Position of the first of all samples among those of the critic.
-    """
+def values_only(sample: Experience) -> Experience:
+    """What a critic reads of a sample."""
     unread = dict.fromkeys(("action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "kl"))
-    return replace(experience, **unread, info={}, index=[first + place for place in experience.index])
+    return replace(sample, **unread, info={})
 
 
-def tokens_of(experiences: Sequence[Experience]) -> int:
+def tokens_of(samples: Sequence[Experience]) -> int:
     """Number of generated tokens."""
-    return sum(int(experience.action_mask.sum()) for experience in experiences)
+    return sum(int(sample.action_mask.sum()) for sample in samples)

@@ -135,15 +135,15 @@ class DealtActorGroup(RayActorGroup):
             return self.take(kwargs["experience"])
         return self._send(method_name, [self._call(part) for part in equal_parts(kwargs, ranks_of(self))])
 
-    def take(self, experiences: Sequence[Experience]) -> list[Any]:
+    def take(self, samples: Sequence[Experience]) -> list[Any]:
         """Deal a batch to train on to the ranks, which take it in the place of one that they have. Returns references.
 
         Args:
-            experiences: The batch, see `training_shares`.
+            samples: The batch, see `training_shares`.
         """
         ranks, skipped, self.skipped = ranks_of(self), self.skipped, ()
-        key = (ranks, *map(id, experiences))
-        refs = self._once(key, experiences[0], lambda: training_shares(experiences, ranks, skipped))
+        key = (ranks, *map(id, samples))
+        refs = self._once(key, samples[0], lambda: training_shares(samples, ranks, skipped))
         return self._send("take", [(ref, 1) for ref in refs])
 
     def _send(self, method_name: str, calls: Sequence[tuple[Any, int]]) -> list[Any]:
@@ -191,32 +191,29 @@ def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str
 
 
 def training_shares(
-    experiences: Sequence[Experience], ranks: int, skipped: Sequence[Skipped] = ()
+    samples: Sequence[Experience], ranks: int, skipped: Sequence[Skipped] = ()
 ) -> Iterator[dict[str, list[Any]]]:
     """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
 
     Its share are samples, and samples that are skipped, with their places in it.
 
     Args:
-        experiences: The batch. Each of them has in `index` the positions of its samples, or all have None. A filler,
-            which is there if all samples are skipped, has no positions.
+        samples: The samples of the batch, in batches of any sizes. A filler, which is there if all samples are skipped,
+            has no position.
         ranks: Number of data-parallel ranks.
         skipped: Further samples of the batch, in order, which no model passes.
     """
-    places = [place for experience in experiences for place in experience.index or []]
     # OpenRLHF's function removes the index of what it gets, so it gets copies.
-    samples = [sample for experience in experiences for sample in split_experience_batch(replace(experience))]
-    order_info(samples)
-    if places:
-        samples = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
-    filler = make_experience_batch([filler_of(min(samples, key=length_of))])  # it costs least
-    members: list[Experience | Skipped] = [] if experiences[0].index == [] else [*samples]
+    passed = [sample for batch in samples for sample in split_experience_batch(replace(batch))]
+    order_info(passed)
+    filler = make_experience_batch([filler_of(min(passed, key=length_of))])  # it costs least
+    members: list[Experience | Skipped] = [] if samples[0].index == [] else [*passed]
     for sample in skipped:
         members.insert(sample.place, sample)
     for share in deal(list(map(length_of, members)), ranks):
         of_rank = [members[place] for place in share]
-        passed = [member for member in of_rank if not isinstance(member, Skipped)]
-        rank_batch = make_experience_batch(passed) if passed else None
+        own = [member for member in of_rank if not isinstance(member, Skipped)]
+        rank_batch = make_experience_batch(own) if own else None
         for name, values in rank_batch.info.items() if rank_batch else ():
             rank_batch.info[name] = torch.stack(values) if isinstance(values, list) else values
         left_out = [replace(m, place=place) for place, m in enumerate(of_rank) if isinstance(m, Skipped)]
@@ -226,32 +223,19 @@ def training_shares(
 class DealtBatch:
     """The samples of one batch, as the forward-pass batches that the ranks of each model pass.
 
-    A model may have another number of ranks than the actor, or it may be asked for only some of the samples. It then
-    gets batches of its own, and `in_batches` brings its answers back to the batches of this process.
+    What the models say of a sample comes back by its position, whatever rank it was dealt to.
 
     Args:
-        samples: One sample each. The constructor sets their `index`.
-        actor: The actor's processes.
+        samples: One sample each.
         cut: See `dealt_batches`.
         pad: Token id of the padding.
-
-    Attributes:
-        samples: The samples.
-        batches: The batches of this process: those of the actor's ranks, one rank after the other, without fillers.
     """
 
-    def __init__(self, samples: Sequence[Experience], actor: RayActorGroup, cut: Cut, pad: int) -> None:
-        order_info(samples)
-        for place, sample in enumerate(samples):
-            sample.index = [place]
-        self.samples, self._cut, self._pad = samples, cut, pad
+    def __init__(self, samples: Sequence[Experience], cut: Cut, pad: int) -> None:
+        self.samples = [replace(sample, index=[place]) for place, sample in enumerate(samples)]
+        order_info(self.samples)
+        self._cut, self._pad = cut, pad
         self._forward_batches: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and samples' positions
-        self.batches = [batch for batch in self.forward_batches(self.places, actor) if batch.index]
-
-    @property
-    def places(self) -> Places:
-        """Positions of all samples."""
-        return list(range(len(self.samples)))
 
     def forward_batches(self, places: Places, workers: RayActorGroup) -> list[Experience]:
         """Forward-pass batches of these samples for all ranks of a model, one rank after the other, with fillers."""
@@ -281,9 +265,9 @@ class DealtBatch:
             alone: Whether the model shares its GPUs: then it is waited for, and empties its cache.
 
         Returns:
-            A function of no arguments. It returns the answer for each sample, shape (A',) or (), by its position.
+            A function of no arguments. It returns the answer for each sample, shape (A,) or (), by its position.
         """
-        places = self.places if places is None else places
+        places = list(range(len(self.samples))) if places is None else places
         if model is None or not places:
             return dict
         batches = self.forward_batches(places, model)
@@ -297,19 +281,14 @@ class DealtBatch:
 
         def answers() -> dict[int, torch.Tensor]:
             of_ranks = ray.get(refs)[:: model.duplicate_actors]  # those of a tensor-parallel group have the same
-            return rows_by_place([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
+            rows = rows_by_place([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
+            return {place: self._without_padding(place, row) for place, row in rows.items()}
 
         return answers
 
-    def in_batches(self, rows: Mapping[int, torch.Tensor]) -> list[Any]:
-        """A model's answers for each batch of this process, shape (B, A); None each if there is no such model.
-
-        Args:
-            rows: The answer for each sample, shape (A',), by the sample's position.
-        """
-        if not rows:
-            return [None] * len(self.batches)
-        return [stacked([rows[place] for place in batch.index], batch) for batch in self.batches]
+    def _without_padding(self, place: int, row: torch.Tensor) -> torch.Tensor:
+        """A model's answer for one sample, in memory of its own."""
+        return row[: self.samples[place].action_mask.shape[-1]].clone() if row.dim() else row
 
 
 def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
@@ -340,16 +319,3 @@ def rows_by_place(batches: Sequence[Places], answers: Sequence[torch.Tensor]) ->
         for places, answer in zip(batches, answers, strict=True)
         for place, row in zip(places, answer, strict=False)  # the answer for a filler has a row and no place
     }
-
-
-def stacked(rows: Sequence[torch.Tensor], batch: Experience) -> torch.Tensor:
-    """The rows padded to the length of a batch, shape (B, A). There is 0 behind the end of each sample.
-
-    Args:
-        rows: Numbers of each sample, shape (A',). Each row has padding of its own.
-        batch: The batch of these samples.
-    """
-    result = rows[0].new_zeros(batch.action_mask.shape)
-    for target, row, length in zip(result, rows, batch.attention_mask.sum(-1).tolist(), strict=True):
-        target[: length - 1] = row[: length - 1]
-    return result

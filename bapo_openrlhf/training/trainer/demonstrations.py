@@ -82,17 +82,14 @@ class Solutions:
         """Number of tokens of the prompt's solution."""
         return len(self[prompt.id])
 
-    def sample(
-        self, prompt: Prompt, advantage: float = 0.0, *, place: int = 0, like: Experience | None = None
-    ) -> Experience:
+    def sample(self, prompt: Prompt, advantage: float = 0.0, *, like: Experience | None = None) -> Experience:
         """The demonstration of a prompt as a sample with a batch dimension of 1.
 
         Args:
             prompt: The prompt.
             advantage: Of each token of its solution. Cross-entropy does not read it.
-            place: Its position in the batch.
-            like: Samples of the batch that it joins. It has the same fields and the same entries of `info`, and 0 where
-                a demonstration has no number. None: it has all fields.
+            like: A sample of the batch that it joins. It has the same fields and the same entries of `info`, and 0
+                where a demonstration has no number. None: it has all fields.
         """
         ids, start = self._tokens[prompt.id]
         mask = torch.arange(1, len(ids)).unsqueeze(0) >= start
@@ -112,8 +109,8 @@ class Solutions:
             "total_length": torch.tensor([float(len(ids))]),
         }
         texts = {"prompts": [prompt.text], "labels": [prompt.label], "images": [None], "mm_train_inputs": [None]}
-        info = {} if like is None else {key: torch.zeros_like(value[:1]) for key, value in like.info.items()}
-        return Experience(**zeros | known | texts, index=[place], info=info)
+        info = {} if like is None else {key: torch.zeros_like(value) for key, value in like.info.items()}
+        return Experience(**zeros | known | texts, info=info)
 
 
 class Demonstrations:
@@ -136,11 +133,9 @@ class Demonstrations:
             batch: The batch.
             experience: The experience of its groups; None if it has none.
         """
-        first, like = (len(experience.origins), experience.experiences[0]) if experience else (0, None)
-        return [
-            self.solutions.sample(shown.prompt, advantage_of(shown, self.args), place=first + number, like=like)
-            for number, shown in enumerate(batch.demonstrations)
-        ]
+        like = experience.samples[0] if experience else None
+        shown = [(one.prompt, advantage_of(one, self.args)) for one in batch.demonstrations]
+        return [self.solutions.sample(prompt, advantage, like=like) for prompt, advantage in shown]
 
     def send(self, samples: Sequence[Experience]) -> None:
         """Send samples to the actor, which trains on them next."""
@@ -151,7 +146,7 @@ class Demonstrations:
         if not batch.fine_tuned:
             return {}
         self.state.phase = "training"
-        self.send([self.solutions.sample(prompt, place=place) for place, prompt in enumerate(batch.fine_tuned)])
+        self.send(list(map(self.solutions.sample, batch.fine_tuned)))
         status = ray.get(self.actor.async_run_method(method_name="fine_tune"))[0]
         return {
             "demonstrations/cross_entropy": status["policy_loss"],

@@ -8,8 +8,8 @@ A batch passes the experience maker in two halves, because the review of the bat
 `origins_of` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -70,19 +70,22 @@ class ForwardPass:
     """What today's models say of a batch.
 
     Attributes:
-        experiences: OpenRLHF's forward-pass batches with log-probs, values and KL. Their `index` has the positions of
-            their samples.
-        origins: Where each sample comes from.
+        samples: Its samples, each with log-probs, values and KL of shape (1, A).
+        origins: Where each of them comes from.
         log_ratios: log pi_today(y|x) - log alpha(y|x) of each sample, summed over its tokens, shape (N,).
         sums: Other sums over the tokens of each sample.
         reference_kept: Number of generated tokens that were not sent to the reference model.
     """
 
-    experiences: list[Experience]
+    samples: list[Experience]
     origins: Sequence[SampleOrigin]
     log_ratios: np.ndarray
     sums: TokenSums
     reference_kept: int
+
+    def at(self, places: Sequence[int]) -> tuple[list[Experience], list[SampleOrigin]]:
+        """The samples at these positions, and their origins."""
+        return [self.samples[place] for place in places], [self.origins[place] for place in places]
 
 
 @dataclass(frozen=True)
@@ -132,16 +135,17 @@ class ExperienceMaker:
         if not origins:
             return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
         known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
-        experiences = self._pass(self._deal([origin.sample() for origin in origins]), known, policies=policies)
+        samples = [origin.sample() for origin in origins]
+        self._pass(samples, known, policies=policies)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
-        for experience in experiences if policies else ():
-            ratios = token_log_ratios(experience).numpy()
-            log_ratios[experience.index] = ratios.sum(-1)
-            for whole, part in zip(sums, TokenSums.of(ratios, experience.action_mask.bool().numpy()), strict=True):
-                whole[experience.index] = part
+        for place, sample in enumerate(samples) if policies else ():
+            ratios = token_log_ratios(sample).numpy()
+            log_ratios[[place]] = ratios.sum(-1)
+            for whole, part in zip(sums, TokenSums.of(ratios, sample.action_mask.numpy()), strict=True):
+                whole[[place]] = part
         kept = known.kept_tokens if policies and self.reference is not None else 0
-        return ForwardPass(experiences, origins, log_ratios, sums, kept)
+        return ForwardPass(samples, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
     def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
@@ -152,19 +156,19 @@ class ExperienceMaker:
             kept: Positions of the samples that stay, in order; at least one.
             monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
         """
-        origins, experiences = self._kept(passed, kept)
-        corrections, loss_log_ratios = self._corrections(experiences, origins), []
-        for experience in experiences:
-            log_probs = experience.action_log_probs
-            self._set_policies(experience, [origins[place].on_policy for place in experience.index])
-            loss_log_ratios.append(self._loss_log_ratio(log_probs, experience))
+        samples, origins = passed.at(kept)
+        corrections, loss_log_ratios = self._corrections(samples, origins), []
+        for sample, origin in zip(samples, origins, strict=True):
+            log_probs = sample.action_log_probs
+            self._set_policies(sample, on_policy=origin.on_policy)
+            loss_log_ratios.append(self._loss_log_ratio(log_probs, sample))
         fresh = np.array([origin.source == "fresh" for origin in origins])
-        baseline = self._set_advantages(experiences, origins, corrections, fresh, monte_carlo=monte_carlo)
+        baseline = self._set_advantages(samples, origins, corrections, fresh, monte_carlo=monte_carlo)
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
-        masked = self._mask_moved(experiences, loss_log_ratios)
-        tokens = {source: source_tokens(source, experiences, loss_log_ratios, origins) for source in SOURCES}
+        masked = self._mask_moved(samples, loss_log_ratios)
+        tokens = {source: source_tokens(source, samples, loss_log_ratios, origins) for source in SOURCES}
         kept_tokens = passed.reference_kept
-        return BatchExperience(experiences, origins, log_ratios, sums, kept_tokens, tokens, baseline, masked)
+        return BatchExperience(samples, origins, log_ratios, sums, kept_tokens, tokens, baseline, masked)
 
     @torch.no_grad()
     def for_critic(self, groups: Sequence[Group], since: int) -> list[Experience]:
@@ -184,40 +188,33 @@ class ExperienceMaker:
         passed = self.forward(origins, policies=has_kl or corrects)
         sizes = [group.size for group in groups]
         kept = np.flatnonzero(np.repeat(~nonfinite(passed.log_ratios, sizes), sizes)).tolist()
-        if not kept:
+        samples, origins = passed.at(kept)
+        if not samples:
             return []
-        origins, experiences = self._kept(passed, kept)
         if has_kl or corrects:
-            corrections = self._corrections(experiences, origins)
+            corrections = self._corrections(samples, origins)
         else:
-            corrections = [np.zeros(experience.action_mask.shape) for experience in experiences]
+            corrections = [np.zeros(sample.action_mask.shape) for sample in samples]
         if has_kl and adapt.kl_target == "behaviour":
-            for experience in experiences:
-                self._pull_towards_behaviour(experience)
-        self._set_advantages(experiences, origins, corrections)
-        return experiences
+            for sample in samples:
+                self._pull_towards_behaviour(sample)
+        self._set_advantages(samples, origins, corrections)
+        return samples
 
     def make_experience_batch(self, experience: list[Experience]) -> list[Experience]:
         """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
         return experience
 
-    def _kept(self, passed: ForwardPass, kept: Sequence[int]) -> tuple[list[SampleOrigin], list[Experience]]:
-        """The origins and the experience of the samples at these positions, dealt again if they are not all."""
-        origins, experiences = [passed.origins[place] for place in kept], passed.experiences
-        if len(kept) < len(passed.origins):
-            rows = {place: (e, row) for e in experiences for row, place in enumerate(e.index)}
-            experiences = list(self._deal([row_of(*rows[place]) for place in kept]).batches)
-        return origins, experiences
-
-    def _corrections(self, experiences: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
-        """The log ratios that V-trace corrects for, of each experience; none without V-trace."""
+    def _corrections(self, samples: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
+        """The log ratios that V-trace corrects for, of each sample; none without V-trace."""
         if self.args.adapt.returns != "vtrace":
             return []
-        return [off_policy_log_ratios(e, [origins[place].on_policy for place in e.index]) for e in experiences]
+        pairs = zip(samples, origins, strict=True)
+        return [off_policy_log_ratios(sample, on_policy=origin.on_policy) for sample, origin in pairs]
 
     def _set_advantages(
         self,
-        experiences: Sequence[Experience],
+        samples: Sequence[Experience],
         origins: Sequence[SampleOrigin],
         corrections: Sequence[np.ndarray],
         fresh: np.ndarray | None = None,
@@ -225,7 +222,7 @@ class ExperienceMaker:
         monte_carlo: bool = False,
     ) -> dict[str, float]:
         return set_advantages(
-            experiences,
+            samples,
             [origin.group for origin in origins],
             self.args,
             kl_coefficient=self.kl_ctl.value,
@@ -234,134 +231,131 @@ class ExperienceMaker:
             fresh=fresh,
         )
 
-    def _deal(self, samples: list[Experience]) -> DealtBatch:
-        cut = partial(forward_parts, self.args)
-        return DealtBatch(samples, self.actor, cut, self.pad)
-
-    def _pass(self, dealt: DealtBatch, known: ReferenceLogProbs, *, policies: bool = True) -> list[Experience]:
-        """Pass a batch through today's models. Returns its forward-pass batches with log-probs, values and KL.
+    def _pass(self, samples: list[Experience], known: ReferenceLogProbs, *, policies: bool) -> None:
+        """Pass a batch through today's models, and set log-probs, values and KL of its samples.
 
         All models are asked before the first answer is awaited. But models that share GPUs (`--train.colocate_*`) are
         asked one after the other, and each empties its cache.
 
         Args:
-            dealt: The samples. Only those that `known` lacks go to the reference model.
+            samples: The samples. Only those that `known` lacks go to the reference model.
             known: The log-probs under the reference model. It gets those that were unknown.
             policies: See `forward`.
         """
+        dealt = DealtBatch(samples, partial(forward_parts, self.args), self.pad)
         train, reference_model = self.args.train, self.reference if policies else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)
         reference = dealt.ask(reference_model, known.missing, images=True, alone=beside_actor)
-        log_probs, values = dealt.in_batches(actor()), dealt.in_batches(critic())
-        known.keep(reference(), dealt.samples)
-        for batch, action_log_probs, value in zip(dealt.batches, log_probs, values, strict=True):
-            batch.action_log_probs, batch.values = action_log_probs, value
+        log_probs, values = actor(), critic()
+        known.keep(reference(), samples)
+        for place, sample in enumerate(samples):
+            sample.action_log_probs = log_probs[place].unsqueeze(0) if log_probs else None
+            sample.values = values[place].unsqueeze(0) if values else None
             if policies:
-                self._set_kl(batch, None if reference_model is None else known.of(batch))
+                self._set_kl(sample, None if reference_model is None else known.of(place, sample.action_mask))
             else:
-                batch.kl = torch.zeros(batch.action_mask.shape)
-        return dealt.batches
+                sample.kl = torch.zeros(sample.action_mask.shape)
 
-    def _set_kl(self, batch: Experience, reference: torch.Tensor | None) -> None:
-        """Set the KL of each token to the reference model, shape (B, A), or give its log-probs to the loss.
+    def _set_kl(self, sample: Experience, reference: torch.Tensor | None) -> None:
+        """Set the KL of each token to the reference model, shape (1, A), or give its log-probs to the loss.
 
         Without a reference model, and if the KL is a term of the loss (`--algo.kl.use_loss`), it is 0 here.
 
         Args:
-            batch: Forward-pass batch. Its `action_log_probs` are today's.
-            reference: Log-probs under the reference model, shape (B, A); None if there is none.
+            sample: The sample. Its `action_log_probs` are today's.
+            reference: Log-probs under the reference model, shape (1, A); None if there is none.
         """
-        kl, log_probs, mask = self.args.algo.kl, batch.action_log_probs, batch.action_mask
-        batch.base_action_log_probs = reference if kl.use_loss else None
-        batch.kl = moved = torch.zeros_like(log_probs)
+        kl, log_probs, mask = self.args.algo.kl, sample.action_log_probs, sample.action_mask
+        sample.base_action_log_probs = reference if kl.use_loss else None
+        sample.kl = moved = torch.zeros_like(log_probs)
         if reference is not None and not kl.use_loss:
-            batch.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
+            sample.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
             moved = log_probs.float() - reference.float()
-        batch.info["kl"] = token_mean(batch.kl, mask)
-        batch.info["logprobs_diff"] = token_mean(moved, mask)
+        sample.info["kl"] = token_mean(sample.kl, mask)
+        sample.info["logprobs_diff"] = token_mean(moved, mask)
 
-    def _set_policies(self, experience: Experience, on_policy: Sequence[bool]) -> None:
-        """Set the old log-probs and the KL target of an experience as configured.
+    def _set_policies(self, sample: Experience, *, on_policy: bool) -> None:
+        """Set the old log-probs and the KL target of a sample as configured.
 
         Args:
-            experience: Forward-pass batch. Its `action_log_probs` are today's.
-            on_policy: Whether today's weights generated each of its samples.
+            sample: The sample. Its `action_log_probs` are today's.
+            on_policy: Whether today's weights generated it.
         """
         if self.args.adapt.kl_target == "behaviour":
-            self._pull_towards_behaviour(experience)
+            self._pull_towards_behaviour(sample)
         if self.args.adapt.ratio == "behaviour":
-            recomputed, behaviour = experience.action_log_probs, experience.rollout_log_probs
-            experience.action_log_probs = old_log_probs(recomputed, behaviour, torch.tensor(on_policy))
+            recomputed, behaviour = sample.action_log_probs, sample.rollout_log_probs
+            sample.action_log_probs = old_log_probs(recomputed, behaviour, on_policy=on_policy)
 
-    def _pull_towards_behaviour(self, experience: Experience) -> None:
-        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a forward-pass batch."""
-        log_probs, behaviour, mask = experience.action_log_probs, experience.rollout_log_probs, experience.action_mask
+    def _pull_towards_behaviour(self, sample: Experience) -> None:
+        """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a sample."""
+        log_probs, behaviour, mask = sample.action_log_probs, sample.rollout_log_probs, sample.action_mask
         if self.args.algo.kl.use_loss:
-            experience.base_action_log_probs = behaviour
+            sample.base_action_log_probs = behaviour
             return
-        experience.kl = compute_approx_kl(log_probs, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
-        experience.info["kl"] = token_mean(experience.kl, mask)
+        sample.kl = compute_approx_kl(log_probs, behaviour, kl_estimator=self.args.algo.kl.estimator) * mask
+        sample.info["kl"] = token_mean(sample.kl, mask)
 
-    def _loss_log_ratio(self, recomputed: torch.Tensor, experience: Experience) -> torch.Tensor:
-        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (B, A).
+    def _loss_log_ratio(self, recomputed: torch.Tensor, sample: Experience) -> torch.Tensor:
+        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (1, A).
 
         Args:
-            recomputed: Log-probs under today's policy, shape (B, A).
-            experience: Forward-pass batch with its old log-probs.
+            recomputed: Log-probs under today's policy, shape (1, A).
+            sample: The sample with its old log-probs.
         """
         gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
         corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
-        old = experience.rollout_log_probs if corrected else experience.action_log_probs
-        mask = experience.action_mask.bool()
+        old = sample.rollout_log_probs if corrected else sample.action_log_probs
+        mask = sample.action_mask.bool()
         log_ratio = torch.where(mask, recomputed.float() - old.float(), 0.0)
         if gspo:
             log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
         return log_ratio
 
-    def _mask_moved(self, experiences: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
+    def _mask_moved(self, samples: Sequence[Experience], log_ratios: Sequence[torch.Tensor]) -> float | None:
         """Set advantages to 0 as `second_moment_mask` says. Returns the share of these tokens; None without a limit."""
         limit = self.args.adapt.max_second_moment
         if limit is None:
             return None
-        masks = [experience.action_mask.bool() for experience in experiences]
+        masks = [sample.action_mask.bool() for sample in samples]
         moved = torch.cat([ratio[mask] for ratio, mask in zip(log_ratios, masks, strict=True)])
-        advantages = torch.cat([e.advantages[mask] for e, mask in zip(experiences, masks, strict=True)])
+        advantages = torch.cat([sample.advantages[mask] for sample, mask in zip(samples, masks, strict=True)])
         stays = torch.from_numpy(second_moment_mask(moved.double().numpy(), advantages.double().numpy(), limit))
         parts = (advantages * stays).split([int(mask.sum()) for mask in masks])
-        for experience, mask, part in zip(experiences, masks, parts, strict=True):
-            experience.advantages = experience.advantages.masked_scatter(mask, part)
+        for sample, mask, part in zip(samples, masks, parts, strict=True):
+            sample.advantages = sample.advantages.masked_scatter(mask, part)
         return 1 - float(stays.double().mean())
 
 
 def token_mean(numbers: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean over the generated tokens of each response, shape (B,); 0 for a response without any."""
+    """The mean over the generated tokens of each response, shape (1,); 0 for a response without any."""
     return (numbers * mask).sum(-1) / mask.sum(-1).clamp(min=1)
 
 
-def token_log_ratios(experience: Experience) -> torch.Tensor:
-    """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (B, A)."""
-    difference = experience.action_log_probs.double() - experience.rollout_log_probs.double()
-    return torch.where(experience.action_mask.bool(), difference, 0.0)
+def token_log_ratios(sample: Experience) -> torch.Tensor:
+    """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (1, A)."""
+    difference = sample.action_log_probs.double() - sample.rollout_log_probs.double()
+    return torch.where(sample.action_mask.bool(), difference, 0.0)
 
 
-def off_policy_log_ratios(experience: Experience, on_policy: Sequence[bool]) -> np.ndarray:
-    """The same for V-trace, shape (B, A): 0 for a sample that today's weights generated.
+def off_policy_log_ratios(sample: Experience, *, on_policy: bool) -> np.ndarray:
+    """The same for V-trace, shape (1, A): 0 for a sample that today's weights generated.
 
     The log ratio of such a sample is only the rounding of the engine. V-trace must not correct for it.
 
     Args:
-        experience: Forward-pass batch. Its `action_log_probs` are today's.
-        on_policy: Whether today's weights generated each of its samples.
+        sample: Its `action_log_probs` are today's.
+        on_policy: Whether today's weights generated it.
     """
-    ratios: np.ndarray = token_log_ratios(experience).masked_fill(torch.tensor(on_policy).unsqueeze(-1), 0.0).numpy()
-    return ratios
+    ratios: np.ndarray = token_log_ratios(sample).numpy()
+    return np.zeros_like(ratios) if on_policy else ratios
 
 
 def source_tokens(
     source: str,
-    experiences: Sequence[Experience],
+    samples: Sequence[Experience],
     log_ratios: Sequence[torch.Tensor],
     origins: Sequence[SampleOrigin],
 ) -> SourceTokens:
@@ -369,44 +363,32 @@ def source_tokens(
 
     Args:
         source: One of fresh, reevaluated and replayed.
-        experiences: The experience of the batch.
-        log_ratios: Log of the ratio that the loss clips, shape (B, A), of each experience.
+        samples: The experience of the batch.
+        log_ratios: Log of the ratio that the loss clips, shape (1, A), of each sample.
         origins: Where each sample comes from.
     """
-    parts: list[tuple[torch.Tensor, ...]] = []
-    for experience, log_ratio in zip(experiences, log_ratios, strict=True):
-        rows = torch.tensor([origins[place].source == source for place in experience.index])
-        if parts and not rows.any():
-            continue
-        chosen = experience.action_mask.bool() & rows.unsqueeze(-1)
-        numbers = [log_ratio, experience.advantages]
-        if experience.values is not None:
-            numbers.append(experience.values - experience.returns)
-        parts.append(tuple(number[chosen].float() for number in numbers))
-    return SourceTokens(*(torch.cat(number).numpy() for number in zip(*parts, strict=True)))
+    places = [place for place, origin in enumerate(origins) if origin.source == source]
+
+    def joined(numbers: Iterable[torch.Tensor]) -> np.ndarray:
+        rows = zip(numbers, (samples[place].action_mask.bool() for place in places), strict=True)
+        return torch.cat([torch.zeros(0), *(row[mask].float() for row, mask in rows)]).numpy()
+
+    ratios = joined(log_ratios[place] for place in places)
+    advantages = joined(samples[place].advantages for place in places)
+    if samples[0].values is None:
+        return SourceTokens(ratios, advantages)
+    return SourceTokens(ratios, advantages, joined(samples[place].values - samples[place].returns for place in places))
 
 
-def row_of(experience: Experience, row: int) -> Experience:
-    """One sample of an experience, as an experience of its own."""
-    size = len(experience.index)
+def old_log_probs(recomputed: torch.Tensor, behaviour: torch.Tensor, *, on_policy: bool) -> torch.Tensor:
+    """Log-probs in the denominator of the PPO ratio, shape (1, A) (Eq. 3: rho = pi_theta / alpha).
 
-    def pick(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: pick(item) for key, item in value.items()}
-        return value[row : row + 1] if isinstance(value, (list, torch.Tensor)) and len(value) == size else value
-
-    return Experience(**{field.name: pick(getattr(experience, field.name)) for field in fields(Experience)})
-
-
-def old_log_probs(recomputed: torch.Tensor, behaviour: torch.Tensor, on_policy: torch.Tensor) -> torch.Tensor:
-    """Log-probs in the denominator of the PPO ratio, shape (B, A) (Eq. 3: rho = pi_theta / alpha).
-
-    If today's policy generated a sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
+    If today's policy generated the sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
     stored log-probs are used.
 
     Args:
-        recomputed: Log-probs under today's policy, shape (B, A).
-        behaviour: Stored log-probs, shape (B, A).
-        on_policy: Whether today's policy generated each sample, bool, shape (B,).
+        recomputed: Log-probs under today's policy, shape (1, A).
+        behaviour: Stored log-probs, shape (1, A).
+        on_policy: Whether today's policy generated the sample.
     """
-    return torch.where(on_policy.unsqueeze(-1), recomputed, behaviour.to(recomputed.dtype))
+    return recomputed if on_policy else behaviour.to(recomputed.dtype)

@@ -66,13 +66,13 @@ class CriticPretraining:
         kept = self.reviewer.review(batch, passed, gap).kept
         if not kept:
             return {}
-        experiences = self.maker.finish(passed, kept, monte_carlo=True).experiences
-        before = explained_variance(experiences)
-        for experience in experiences:
-            experience.values = experience.returns  # around these, OpenRLHF's loss clips no error
+        samples = self.maker.finish(passed, kept, monte_carlo=True).samples
+        before = explained_variance(samples)
+        for sample in samples:
+            sample.values = sample.returns  # around these, OpenRLHF's loss clips no error
         for _ in range(self.epochs):
-            ray.get(self.critic.take(experiences))
+            ray.get(self.critic.take(samples))
             loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
-        status[TOKENS] = self.epochs * tokens_of(experiences)
+        status[TOKENS] = self.epochs * tokens_of(samples)
         return status | {f"{name}_before": value for name, value in before.items()}

@@ -25,7 +25,6 @@ from bapo_openrlhf.training.trainer.experience import (
     ExperienceMaker,
     SampleOrigin,
     origins_of,
-    row_of,
 )
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.generator import Generator
@@ -118,9 +117,8 @@ class GradientProbe:
 
 
 def rows_by(batch: BatchExperience, key: Callable[[SampleOrigin], Hashable]) -> Mapping[Hashable, Sequence[Experience]]:
-    """The samples of an experience by a key of their origins, in order, each as an experience of its own."""
+    """The samples of an experience by a key of their origins, in order."""
     rows = defaultdict(list)
-    for experience in batch.experiences:
-        for row, place in enumerate(experience.index):
-            rows[key(batch.origins[place])].append(row_of(experience, row))
+    for origin, sample in zip(batch.origins, batch.samples, strict=True):
+        rows[key(origin)].append(sample)
     return dict(rows)

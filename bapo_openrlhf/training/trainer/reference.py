@@ -38,18 +38,21 @@ class ReferenceLogProbs:
         """Keep the reference model's answers with their responses.
 
         Args:
-            rows: Log-probs of a sample, shape (A',), by its position.
-            samples: Samples of the batch, without padding.
+            rows: Log-probs of a sample, shape (A,), by its position.
+            samples: Samples of the batch.
         """
         for place, row in rows.items():
             mask = samples[place].action_mask[0].bool()
-            self.responses[place].extras[REFERENCE] = (self.name, row[: len(mask)][mask].float().numpy())
+            self.responses[place].extras[REFERENCE] = (self.name, row[mask].float().numpy())
 
-    def of(self, batch: Experience) -> torch.Tensor:
-        """Log-probs of a batch's samples, shape (B, A). As in OpenRLHF, tokens that were not generated have 0."""
-        mask = batch.action_mask.bool()
-        kept = [torch.from_numpy(self._kept(self.responses[place])) for place in batch.index]
-        return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(kept))
+    def of(self, place: int, mask: torch.Tensor) -> torch.Tensor:
+        """Log-probs of the sample at this position, shape (1, A). As in OpenRLHF, other tokens than generated have 0.
+
+        Args:
+            place: Its position.
+            mask: Its `action_mask`, shape (1, A).
+        """
+        return torch.zeros(mask.shape).masked_scatter(mask.bool(), torch.from_numpy(self._kept(self.responses[place])))
 
     def _kept(self, response: Response) -> Any:
         """The log-probs of a response, float32, shape (A,); None if they are not known."""

@@ -53,7 +53,7 @@ class RewardModel:
             for response in each.responses
         }
         places = {key: place for place, key in enumerate(different)}
-        dealt = DealtBatch(list(different.values()), self.workers, self._cut, self._pad)
+        dealt = DealtBatch(list(different.values()), self._cut, self._pad)
         scores = dealt.ask(self.workers, inputs=INPUTS, alone=self._alone)()
         for each in answers:
             for number, response in enumerate(each.responses):

@@ -173,7 +173,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
         metrics |= scale_learning_rate(self, experience) if self.args.adapt.scale_learning_rate else {}
         self.proof.before_update(experience)
-        status, _ = super().train_step([*experience.experiences, *shown], global_step)
+        status, _ = super().train_step([*experience.samples, *shown], global_step)
         self.proof.after_update(status)
         with timed(status, "timing/ppo_train"):
             metrics |= self.demonstrations.fine_tune(reviewed.batch)

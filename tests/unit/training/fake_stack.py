@@ -522,16 +522,15 @@ def columns(rows: list[tuple]) -> tuple[list, ...]:
     return tuple(map(list, zip(*rows, strict=True)))
 
 
-def by_position(experiences: list) -> dict[int, list]:
+def by_position(samples: list) -> dict[int, list]:
     """What each sample of a batch was trained with, by its position in the batch."""
     names = ("action_log_probs", "rollout_log_probs", "values", "advantages", "returns")
     return {
-        index: [
-            experience.sequences[row][experience.attention_mask[row].bool()].tolist(),
-            *(getattr(experience, name)[row][experience.action_mask[row].bool()].tolist() for name in names),
+        place: [
+            sample.sequences[0].tolist(),
+            *(getattr(sample, name)[sample.action_mask.bool()].tolist() for name in names),
         ]
-        for experience in experiences
-        for row, index in enumerate(experience.index)
+        for place, sample in enumerate(samples)
     }
 
 

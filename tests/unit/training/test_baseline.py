@@ -9,7 +9,7 @@ import pytest
 from fake_stack import by_position
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_experience import MASKS, by_definition, by_sample, maker, off_policy, split, whole_group
+from test_experience import MASKS, by_definition, by_sample, made_up, maker, off_policy, whole_group
 
 import torch  # isort: skip
 
@@ -28,41 +28,31 @@ BATCHES = {
 
 def made(rewards, fresh, knows, seed, kl, returns, **words):
     """Experience before and after, the choice, and what follows each token (Monte Carlo), by sample."""
-    parts = np.array_split(np.random.default_rng(seed).permutation(len(rewards)), 3)
-    parts = [part.tolist() for part in parts]
     words = {"adapt__critic_lambd": 0.7, "adapt__returns": returns} | words
     experience_maker = maker("gae", kl=kl, **words)
-    experiences = split(rewards, parts, seed=seed, kl=0.3)
-    for experience in experiences:  # a critic that knows something: it adds its noise, too
-        experience.values = knows * experience.rewards.unsqueeze(-1) + 0.3 * experience.values
-    follows = {
-        index: (
-            (rows := experience.action_mask[row].bool()),
-            [
-                experience.rewards[row].item() - kl * float(experience.kl[row][place:][rows[place:]].sum())
-                for place in rows.nonzero().flatten().tolist()
-            ],
-        )[1]
-        for experience in experiences
-        for row, index in enumerate(experience.index)
-    }
+    samples = made_up(rewards, seed=seed, kl=0.3)
+    for one in samples:  # a critic that knows something: it adds its noise, too
+        one.values = knows * one.rewards.unsqueeze(-1) + 0.3 * one.values
+    of_tokens = [one.kl[one.action_mask.bool()] for one in samples]
+    follows = [
+        [reward - kl * float(kls[place:].sum()) for place in range(len(kls))]
+        for reward, kls in zip(rewards, of_tokens, strict=True)
+    ]
     chosen = set_advantages(
-        experiences,
+        samples,
         [whole_group(sample // SIZE) for sample in range(len(rewards))],
         experience_maker.args,
         kl_coefficient=kl,
         critic_lambd=0.7,
-        log_ratios=off_policy(parts, seed) if returns == "vtrace" else (),
+        log_ratios=off_policy(len(rewards), seed) if returns == "vtrace" else (),
         fresh=None if fresh is None else np.repeat(fresh, SIZE),
     )
-    return experiences, chosen, follows
+    return samples, chosen, follows
 
 
-def whitened(numbers):
-    every = np.concatenate([*map(np.array, numbers.values())])
-    return {
-        sample: (np.array(row) - every.mean()) / math.sqrt(max(every.var(), 1e-8)) for sample, row in numbers.items()
-    }
+def whitened(rows):
+    every = np.concatenate([*map(np.array, rows)])
+    return [(np.array(row) - every.mean()) / math.sqrt(max(every.var(), 1e-8)) for row in rows]
 
 
 @settings(deadline=None)
@@ -74,10 +64,12 @@ def test_which_baseline_and_what_it_makes(kind, **given):
     others = {  # the mean of the other responses of the group, or of the batch
         sample: np.mean([rewards[other] for other in range(sample // SIZE * SIZE, (sample // SIZE + 1) * SIZE)
                          if other != sample]) if kind == "group" else np.mean(rewards)
-        for sample in follows
+        for sample in range(len(follows))
     }  # fmt: skip
     left, other, every = (
-        np.array([number for sample, row in follows.items() if fresh[sample // SIZE] for number in make(sample, row)])
+        np.array(
+            [number for sample, row in enumerate(follows) if fresh[sample // SIZE] for number in make(sample, row)]
+        )
         for make in (
             lambda sample, row: np.array(row) - values[sample],
             lambda sample, row: np.array(row) - others[sample],
@@ -98,9 +90,9 @@ def test_which_baseline_and_what_it_makes(kind, **given):
     if by_critic:
         assert actual == by_sample(plain, "advantages")
         return
-    wanted = whitened({sample: np.array(row) - others[sample] for sample, row in follows.items()})
-    for sample, row in actual.items():
-        assert row == pytest.approx(wanted[sample], rel=1e-3, abs=1e-3)
+    wanted = whitened([np.array(row) - others[sample] for sample, row in enumerate(follows)])
+    for row, other in zip(actual, wanted, strict=True):
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-3)
 
 
 def test_without_a_choice_the_critic_is_the_baseline():
@@ -117,29 +109,26 @@ def test_without_a_choice_the_critic_is_the_baseline():
 @pytest.mark.parametrize("alpha", [0.05, 0.3, 0.6, 2.0])
 def test_lambda_by_length(returns, alpha):
     """Each response has a lambda of its own; those of less than 1 / alpha tokens have 0. The returns keep lambda 1."""
-    rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0], [[0, 1, 2], [3], [4, 5]]
+    rewards = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0]
     words = {"adapt__length_adaptive_lambd": alpha, "adapt__returns": returns, "algo__advantage__no_std_norm": True}
-    ratios = [part * (returns == "vtrace") for part in off_policy(parts)]
-    experiences = split(rewards, parts)
-    set_advantages(
-        experiences, [*map(whole_group, range(6))], maker("gae", **words).args, kl_coefficient=0.0, log_ratios=ratios
-    )
-    wanted, seen = {}, set()
-    for experience, of_part in zip(experiences, ratios, strict=True):
-        for row, sample in enumerate(experience.index):
-            mask = MASKS[sample % len(MASKS)].numpy()
-            lambd = max(0.0, 1 - 1 / (alpha * int(mask.sum())))
-            seen.add(lambd)
-            earned = np.zeros(len(mask))
-            earned[mask.nonzero()[0][-1]] = rewards[sample]
-            about = experience.values[row].tolist(), earned, of_part[row], mask, 1.0
-            (advantages, _), (_, targets) = by_definition(*about, lambd), by_definition(*about, 1.0)
-            wanted[sample] = np.array(advantages)[mask == 1]
-            assert by_sample(experiences, "returns")[sample] == pytest.approx(np.array(targets)[mask == 1], abs=1e-5)
+    ratios, samples = [row * (returns == "vtrace") for row in off_policy(6)], made_up(rewards)
+    groups = [*map(whole_group, range(6))]
+    set_advantages(samples, groups, maker("gae", **words).args, kl_coefficient=0.0, log_ratios=ratios)
+    wanted, seen = [], set()
+    for sample, (one, ratio) in enumerate(zip(samples, ratios, strict=True)):
+        mask = MASKS[sample % len(MASKS)].numpy()
+        lambd = max(0.0, 1 - 1 / (alpha * int(mask.sum())))
+        seen.add(lambd)
+        earned = np.zeros(len(mask))
+        earned[mask.nonzero()[0][-1]] = rewards[sample]
+        about = one.values[0].tolist(), earned, ratio[0], mask, 1.0
+        (advantages, _), (_, targets) = by_definition(*about, lambd), by_definition(*about, 1.0)
+        wanted.append(np.array(advantages)[mask == 1])
+        assert by_sample([one], "returns")[0] == pytest.approx(np.array(targets)[mask == 1], abs=1e-5)
     assert len(seen) > 1 or alpha == 0.05
-    mean = np.concatenate([*wanted.values()]).mean()
-    for sample, row in by_sample(experiences, "advantages").items():
-        assert row == pytest.approx(wanted[sample] - mean, abs=1e-5)
+    mean = np.concatenate(wanted).mean()
+    for row, other in zip(by_sample(samples, "advantages"), wanted, strict=True):
+        assert row == pytest.approx(other - mean, abs=1e-5)
 
 
 def test_a_run_chooses_on_fresh_groups(world):
@@ -149,12 +138,9 @@ def test_a_run_chooses_on_fresh_groups(world):
     run.trainer.fit()
     for (_, experiences), row in zip(run.trained, run.metrics(), strict=True):
         assert row["value/critic_is_baseline"] == 0 and row["value/explained_variance_fresh"] < 0
-        rewards = torch.cat([e.rewards for e in experiences])[
-            torch.argsort(torch.tensor([n for e in experiences for n in e.index]))
-        ]
-        groups = rewards.view(-1, 4)
+        groups = torch.cat([e.rewards for e in experiences]).view(-1, 4)
         relative = (groups - (groups.sum(1, keepdim=True) - groups) / 3).flatten().tolist()
         samples = by_position(experiences)
-        wanted = whitened({place: [relative[place]] * len(samples[place][0][2:]) for place in samples})
+        wanted = whitened([[relative[place]] * len(samples[place][0][2:]) for place in sorted(samples)])
         for place, (*_, advantages, _) in samples.items():
             assert advantages == pytest.approx(wanted[place], abs=1e-4)

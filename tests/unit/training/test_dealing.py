@@ -8,7 +8,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import chain
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,10 +41,9 @@ from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
     DealtBatch,
     dealt_batches,
     filler_of,
+    forward_parts,
     length_of,
-    stacked,
 )
-from bapo_openrlhf.training.trainer.experience import ExperienceMaker  # noqa: E402
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
 
@@ -250,7 +249,7 @@ def on_its_own(number: int, length: int) -> dict[str, Any]:
 
 
 def batched(parts: list[list[int]], lengths: dict[int, int]) -> list[Experience]:
-    """Forward-pass batches, as the experience maker leaves them."""
+    """Samples in batches of these parts."""
     return [Experience.concat_experiences([sample(n, lengths[n]) for n in part], PAD) for part in parts]
 
 
@@ -266,7 +265,7 @@ def cases(draw):
 
 
 def balanced(experiences: list[Experience], ranks: int) -> list[Experience]:
-    """OpenRLHF's own sharing of a batch with dynamic batching on, after which no sample has a position."""
+    """OpenRLHF's own sharing of a batch with dynamic batching on."""
     args = SimpleNamespace(
         actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=1),
@@ -280,10 +279,8 @@ class TestAppend:
     def test_every_sample_reaches_one_rank_with_all_its_fields(self, case, balance):
         lengths, parts, ranks, copies = case
         experiences = batched(parts, lengths)
-        if balance:
-            experiences = balanced(experiences, balance)
-            assert all(experience.index is None for experience in experiences)
-            lengths = {number: lengths[number] for batch in experiences for number in numbers_of(batch)}
+        experiences = balanced(experiences, balance) if balance else experiences
+        lengths = {number: lengths[number] for batch in experiences for number in numbers_of(batch)}  # in their order
         wanted = dealt(lengths, ranks)
         calls = appended(experiences, ranks, copies)
         shares = []
@@ -307,10 +304,10 @@ class TestAppend:
     @SLOW
     def test_skipped_samples_are_dealt_as_all_others(self, case, draw, share):
         """They have places in the shares, and only numbers of them are sent, or a filler if all are skipped."""
-        lengths, parts, ranks, copies = case
+        lengths, _, ranks, copies = case
         skipped = [Skipped(number, lengths[number], 100 + number) for number in lengths if draw.random() < share]
-        kept = [[number for number in part if all(s.place != number for s in skipped)] for part in parts]
-        experiences = batched([part for part in kept if part], lengths)
+        kept = [number for number in lengths if all(s.place != number for s in skipped)]
+        experiences = [sample(number, lengths[number]) for number in kept]
         if not experiences:
             experiences = [filler_of(min((sample(*pair) for pair in lengths.items()), key=length_of))]
         calls = appended(experiences, ranks, copies, skipped)
@@ -318,7 +315,7 @@ class TestAppend:
         for call in calls:
             buffer = taken(call)
             assert buffer.total == len(lengths) and not buffer.filler.action_mask.any()
-            assert len(buffer.filler.sequences) == min(lengths[n] for n in [*chain(*kept)] or lengths)
+            assert len(buffer.filler.sequences) == min(lengths[n] for n in kept or lengths)
             assert all(item.total_length == lengths[item.tokens - 100] for item in buffer.items if skips(item))
             shares.append([item.tokens - 100 if skips(item) else number_of(item) for item in buffer.items])
             assert list(map(number_of, buffer.passed)) == [number_of(item) for item in buffer.items if not skips(item)]
@@ -410,10 +407,10 @@ class TestPacked:
 
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
     def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
-        experience_maker = maker(ranks, micro=1, kind=DealtActorGroup)
-        dealt = experience_maker._deal([sample(number, 4) for number in range(6)])
-        for of, answers in enumerate(asked(dealt, experience_maker.actor, experience_maker.critic)):
-            assert_answered(answers, dealt.batches, of, dict.fromkeys(range(6), 4))
+        lengths = dict.fromkeys(range(6), 4)
+        models = [model(of, count, 1, DealtActorGroup) for of, count in enumerate(ranks)]
+        for of, answers in enumerate(asked(passes_of(lengths, micro=1), *models)):
+            assert_answered(answers, of, lengths)
         assert len(puts) == wanted
 
     def test_other_inputs_are_not_shared(self, puts):
@@ -500,15 +497,8 @@ def model(of: int, ranks: int, copies: int, kind: type = launcher.RayActorGroup)
     return group
 
 
-def maker(
-    ranks: tuple[int, int],
-    *,
-    micro: int = 3,
-    tokens: int | None = None,
-    tensor: int = 1,
-    kind: type = launcher.RayActorGroup,
-) -> ExperienceMaker:
-    """An experience maker with actor and critic on so many ranks.
+def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = None, tensor: int = 1) -> DealtBatch:
+    """Samples of these lengths on their way to models.
 
     Args:
         tokens: of a forward pass, if batching is dynamic.
@@ -518,10 +508,8 @@ def maker(
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=tokens),
         adapt=SimpleNamespace(micro_batch_tokens=None),
         ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=tensor, packing_samples=tokens is not None),
-        algo=SimpleNamespace(advantage=SimpleNamespace(estimator="gae")),
     )
-    actor, critic = (model(of, count, tensor, kind) for of, count in enumerate(ranks))
-    return ExperienceMaker(args, actor, critic, None, kl_ctl=None, pad=PAD)
+    return DealtBatch([sample(*pair) for pair in lengths.items()], partial(forward_parts, args), PAD)
 
 
 def first_fit(lengths: list[int], limit: int) -> int:
@@ -536,10 +524,10 @@ def first_fit(lengths: list[int], limit: int) -> int:
     return len(bins)
 
 
-def asked(dealt: DealtBatch, *models: launcher.RayActorGroup) -> list[list[Any]]:
-    """The answers of each of these models for the batches; all are asked before one is heard."""
-    heard = [dealt.ask(model, images=True) for model in models]
-    return [dealt.in_batches(answers()) for answers in heard]
+def asked(passed: DealtBatch, *models: launcher.RayActorGroup) -> list[dict[int, torch.Tensor]]:
+    """The answers of each of these models; all are asked before one is heard."""
+    heard = [passed.ask(model, images=True) for model in models]
+    return [answers() for answers in heard]
 
 
 def calls_of(group: launcher.RayActorGroup) -> list[list[dict[str, Any]]]:
@@ -550,14 +538,11 @@ def calls_of(group: launcher.RayActorGroup) -> list[list[dict[str, Any]]]:
     return [handler.calls for handler in handlers[::copies]]
 
 
-def assert_answered(answers: list[torch.Tensor], batches: list[Experience], of: int, lengths: dict[int, int]) -> None:
-    """Each answer is that to the sample on its own, and 0 behind its end."""
-    for actual, batch in zip(answers, batches, strict=True):
-        assert actual.shape == batch.action_mask.shape
-        for row, number in zip(actual, numbers_of(batch), strict=True):
-            width = lengths[number] - 1
-            assert torch.equal(row[:width], answered(sample(number, lengths[number]).sequences, of)[0])
-            assert not row[width:].any()
+def assert_answered(answers: dict[int, torch.Tensor], of: int, lengths: dict[int, int]) -> None:
+    """Each answer is that to the sample on its own, without padding."""
+    assert sorted(answers) == sorted(lengths)
+    for number, row in answers.items():
+        assert torch.equal(row, answered(sample(number, lengths[number]).sequences, of)[0])
 
 
 @st.composite
@@ -571,18 +556,15 @@ def passes(draw):
     )
 
 
-class TestExperienceMaker:
+class TestForwardPasses:
     @given(drawn=passes(), tokens=st.integers(9, 40))
     @SLOW
     def test_by_tokens(self, drawn, tokens):
         lengths, ranks, tensor = drawn
-        experience_maker = maker(ranks, tokens=tokens, tensor=tensor)
-        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
-        batches = passed.batches
-        assert sorted(number for batch in batches for number in numbers_of(batch)) == sorted(lengths)
-        groups = (experience_maker.actor, experience_maker.critic)
-        for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
-            assert_answered(answers, batches, of, lengths)
+        models = [model(of, count, tensor) for of, count in enumerate(ranks)]
+        heard = asked(passes_of(lengths, tokens=tokens, tensor=tensor), *models)
+        for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
+            assert_answered(answers, of, lengths)
             shares, limit = dealt(lengths, ranks[of]), tokens * tensor
             needed = [first_fit(sorted((lengths[number] for number in share), reverse=True), limit) for share in shares]
             for share, rank_share, calls in zip(shares, needed, calls_of(group), strict=True):
@@ -598,30 +580,22 @@ class TestExperienceMaker:
         samples = [sample(0, 3), sample(1, 4), sample(2, 5)]
         samples[1].info["depth"] = torch.tensor([2])
         samples[2].info = {"width": torch.tensor([0.5])} | samples[2].info
-        passed = maker((1, 1), micro=3)._deal(samples)
-        (batch,) = passed.batches
+        (batch,) = dealt_batches(samples, 1, lambda _, shares: [[share] for share in shares], PAD)[0]
         assert list(batch.info) == ["reward", "kl", "turns", "depth", "width"]
-        order = [numbers_of(batch).index(number) for number in range(3)]
-        given = {key: torch.stack([*values]).flatten()[order].tolist() for key, values in batch.info.items()}
-        assert given["turns"] == [0.0, 1.0, 2.0]
-        assert str(given["depth"]) == "[nan, 2.0, nan]" and str(given["width"]) == "[nan, nan, 0.5]"
-        ranks = [share["experience"][0].info for share in dealing.training_shares(passed.batches, 2)]
+        ranks = [share["experience"][0].info for share in dealing.training_shares(samples, 2)]
         assert [list(info) for info in ranks] == [list(batch.info)] * 2
-        assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2.0]]"
+        assert str([info["turns"].flatten().tolist() for info in ranks]) == "[[0, 2], [1]]"
+        assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2]]"
+        assert str([info["width"].flatten().tolist() for info in ranks]) == "[[nan, 0.5], [nan]]"
 
     @given(drawn=passes(), micro=st.integers(1, 6))
     @SLOW
     def test_by_samples(self, drawn, micro):
         lengths, ranks, tensor = drawn
-        experience_maker = maker(ranks, micro=micro, tensor=tensor)
-        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
-        batches = passed.batches
-        # those of the actor's ranks, one after the other, without fillers; `index` says which samples they are
-        parts = [share[at : at + micro] for share in dealt(lengths, ranks[0]) for at in range(0, len(share), micro)]
-        assert [numbers_of(batch) for batch in batches] == parts == [batch.index for batch in batches]
-        groups = (experience_maker.actor, experience_maker.critic)
-        for of, (group, answers) in enumerate(zip(groups, asked(passed, *groups), strict=True)):
-            assert_answered(answers, batches, of, lengths)
+        models = [model(of, count, tensor) for of, count in enumerate(ranks)]
+        heard = asked(passes_of(lengths, micro=micro, tensor=tensor), *models)
+        for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
+            assert_answered(answers, of, lengths)
             shares = dealt(lengths, ranks[of])
             longest = math.ceil(max(map(len, shares)) / micro)
             for share, calls in zip(shares, calls_of(group), strict=True):
@@ -640,46 +614,14 @@ class TestExperienceMaker:
 
     def test_a_model_may_be_asked_for_some_of_the_samples(self):
         lengths = dict.fromkeys(range(6), 5) | {4: 3}
-        experience_maker = maker((2, 2))
-        passed = experience_maker._deal([sample(number, length) for number, length in lengths.items()])
-        heard = (
-            passed.ask(experience_maker.actor),
-            passed.ask(experience_maker.critic, [1, 4, 5]),
-        )
-        answers, rows = passed.in_batches(heard[0]()), heard[1]()
-        assert_answered(answers, passed.batches, 0, lengths)
-        # by length: 4, 1, 5. `index` is the position among all samples
-        loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]]
-                 for calls in calls_of(experience_maker.critic)]  # fmt: skip
-        assert loads == [[4, 5], [1]]
-        for number in (1, 4, 5):
-            wanted = answered(sample(number, lengths[number]).sequences, 1)[0]
-            assert torch.equal(rows[number][: len(wanted)], wanted)
-        assert sorted(rows) == [1, 4, 5]
+        passed, actor, critic = passes_of(lengths), model(0, 2, 1), model(1, 2, 1)
+        heard = passed.ask(actor), passed.ask(critic, [1, 4, 5])
+        assert_answered(heard[0](), 0, lengths)
+        assert_answered(heard[1](), 1, {number: lengths[number] for number in (1, 4, 5)})
+        loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]] for calls in calls_of(critic)]
+        assert loads == [[4, 5], [1]]  # by length: 4, 1, 5
 
     def test_no_samples_or_no_model_no_call(self):
-        experience_maker = maker((1, 1))
-        passed = experience_maker._deal([sample(0, 4), sample(1, 5)])
-        assert passed.ask(experience_maker.critic, [])() == passed.ask(None)() == {}
-        assert calls_of(experience_maker.critic) == [[]]
-        assert passed.in_batches({}) == [None] * len(passed.batches)
-
-
-@given(
-    lengths=st.lists(st.integers(2, 9), min_size=1, max_size=8),
-    padding=st.lists(st.integers(0, 6), min_size=8, max_size=8),
-    further=st.integers(0, 3),
-)
-@SLOW
-def test_stacked_numbers_stand_at_their_place(lengths, padding, further):
-    """Rows may be padded further than the batch, or less; what stands in their padding does not count."""
-    width = max(lengths) + further
-    batch = Experience(
-        attention_mask=torch.tensor([[1] * length + [0] * (width - length) for length in lengths]),
-        action_mask=torch.zeros((len(lengths), width - 1), dtype=torch.bool),
-    )
-    numbers = [[10.0 * row + place for place in range(1, length)] for row, length in enumerate(lengths)]
-    rows = [torch.tensor([*values, *[math.nan] * more]) for values, more in zip(numbers, padding, strict=False)]
-    result = stacked(rows, batch)
-    assert result.tolist() == [values + [0.0] * (width - 1 - len(values)) for values in numbers]
-    assert result.dtype == torch.float32 and stacked([row.bfloat16() for row in rows], batch).dtype == torch.bfloat16
+        passed, critic = passes_of({0: 4, 1: 5}), model(1, 1, 1)
+        assert passed.ask(critic, [])() == passed.ask(None)() == {}
+        assert calls_of(critic) == [[]]

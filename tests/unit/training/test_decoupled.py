@@ -62,24 +62,25 @@ def trained(monkeypatch):
     def run(args: SimpleNamespace, policies: SimpleNamespace) -> tuple[float, np.ndarray]:
         log_probs = torch.tensor(policies.pi, requires_grad=True)
         strategy = SimpleNamespace(args=args, ring_attn_group=None)
-        experience = Experience(
-            index=list(range(len(MASK))),
-            action_mask=torch.tensor(MASK),
-            action_log_probs=torch.tensor(policies.prox),
-            rollout_log_probs=torch.tensor(policies.alpha),
-            info={},
-        )
+        rows = zip(*map(torch.tensor, (MASK, policies.prox, policies.alpha, policies.advantages)), strict=True)
+        samples = [
+            Experience(
+                sequences=torch.zeros(1, len(mask) + 1), attention_mask=torch.ones(1, len(mask) + 1),
+                action_mask=mask[None], action_log_probs=prox[None], rollout_log_probs=alpha[None],
+                advantages=advantages[None], info={},
+            )
+            for mask, prox, alpha, advantages in rows
+        ]  # fmt: skip
         maker = ExperienceMaker(args, None, None, None, kl_ctl=SimpleNamespace(value=0.0), pad=0)
-        maker._deal, maker._pass = lambda samples: None, lambda dealt, known, policies: [experience]
+        maker._pass = lambda samples, known, policies: None
         origins = [
             SimpleNamespace(
                 source="fresh" if on else "replayed", on_policy=bool(on), group=SimpleNamespace(uid=0),
-                response=SimpleNamespace(extras={}), sample=lambda: None,
+                response=SimpleNamespace(extras={}), sample=lambda one=one: one,
             )
-            for on in ON_POLICY
+            for on, one in zip(ON_POLICY, samples, strict=True)
         ]  # fmt: skip
-        experience.advantages = torch.tensor(policies.advantages)
-        (experience,) = maker.finish(maker.forward(origins), range(len(MASK))).experiences
+        experience = Experience.concat_experiences(maker.finish(maker.forward(origins), range(len(MASK))).samples, 0)
 
         trainer = WholeBatchActorTrainer(strategy, Mock(return_value=(log_probs, None)), None, None, None)
         trainer.means = Means()

@@ -46,12 +46,12 @@ def test_which_solutions_can_be_used():
 
 
 def test_a_sample_by_hand():
-    sample = solutions(("ab", "xy")).sample(Prompt("ab"), 2.5, place=7)
+    sample = solutions(("ab", "xy")).sample(Prompt("ab"), 2.5)
     assert sample.sequences.tolist() == [[97, 98, 120, 121, 0]]
     assert sample.action_mask.tolist() == [[False, True, True, True]]  # position i belongs to token i + 1
     assert sample.advantages.tolist() == [[0, 2.5, 2.5, 2.5]]
     assert sample.rollout_log_probs.isnan().tolist() == sample.action_mask.tolist()
-    assert (sample.index, sample.prompts, sample.response_length.tolist()) == ([7], ["ab"], [3])
+    assert (sample.prompts, sample.response_length.tolist()) == (["ab"], [3])
     assert shown_tokens(sample) == 3 and is_demonstration(sample)
     rest = without_demonstrations(sample)
     assert not rest.action_mask.any() and not is_demonstration(rest)
@@ -60,10 +60,10 @@ def test_a_sample_by_hand():
 def test_a_sample_has_the_form_of_those_that_it_joins():
     """So that OpenRLHF's functions can make one batch of them: the same fields, and the same entries of info."""
     like = Experience(
-        sequences=torch.zeros(2, 6), attention_mask=torch.ones(2, 6), action_mask=torch.ones(2, 5),
-        action_log_probs=torch.zeros(2, 5), rollout_log_probs=torch.zeros(2, 5), kl=torch.zeros(2, 5),
-        advantages=torch.zeros(2, 5), rewards=torch.ones(2), response_length=torch.ones(2), truncated=torch.ones(2),
-        total_length=torch.ones(2), info={"reward": torch.ones(2), "depth": torch.ones(2)}, index=[0, 1],
+        sequences=torch.zeros(1, 6), attention_mask=torch.ones(1, 6), action_mask=torch.ones(1, 5),
+        action_log_probs=torch.zeros(1, 5), rollout_log_probs=torch.zeros(1, 5), kl=torch.zeros(1, 5),
+        advantages=torch.zeros(1, 5), rewards=torch.ones(1), response_length=torch.ones(1), truncated=torch.ones(1),
+        total_length=torch.ones(1), info={"reward": torch.ones(1), "depth": torch.ones(1)},
     )  # fmt: skip
     sample = solutions(("ab", "xy")).sample(Prompt("ab"), 1.0, like=like)
     for name in ("values", "returns", "base_action_log_probs", "scores"):
@@ -71,7 +71,7 @@ def test_a_sample_has_the_form_of_those_that_it_joins():
     assert {name: value.tolist() for name, value in sample.info.items()} == {"reward": [0], "depth": [0]}
     assert sample.kl.tolist() == [[0] * 4] and sample.rewards.tolist() == [0]
     whole = make_experience_batch(split_experience_batch(like) + split_experience_batch(sample))
-    assert whole.sequences.shape == (3, 6) and whole.rollout_log_probs.isnan().sum() == 3
+    assert whole.sequences.shape == (2, 6) and whole.rollout_log_probs.isnan().sum() == 3
 
 
 def test_the_advantage_is_that_of_the_mixed_group():

@@ -8,6 +8,7 @@ import statistics
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from fractions import Fraction as F
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,13 +32,12 @@ from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer import experience as experience_module
 from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages
-from bapo_openrlhf.training.trainer.dealing import DealtBatch
+from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
     ExperienceMaker,
     SampleOrigin,
     old_log_probs,
-    row_of,
     token_log_ratios,
 )
 from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs
@@ -90,18 +90,17 @@ class WholeGroups(ExperienceMaker):
 
     Attributes:
         groups: The group of each sample. Empty for groups of G responses in a row.
-        log_ratios: For V-trace, of each experience.
+        log_ratios: For V-trace, of each sample.
     """
 
     groups, log_ratios = (), ()
 
-    def with_advantages(self, experiences):
-        count = sum(len(experience.index) for experience in experiences)
+    def with_advantages(self, samples):
         size = self.args.rollout.n_samples_per_prompt
-        groups = self.groups or [whole_group(n // size) for n in range(count)]
+        groups = self.groups or [whole_group(n // size) for n in range(len(samples))]
         options = {"kl_coefficient": self.kl_ctl.value, "critic_lambd": self.args.adapt.critic_lambd}
-        set_advantages(experiences, groups, self.args, **options, log_ratios=self.log_ratios)
-        return experiences
+        set_advantages(samples, groups, self.args, **options, log_ratios=self.log_ratios)
+        return samples
 
 
 def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed):
@@ -126,65 +125,58 @@ def plain_maker(experience_maker: ExperienceMaker, *models) -> RemoteExperienceM
     return RemoteExperienceMaker(*(models or [None] * 4), *parts)
 
 
-def split(
-    rewards: list[float], parts: list[list[int]], *, seed: int = 0, kl: float = 0.0, **rows: torch.Tensor
-) -> list[Experience]:
-    """Experience of samples in micro-batches `parts`, each with its own mask and per-token numbers."""
+def made_up(rewards: list[float], *, seed: int = 0, kl: float = 0.0) -> list[Experience]:
+    """A sample for each reward, with its own mask and per-token numbers. OpenRLHF reads their positions."""
     rng = torch.Generator().manual_seed(seed)
     kls = kl * torch.rand((len(rewards), MASKS.shape[1]), generator=rng)
     values = torch.randn((len(rewards), MASKS.shape[1]), generator=rng)
     masks = MASKS[torch.arange(len(rewards)) % len(MASKS)]
     return [
         Experience(
-            index=part,
-            rewards=torch.tensor([rewards[index] for index in part]),
-            action_mask=masks[part],
-            kl=kls[part] * masks[part],
-            values=values[part],
+            index=[n],
+            rewards=torch.tensor([reward]),
+            action_mask=masks[n : n + 1],
+            kl=(kls * masks)[n : n + 1],
+            values=values[n : n + 1],
             info={},
         )
-        for part in parts
+        for n, reward in enumerate(rewards)
     ]
 
 
-def off_policy(parts: list[list[int]], seed: int = 7) -> list[np.ndarray]:
-    """A log-ratio for each token of `split`'s micro-batches: far from today's policy."""
-    rng = np.random.Generator(np.random.PCG64(seed))
-    return [rng.normal(0.0, 1.0, (len(part), MASKS.shape[1])) for part in parts]
+def off_policy(count: int, seed: int = 7) -> list[np.ndarray]:
+    """A log-ratio for each token of so many samples of `made_up`: far from today's policy."""
+    return list(np.random.default_rng(seed).normal(0.0, 1.0, (count, 1, MASKS.shape[1])))
 
 
-def by_sample(experiences: list[Experience], name: str) -> dict[int, list[float]]:
-    """A field's numbers at each sample's action tokens."""
-    return {
-        index: getattr(experience, name)[row][experience.action_mask[row].bool()].tolist()
-        for experience in experiences
-        for row, index in enumerate(experience.index)
-    }
+def tokens_of(sample: Experience, name: str) -> torch.Tensor:
+    """A field's numbers at the generated tokens."""
+    return getattr(sample, name)[sample.action_mask.bool()]
 
 
-def test_old_log_probs_by_hand():
+def by_sample(samples: list[Experience], name: str) -> list[list[float]]:
+    """A field's numbers at each sample's generated tokens."""
+    return [tokens_of(sample, name).tolist() for sample in samples]
+
+
+@pytest.mark.parametrize(("on_policy", "wanted"), [(True, [[-3.0, -4.0]]), (False, [[-0.5, -0.25]])])
+def test_old_log_probs_by_hand(on_policy, wanted):
     """They have the type of the actor's."""
-    recomputed = torch.tensor([[-1.0, -2.0], [-3.0, -4.0], [-5.0, -6.0]], dtype=torch.bfloat16)
-    stored = torch.tensor([[-0.1, -0.2], [-0.5, -0.25], [-0.5, -0.6]])
-    result = old_log_probs(recomputed, stored, torch.tensor([True, False, True]))
-    assert result.dtype == torch.bfloat16
-    assert result.tolist() == [[-1.0, -2.0], [-0.5, -0.25], [-5.0, -6.0]]
+    recomputed, stored = torch.tensor([[-3.0, -4.0]], dtype=torch.bfloat16), torch.tensor([[-0.5, -0.25]])
+    result = old_log_probs(recomputed, stored, on_policy=on_policy)
+    assert result.dtype == torch.bfloat16 and result.tolist() == wanted
 
 
 class TestGroupAdvantages:
-    @pytest.mark.parametrize(
-        "parts", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[5, 0], [3], [7, 1, 6], [2, 4]], [[n] for n in range(7, -1, -1)]]
-    )
     @pytest.mark.parametrize("coefficient", [0.0, 0.3])
-    def test_matches_a_slow_loop_with_kl_in_the_reward(self, parts, coefficient):
+    def test_matches_a_slow_loop_with_kl_in_the_reward(self, coefficient):
         rewards = [0.0, 1.0, 0.5, 0.25, -2.0, 3.0, 3.0, 0.1]
-        given = split(rewards, parts, kl=0.8, seed=3)
-        kls = {index: e.kl[row].tolist() for e in given for row, index in enumerate(e.index)}
-        masks = {index: e.action_mask[row].tolist() for e in given for row, index in enumerate(e.index)}
+        given = made_up(rewards, kl=0.8, seed=3)
+        kls, masks = ([getattr(one, name)[0].tolist() for one in given] for name in ("kl", "action_mask"))
         changed = {"algo__advantage__gamma": 0.5}  # a critic's, which is not read
-        experiences = maker(kl=coefficient, **changed).with_advantages(given)
-        advantages, returns = by_sample(experiences, "advantages"), by_sample(experiences, "returns")
-        sums = {index: float(e.info["return"][row]) for e in experiences for row, index in enumerate(e.index)}
+        samples = maker(kl=coefficient, **changed).with_advantages(given)
+        advantages, returns = by_sample(samples, "advantages"), by_sample(samples, "returns")
+        sums = [one.info["return"].item() for one in samples]
         for sample, reward in enumerate(rewards):
             group = rewards[sample // 4 * 4 :][:4]
             mean = sum(group) / 4
@@ -196,7 +188,7 @@ class TestGroupAdvantages:
             assert advantages[sample] == pytest.approx(wanted[::-1], rel=1e-5, abs=1e-6)
             assert returns[sample] == advantages[sample]
             assert sums[sample] == pytest.approx(total, rel=1e-5, abs=1e-6)
-        assert all(experience.kl is None for experience in experiences)
+        assert all(one.kl is None for one in samples)
 
     def test_rewards_that_cancel_have_no_advantage_at_the_size_of_their_range(self):
         for high, signal in ((1, False), (F(1, 10**9), True)):
@@ -204,24 +196,24 @@ class TestGroupAdvantages:
             group = whole_group(0)
             group.reward_range = (F(0), F(high))
             experience_maker.groups = [group, group]
-            experiences = experience_maker.with_advantages(split([0.0, 1e-9], [[0, 1]]))
-            advantages = by_sample(experiences, "advantages")
+            advantages = by_sample(experience_maker.with_advantages(made_up([0.0, 1e-9])), "advantages")
             assert advantages[1] == pytest.approx([float(signal)] * len(advantages[1]))
 
     def test_length_penalties_come_first(self):
         # truncated responses get -1: the group is 1, 1, -1, -1 and not 1, 1, 1, 1
-        (experience,) = split([1.0] * 4, [[0, 1, 2, 3]])
-        experience.truncated = torch.tensor([False, False, True, True])
-        (experience,) = maker(reward__stop_properly_penalty_coef=-1.0).with_advantages([experience])
-        assert by_sample([experience], "advantages")[0] == pytest.approx([1.0] * 5, rel=1e-5)
-        assert by_sample([experience], "advantages")[2] == pytest.approx([-1.0] * 4, rel=1e-5)
+        samples = made_up([1.0] * 4)
+        for number, one in enumerate(samples):
+            one.truncated = torch.tensor([number > 1])
+        advantages = by_sample(maker(reward__stop_properly_penalty_coef=-1.0).with_advantages(samples), "advantages")
+        assert advantages[0] == pytest.approx([1.0] * 5, rel=1e-5)
+        assert advantages[2] == pytest.approx([-1.0] * 4, rel=1e-5)
 
     @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
     def test_other_group_estimators_are_openrlhfs(self, estimator):
         """Eq. 2 is, too, up to the sample standard deviation by which OpenRLHF divides."""
-        rewards, parts = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0], [[5, 0, 3], [7, 1, 6], [2, 4]]
-        ours = maker(estimator).with_advantages(split(rewards, parts))
-        theirs = plain_maker(maker(estimator)).compute_advantages_and_returns(split(rewards, parts))
+        rewards = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0]
+        ours = maker(estimator).with_advantages(made_up(rewards))
+        theirs = plain_maker(maker(estimator)).compute_advantages_and_returns(made_up(rewards))
         ours, theirs = by_sample(ours, "advantages"), by_sample(theirs, "advantages")
         factor, rel = (math.sqrt(4 / 3), 1e-4) if estimator == "group_norm" else (1, 1e-5)
         for sample in range(8):
@@ -230,9 +222,8 @@ class TestGroupAdvantages:
 
 
 @st.composite
-def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float], list[list[int]]]:
-    """Groups that hold some of the responses that they were generated with, the group of each sample, their rewards,
-    and their micro-batches in any order."""
+def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float]]:
+    """The group of each sample and its reward. Groups hold some of the responses that they were generated with."""
     reward, groups, rewards = st.sampled_from([0.0, 1.0, 0.25, -2.0]), [], []
     for uid in range(draw(st.integers(1, 4))):
         generated = draw(st.lists(reward, min_size=2, max_size=6))
@@ -242,9 +233,7 @@ def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float], list[l
         group = SimpleNamespace(uid=10 - uid, size=len(kept), **known)
         groups += [group] * len(kept)
         rewards += [generated[position] for position in kept]
-    order = draw(st.permutations(range(len(rewards))))
-    size = draw(st.integers(1, len(rewards)))
-    return groups, rewards, [list(order[start : start + size]) for start in range(0, len(order), size)]
+    return groups, rewards
 
 
 class TestGroupsOfAnySize:
@@ -256,14 +245,12 @@ class TestGroupsOfAnySize:
     @settings(derandomize=True, database=None)
     def test_advantages_one_by_one(self, drawn, estimator, eps):
         """A response by itself has its advantage still, unless it is compared only with itself."""
-        groups, rewards, parts = drawn
+        groups, rewards = drawn
         experience_maker = maker(estimator, adapt__eps=eps)
         experience_maker.groups = groups
-        experiences = experience_maker.with_advantages(split(rewards, parts))
-        actual = by_sample(experiences, "advantages")
-        spread = {i: float(e.info["group_reward_std"][row]) for e in experiences for row, i in enumerate(e.index)}
-        kept = [float(reward) for experience in experiences for reward in experience.rewards]
-        assert kept == [rewards[index] for part in parts for index in part]  # the record reads them
+        samples = experience_maker.with_advantages(made_up(rewards))
+        actual, spread = by_sample(samples, "advantages"), [one.info["group_reward_std"].item() for one in samples]
+        assert [one.rewards.item() for one in samples] == rewards  # the record reads them
         for sample, (group, group_rewards) in enumerate(zip(groups, rewards, strict=True)):
             of_group = [reward for other, reward in zip(groups, rewards, strict=True) if other is group]
             others = list(group.generated if group.relative_to == "generated" else of_group)
@@ -286,32 +273,32 @@ class TestGroupsOfAnySize:
     @settings(derandomize=True, database=None)
     def test_a_critic_sees_no_groups(self, drawn, returns, discounts, no_std_norm):
         """GAE is OpenRLHF's own of single responses, to the last bit. With today's policy, V-trace is the same."""
-        groups, rewards, parts = drawn
+        groups, rewards = drawn
         changed = {"kl": 0.1, "adapt__returns": returns, "algo__advantage__no_std_norm": no_std_norm}
         changed |= {"algo__advantage__gamma": discounts[0], "algo__advantage__lambd": discounts[1]}
         experience_maker = maker("gae", **changed)
         experience_maker.groups = groups
-        ratios = off_policy(parts)  # GAE does not look at them
+        ratios = off_policy(len(rewards))  # GAE does not look at them
         experience_maker.log_ratios = ratios if returns == "gae" else [np.zeros_like(part) for part in ratios]
-        ours = experience_maker.with_advantages(split(rewards, parts, kl=0.5))
+        ours = experience_maker.with_advantages(made_up(rewards, kl=0.5))
         theirs = maker("gae", case=Case(1), **changed)
-        theirs = plain_maker(theirs).compute_advantages_and_returns(split(rewards, parts, kl=0.5))
+        theirs = plain_maker(theirs).compute_advantages_and_returns(made_up(rewards, kl=0.5))
         for name in ("advantages", "returns"):
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
-            assert list(actual) == list(wanted)
             if returns == "gae":
                 assert actual == wanted
-            assert all(actual[sample] == pytest.approx(wanted[sample], rel=1e-5, abs=1e-5) for sample in actual)
+            for one, other in zip(actual, wanted, strict=True):
+                assert one == pytest.approx(other, rel=1e-5, abs=1e-5)
         assert all(e.advantages.dtype == e.returns.dtype == torch.float32 for e in ours)
 
     def test_the_clip_range_is_of_what_the_estimator_makes(self):
         """Of the rewards 1, 0, 0, 0 less their mean."""
         experience_maker = maker("dr_grpo", reward__clip_range=(-0.125, 0.5))
-        actual = by_sample(experience_maker.with_advantages(split([1.0, 0.0, 0.0, 0.0], [[0, 1, 2, 3]])), "advantages")
+        actual = by_sample(experience_maker.with_advantages(made_up([1.0, 0.0, 0.0, 0.0])), "advantages")
         assert [set(actual[sample]) for sample in range(4)] == [{0.5}, *[{-0.125}] * 3]
 
     def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
-        (experience,) = split([1.0], [[0]])
+        (experience,) = made_up([1.0])
         experience.truncated = torch.tensor([True])
         known = {"generated": [1.0, 0.0], "relative_to": "generated", "reward_range": UNIT}
         group = SimpleNamespace(uid=7, size=1, **known)
@@ -329,25 +316,26 @@ class TestGroupsOfAnySize:
 
 class TestCritic:
     def test_lambda_1_is_the_reward_minus_the_value(self):
-        rewards, parts = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0], [[6, 1], [0, 3, 7], [2, 4, 5]]
-        given = split(rewards, parts, seed=5)
+        rewards = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]
+        given = made_up(rewards, seed=5)
         values = by_sample(given, "values")
-        experiences = maker("gae").with_advantages(given)
-        returns, advantages = by_sample(experiences, "returns"), by_sample(experiences, "advantages")
-        raw = {sample: [rewards[sample] - value for value in values[sample]] for sample in values}
-        tokens = [value for sample in raw for value in raw[sample]]
+        samples = maker("gae").with_advantages(given)
+        returns, advantages = by_sample(samples, "returns"), by_sample(samples, "advantages")
+        raw = [[reward - value for value in row] for reward, row in zip(rewards, values, strict=True)]
+        tokens = [value for row in raw for value in row]
         mean = sum(tokens) / len(tokens)
         deviation = math.sqrt(sum((value - mean) ** 2 for value in tokens) / len(tokens))
-        for sample in raw:
+        for sample in range(len(raw)):
             assert returns[sample] == pytest.approx([rewards[sample]] * len(raw[sample]), abs=1e-5)
             wanted = [(value - mean) / deviation for value in raw[sample]]
             assert advantages[sample] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
     def test_equal_advantages_stay_finite(self):
-        (given,) = split([1.0, 1.0], [[0, 1]])
-        given.values = torch.zeros_like(given.values)
-        advantages = by_sample(maker("gae", case=Case(2)).with_advantages([given]), "advantages")
-        assert {number for numbers in advantages.values() for number in numbers} == {0.0}
+        given = made_up([1.0, 1.0])
+        for one in given:
+            one.values = torch.zeros_like(one.values)
+        advantages = by_sample(maker("gae", case=Case(2)).with_advantages(given), "advantages")
+        assert {number for numbers in advantages for number in numbers} == {0.0}
 
 
 @given(
@@ -425,7 +413,7 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
 def whole(experience_maker: ExperienceMaker, origins: list[SampleOrigin], samples, kept=None) -> BatchExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
 
-    def note(experiences, groups, args, *, log_ratios, **_):
+    def note(samples, groups, args, *, log_ratios, **_):
         """The advantages may be asked for afterwards."""
         experience_maker.groups, experience_maker.log_ratios = groups, log_ratios
         return {}
@@ -449,7 +437,7 @@ def with_samples(samples: list[Experience], origins: list[SampleOrigin]) -> list
 @pytest.mark.parametrize(("reference", "critic"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("colocated", [None, "colocate_all", "colocate_actor_ref", "colocate_critic_reward"])
 def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
-    """Its `make_experience` of the same batches has the same numbers, and calls the same models in the same order."""
+    """Its `make_experience` of the same samples has the same numbers, and calls the same models in the same order."""
     places = ["colocate_all", "colocate_actor_ref", "colocate_critic_reward"]
     changed = {f"train__{name}": name == colocated for name in places}
     changed |= {"algo__kl__use_loss": True} if kl == "loss" else {"algo__kl__estimator": kl}
@@ -462,13 +450,12 @@ def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
     ours, theirs = [], []
     with without_ray():
         experience_maker.actor, experience_maker.critic, experience_maker.reference = models(ours)
-        dealt = experience_maker._deal(copy.deepcopy(samples))
         actor, critic_model, reference_model = models(theirs)
         plain = plain_maker(experience_maker, actor, critic_model, None, reference_model)
-        wanted = plain.make_experience(copy.deepcopy(dealt.batches))
-        actual = experience_maker._pass(dealt, ReferenceLogProbs("r", [response() for _ in samples]))
+        wanted = plain.make_experience(copy.deepcopy(samples))
+        experience_maker._pass(samples, ReferenceLogProbs("r", [response() for _ in samples]), policies=True)
     assert ours == theirs
-    for one, other in zip(actual, wanted, strict=True):
+    for one, other in zip(samples, wanted, strict=True):
         mask = one.action_mask.bool()
         for name in ("action_log_probs", "base_action_log_probs", "values", "kl"):
             mine, openrlhfs = getattr(one, name), getattr(other, name)
@@ -527,22 +514,21 @@ def answer(sequences: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def forward(samples: list[Experience]) -> list[Experience]:
-    """In the place of OpenRLHF's models, batch by batch."""
-    for batch in samples:
+    """In the place of OpenRLHF's models, sample by sample."""
+    for one in samples:
         for name in STEP:
             if name != "rollout_log_probs":
-                setattr(batch, name, answer(batch.sequences, name))
-        batch.info["kl"] = (batch.kl * batch.action_mask).sum(-1)
+                setattr(one, name, answer(one.sequences, name))
+        one.info["kl"] = (one.kl * one.action_mask).sum(-1)
     return samples
 
 
-def by_the_models(self: ExperienceMaker, dealt: DealtBatch, known: object, **_: object) -> list[Experience]:
+def by_the_models(self: ExperienceMaker, samples: list[Experience], known: object, **_: object) -> None:
     """The same, and actor and critic are asked."""
-    batches = forward(dealt.batches)
+    dealt = DealtBatch(forward(samples), partial(forward_parts, self.args), self.pad)
     for name, model in {"action_log_probs": self.actor, "values": self.critic}.items():
-        for batch, actual in zip(batches, dealt.in_batches(dealt.ask(model)()), strict=True):
-            setattr(batch, name, actual)
-    return batches
+        for place, row in dealt.ask(model)().items():
+            setattr(samples[place], name, row.unsqueeze(0))
 
 
 @contextmanager
@@ -553,53 +539,13 @@ def without_ray():
         yield patch
 
 
-def assert_same_rows(actual: list[Experience], wanted: list[Experience]) -> None:
-    """Equal in every field; `actual` may be padded further."""
-    assert [len(batch.sequences) for batch in actual] == [len(batch.sequences) for batch in wanted]
+def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
+    """Equal in every field."""
     for one, other in zip(actual, wanted, strict=True):
         for item in fields(Experience):
-            ours, theirs, name = getattr(one, item.name), getattr(other, item.name), item.name
-            if name in ("sequences", "attention_mask", "action_mask"):
-                width = theirs.shape[1]
-                assert torch.equal(ours[:, :width], theirs), name
-                assert (ours[:, width:] == (PAD if name == "sequences" else 0)).all(), name
-            elif Experience.is_step_tensor_field(name) and theirs is not None:
-                assert torch.equal(ours[one.action_mask.bool()], theirs[other.action_mask.bool()]), name
-            else:
-                assert repr(ours) == repr(theirs), name
-
-
-def whole_batch(count: int = 5) -> Experience:
-    """A batch with every field of an experience filled."""
-    (batch,) = forward([Experience.concat_experiences([generated(n) for n in range(count)], PAD)])
-    batch.returns, batch.advantages = batch.values + 1, batch.values + 2
-    batch.index = list(range(10, 10 + count))
-    assert all(getattr(batch, item.name) is not None for item in fields(Experience))
-    return batch
-
-
-class TestRowOf:
-    @pytest.mark.parametrize("count", [1, 2, 5])
-    def test_rows_put_together_again_are_the_batch(self, count):
-        batch = whole_batch(count)
-        before, rows = repr(batch), [row_of(batch, row) for row in range(count)]
-        again = Experience.concat_experiences(rows, PAD)
-        for item in fields(Experience):
-            ours, theirs = getattr(again, item.name), getattr(batch, item.name)
-            assert type(ours) is type(theirs) and repr(ours) == repr(theirs), item.name
-            if isinstance(theirs, torch.Tensor):
-                assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype, item.name
-        rows[0].prompts.append("x")
-        rows[0].info["new"] = 1
-        assert repr(batch) == before
-
-    def test_what_is_not_there_stays_so(self):
-        batch = whole_batch(2)
-        batch.base_action_log_probs = batch.scores = batch.values = None
-        batch.images, batch.mm_train_inputs = [], []
-        result = row_of(batch, 1)
-        assert result.base_action_log_probs is result.scores is result.values is None
-        assert result.images == [] and result.mm_train_inputs == [] and result.labels == [1]
+            ours, theirs = getattr(one, item.name), getattr(other, item.name)
+            same = torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else repr(ours) == repr(theirs)
+            assert same, item.name
 
 
 def test_token_log_ratios_by_hand():
@@ -648,23 +594,16 @@ def positions(groups: list[int], size: int) -> list[int]:
     return [group * size + row for group in groups for row in range(size)]
 
 
-def tokens_of(experience: Experience, name: str) -> torch.Tensor:
-    """A field's numbers at the generated tokens."""
-    return getattr(experience, name)[experience.action_mask.bool()]
-
-
 @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
 class TestPolicies:
     def made(self, **changed):
-        """Each sample as the models leave it, its row in the experience, its log ratio, and whether it is on-policy."""
+        """Each sample as the models leave it, its experience, its log ratio, and whether it is on-policy."""
         samples, origins = [generated(n) for n in range(8)], origins_of(8)
         for one in samples:
             one.rollout_log_probs /= 4  # OpenRLHF limits an estimate of the KL to 10
         _, batch = made_of(Case(4), samples, origins, **changed)
-        for experience in batch.experiences:
-            for row, place in enumerate(experience.index):
-                (one,) = forward([copy.deepcopy(samples[place])])
-                yield one, row_of(experience, row), batch.log_ratios[place], origins[place].on_policy
+        for one, experience, ratio, origin in zip(samples, batch.samples, batch.log_ratios, origins, strict=True):
+            yield *forward([copy.deepcopy(one)]), experience, ratio, origin.on_policy
 
     def test_behaviour_mode_replaces_the_off_policy_rows_and_decoupled_mode_none(self, ratio):
         for one, row, log_ratio, on_policy in self.made(adapt__ratio=ratio):
@@ -710,10 +649,8 @@ class TestReview:
         changed = {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
         created, reviewed = made_of(case, samples, origins, kept, **changed)
         maker_of_kept, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
-        actual, wanted = reviewed.experiences, without.experiences
-        assert [batch.index for batch in actual] == [batch.index for batch in wanted]
-        assert sorted(index for batch in actual for index in batch.index) == list(range(len(kept)))
-        assert_same_rows(actual, wanted)
+        actual, wanted = reviewed.samples, without.samples
+        assert_same(actual, wanted)
         assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
         assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
         # they are the log ratios of the samples, in order
@@ -727,18 +664,7 @@ class TestReview:
         created.with_advantages(actual)
         maker_of_kept.with_advantages(wanted)
         for name in ("advantages", "returns"):
-            ours, theirs = by_sample(actual, name), by_sample(wanted, name)
-            assert list(ours) == list(theirs)
-            assert all(ours[n] == pytest.approx(theirs[n], rel=1e-5, abs=1e-6) for n in ours)
-
-    def test_where_all_stay_the_batches_are_those_of_the_models(self):
-        case = Case(4, (1, 1), 3)
-        experience_maker = maker(case=case)
-        with without_ray() as patch:
-            patch.setattr(ExperienceMaker, "_pass", by_the_models)
-            passed = experience_maker.forward(with_samples([generated(n) for n in range(8)], origins_of(8)))
-        result = experience_maker.finish(passed, range(8))
-        assert all(one is other for one, other in zip(result.experiences, passed.experiences, strict=True))
+            assert by_sample(actual, name) == by_sample(wanted, name)
 
 
 # --- M2PO -------------------------------------------------------------------------------------------------------------
@@ -747,7 +673,7 @@ class TestReview:
 @given(reviews(), st.sampled_from([0.05, 0.6]))
 @settings(derandomize=True, database=None)
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
-    """Of all tokens of the batch together, in the micro-batches of any ranks."""
+    """Of all tokens of the batch together."""
     case, groups, groups_kept, seed = drawn
     samples, origins = (
         [generated(n, seed) for n in range(groups * case.size)],
@@ -755,9 +681,9 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     )
     kept = positions(groups_kept, case.size)
 
-    def from_values(experiences, *_, **__):
-        for experience in experiences:
-            experience.advantages, experience.returns = experience.values - 0.1, experience.values
+    def from_values(samples, *_, **__):
+        for one in samples:
+            one.advantages, one.returns = one.values - 0.1, one.values
 
     results = []
     for bound in (None, limit):
@@ -769,7 +695,7 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
                 experience_maker.finish(experience_maker.forward(with_samples(copy.deepcopy(samples), origins)), kept)
             )
     plain, masked = results
-    wanted, actual = (by_sample(result.experiences, "advantages") for result in results)
+    wanted, actual = (by_sample(result.samples, "advantages") for result in results)
     counted, tokens = [], 0
     for place, n in enumerate(kept):
         (one,) = forward([copy.deepcopy(samples[n])])
@@ -782,9 +708,9 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
         _, place, at = counted.pop()
         wanted[place][at] = 0.0
     assert actual == wanted
-    zeros = sum(value == 0 for values in wanted.values() for value in values)
+    zeros = sum(value == 0 for values in wanted for value in values)
     assert plain.masked is None and masked.masked == pytest.approx(zeros / tokens, abs=1e-12)
-    assert by_sample(masked.experiences, "returns") == by_sample(plain.experiences, "returns")
+    assert by_sample(masked.samples, "returns") == by_sample(plain.samples, "returns")
 
 
 # --- V-trace ----------------------------------------------------------------------------------------------------------
@@ -812,10 +738,10 @@ class TestVtrace:
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
         origins = origins_of(len(samples))
         created, actual = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
-        actual = actual.experiences
+        actual = actual.samples
         created.with_advantages(actual)
-        advantages, targets = {}, {}
-        for place, n in enumerate(kept):
+        advantages, targets = [], []
+        for n in kept:
             (one,) = forward([copy.deepcopy(samples[n])])
             mask = one.action_mask[0].tolist()
             last = max(position for position, on in enumerate(mask) if on)
@@ -827,13 +753,13 @@ class TestVtrace:
                 log_ratios = [0.0] * len(mask)
             text = one.values[0].tolist(), rewards, log_ratios, mask, gamma
             (a, _), (_, v) = (by_definition(*text, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd))
-            advantages[place] = [value for value, on in zip(a, mask, strict=True) if on]
-            targets[place] = [value for value, on in zip(v, mask, strict=True) if on]
-        tokens = np.concatenate([advantages[place] for place in advantages])
+            advantages.append([value for value, on in zip(a, mask, strict=True) if on])
+            targets.append([value for value, on in zip(v, mask, strict=True) if on])
+        tokens = np.concatenate(advantages)
         deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
         whitened, returns = by_sample(actual, "advantages"), by_sample(actual, "returns")
-        assert sorted(whitened) == sorted(returns) == sorted(advantages)
-        for place in advantages:
+        assert len(whitened) == len(returns) == len(advantages)
+        for place in range(len(advantages)):
             assert returns[place] == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
             wanted = [(value - tokens.mean()) / deviation for value in advantages[place]]
             assert whitened[place] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
@@ -862,17 +788,16 @@ class TestTokensOfTheLoss:
         samples = [generated(n) for n in range(12)]
         experience_maker = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
 
-        def models(self, dealt, known, **_):
-            for batch in forward(dealt.batches):
-                batch.values = batch.values if critic else None
-                batch.rollout_log_probs = batch.rollout_log_probs / 4  # near enough that not all is clipped
-            return dealt.batches
+        def models(self, samples, known, **_):
+            for one in forward(samples):
+                one.values = one.values if critic else None
+                one.rollout_log_probs = one.rollout_log_probs / 4  # near enough that not all is clipped
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ExperienceMaker, "_pass", models)
             passed = experience_maker.forward(with_samples(samples, origins or origins_of(12)))
             experience = experience_maker.finish(passed, kept)
-            return experience, experience.experiences
+            return experience, experience.samples
 
     def current(self, experience: Experience) -> torch.Tensor:
         """The actor's log-probs, as `forward` makes them."""
@@ -901,11 +826,9 @@ class TestTokensOfTheLoss:
         shares = []
         for source in ("fresh", "reevaluated", "replayed"):
             clipped = count = 0.0
-            for experience in experiences:
-                mask = experience.action_mask.clone()
-                for row, index in enumerate(experience.index):
-                    mask[row] *= int(created.origins[index].source == source)
-                if not mask.any():
+            for experience, origin in zip(experiences, created.origins, strict=True):
+                mask = experience.action_mask
+                if origin.source != source:
                     continue
                 _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(
                     self.current(experience),
@@ -926,12 +849,10 @@ class TestTokensOfTheLoss:
         assert len(created.origins) == len(kept)
         for source in ("fresh", "reevaluated", "replayed"):
             advantages, errors = [], []
-            for experience in experiences:
-                for row, index in enumerate(experience.index):
-                    for place in range(experience.action_mask.shape[1]):
-                        if created.origins[index].source == source and experience.action_mask[row, place]:
-                            advantages.append(float(experience.advantages[row, place]))
-                            errors.append(float(experience.values[row, place] - experience.returns[row, place]))
+            for one, origin in zip(experiences, created.origins, strict=True):
+                if origin.source == source:
+                    advantages += tokens_of(one, "advantages").tolist()
+                    errors += (tokens_of(one, "values") - tokens_of(one, "returns")).tolist()
             assert created.tokens[source].advantages.tolist() == advantages
             assert created.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
 

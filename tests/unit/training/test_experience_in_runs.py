@@ -180,7 +180,7 @@ class TestMixedGroups:
 
         def spy(passed, kept):
             experience = finish(passed, kept)
-            seen.append((run.trainer.state.step, experience.origins, experience.experiences, corrections[-1]))
+            seen.append((run.trainer.state.step, experience.origins, experience.samples, corrections[-1]))
             return experience
 
         def correct(*args, log_ratios, **kwargs):
@@ -191,24 +191,21 @@ class TestMixedGroups:
         monkeypatch.setattr(experience_module, "set_advantages", correct)
         run.trainer.fit()
         mixed: Counter = Counter()
-        for step, origins, experiences, token_log_ratios in seen:
-            weights_of = {}
-            for number, experience in enumerate(experiences):
-                for row, index in enumerate(experience.index):
-                    mask = experience.action_mask[row].bool()
-                    tokens = experience.sequences[row].tolist()
-                    stored = experience.rollout_log_probs[row][mask]
-                    by_weights = {w: torch.tensor(run.log_probs(tokens, w))[mask] for w in range(step + 1)}
-                    weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
-                    assert len(weights) == 1  # which the test finds out only from the numbers
-                    current = weights == [step]
-                    assert origins[index].on_policy == current
-                    old = by_weights[step] if current else stored
-                    assert torch.equal(experience.action_log_probs[row][mask], old)
-                    if algorithm == "ba_ppo":
-                        wanted = (by_weights[step].double() - stored.double()) * (not current)
-                        assert np.array_equal(token_log_ratios[number][row][mask.numpy()], wanted.numpy())
-                    weights_of[index] = weights[0]
+        for step, origins, samples, token_log_ratios in seen:
+            weights_of = []
+            for place, (origin, one) in enumerate(zip(origins, samples, strict=True)):
+                mask, tokens = one.action_mask[0].bool(), one.sequences[0].tolist()
+                stored = one.rollout_log_probs[0][mask]
+                by_weights = {w: torch.tensor(run.log_probs(tokens, w))[mask] for w in range(step + 1)}
+                weights = [w for w, x in by_weights.items() if torch.equal(x + self.rounding(w), stored)]
+                assert len(weights) == 1  # which the test finds out only from the numbers
+                current = weights == [step]
+                assert origin.on_policy == current
+                assert torch.equal(one.action_log_probs[0][mask], by_weights[step] if current else stored)
+                if algorithm == "ba_ppo":
+                    wanted = (by_weights[step].double() - stored.double()) * (not current)
+                    assert np.array_equal(token_log_ratios[place][0][mask.numpy()], wanted.numpy())
+                weights_of += weights
             for group in range(len(weights_of) // 4):
                 of_group = [weights_of[4 * group + n] for n in range(4)]
                 assert len(set(of_group[1:])) == 1
@@ -301,7 +298,7 @@ class TestReview:
             assert all(result[group] <= 0.0025 for group in stays.replayed)
             assert all(result[group] > 0.003 for group in stays.too_far)
             assert all(result[group] > 0.0025 for group in stays.unused)
-            trained = sum(len(e.index) for at, experiences in run.trained if at == step for e in experiences)
+            trained = sum(len(experiences) for at, experiences in run.trained if at == step)
             assert trained == 4 * sum(row[f"groups/{source}"] for source in SOURCES)
 
     def test_in_a_run_the_gap_stays_until_it_is_measured_again(self, world):
@@ -352,7 +349,7 @@ class TestReview:
         run.trainer.experience_maker.forward = broken
         if not stops:
             run.trainer.train_step([Rollout(0, 0)], 0)
-            assert sum(len(e.index) for _, experiences in run.trained for e in experiences) == 4 * (4 - bad)
+            assert sum(len(experiences) for _, experiences in run.trained) == 4 * (4 - bad)
             return
         with pytest.raises(RuntimeError, match=rf"{bad} of 4 groups .* adapt.max_failed_share is {float(share)}"):
             run.trainer.train_step([Rollout(0, 0)], 0)

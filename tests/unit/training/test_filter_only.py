@@ -102,11 +102,9 @@ SKIP = {"adapt.skip_zero_advantage": True}
 
 def of_batch(run, step: int) -> list[tuple[int, int]]:
     """Tokens, and generated ones, of each sample of an update in the order in which they are dealt."""
-    places = {}
-    for experience in run.trained[step][1]:
-        for row, place in enumerate(experience.index):
-            places[place] = int(experience.attention_mask[row].sum()), int(experience.action_mask[row].sum())
-    members = [places[place] for place in sorted(places)]
+    members = [
+        (int(one.attention_mask.sum()), int(one.action_mask.sum())) for one in run.trained[step][1] if one.index is None
+    ]
     for sample in run.skipped[step][1]:
         members.insert(sample.place, (sample.total_length, sample.tokens))
     return members

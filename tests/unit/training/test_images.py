@@ -21,7 +21,6 @@ from PIL import Image  # noqa: E402
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
 from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
 from bapo_openrlhf.training.trainer.dealing import training_shares  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import row_of  # noqa: E402
 from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
 from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
 from bapo_openrlhf.training.wire.packing import packed, unpacked  # noqa: E402
@@ -104,17 +103,10 @@ def test_through_the_buffers_and_a_checkpoint(samples, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("kept", [range(12), [8, 9, 10, 11, 4, 5, 6, 7], [5, 0, 11]])
 def test_every_sample_reaches_the_actor_with_its_own_images(samples, kept, ranks):
-    """Batched, taken apart, reordered and dealt to ranks, as between the experience maker and the loss; fillers too."""
-    parts = [samples_of(grouped(samples))[start : start + 6] for start in (0, 6)]
-    batches = [Experience.concat_experiences(part, 0) for part in parts]
-    for batch, start in zip(batches, (0, 6), strict=True):
-        batch.index = list(range(start, start + 6))
-    rows = [row_of(batches[index // 6], index % 6) for index in kept]
-    assert [images_of(row) for row in rows] == [images_of(samples[index]) for index in kept]
-    for place, row in enumerate(rows):
-        row.index = [place]
-    reached = []
-    for share in unpacked(packed(list(training_shares([Experience.concat_experiences(rows, 0)], ranks)))):
+    """Reordered and dealt to ranks, as between the experience maker and the loss; fillers too."""
+    own = samples_of(grouped(samples))
+    rows, reached = [own[place] for place in kept], []
+    for share in unpacked(packed(list(training_shares(rows, ranks)))):
         buffer = WholeBatchReplayBuffer(1)
         buffer.take(*share["experience"], *share["filler"], len(rows))
         for items in filter(None, (buffer.items, [buffer.filler])):

@@ -104,23 +104,21 @@ class TestRun:
         seen = 0
         for step, experiences in run.trained + run.taught:
             rows = [(group, one) for _, group in run.batches[step].with_sources() for one in group.responses]
-            for e in experiences:
-                for row, place in enumerate(e.index):
-                    group, response = rows[place]
-                    tokens, mask = e.sequences[row][e.attention_mask[row].bool()].tolist(), e.action_mask[row].bool()
-                    assert tokens == response.token_ids.tolist()
-                    begin = 2 + len(group.prompt.prefix)
-                    trained = [place + 1 for place, on in enumerate(mask.tolist()) if on]
-                    assert trained == list(range(begin, len(tokens)))
-                    if not group.prompt.prefix:
-                        continue
-                    seen, rewards = seen + 1, np.array([one.reward for one in group.responses])
-                    if algorithm == "ba_ppo":  # gamma = lambda = 1 and no KL: each return is the reward
-                        wanted = [response.reward] * len(trained)
-                        assert e.returns[row][mask].tolist() == pytest.approx(wanted, abs=1e-5)
-                    else:
-                        wanted = (response.reward - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
-                        assert e.advantages[row][mask].tolist() == pytest.approx([wanted] * len(trained), rel=1e-4)
+            for (group, response), e in zip(rows, experiences, strict=True):
+                tokens, mask = e.sequences[0].tolist(), e.action_mask[0].bool()
+                assert tokens == response.token_ids.tolist()
+                begin = 2 + len(group.prompt.prefix)
+                trained = [place + 1 for place, on in enumerate(mask.tolist()) if on]
+                assert trained == list(range(begin, len(tokens)))
+                if not group.prompt.prefix:
+                    continue
+                seen, rewards = seen + 1, np.array([one.reward for one in group.responses])
+                if algorithm == "ba_ppo":  # gamma = lambda = 1 and no KL: each return is the reward
+                    wanted = [response.reward] * len(trained)
+                    assert e.returns[0][mask].tolist() == pytest.approx(wanted, abs=1e-5)
+                else:
+                    wanted = (response.reward - rewards.mean()) / np.sqrt(rewards.var() + 1e-6)
+                    assert e.advantages[0][mask].tolist() == pytest.approx([wanted] * len(trained), rel=1e-4)
         assert seen > 4
 
     def test_they_have_an_origin_and_a_count_of_their_own(self, run):

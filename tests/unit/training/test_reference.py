@@ -153,7 +153,7 @@ def make(experience_maker: ExperienceMaker, responses: list[Response], *, known:
     group = SimpleNamespace(prompt=PROMPT)
     passed = experience_maker.forward([SampleOrigin("fresh", True, group, response) for response in responses])
     assert known is None or passed.reference_kept == known
-    return passed.experiences
+    return passed.samples
 
 
 def openrlhfs(experience_maker: ExperienceMaker, names: Iterable[str], responses: list[Response]) -> list[Experience]:
@@ -163,7 +163,7 @@ def openrlhfs(experience_maker: ExperienceMaker, names: Iterable[str], responses
     parts = (None, SimpleNamespace(args=experience_maker.args), SimpleNamespace(pad_token_id=9))
     plain = RemoteExperienceMaker(*groups, *parts)
     samples = [sample_of(PROMPT, replace(one, extras=copy.deepcopy(one.extras))) for one in responses]
-    return plain.make_experience(list(experience_maker._deal(samples).batches))
+    return plain.make_experience(samples)
 
 
 def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
