@@ -45,9 +45,6 @@ class TestTable:
     def test_values_are_within_their_ranges(self, words):
         assert all(ALLOWED[words](float(value)) for value in WITHIN[words].split())
 
-    def test_a_seed_draws_one_configuration(self):
-        assert drawn(3, TABLE) == drawn(3, TABLE) != drawn(4, TABLE)
-
 
 def named(line: str, flags: dict) -> list[str]:
     """The flags that a message names together with their values, as the message writes them."""

@@ -1,7 +1,6 @@
 """Configuration files as editors and users leave them. Layers of files are tested in test_arguments.py."""
 
 import codecs
-import itertools
 import math
 from pathlib import Path
 
@@ -26,7 +25,8 @@ def written(tmp_path):
     return write
 
 
-@pytest.mark.parametrize(("encoding", "ending"), itertools.product(MARKS, ["\n", "\r\n", "\r", "\u2028"]))
+@pytest.mark.parametrize("encoding", MARKS)
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r", "\u2028"])
 def test_encodings_that_say_what_they_are_and_any_line_ending(written, encoding, ending):
     data = MARKS[encoding] + TEXT.replace("\n", ending).encode(encoding)
     assert dict(settings_of(written(data))) == WANTED

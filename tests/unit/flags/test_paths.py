@@ -118,9 +118,7 @@ class TestAbsolute:
         with pytest.raises(ConfigError) as error:
             check_read(names)
         given = "./rows@part" if flag in DATA else "./rows"
-        assert str(error.value).startswith(
-            f"{flag} is {given}; its absolute path {tmp_path}/{folder}/rows has {mark!r}"
-        )
+        assert str(error.value).startswith(f"{flag} is {given}; ") and f"{folder}/rows has {mark!r}" in str(error.value)
 
     @pytest.mark.parametrize("name", ["br[1].jsonl", "what?.jsonl", "all*.jsonl"])
     def test_that_datasets_would_take_for_a_pattern(self, tmp_path, monkeypatch, name):

@@ -16,9 +16,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import attention
-from bapo_openrlhf.flags.conflicts import check_combinations
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import preflight, rewards
 from bapo_openrlhf.launch.model_trial import Noisy
 from bapo_openrlhf.launch.preflight import KEPT, check_inputs
@@ -115,26 +113,20 @@ def test_what_the_machine_lacks_is_said(run, monkeypatch):
     assert run.check().warnings == ("nvcc is 12.4",)
 
 
-def test_max_samples_caps_the_prompts(run):
-    rows = run.rows("more.jsonl", 9)
-    assert run.check(data__prompt_dataset=rows, data__max_samples=8).prompts == 8
-
-
 def test_max_samples_that_cut_the_evaluation_are_said(run):
     rows = run.write("held_out.jsonl", "".join(f'{{"q": "2+{n}", "a": "{n + 2}"}}\n' for n in range(9)))
     cut = run.check(eval__dataset=rows, eval__steps=1, data__max_samples=8).warnings
-    assert len(cut) == 1 and cut[0].startswith("data.max_samples is 8, ")
-    assert "only the first 8 of the 9 rows of eval.dataset" in cut[0]
+    assert (
+        len(cut) == 1 and cut[0].startswith("data.max_samples is 8, ") and "8 of the 9 rows of eval.dataset" in cut[0]
+    )
     assert run.check(eval__dataset=rows, eval__steps=1, data__max_samples=9).warnings == ()
 
 
 class TestModel:
-    @pytest.mark.parametrize("content", ["[]", "null", '"qwen2"', "{"])
+    @pytest.mark.parametrize("content", ["[]", "{"])
     def test_a_configuration_that_is_no_object(self, run, content):
         (run.model / "config.json").write_text(content)
         assert run.refusal().startswith(f"actor.model_name_or_path is {run.model}; its config.json ")
-
-    def test_a_configuration_without_a_part_for_text(self, run):
         (run.model / "config.json").write_text('{"model_type": "qwen2", "text_config": null}')
         run.check()
 
@@ -168,16 +160,15 @@ class TestModel:
             (folder / file).write_text("{}" if file == "config.json" else "")
         assert run.refusal(**{flag.replace(".", "__"): folder}).startswith(f"{flag} is {folder}; ")
 
-    @pytest.mark.parametrize("ahead", [True, False])
-    def test_folder_without_tokenizer(self, run, monkeypatch, ahead):
+    def test_folder_without_tokenizer(self, run, monkeypatch):
         monkeypatch.setattr(preflight, "check_tokenizer", prompts.check_tokenizer)
-        text = run.refusal(actor__model_name_or_path=run.model, ahead=ahead)
+        text = run.refusal(actor__model_name_or_path=run.model)
         assert text.startswith(f"actor.model_name_or_path is {run.model}; ") and "tokenizer" in text
 
     def test_missing_folder(self, run, monkeypatch):
         (run.folder / "models").mkdir()
         monkeypatch.chdir(run.folder)
-        for name in (run.folder / "none", "./none", "../none", "a/b/c", "models/none.json", "~/no/such/model"):
+        for name in (run.folder / "none", "./none", "models/none.json", "~/no/such/model"):
             text = run.refusal(actor__model_name_or_path=name)
             name = os.path.expanduser(name)
             assert text.startswith(f"actor.model_name_or_path is {name}; ")
@@ -206,27 +197,17 @@ class TestModel:
         run.check(actor__model_name_or_path=name, critic__model_name_or_path=name, ahead=True)
 
 
-class TestData:
-    """What the data must be is in tests/unit/data."""
+@pytest.mark.parametrize("flag", ["data.prompt_dataset", "actor.model_name_or_path"])
+def test_unset(run, flag):
+    """What else the data must be is in tests/unit/data."""
+    assert run.refusal(algorithm="grpo", **{flag.replace(".", "__"): None}).startswith(f"{flag} is not set")
 
-    @pytest.mark.parametrize("flag", ["data.prompt_dataset", "actor.model_name_or_path"])
-    def test_unset(self, run, flag):
-        assert run.refusal(algorithm="grpo", **{flag.replace(".", "__"): None}).startswith(f"{flag} is not set")
 
-    @pytest.mark.parametrize("ahead", [True, False])
-    def test_a_path_that_openrlhf_would_split(self, run, monkeypatch, ahead):
-        (run.folder / "me@corp").mkdir()
-        run.rows("me@corp/train.jsonl", 8)
-        monkeypatch.chdir(run.folder / "me@corp")
-        assert "/me@corp/train.jsonl has '@', " in run.refusal(data__prompt_dataset="train.jsonl", ahead=ahead)
-
-    def test_evaluation_data_too(self, run):
-        path = run.write("rows.jsonl", '{"q": "1", "a": "1"}\n{"q": "", "a": "1"}\n')
-        assert run.refusal(eval__dataset=path).startswith(f"eval.dataset {path}, row 2: q is ''; ")
-
-    def test_nothing_is_downloaded_ahead(self, run, monkeypatch):
-        monkeypatch.chdir(run.folder)
-        assert run.check(data__prompt_dataset="org/data", ahead=True).prompts is None
+def test_a_path_that_openrlhf_would_split(run, monkeypatch):
+    (run.folder / "me@corp").mkdir()
+    run.rows("me@corp/train.jsonl", 8)
+    monkeypatch.chdir(run.folder / "me@corp")
+    assert "/me@corp/train.jsonl has '@', " in run.refusal(data__prompt_dataset="train.jsonl")
 
 
 @pytest.mark.parametrize("flag", ["actor.model_name_or_path", "critic.model_name_or_path"])
@@ -239,8 +220,9 @@ def test_a_dense_model_has_no_loss_of_a_router(run, flag):
     models = {"actor__model_name_or_path": experts, "critic__model_name_or_path": experts}
     assert run.check(actor__aux_loss_coef=0.5, **models).prompts == 8
     models[flag.replace(".", "__")] = run.model
-    text = run.refusal(actor__aux_loss_coef=0.5, **models)
-    assert text.startswith(f"actor.aux_loss_coef is 0.5, and {flag} is {run.model}; it must be 0 then")
+    assert run.refusal(actor__aux_loss_coef=0.5, **models).startswith(
+        f"actor.aux_loss_coef is 0.5, and {flag} is {run.model}; "
+    )
     assert run.check(**models).prompts == 8
 
 
@@ -303,7 +285,7 @@ class TestImages:
         """Several ranks would wait for each other: one of them runs the part that sees, and another one does not."""
         rows = [{"q": "1 + 1?", "images": []}, {"q": "1 + 2?", "images": None}]
         if refused:
-            assert pictures.refusal(*rows, **flags).startswith("the row has no image, and data.prompt_dataset ")
+            assert "no image" in pictures.refusal(*rows, **flags)
         else:
             pictures.check(*rows, **flags)
 
@@ -322,25 +304,24 @@ class TestImages:
         for algorithm in ("ba_ppo", "bapo_grpo"):
             run.check(algorithm=algorithm, data__prompt_dataset=run.write("text.jsonl", rows))
 
-    @pytest.mark.parametrize("algorithm", ["ba_ppo", "ppo"])
-    def test_no_critic_for_rows_with_images(self, pictures, algorithm):
-        """The flag with a critic, or with packed samples, is in test_bad_configurations.py."""
-        text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=0))
-        assert ", row 1: it has images, and the critic is " in text and "--algorithm" in text
-
-    def test_packing_without_images(self, run):
-        assert run.parse(ds__packing_samples=True).ds.packing_samples
-
-    @pytest.mark.parametrize("algorithm", ["grpo", "bapo_grpo"])
-    def test_rows_with_images_in_a_run_without(self, pictures, algorithm):
+    @pytest.mark.parametrize(
+        ("algorithm", "most", "named"),
+        [
+            ("ba_ppo", 0, "--algorithm"),  # no critic sees images
+            ("ppo", 0, "--algorithm"),
+            ("grpo", None, "data.max_images_per_prompt is 0"),
+            ("bapo_grpo", None, "data.max_images_per_prompt is 0"),
+        ],
+    )
+    def test_rows_with_images_in_a_run_that_cannot_see_them(self, pictures, algorithm, most, named):
         """OpenRLHF would train a model without vision on the text only, and say nothing."""
-        text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=None))
-        assert ", row 1: " in text and "data.max_images_per_prompt is 0, it must be at least 1" in text
+        text = pictures.run.refusal(**pictures.flags(algorithm=algorithm, data__max_images_per_prompt=most))
+        assert ", row 1: " in text and named in text
 
     def test_more_images_than_allowed(self, pictures):
         row = {"q": "<image><image><image>?", "images": [str(pictures.good)] * 3}
         said = pictures.refusal(row, data__max_images_per_prompt=2)
-        assert "data.max_images_per_prompt is 2, it must be at least 3" in said
+        assert "data.max_images_per_prompt is 2" in said and "3" in said
         pictures.check(row, data__max_images_per_prompt=3)
 
     @pytest.mark.parametrize(
@@ -370,18 +351,16 @@ class TestImages:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         assert f"image {path} " in pictures.refusal({"images": [str(path)]})
 
-    @pytest.mark.parametrize(("size", "fits"), [((1, 201), False), ((403, 2), False), ((200, 1), True)])
-    def test_too_thin(self, pictures, size, fits):
+    def test_too_thin(self, pictures):
         path = pictures.run.folder / "thin.png"
-        Image.new("RGB", size).save(path)
-        if fits:
-            pictures.check({"images": [str(path)]})
-        else:
-            assert "{} x {} pixels".format(*size) in pictures.refusal({"images": [str(path)]})
+        for width, height, fits in ((1, 201, False), (403, 2, False), (200, 1, True)):
+            Image.new("RGB", (width, height)).save(path)
+            if fits:
+                pictures.check({"images": [str(path)]})
+            else:
+                assert f"{width} x {height} pixels" in pictures.refusal({"images": [str(path)]})
 
-    @pytest.mark.parametrize(
-        "image", ["https://example.org/1.png", "http://example.org/1.png", "data:image/png;base64,AAAA"]
-    )
+    @pytest.mark.parametrize("image", ["https://example.org/1.png", "data:image/png;base64,AAAA"])
     def test_addresses_and_inline_data_are_left_to_openrlhf(self, pictures, image):
         pictures.check({"images": [image]})
 
@@ -398,10 +377,10 @@ class TestImages:
         ],
     )
     def test_as_many_images_as_places(self, pictures, row, images, places):
-        assert f"{images} images (data.image_key images) and {places} <image> in the prompt" in pictures.refusal(row)
+        assert f"{images} images (data.image_key images) and {places} <image>" in pictures.refusal(row)
 
     def test_a_wrong_image_key_is_noticed(self, pictures):
-        assert "(data.image_key pictures)" in pictures.run.refusal(**pictures.flags(data__image_key="pictures"))
+        assert "data.image_key pictures" in pictures.run.refusal(**pictures.flags(data__image_key="pictures"))
 
     def test_places_need_a_chat_template(self, pictures):
         assert "data.apply_chat_template" in pictures.run.refusal(**pictures.flags(data__apply_chat_template=None))
@@ -432,10 +411,6 @@ class TestImages:
         assert "image processor" in pictures.run.refusal(**pictures.flags())
         (pictures.run.model / "processor_config.json").write_text("{}")
         pictures.check()
-
-    def test_a_model_on_the_hub_is_left_alone(self, pictures, monkeypatch):
-        monkeypatch.chdir(pictures.run.folder)
-        pictures.check(actor__model_name_or_path="Qwen/Qwen2.5-VL-3B-Instruct", ahead=True)
 
 
 GOOD = "return {'rewards': [1.0]}"
@@ -470,25 +445,26 @@ REFUSED = {
 
 
 class TestReward:
-    @pytest.mark.parametrize("more", ["none.py", "http://localhost:5000"])
-    def test_one_file(self, run, more):
-        both = f"{run.reward},{more}"
-        assert run.refusal(reward__remote_url=both).startswith(f"reward.remote_url is {both}; ")
+    def test_is_called_once_as_openrlhf_calls_it_if_there_is_a_row(self, run):
+        note = run.folder / "note.json"
+        text = source(f"json.dump(a, open({str(note)!r}, 'x')); {GOOD}", "import json")
+        path = run.write("other.py", text)
+        run.check(reward__remote_url=path, data__prompt_dataset="org/data", ahead=True)
+        assert not note.exists()
+        run.check(reward__remote_url=path)
+        assert json.loads(note.read_text()) == [["1+1"], ["1+1"], ["2"]]
 
-    @pytest.mark.parametrize(
-        "line",
-        [
+    def test_may_use_what_standard_output_has(self, run, capfd):
+        del capfd  # so that standard error is a file
+        lines = [
             "subprocess.run(['true'], stdout=sys.stderr)",
             "__import__('faulthandler').enable(); __import__('faulthandler').disable()",
             "sys.stdout.buffer.write(b'x')",
             "sys.stdout.encoding.lower()",
             "sys.stdout.reconfigure(line_buffering=True)",
             "print('x', flush=True)",
-        ],
-    )
-    def test_may_use_what_standard_output_has(self, run, line, capfd):
-        del capfd  # so that standard error is a file
-        run.check(reward__remote_url=run.write("other.py", source(f"{line}; {GOOD}")))
+        ]
+        run.check(reward__remote_url=run.write("other.py", source(f"{'; '.join(lines)}; {GOOD}")))
 
     def test_may_make_tokens_after_this_process_has_made_some_in_parallel(self, run, monkeypatch):
         monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
@@ -539,22 +515,10 @@ class TestReward:
         out, err = capfd.readouterr()
         assert out == "" and err.startswith("c" * 9 + "\0" * 4087 + "\n") and "19,995,913 bytes" in err[4096:]
 
-    @pytest.mark.parametrize("value", ["[1]", "0.25", "(True,)", "np.array([[0.5]])", "np.float32(2)"])
+    @pytest.mark.parametrize("value", ["[1]", "(True,)", "np.array([[0.5]])", "np.float32(2)"])
     def test_one_number_in_any_shape_is_fine(self, run, value):
         text = source(f"return {{'rewards': {value}}}", "import numpy as np")
         run.check(reward__remote_url=run.write("other.py", text))
-
-    def test_gets_the_first_row_as_openrlhf_calls_it(self, run):
-        note = run.folder / "note.json"
-        text = source(f"json.dump(a, open({str(note)!r}, 'w')); {GOOD}", "import json")
-        run.check(reward__remote_url=run.write("other.py", text))
-        assert json.loads(note.read_text()) == [["1+1"], ["1+1"], ["2"]]
-
-    def test_is_not_called_without_local_data(self, run):
-        path = run.write("other.py", source("raise KeyError"))
-        run.check(reward__remote_url=path, data__prompt_dataset="org/data", ahead=True)
-        with pytest.raises(ConfigError):
-            run.check(reward__remote_url=path)
 
     @pytest.mark.parametrize("sent", [False, True])
     def test_a_server_is_asked_as_a_function_is(self, run, monkeypatch, sent):
@@ -579,86 +543,41 @@ class TestReward:
         args = run.parse(reward__remote_url=path)
         assert rewards.check_reward(args, ("1+1", "2"), ["so it is"]) == ["so it is"] * said
 
-    @pytest.mark.parametrize(
-        ("body", "named"), [("os._exit(3)", "exit status 3"), ("ctypes.string_at(0)", "signal 11"), ("1 / 0", ":4)")]
-    )
+    @pytest.mark.parametrize(("body", "named"), [("os._exit(3)", "exit status 3"), ("1 / 0", ":4)")])
     def test_a_method_is_tried_in_a_process_too(self, run, body, named):
         path = run.write(
             "mine.py",
-            "import ctypes, os; from bapo_openrlhf.methods import Method\nclass Mine(Method):\n"
+            "import os; from bapo_openrlhf.methods import Method\nclass Mine(Method):\n"
             f"    def build_batch(self, step, fresh, reevaluated):\n        {body}\n",
         )
         said = run.refusal(adapt__method=f"{path}:Mine")
         assert said.startswith("adapt.method") and named in said
 
 
-class TestBatch:
-    @pytest.mark.parametrize("groups", [1, 2, 3, 5])
-    def test_a_batch_may_hold_any_number_of_groups(self, run, groups):
-        # 2 ranks x 6 = 12 samples = 3 groups of 4
-        result = run.check(adapt__batch_size=groups, train__micro_batch_size=6, train__batch_size=12)
-        assert result.arithmetic.capacity == groups
-
-    def test_no_reference_ranks_where_no_reference_model_is_built(self, run):
-        result = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
-        assert result.arithmetic.ranks == {"actor": 2, "critic": 1}
+def test_no_reference_ranks_where_no_reference_model_is_built(run):
+    result = run.check(adapt__kl_target="behaviour", ref__num_gpus_per_node=7)
+    assert result.arithmetic.ranks == {"actor": 2, "critic": 1}
 
 
-class TestCombinations:
-    REFUSED = ("train.partial_rollout_enable", "algo.dynamic_filtering_enable")
-
-    @pytest.mark.parametrize("ranks", [(4, 2, 1), (2, 4, 1), (2, 2, 4), (2, 1, 3)])
-    def test_dynamic_batching_takes_any_ranks(self, run, ranks):
-        flags = dict(zip(("actor", "critic", "ref"), ranks, strict=True))
-        args = run.parse("ba_ppo", **{f"{model}__num_gpus_per_node": count for model, count in flags.items()})
-        args.train.dynamic_batch_enable = True  # the flag itself asks for packing
-        assert tuple(batch_arithmetic(args).ranks.values()) == ranks
-
-    @pytest.mark.parametrize("algorithm", ["ba_ppo", "bapo_grpo"])
-    def test_resuming_is_allowed(self, run, algorithm):
-        args = run.parse(algorithm, ckpt__load_enable=True)
-        before = repr(args)
-        check_combinations(args)
-        set_openrlhf_flags(args)
-        assert args.ckpt.load_enable is True and repr(args) == before
-
-    @pytest.mark.parametrize("algorithm", ["ppo", "grpo", None])
-    @pytest.mark.parametrize("flag", [*REFUSED, "ckpt.load_enable"])
-    def test_left_alone_without(self, run, algorithm, flag):
-        args = run.parse(algorithm, train__async_enable=True, **{flag.replace(".", "__"): True})
-        before = repr(args)
-        check_combinations(args)
-        set_openrlhf_flags(args)
-        assert repr(args) == before
-
-    def test_behaviour_ratio_leaves_openrlhfs_correction_alone(self, run):
-        correction = {"level": "seq", "mode": "mask", "gating": "tv", "threshold": "0.4"}
-        args = run.parse(**{f"algo__advantage__is_correction_{key}": value for key, value in correction.items()})
-        set_openrlhf_flags(args)
-        advantage = args.algo.advantage
-        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
-        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("tv", [0.0, 0.4])
-
-    def test_decoupled_ratio_is_openrlhfs_clipped_token_weight(self, run):
-        args = run.parse(adapt__ratio="decoupled", algo__advantage__is_correction_threshold=3)
-        set_openrlhf_flags(args)
-        advantage = args.algo.advantage
-        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("token", "clip")
-        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("ratio", [0.0, 3.0])
-
-    def test_decoupled_ratio_takes_a_correction_as_it_is_given(self, run):
-        correction = {"level": "seq", "mode": "mask", "gating": "binary_kl", "threshold": "0.005"}
-        flags = {f"algo__advantage__is_correction_{key}": value for key, value in correction.items()}
-        args = run.parse(adapt__ratio="decoupled", **flags)
-        set_openrlhf_flags(args)
-        advantage = args.algo.advantage
-        assert (advantage.is_correction_level, advantage.is_correction_mode) == ("seq", "mask")
-        assert (advantage.is_correction_gating, advantage.is_correction_threshold) == ("binary_kl", [0.0, 0.005])
+@pytest.mark.parametrize(
+    ("ratio", "given", "wanted"),
+    [
+        ("behaviour", ("seq", "mask", "tv", 0.4), ("seq", "mask", "tv", [0.0, 0.4])),
+        ("decoupled", (None, None, None, 3), ("token", "clip", "ratio", [0.0, 3.0])),
+        ("decoupled", ("seq", "mask", "binary_kl", 0.005), ("seq", "mask", "binary_kl", [0.0, 0.005])),
+    ],
+)
+def test_a_decoupled_ratio_is_openrlhfs_clipped_token_weight_unless_a_correction_is_given(run, ratio, given, wanted):
+    names = [f"is_correction_{name}" for name in ("level", "mode", "gating", "threshold")]
+    flags = {f"algo__advantage__{name}": value for name, value in zip(names, given, strict=True) if value}
+    args = run.parse(adapt__ratio=ratio, **flags)
+    set_openrlhf_flags(args)
+    assert tuple(getattr(args.algo.advantage, name) for name in names) == wanted
 
 
 def test_attention_without_its_package(run, monkeypatch):
     """As on a machine with a GPU and without flash-attn."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "0")
     monkeypatch.setattr(attention, "find_spec", lambda name: None)
-    assert run.refusal().startswith("ds.attn_implementation is flash_attention_2; it needs the package flash-attn")
+    assert run.refusal().startswith("ds.attn_implementation is flash_attention_2; ")
     run.check(ds__attn_implementation="sdpa")
