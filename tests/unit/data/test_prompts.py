@@ -22,21 +22,19 @@ def user(content):
 
 class TestForm:
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("place", [1, 5])
     @pytest.mark.parametrize("prompt", ["", None])
-    def test_empty_or_null(self, check, kind, place, prompt):
+    def test_empty_or_null(self, check, kind, prompt):
         """vllm#7283."""
         rows = [{"q": f"{number}?", "a": "x"} for number in range(6)]
-        rows[place - 1]["q"] = prompt
+        rows[4]["q"] = prompt
         shown = repr("" if kind == ".csv" else prompt)
-        assert check.refusal(check.write(kind, rows)).startswith(f"row {place}: q is {shown}; it must be a text")
+        assert check.refusal(check.write(kind, rows)).startswith(f"row 5: q is {shown}; ")
 
     @pytest.mark.parametrize("prompt", [" ", "\n\t", 7, 0.5, True, {"text": "1?"}])
     @pytest.mark.parametrize("chat", [False, True])
     def test_no_text(self, check, prompt, chat):
         name = check.write(".jsonl", [{"q": prompt, "a": "x"}])
-        text = check.refusal(name, data__apply_chat_template=chat)
-        assert text.startswith(f"row 1: q is {prompt!r}; it must be a text")
+        assert check.refusal(name, data__apply_chat_template=chat).startswith(f"row 1: q is {prompt!r}; ")
 
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".csv"])
     @pytest.mark.parametrize("column", ["q", "messages"])
@@ -44,29 +42,30 @@ class TestForm:
         """verl#1827."""
         name = check.write(kind, [{column: [user("1?")], "a": "x"}] * 3)
         text = check.refusal(name, data__input_key=column)
-        assert text.startswith(f"row 1: {column} is [{{'") and "which needs data.apply_chat_template" in text
+        assert text.startswith(f"row 1: {column} is [{{'") and "data.apply_chat_template" in text
         assert check(name, data__input_key=column, data__apply_chat_template=True).prompts == 3
 
-    @pytest.mark.parametrize(
-        "messages",
-        [
-            [],
-            ["1?"],
-            [{"from": "human", "value": "1?"}],
-            [{"role": "user"}],
-            [{"role": 7, "content": "1?"}],
-            [user("1?"), {"role": "assistant", "content": None}],
-            [user(["1?"])],
-            [user({"text": "1?"})],
-            [user([{"type": "text"}])],
-            [user([{"type": "text", "text": None}])],
-            [{"role": "user", "content": None, "name": "me"}],
-        ],
-    )
-    def test_messages_in_another_form(self, check, messages):
+    @pytest.mark.parametrize(("messages", "needed"), [
+        ([], "role"),
+        (["1?"], "role"),
+        ([{"from": "human", "value": "1?"}], "role"),
+        ([{"role": "user"}], "role"),
+        ([{"role": 7, "content": "1?"}], "role"),
+        ([user("1?"), {"role": "assistant", "content": None}], "role"),
+        ([user(["1?"])], "role"),
+        ([user({"text": "1?"})], "role"),
+        ([user([{"type": "text"}])], "role"),
+        ([user([{"type": "text", "text": None}])], "role"),
+        ([{"role": "user", "content": None, "name": "me"}], "role"),
+        ([user("")], "last message"),  # as of a prompt that is an empty text
+        ([user([])], "last message"),
+        ([user([{"type": "text", "text": "\n"}])], "last message"),
+        ([user("1?"), {"role": "assistant", "content": "2?"}, user(" ")], "last message"),
+    ])  # fmt: skip
+    def test_messages_in_another_form_or_without_a_text(self, check, messages, needed):
         name = check.write(".jsonl", [{"q": [user("2?")], "a": "x"}, {"q": messages, "a": "x"}])
         text = check.refusal(name, data__apply_chat_template=True)
-        assert text.startswith("row 2: q is ") and "each message must have a role and a content" in text
+        assert text.startswith("row 2: q is ") and needed in text.rpartition("; ")[2]
 
     @pytest.mark.parametrize("calls", [None, [], [{"name": None}]])
     def test_messages_without_a_content_need_another_value(self, check, calls):
@@ -75,40 +74,21 @@ class TestForm:
         empty = [{"role": "assistant", "content": None, "calls": calls}, user("2?") | {"calls": None}]
         good, bad = (check.write(".parquet", [{"q": [*called, *more], "a": "x"}]) for more in ([], empty))
         assert check(good, data__apply_chat_template=True).prompts == 1
-        text = check.refusal(bad, data__apply_chat_template=True)
-        assert text.startswith("row 1: q is ") and "each message must have a role and a content" in text
+        assert check.refusal(bad, data__apply_chat_template=True).startswith("row 1: q is ")
 
-    @pytest.mark.parametrize(
-        "messages",
-        [
-            [user("")],
-            [user([])],
-            [user([{"type": "text", "text": "\n"}])],
-            [user("1?"), {"role": "assistant", "content": "2?"}, user(" ")],
-        ],
-    )
-    def test_messages_without_a_text(self, check, messages):
-        """As of a prompt that is an empty text."""
-        name = check.write(".jsonl", [{"q": [user("2?")], "a": "x"}, {"q": messages, "a": "x"}])
-        text = check.refusal(name, data__apply_chat_template=True)
-        assert text.startswith("row 2: q is ") and "the last message of the user must have a text" in text
-
-    @pytest.mark.parametrize(
-        "messages",
-        [
+    def test_messages_as_they_are(self, check):
+        good = [
             [{"role": "system", "content": "s"}, user("1?")],
             [user([{"type": "text", "text": "1?"}])],
             [user("1?"), {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}, user("2?")],
-        ],
-    )
-    def test_messages_as_they_are(self, check, messages):
-        name = check.write(".jsonl", [{"q": messages, "a": "x"}])
+        ]
+        name = check.write(".jsonl", [{"q": messages, "a": "x"} for messages in good])
         assert check(name, data__apply_chat_template=True).warnings == []
 
     def test_a_conversation_that_ends_with_the_answer_is_said(self, check):
         rows = [{"q": [user("1?")], "a": "x"}, {"q": [user("1?"), {"role": "assistant", "content": "1"}], "a": "x"}]
         (warning,) = check(check.write(".jsonl", rows), data__apply_chat_template=True).warnings
-        assert ", row 2: the last message is the assistant's" in warning and "with 1 of 2 rows" in warning
+        assert ", row 2: " in warning and "assistant" in warning and "1 of 2 rows" in warning
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_messages_as_json_in_a_text_are_said(self, check, kind):
@@ -116,32 +96,18 @@ class TestForm:
         texts += [str([user("it's")]), "[{1: "]
         name = check.write(kind, [{"q": text, "a": "x"} for text in texts])
         *_, warning = check(name, data__apply_chat_template=True).warnings
-        assert warning.startswith(
-            f"data.prompt_dataset {name}, row 2: the prompt is a text with messages in JSON or Python"
-        )
-        assert "with 3 of 9 rows. If the messages are meant, give q a list" in warning
+        assert warning.startswith(f"data.prompt_dataset {name}, row 2: ") and "3 of 9 rows" in warning
         assert len(check(name).warnings) == (kind == ".csv")
 
     @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
-    def test_columns_that_other_trainers_give_to_a_chat_template_are_said(self, check, kind):
-        more = {"tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
-        name = check.write(kind, [{"q": [user("1?")], "a": "x"} | more])
-        assert check(name, data__apply_chat_template=True).warnings == [
-            f"data.prompt_dataset {name}: the column {column} has no effect, because a run does not give it to the "
-            "chat template"
-            for column in ("chat_template_kwargs", "tools")
-        ]
-        assert check(check.write(kind, [{"q": "1?", "a": "x"} | more])).warnings == []
-
-    @pytest.mark.parametrize("template", [False, True])
-    def test_columns_that_other_trainers_add_to_the_prompt_are_said(self, check, template):
-        more = {"instruction": "Add.", "system": "Be brief.", "id": 7, "source": "mine"}
-        question = [user("1?")] if template else "1?"
-        name = check.write(".jsonl", [{"q": question, "a": "x"} | more])
-        warnings = check(name, data__apply_chat_template=template).warnings
-        assert [re.search(r"the column (\S+) has no effect", warning)[1] for warning in warnings] == [
-            "instruction", "system",
-        ]  # fmt: skip
+    @pytest.mark.parametrize("chat", [False, True])
+    def test_columns_that_other_trainers_use_are_said(self, check, kind, chat):
+        of_template = {"tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": False}}
+        more = {"instruction": "Add.", "system": "Be brief.", "id": 7, "source": "mine"} | of_template
+        name = check.write(kind, [{"q": [user("1?")] if chat else "1?", "a": "x"} | more])
+        warnings = check(name, data__apply_chat_template=chat).warnings
+        named = {re.search(r"the column (\S+) has no effect", warning)[1] for warning in warnings}
+        assert named == {"instruction", "system"} | (of_template.keys() if chat else set())
 
 
 class TestImageTags:
@@ -154,12 +120,11 @@ class TestImageTags:
     def test_without_images_it_is_refused(self, check, content, kind):
         rows = [{"q": content, "a": "x"}, {"q": content, "a": "y"}]
         text = check.refusal(check.write(kind, rows), data__apply_chat_template=True)
-        assert "row 1: the prompt has <image>, which OpenRLHF gives to the chat template as an image" in text
+        assert "row 1: the prompt has <image>" in text
 
-    def test_without_a_chat_template_text_stays_text(self, check):
+    def test_text_stays_text(self, check):
+        """Without a chat template, and in a part of a message, which is not looked into."""
         assert check(check.write(".jsonl", [{"q": "<image>?", "a": "x"}])).problem[0] == "<image>?"
-
-    def test_a_part_of_a_message_is_not_looked_into(self, check):
         rows = [{"q": [user([{"type": "text", "text": "<image>?"}])], "a": "x"}]
         assert check(check.write(".jsonl", rows), data__apply_chat_template=True).prompts == 1
 
@@ -176,7 +141,7 @@ class TestRepeated:
     def test_in_two_files(self, check):
         first, second = (check.write(".jsonl", [{"q": "1?", "a": "a"}, {"q": q, "a": "a"}]) for q in ("2?", "3?"))
         (warning,) = check(f"{first},{second}").warnings
-        assert warning.startswith(f"data.prompt_dataset {second}, row 1: the prompt is that of") and first in warning
+        assert warning.startswith(f"data.prompt_dataset {second}, row 1: ") and first in warning
         assert "1 of 4 rows" in warning and "label" not in warning
 
     def test_with_other_images_it_is_another_prompt(self, check, tmp_path):
@@ -255,12 +220,9 @@ class TestLengths:
         limit = flags["data__max_len"] - (flags["rollout__max_new_tokens"] or 1)
         cut = [row["q"] for row in self.ROWS if 2 * len(row["q"]) > most]
         first, tokens = 8 - len(cut) + 1, 2 * len(cut[0]) + (limit - most)
-        assert (
-            f", row {first}: the prompt has {tokens} tokens, and a run cuts it from the left to {limit} = " in warning
-        )
-        assert f"with {len(cut)} of 8 rows" in warning
+        assert f", row {first}: the prompt has {tokens} tokens, " in warning and f" {limit} = " in warning
         (found,) = with_tokenizer(self.ROWS, **flags).not_found
-        assert f", row {first}: the prompt is not in the query" in found and f"with {len(cut)} of 8 rows" in found
+        assert f", row {first}: " in found and all(f"with {len(cut)} of 8 rows" in text for text in (warning, found))
 
     @pytest.mark.parametrize(
         ("change", "texts"),
@@ -280,8 +242,7 @@ class TestLengths:
         made.save(str(tokenizer_folder / "tokenizer.json"))
         checked = with_tokenizer(rows)
         (found,) = checked.not_found
-        assert ", row 2: the prompt is not in the query" in found and "with 2 of 3 rows" in found
-        assert not checked.warnings
+        assert ", row 2: " in found and "with 2 of 3 rows" in found and not checked.warnings
 
     def test_the_chat_templates_own_tokens_count(self, with_tokenizer):
         """<user> and <ai> have 6 and 4 tokens."""
@@ -315,10 +276,8 @@ class TestWhatATemplateMakes:
         bad = [[*good, {"role": role, "content": text}] for text in ("2?", [{"type": "text", "text": "3?"}])]
         rows = [{"q": content, "a": "x"} for content in (good, *bad)]
         (warning,) = with_tokenizer(rows, data__apply_chat_template=True).warnings
-        assert warning.endswith(
-            f", row 2: the prompt does not depend on message 3 (role {role!r}), which the chat template leaves out; so "
-            "it is with 2 of 3 rows. Give it a role that the template knows, or a text as its content"
-        )
+        assert f", row 2: the prompt does not depend on message 3 (role {role!r})" in warning
+        assert "2 of 3 rows" in warning
 
     @pytest.mark.parametrize(
         "text", [" 1?\n\n2? ", "1? /no_think", "a</think>2?", [{"type": "text", "text": " 1?/no_think"}]]
@@ -336,8 +295,7 @@ class TestWhatATemplateMakes:
         rows = [{"q": [{"role": "system", "content": "s"}, user("1?")], "a": "x"}, {"q": "2?", "a": "x"}]
         assert with_tokenizer(rows[:1], data__apply_chat_template=True).warnings == []
         (warning,) = with_tokenizer(rows, data__apply_chat_template=True).warnings
-        assert ", row 2: the chat template writes the date into the prompt (strftime_now), so that a run" in warning
-        assert "; so it is with 1 of 2 rows. Put a chat_template.jinja with a fixed date into" in warning
+        assert ", row 2: " in warning and "strftime_now" in warning and "1 of 2 rows" in warning
         assert with_tokenizer([{"q": "1?", "a": "x"}]).warnings == []
 
 
@@ -349,21 +307,20 @@ class TestStart:
         configure(tokenizer_folder, bos_token="<s>")
         rows = [{"q": f"{number}?", "a": "x"} for number in range(2)]
         (warning,) = with_tokenizer(rows, data__input_template=template).warnings
-        assert ", row 1: the prompt does not begin with <s>, which the tokenizer puts before a text, and a" in warning
-        assert warning.endswith(f"; so it is with 2 of 2 rows. Set data.input_template to {advice!r}")
+        assert ", row 1: the prompt does not begin with <s>" in warning and "2 of 2 rows" in warning
+        assert warning.endswith(f"Set data.input_template to {advice!r}")
         check_template("data.input_template", advice)
         assert with_tokenizer(rows, data__input_template=advice).warnings == []
         tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
         filled = tokenizer(advice.format("1?"), add_special_tokens=False).input_ids
         assert filled == tokenizer((template or "{}").format("1?")).input_ids
 
-    def test_is_the_matter_of_a_chat_template(self, with_tokenizer, tokenizer_folder):
-        configure(tokenizer_folder, bos_token="<s>")
-        assert with_tokenizer([{"q": "1?", "a": "x"}], data__apply_chat_template=True).warnings == []
-
-    def test_is_not_missed_where_the_tokenizer_adds_none(self, with_tokenizer, tokenizer_folder):
-        configure(tokenizer_folder, bos_token="</s>")
-        assert with_tokenizer([{"q": "1?", "a": "x"}]).warnings == []
+    @pytest.mark.parametrize(("start", "chat"), [("<s>", True), ("</s>", False)])
+    def test_is_not_missed_with_a_chat_template_or_where_the_tokenizer_adds_none(
+        self, with_tokenizer, tokenizer_folder, start, chat
+    ):
+        configure(tokenizer_folder, bos_token=start)
+        assert with_tokenizer([{"q": "1?", "a": "x"}], data__apply_chat_template=chat).warnings == []
 
 
 SOLVED = {"data__solution_key": "s"}
@@ -378,9 +335,9 @@ class TestSolutions:
             found = check(check.write(kind, rows), **SOLVED)
             assert (found.prompts, found.problem, len(found.warnings)) == (2, ("1?", "x"), kind == ".csv"), kind
         text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x", "s": 7}]), **SOLVED)
-        assert text == "row 1: s is 7; it must be a text, or null if there is none"
+        assert text.startswith("row 1: s is 7; ")
         text = check.refusal(check.write(".jsonl", [{"q": "1?", "a": "x"}]), **SOLVED)
-        assert text == "row 1: no column 's' (data.solution_key); it has q, a"
+        assert text.startswith("row 1: no column 's' (data.solution_key); it has q, a")
 
     @pytest.mark.parametrize("kind", TEXT_KINDS)
     def test_may_be_left_out_of_a_row(self, check, kind):
@@ -398,24 +355,21 @@ class TestSolutions:
 
     def test_a_column_without_any_is_refused(self, check):
         rows = [{"q": "1?", "a": "x", "s": ""}, {"q": "2?", "a": "x", "s": None}]
-        text = check.refusal(check.write(".jsonl", rows), **SOLVED)
-        assert text == "data.solution_key is s; no row has a text in this column"
+        assert check.refusal(check.write(".jsonl", rows), **SOLVED).startswith("data.solution_key is s; ")
 
     def test_those_that_no_response_could_hold_are_counted(self, with_tokenizer):
         """A token a byte, and one for the end: of 6, 7 and 8 tokens, a response of 7 holds the first two."""
         rows = [{"q": f"{n}?", "a": "x", "s": "x" * n} for n in (5, 6, 7)] + [{"q": "?", "a": "x", "s": None}]
         (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=7).warnings
-        assert ", row 3: the worked solution has 8 tokens with its end, and a response has at most 7; " in warning
+        assert ", row 3: the worked solution has 8 tokens" in warning and "at most 7; " in warning
         assert "1 of 4 rows" in warning
 
     def test_those_that_no_response_to_their_prompts_could_hold_are_counted(self, with_tokenizer):
         """Without a limit for responses, a prompt and its response have 8 tokens. The end token is not added twice."""
         rows = [{"q": q, "a": "x", "s": s} for q, s in (("1?", "xxxxx"), ("2?", "xxxxx</s>"), ("33?", "xxxxx"))]
         (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=None, data__max_len=8).warnings
-        assert (
-            "row 3: the worked solution has 6 tokens with its end, and a response has with its prompt of 3" in warning
-        )
-        assert " at most 8; " in warning and "1 of 3 rows" in warning
+        assert "row 3: the worked solution has 6 tokens" in warning and "its prompt of 3 at most 8; " in warning
+        assert "1 of 3 rows" in warning
 
 
 class TestTokenizer:
@@ -423,20 +377,15 @@ class TestTokenizer:
         template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         (tokenizer_folder / "chat_template.jinja").write_text(template + "{{ m.content }}{% endfor %}")
         rows = [{"q": [user("1?")], "a": "x"}, {"q": [{"role": "system", "content": "s"}, user("1?")], "a": "x"}]
-        with pytest.raises(ConfigError, match=r", row 2: the chat template refuses \[.*TemplateError: no system$"):
+        with pytest.raises(ConfigError, match=r", row 2: .*TemplateError: no system$"):
             with_tokenizer(rows, data__apply_chat_template=True)
 
     def test_without_a_chat_template(self, with_tokenizer, tokenizer_folder):
         (tokenizer_folder / "chat_template.jinja").unlink()
         rows = [{"q": "1?", "a": "x"}]
         assert with_tokenizer(rows).prompts == 1
-        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set, and .* has none; take a chat model"):
+        with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set"):
             with_tokenizer(rows, data__apply_chat_template=True)
-
-    def test_that_cannot_be_loaded(self, with_tokenizer, tokenizer_folder):
-        (tokenizer_folder / "tokenizer.json").write_text("{")
-        with pytest.raises(ConfigError, match=r"^actor.model_name_or_path is .*; its tokenizer cannot be loaded: "):
-            with_tokenizer([{"q": "1?", "a": "x"}])
 
     @pytest.mark.parametrize("name", ["spiece.model", "vocab.txt", "sentencepiece.bpe.model", "qwen.tiktoken",
                                       "tokenizer_config.json", "merges.txt", "tekken.json", "source.spm"])  # fmt: skip
@@ -445,7 +394,7 @@ class TestTokenizer:
             (tmp_path / other).touch()
         with pytest.raises(ConfigError) as error:
             prompts.check_tokenizer("model", str(tmp_path))
-        assert str(error.value).startswith(f"model is {tmp_path}; the folder has no tokenizer: ")
+        assert str(error.value).startswith(f"model is {tmp_path}; ")
         prompts.check_tokenizer("model", "no-such-owner/no-such-model")
         (tmp_path / name).touch()
         prompts.check_tokenizer("model", str(tmp_path))
@@ -477,10 +426,7 @@ class TestTokenizer:
         assert with_tokenizer(good, **flags).prompts == 2
         with pytest.raises(ConfigError) as error:
             with_tokenizer([*good, {"q": "2?", "a": "x", "images": None}], **flags)
-        assert str(error.value).endswith(
-            ", row 3: the prompt has 2 <img>, the model's own token for an image, and 0 images; a row must have an "
-            "image for each"
-        )
+        assert ", row 3: the prompt has 2 <img>" in str(error.value) and "0 images" in str(error.value)
         with pytest.raises(ConfigError, match=r", row 1: the prompt has 2 <img>, .*, and 1 images; "):
             with_tokenizer([with_image[0] | {"q": "<image><img>?"}], **flags)
 
@@ -491,12 +437,10 @@ class TestTokenizer:
         Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
         flags = {"data__max_images_per_prompt": 1, "data__max_len": 20, "rollout__max_new_tokens": 10}
         row = {"q": "x" * 11, "a": "x", "images": [str(tmp_path / "a.png")]}
-        with pytest.raises(
-            ConfigError, match=r", row 1: the prompt and its images have 11 tokens, and it cannot be cut; it"
-        ):
+        with pytest.raises(ConfigError, match=", row 1: the prompt and its images have 11 tokens"):
             with_tokenizer([row], **flags)
         (warning,) = with_tokenizer([row | {"images": None}], **flags).warnings
-        assert "the prompt has 11 tokens, and a run cuts it" in warning
+        assert "the prompt has 11 tokens" in warning
         assert with_tokenizer([row | {"q": "x" * 10}], **flags).warnings == []
 
     @pytest.mark.parametrize("turned", [False, True])
@@ -544,7 +488,7 @@ class TestTokenizer:
         rows = [row(1), row(30), row(30) | {"q": "<image>y?"}, row(20, 16)]
         checked = with_tokenizer(rows, data__max_len=38 + 10, **flags)
         assert not checked.warnings and "row 2: " in checked.not_found[0] and "3 of 4" in checked.not_found[0]
-        with pytest.raises(ConfigError, match=r", row 4: the prompt and its images have 38 tokens, and it cannot be"):
+        with pytest.raises(ConfigError, match=", row 4: the prompt and its images have 38 tokens"):
             with_tokenizer(rows, data__max_len=37 + 10, **flags)
         with pytest.raises(ConfigError, match=r", row 2: the model's processor refuses .*: ValueError: 13 brings"):
             with_tokenizer([row(1), row(13)], data__max_len=40, **flags)
@@ -563,20 +507,15 @@ class TestTokenizer:
         with pytest.raises(ConfigError) as error:
             with_tokenizer(rows, **SOLVED)
         what = "prompt" if key == "q" else "worked solution"
-        assert str(error.value).endswith(
-            f", row 3: the {what} has the token 'Ã' with the id 129; each id must be below 129, the vocab_size in the "
-            "model's config.json"
-        )
+        assert f", row 3: the {what} has the token 'Ã' with the id 129; " in str(error.value)
 
     def test_worked_solutions_need_an_end_token(self, with_tokenizer, tokenizer_folder):
         configure(tokenizer_folder, eos_token=None)
         name_end(tokenizer_folder / "generation_config.json", 1)
         rows = [{"q": "1?", "a": "x", "s": "x"}]
         assert with_tokenizer(rows).prompts == 1
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=r"^data.solution_key is s, and actor.model_name_or_path is .*eos_token"):
             with_tokenizer(rows, **SOLVED)
-        assert str(error.value).startswith("data.solution_key is s, and actor.model_name_or_path is ")
-        assert "tokenizer, whose tokenizer has no end token (eos_token); worked solutions need one" in str(error.value)
 
     @pytest.mark.parametrize("of_config", [None, 1])
     @pytest.mark.parametrize("of_generation", [None, [1], ...])
@@ -602,7 +541,7 @@ class TestTokenizer:
         (tokenizer_folder / "config.json").write_text('{"vocab_size": 259}')
         assert with_tokenizer([{"q": "1?", "a": "x"}]).prompts == 1
         (tokenizer_folder / "config.json").write_text('{"vocab_size": 258}')
-        with pytest.raises(ConfigError, match=f"; the {kind} of its tokenizer has the token '<new>' with the id 258; "):
+        with pytest.raises(ConfigError, match=f"{kind} .*'<new>' with the id 258; "):
             with_tokenizer([{"q": "1?", "a": "x"}])
 
     def test_it_is_not_loaded_if_it_is_not_here(self, check):
@@ -645,7 +584,7 @@ def test_one_template_makes_one_prompt(template, tokenizer_folder, keep_environm
 
     expected = TEMPLATES[template]
     if expected is None:
-        with pytest.raises(ConfigError, match=r"^data.input_template is .*it must have \{\} in place of the prompt"):
+        with pytest.raises(ConfigError, match=r"^data.input_template is "):
             check_template("data.input_template", template)
         return
     check_template("data.input_template", template)

@@ -32,37 +32,31 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zip", "a.txt", "a.JSONL", "a"])
     def test_with_other_endings(self, check, name):
         file = check.file(name, gzip.compress(dump(ROWS).encode()))
-        text = check.refusal(file)
-        assert text.startswith(f"data.prompt_dataset is {file}; OpenRLHF reads files that end in .json, .jsonl, .csv, ")
+        assert check.refusal(file).startswith(f"data.prompt_dataset is {file}; ")
 
-    @pytest.mark.parametrize("ending", ENDINGS)
-    def test_missing(self, check, ending):
-        assert check.refusal(f"/no/such{ending}").endswith("; there is no such file")
-
-    @pytest.mark.parametrize("name", ["/no/such", "./none", "../none", "a/b/c", "none here"])
-    def test_missing_folder(self, check, name):
-        assert "; there is no such file or folder" in check.refusal(name)
+    @pytest.mark.parametrize(
+        "name", [*(f"/no/such{ending}" for ending in ENDINGS), "/no/such", "./none", "none here", "a/b/c"]
+    )
+    def test_missing(self, check, name):
+        assert f"data.prompt_dataset is {name}; there is no such file" in check.refusal(name)
 
     @pytest.mark.parametrize(("name", "mark"), [("a,b.jsonl", ","), ("a@b.jsonl", "@")])
     def test_a_file_whose_name_openrlhf_splits(self, check, name, mark):
         file = check.file(name, dump([{"q": "x", "a": "y"}]).encode())
-        assert check.refusal(file).endswith(
-            f"; the file's name has {mark!r}, at which OpenRLHF splits the value: rename it"
-        )
+        assert f"; the file's name has {mark!r}" in check.refusal(file)
 
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
     @pytest.mark.parametrize(("encoding", "line"), [("latin1", 3), ("utf-16", 1)])
     def test_another_encoding(self, check, name, encoding, line):
         plain = "q,a\nx,y\n" if name == "a.csv" else dump([{"q": "x", "a": "y"}] * 2)
         file = check.file(name, (plain + ("é,2\n" if name == "a.csv" else '{"q": "é", "a": "2"}\n')).encode(encoding))
-        assert check.refusal(file).startswith(
-            f"line {line}: no valid UTF-8 ("
-        ) and f"`iconv -f {encoding} -t utf-8`" in check.refusal(file)
+        text = check.refusal(file)
+        assert text.startswith(f"line {line}: no valid UTF-8 (") and f"`iconv -f {encoding} -t utf-8`" in text
 
     @pytest.mark.parametrize("names", ["{},", ",{}", "{},,{}", "{}, ", ","])
     def test_an_empty_name(self, check, names):
         names = names.replace("{}", check.file("a.jsonl", dump(ROWS)))
-        assert check.refusal(names).startswith(f"data.prompt_dataset is {names}; a name is empty")
+        assert check.refusal(names).startswith(f"data.prompt_dataset is {names}; ")
 
     def test_another_encoding_in_a_folder(self, check):
         (check.folder / "rows").mkdir()
@@ -76,15 +70,20 @@ class TestFiles:
         ('{"q": "1", "a": "1"}\n\n{"q": "2", "a"\n', "line 3: no valid JSON"),
         ('{"q": "1", "a": "1"}\n{"q": "2", "a": ' + "9" * 5000 + "}", "line 2: no valid JSON (Exceeds the limit"),
         ('{"q": "1", "a": "1"}\n[1]\n', "line 2: must be a JSON object, is list"),
-        ('{"q": "1", "a": "1"}\n"q"\n', "line 2: must be a JSON object, is str"),
     ])  # fmt: skip
     @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
     def test_lines_that_are_no_objects(self, check, name, text, message):
         assert check.refusal(check.file(name, text)).startswith(message)
 
-    def test_a_number_that_python_does_not_read(self, check):
-        text = check.refusal(check.file("a.json", f'[{{"q": "1", "a": {"9" * 5000}}}]'))
-        assert text.startswith(": no valid JSON (Exceeds the limit")
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [
+            (f'[{{"q": "1", "a": {"9" * 5000}}}]', ": no valid JSON (Exceeds the limit"),
+            ('{"q": ["1", "2"], "a": ["3", "4"]}', "row 1: q is ['1', '2']; "),  # one object of columns
+        ],
+    )
+    def test_a_document_of_another_kind(self, check, text, says):
+        assert check.refusal(check.file("a.json", text)).startswith(says)
 
     @pytest.mark.parametrize(("column", "value"), [("q", "x \ud800"), ("a", {"x": ["\udfff"]})])
     def test_half_of_a_surrogate_pair(self, check, column, value):
@@ -97,7 +96,7 @@ class TestFiles:
     @pytest.mark.parametrize("text", ["", "\n\n  \n"])
     def test_empty(self, check, name, text):
         text = check.refusal(check.file(name, text))
-        assert text == "has no rows; it must have at least one" or (name == "a.json" and "no valid JSON" in text)
+        assert text.startswith("has no rows") or (name == "a.json" and "no valid JSON" in text)
 
     @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
     def test_broken(self, check, name):
@@ -121,10 +120,6 @@ class TestFiles:
         assert len(kept) == 1 and len(list((check.folder / "kept").iterdir())) == 2
         assert not check.trained(check.write(".jsonl", ROWS[1:]))[0]["q"].startswith("0")
 
-    def test_one_object_of_columns(self, check):
-        text = check.refusal(check.file("a.json", '{"q": ["1", "2"], "a": ["3", "4"]}'))
-        assert text.startswith("row 1: q is ['1', '2']; ")
-
 
 class TestFolders:
     def test_saved_with_several_parts(self, check):
@@ -135,8 +130,8 @@ class TestFolders:
         name = str(check.folder / "saved")
         assert check(name).prompts == 6
         assert check(name, data__prompt_split="test").prompts == 2
-        text = f"data.prompt_split is dev; data.prompt_dataset {name} has no such part, it has train, test"
-        assert check.refusal(name, data__prompt_split="dev") == text.replace(f"data.prompt_dataset {name}", "", 1)
+        text = check.refusal(name, data__prompt_split="dev")
+        assert text.startswith("data.prompt_split is dev; ") and "train, test" in text
 
     def test_rows_of_a_saved_set_are_looked_at(self, check):
         text = check.refusal(check.write(" saved", [*ROWS, {"q": "", "a": "x"}]))
@@ -160,7 +155,7 @@ class TestFolders:
         as_dataset(ROWS).to_parquet(check.folder / "rows" / "b.parquet")
         data = check(name)
         (warning,) = data.warnings
-        assert data.prompts == 6 and "reads files of one kind in a folder, and not " in warning
+        assert data.prompts == 6
         assert warning.endswith((str(check.folder / "rows" / "a.jsonl"), str(check.folder / "rows" / "b.parquet")))
 
     def test_without_anything_to_read(self, check):
@@ -206,10 +201,9 @@ class TestNumbersOfAnEvaluation:
         flags = {"eval__dataset": evaluated, "eval__n_samples_per_prompt": 4, "ckpt__best_metric_key": "eval_accuracy"}
         ends = ("pass1", "pass4", "response_length_mean", "truncated_rate")
         names = [f"eval_{source}_{end}" for source in sources for end in ends]
-        assert check.refusal(train, **flags) == (
-            "ckpt.best_metric_key is eval_accuracy; it must be none, or empty for the first pass1, or a number of the "
-            f"evaluation: {', '.join(names)}, {self.OTHERS}"
-        )
+        text = check.refusal(train, **flags)
+        assert text.startswith("ckpt.best_metric_key is eval_accuracy; ")
+        assert text.endswith(f": {', '.join(names)}, {self.OTHERS}")
         for key in ("", "none", *names, *self.OTHERS.split(", ")):
             check(train, **(flags | {"ckpt__best_metric_key": key}))
 
@@ -220,17 +214,15 @@ class TestElsewhere:
         monkeypatch.chdir(check.folder)
         (check.folder / "org").mkdir()
         assert check(name).prompts is None
-        assert "; there is no such file or folder" in check.refusal("org/data.jsonl.gz")
+        assert "; there is no such file" in check.refusal("org/data.jsonl.gz")
 
     @pytest.mark.parametrize("name", ["org/data", "data", "org/data@train"])
     def test_nothing_is_downloaded_ahead(self, check, name, monkeypatch):
         monkeypatch.chdir(check.folder)
         result = check(name)
         assert (result.prompts, result.problem) == (None, None)
-        assert result.warnings == [
-            f"data.prompt_dataset is {name}; it is not on this machine and nothing is downloaded here, so no row of it "
-            "was looked at"
-        ]
+        (warning,) = result.warnings
+        assert warning.startswith(f"data.prompt_dataset is {name}; ")
 
     def test_the_rows_beside_it_are_looked_at(self, check):
         text = check.refusal("org/data," + check.write(".jsonl", [{"q": "", "a": "x"}]))

@@ -32,8 +32,8 @@ class TestText:
     def test_among_numbers_is_refused(self, check, kind):
         """datasets#6460."""
         text = check.refusal(check.write(kind, rows(7, "0", 1, "2")))
-        assert text.startswith("row 2: a is '0', a text, and in ") and text.endswith("(2 rows are so)")
-        assert ", row 1 it is 7, a whole number" in text
+        assert text.startswith("row 2: a is '0', a text, and in ") and "(2 rows are so)" in text
+        assert ", row 1 it is 7" in text
 
 
 @pytest.mark.parametrize("labels", [(True, 1), ("a", 1), (1, 2.5), ([1], {"x": 1}), ("a", ["a"])])
@@ -86,23 +86,17 @@ class TestCsv:
 
     def test_a_row_of_empty_cells_is_a_row(self, check):
         """Only a line without commas is no row."""
-        text = check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n"))
-        assert text.startswith("row 2: q is ''; it must be a text")
+        assert check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n")).startswith("row 2: q is ''; ")
 
 
 class TestLabels:
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != ".csv"])
-    @pytest.mark.parametrize("place", [1, 3])
-    def test_null(self, check, kind, place):
-        labels = ["a", "b", "c"]
-        labels[place - 1] = None
-        text = check.refusal(check.write(kind, rows(*labels)))
-        assert text.startswith(f"row {place}: a is null or not there; it must have a value")
+    def test_null(self, check, kind):
+        assert check.refusal(check.write(kind, rows("a", "b", None))).startswith("row 3: a is null or not there; ")
 
     def test_nan(self, check):
         """As pandas writes a number that is missing."""
-        text = check.refusal(check.write(".parquet", rows(0.5, math.nan)))
-        assert text.startswith("row 2: a is nan; it must have a value")
+        assert check.refusal(check.write(".parquet", rows(0.5, math.nan))).startswith("row 2: a is nan; ")
 
     @pytest.mark.parametrize("kind", [".parquet", " saved"])
     @pytest.mark.parametrize("label", [datetime(2024, 1, 1), Decimal("1.5"), b"x"])
@@ -112,9 +106,7 @@ class TestLabels:
     def test_without_label_key_the_column_may_be_anything(self, check):
         data = check(check.write(".jsonl", rows(None, 1)), data__label_key=None)
         (warning,) = data.warnings
-        assert data.prompts == 2
-        assert "data.label_key is not set, so that the reward function gets the empty text as each label" in warning
-        assert warning.endswith("the columns are q, a")
+        assert data.prompts == 2 and "data.label_key is not set" in warning and warning.endswith("q, a")
 
     @pytest.mark.parametrize(("labels", "warned"), [(["", ""], 1), (["", "x"], 0)])
     def test_that_are_all_empty(self, check, labels, warned):
