@@ -17,24 +17,20 @@ MOST = {"RAY_TMPDIR": 39, "TMPDIR": 39}
 OF_VLLM = 70
 
 
-@pytest.mark.parametrize(
-    "file", ["datasets/__init__.py", "torch.py", "random.py", "openai.py", "six.py", "yaml/__init__.py"]
-)
+@pytest.mark.parametrize("file", ["datasets/__init__.py", "torch.py", "random.py", "openai.py"])
 def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "datasets").mkdir()  # a folder of data hides nothing
     (tmp_path / "mine.py").touch()
-    for name in ("test", "tests", "yaml"):
-        (tmp_path / name).mkdir()
     for name in ("test", "tests"):  # the packages of these names are imported by no library
+        (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     (tmp_path / ".hidden").touch()
     check_environment()
     (tmp_path / file).touch()
-    with pytest.raises(ConfigError) as error:
-        check_environment()
     library = file.removesuffix(".py").removesuffix("/__init__")
-    assert str(error.value).startswith(f"{tmp_path / file} would be imported in the place of the library {library}, ")
+    with pytest.raises(ConfigError, match=f"^{tmp_path / file} .* {library}, "):
+        check_environment()
     installed = tmp_path / "installed"  # by a link to its source, which is in the working folder
     installed.mkdir()
     name = file.partition("/")[0]
@@ -43,18 +39,13 @@ def test_what_would_hide_a_library(tmp_path, monkeypatch, file):
     check_environment()
 
 
-def test_a_folder_of_scripts_is_no_library(tmp_path, monkeypatch):
-    (tmp_path / "scripts").mkdir()
-    for folder in (tmp_path, tmp_path / "scripts"):
-        (folder / "agent.py").touch()
+def test_what_hides_no_library(tmp_path, monkeypatch):
+    """A folder of scripts, and another checkout of this project."""
+    for folder in ("scripts", "bapo_openrlhf"):
+        (tmp_path / folder).mkdir()
+    for file in ("agent.py", "scripts/agent.py", "bapo_openrlhf/__init__.py"):
+        (tmp_path / file).touch()
     monkeypatch.syspath_prepend(tmp_path / "scripts")
-    monkeypatch.chdir(tmp_path)
-    check_environment()
-
-
-def test_another_checkout_of_this_project_hides_nothing(tmp_path, monkeypatch):
-    (tmp_path / "bapo_openrlhf").mkdir()
-    (tmp_path / "bapo_openrlhf" / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
     check_environment()
 
@@ -82,10 +73,6 @@ def temporary(monkeypatch):
     return set_
 
 
-def test_the_default_is_short_enough(temporary):
-    check_environment()
-
-
 @pytest.mark.parametrize("name", MOST)
 def test_rays_sockets(temporary, name):
     """The number of 92 characters is that of a public report."""
@@ -94,12 +81,8 @@ def test_rays_sockets(temporary, name):
     for length in (MOST[name] + 1, 92):
         folder = "/" + "t" * (length - 1)
         temporary(**{name: folder})
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=f"^{name} is {folder}, {length} bytes; .* at most {MOST[name]}, "):
             check_environment()
-        assert str(error.value) == (
-            f"{name} is {folder}, {length} bytes; it must have at most {MOST[name]}, because the path of a socket "
-            f"below it has at most 107: set {name} to a shorter folder, such as /tmp"
-        )
 
 
 @pytest.mark.parametrize("other", ["RAY_ADDRESS", cpu.SHARED_RAY, "RAY_TMPDIR"])

@@ -1,9 +1,11 @@
 """Agents that `check` refuses by name, or lets play: the same files as a run loads them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.episode import ANSWER, TURNS, check_agent
 
@@ -188,10 +190,6 @@ RESPONSES = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a tokenizer."""
-    from pathlib import Path
-
-    from bapo_openrlhf import user_file
-
     base_model = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
     folder = tmp_path_factory.mktemp("model")
     user_file.load("base model", base_model).make_tokenizer().save_pretrained(folder)

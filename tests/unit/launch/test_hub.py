@@ -43,17 +43,13 @@ def downloaded(tmp_path, name: str) -> None:
 
 
 def test_a_name_that_is_nowhere(tmp_path):
+    (tmp_path / "there").mkdir()
     for flag, words in (
         ("actor", ["--algorithm=bapo_grpo", "--actor.model_name_or_path=nope"]),
         ("critic", ["--algorithm=ba_ppo", "--actor.model_name_or_path=there", "--critic.model_name_or_path=nope"]),
     ):
-        (tmp_path / "there").mkdir(exist_ok=True)
         says = checked(tmp_path, *words)
-        assert says.startswith(
-            f"{flag}.model_name_or_path is nope; it is not a folder in the working directory {tmp_path}, it was not "
-            "downloaded before, and the model hub does not give it: "
-        )
-        assert "\n" not in says
+        assert says.startswith(f"{flag}.model_name_or_path is nope; ") and str(tmp_path) in says and "\n" not in says
 
 
 def test_one_that_was_downloaded_and_a_folder(tmp_path):

@@ -11,14 +11,7 @@ import torch
 from safetensors.numpy import save, save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_files import (
-    INDEX,
-    WHOLE,
-    check_adapters,
-    positions_of,
-    shapes_of,
-    weight_files,
-)
+from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, positions_of, shapes_of, weight_files
 
 
 def refused(folder) -> str:
@@ -122,9 +115,8 @@ def test_adapters_are_of_matrices_of_the_model():
     for name in ("q_proj,v_proj", "c_attn", "proj", "all-linear", "embed_tokens", "norm"):
         with pytest.raises(ConfigError, match=rf"^ds\.lora\.target_modules is q_proj {name}; {name} ") as error:
             check_adapters("actor.model_name_or_path m", ["q_proj", name], shapes, tied=False)
-        assert "lm_head, q_proj, up_proj, v_proj" in str(error.value) and ("commas" in str(error.value)) == (
-            "," in name
-        )
+        assert "lm_head, q_proj, up_proj, v_proj" in str(error.value)
+        assert ("commas" in str(error.value)) == ("," in name)
 
 
 @pytest.mark.parametrize(("kind", "config"), [

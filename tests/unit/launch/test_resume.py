@@ -120,15 +120,11 @@ class TestNoCheckpoint:
 
     def test_unfinished_ones_only(self, run, capsys):
         run.save("global_step1", "global_step2", finished=False)
+        run.store.begin("global_step3")
         args = run.start()
         assert (args.ckpt.load_enable, args.tag) == (False, None)
-        assert sorted(lines(capsys)[:2]) == [f"global_step{n} was not finished: removed" for n in (1, 2)]
+        assert sorted(lines(capsys)[:3]) == [f"global_step{n} was not finished: removed" for n in (1, 2, 3)]
         assert not any("global_step" in name for name in run.tree())  # the models are gone, too
-
-    def test_a_save_that_had_just_begun(self, run, capsys):
-        run.store.begin("global_step1")
-        assert run.start().ckpt.load_enable is False
-        assert lines(capsys)[0] == "global_step1 was not finished: removed"
 
     def test_another_file_in_the_folder_is_none(self, run, capsys):
         (run.path / "notes").mkdir(parents=True)
@@ -186,7 +182,7 @@ class TestDamage:
         assert chosen == "resuming from global_step2"
         assert (run.path / "_adapt" / "global_step3").exists()  # whoever wants to look at it can
 
-    def test_of_the_critic(self, tmp_path, capsys):
+    def test_of_the_critic(self, tmp_path):
         run = Run(tmp_path, critic=True)
         run.save("global_step1", "global_step2")
         (tmp_path / "_critic" / "global_step2" / "model.pt").write_text("")
@@ -228,11 +224,8 @@ class TestOtherRanks:
         run.save("global_step4")
         says = r"actor\.num_nodes x actor\.num_gpus_per_node is 3, and 2 actor ranks .* global_step4"
         for universal in (False, True):
-            run.refused(
-                rf"{says}.*`bapo-openrlhf universal {run.path}`.*--ds\.use_universal_ckpt",
-                actors=3,
-                universal=universal,
-            )
+            command = rf"`bapo-openrlhf universal {run.path}`.*--ds\.use_universal_ckpt"
+            run.refused(f"{says}.*{command}", actors=3, universal=universal)
         run.convert("global_step4")
         run.refused(rf"{says}(?!.*bapo-openrlhf).*--ds\.use_universal_ckpt", actors=3)
 
@@ -280,10 +273,6 @@ class TestForeign:
         run.goes_on_from("global_step1")
         assert (run.path / "_actor" / "global_step3").exists()
 
-    def test_are_not_what_a_crash_left(self, run, capsys):
-        run.save("global_step1", finished=False)
-        assert run.start().ckpt.load_enable is False  # and no error
-
 
 class TestPlain:
     """Without batch adaptation DeepSpeed's `latest` names the checkpoint, and nothing is deleted."""
@@ -324,14 +313,13 @@ class TestPlain:
         run.refused(f"ckpt.path is {run.path}; {run.path}/_actor/global_step3 ", adapted=False)
 
 
-class TestNewRun:
-    @pytest.mark.parametrize("there", [False, True])
-    def test_starts_where_there_is_none(self, run, capsys, there):
-        if there:
-            run.path.mkdir()
-        args = run.start(load=False)
-        assert (args.ckpt.load_enable, args.tag) == (False, None)
-        assert run.path.exists() is there and lines(capsys) == []
+@pytest.mark.parametrize("there", [False, True])
+def test_a_new_run_starts_where_there_is_none(run, capsys, there):
+    if there:
+        run.path.mkdir()
+    args = run.start(load=False)
+    assert (args.ckpt.load_enable, args.tag) == (False, None)
+    assert run.path.exists() is there and lines(capsys) == []
 
 
 class TestProducts:
@@ -359,17 +347,15 @@ class TestProducts:
         assert part("direct") == {"1": "direct"}
         assert part("float32", "global_step4") == {"1": "direct", "5": "float32"}
         [line] = lines(capsys)
-        assert line.startswith("the run multiplied bfloat16 matrices the way 'direct', and on this CPU it goes on with")
+        assert "bfloat16" in line and "'direct'" in line
         assert part("float32", "best_global_step8") == {"1": "direct", "5": "float32"}
         assert lines(capsys) == []
         assert part("direct", "global_step3") == {"1": "direct"}  # an earlier checkpoint: the other steps are gone
         assert lines(capsys) == []
 
-    def test_a_run_that_was_begun_on_a_gpu(self, part, capsys):
-        part(None)
-        assert part("direct", "global_step4") == {"5": "direct"}
-        assert lines(capsys) == []
-
-    def test_a_record_of_an_earlier_version(self, part, run, capsys):
+    @pytest.mark.parametrize("begun", [True, False])
+    def test_a_run_that_was_begun_on_a_gpu_or_with_an_earlier_version(self, part, capsys, begun):
+        if begun:
+            part(None)
         assert part("direct", "global_step4") == {"5": "direct"}
         assert lines(capsys) == []

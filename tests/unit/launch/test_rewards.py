@@ -14,7 +14,6 @@ from bapo_openrlhf.launch.rewards import check_reward_servers
 
 PROBLEM = ("1+1=", "2")
 GOOD = json.dumps({"rewards": [0.5], "scores": [1.0], "extra_logs": {"length": [3]}})
-ASKED = "asked for the reward of an empty response to the first prompt"
 
 
 @pytest.fixture
@@ -61,19 +60,18 @@ def test_none_is_asked_without_a_problem(serve):
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        ({"status": 404}, f"{ASKED}, it answered 404 Not Found"),
-        ({"status": 500}, f"{ASKED}, it answered 500 Internal Server Error"),
-        ({"kind": "text/html"}, f"{ASKED}, it answered 200 Attempt to decode JSON with unexpected mimetype: text/html"),
-        ({"body": "{"}, f"{ASKED}: JSONDecodeError: Expecting property name"),
-        ({"body": '{"score": 1}'}, f"""{ASKED}, it returned {{'score': 1}}; it must be a dict with rewards"""),
-        ({"body": '{"rewards": [NaN]}'}, f"{ASKED}, it returned rewards = [nan]"),
+        ({"status": 404}, "404 Not Found"),
+        ({"kind": "text/html"}, "text/html"),
+        ({"body": "{"}, "JSONDecodeError"),
+        ({"body": '{"score": 1}'}, "{'score': 1}"),
+        ({"body": '{"rewards": [NaN]}'}, "rewards = [nan]"),
     ],
 )
 def test_an_answer_of_no_use_is_an_error(serve, answer, error):
     endpoint = serve(**answer)
     with pytest.raises(ConfigError) as raised:
         check_reward_servers([endpoint], PROBLEM, send_responses=False)
-    assert str(raised.value).startswith(f"reward.remote_url is {endpoint}; {error}")
+    assert str(raised.value).startswith(f"reward.remote_url is {endpoint}; ") and error in str(raised.value)
 
 
 def test_a_label_that_is_no_json_is_an_error(serve):
@@ -83,7 +81,7 @@ def test_a_label_that_is_no_json_is_an_error(serve):
 
 @pytest.mark.parametrize("endpoint", ["http://", "http://host:port/x"])
 def test_an_address_of_no_use_is_an_error(endpoint):
-    with pytest.raises(ConfigError, match=f"reward.remote_url is {endpoint}; {ASKED}: .*Inval"):
+    with pytest.raises(ConfigError, match=f"reward.remote_url is {endpoint}; .*Inval"):
         check_reward_servers([endpoint], PROBLEM, send_responses=False)
 
 
@@ -92,8 +90,6 @@ def test_one_that_does_not_answer_yet_is_a_warning(serve, monkeypatch):
     refuses = "http://127.0.0.1:9/get_reward"  # nothing listens at this port
     loads, slow, good = serve(status=503), serve(seconds=60), serve()
     warnings = check_reward_servers([refuses, loads, slow, good], PROBLEM, send_responses=False)
-    assert [text.split(";")[0] for text in warnings] == [
-        f"reward.remote_url is {url}" for url in (refuses, loads, slow)
-    ]
-    causes = ("Cannot connect to host", "503", "TimeoutError")
-    assert all(cause in text for cause, text in zip(causes, warnings, strict=True))
+    causes = {refuses: "Cannot connect to host", loads: "503", slow: "TimeoutError"}
+    for text, (url, cause) in zip(warnings, causes.items(), strict=True):
+        assert text.startswith(f"reward.remote_url is {url}; ") and cause in text

@@ -63,12 +63,11 @@ def test_too_few_embeddings_or_positions(folders, part):
     write(vocab_size=5)  # it does not say how many positions
     check(folders)
     write(vocab_size=4)
-    assert refused(folders).startswith(
-        f"reward.model_name_or_path is {folders}/reward; vocab_size in its config.json is"
-    )
-    assert "is 4, and it must be at least 5 to have the token '<think>'" in refused(folders)
+    said = refused(folders)
+    assert said.startswith(f"reward.model_name_or_path is {folders}/reward; vocab_size ")
+    assert " is 4, " in said and " 5 " in said and "'<think>'" in said
     write(max_position_embeddings=63)
-    assert refused(folders).startswith("data.max_len is 64; it must be at most 63, the positions of reward.model_name")
+    assert refused(folders).startswith("data.max_len is 64; it must be at most 63, ")
 
 
 @pytest.mark.parametrize(
