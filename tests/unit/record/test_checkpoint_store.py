@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 from contextlib import suppress
@@ -83,10 +84,8 @@ def test_a_checkpoint_becomes_whole_with_its_manifest(tmp_path, critic):
     assert [entry.name for entry in folder.iterdir()] == ["UNFINISHED"]
     write_models(store.path, "global_step5", 1, ("_actor", "_critic") if critic else ("_actor",))
     save_state(folder, {"a": 1})
-    tag, reports = newest(store)
-    assert tag is None
-    (report,) = reports
-    assert "global_step5 " in report and "the save did not finish" in report
+    tag, (report,) = newest(store)
+    assert tag is None and "global_step5 " in report and "did not finish" in report
     store.complete("global_step5", 5)
     assert newest(store) == ("global_step5", []) and store.tags() == ["global_step5"]
     store.check("global_step5")
@@ -115,19 +114,16 @@ def test_manifest_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["_actor", "_critic"])
-@pytest.mark.parametrize("state", ["none", "empty", "folders"])
-def test_a_model_that_was_not_saved(tmp_path, part, state):
+@pytest.mark.parametrize("left", [None, ".", "zero"])
+def test_a_model_that_was_not_saved(tmp_path, part, left):
     store = CheckpointStore(tmp_path, critic=True)
     store.begin("global_step1")
     write_models(tmp_path, "global_step1", 1)
     shutil.rmtree(tmp_path / part / "global_step1")
-    if state != "none":
-        (tmp_path / part / "global_step1").mkdir()
-    if state == "folders":
-        (tmp_path / part / "global_step1" / "zero").mkdir()
-    with pytest.raises(CheckpointError) as error:
+    if left:
+        (tmp_path / part / "global_step1" / left).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=f"{tmp_path / part / 'global_step1'}.* no file"):
         store.complete("global_step1", 1)
-    assert str(tmp_path / part / "global_step1") in str(error.value) and "no file" in str(error.value)
     assert newest(store)[0] is None and store.remove_unfinished() == ["global_step1"]
 
 
@@ -201,10 +197,9 @@ def test_point_to(tmp_path, critic):
     (tmp_path / "_critic").mkdir(exist_ok=True)
     before = tree(tmp_path)
     store.point_to("global_step1")
-    assert (tmp_path / "_actor" / "latest").read_bytes() == b"global_step1"
     assert tree(tmp_path) == before
-    if critic:
-        assert (tmp_path / "_critic" / "latest").read_bytes() == b"global_step1"
+    for part in PARTS[: 1 + critic]:
+        assert (tmp_path / part / "latest").read_bytes() == b"global_step1"
 
 
 def test_point_to_replaces_and_never_truncates(tmp_path, monkeypatch):
@@ -221,16 +216,13 @@ def test_point_to_replaces_and_never_truncates(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["begin", "check", "point_to", "complete", "abandon", "has_models", "folder"])
-@pytest.mark.parametrize(
-    "tag", ["a/b", "../global_step1", "global_step1/", "/global_step1", "..", ".", "", "latest", "global_step1\n", "x"]
-)
-def test_tags_that_openrlhf_does_not_give(tmp_path, method, tag):
+def test_tags_that_openrlhf_does_not_give(tmp_path, method):
     store = save(tmp_path, "global_step1")
     before = tree(tmp_path)
-    with pytest.raises(ValueError, match="must be global_stepN or best_global_stepN") as error:
-        getattr(store, method)(tag, *([1] if method == "complete" else []))
-    assert repr(tag) in str(error.value)
-    assert tree(tmp_path) == before
+    for tag in ("a/b", "../global_step1", "global_step1/", "/global_step1", "..", ".", "", "latest", "global_step1\n"):
+        with pytest.raises(ValueError, match=re.escape(repr(tag))):
+            getattr(store, method)(tag, *([1] if method == "complete" else []))
+        assert tree(tmp_path) == before
 
 
 # ── Damage ──
@@ -301,14 +293,10 @@ def test_files_of_two_saves_never_mix(tmp_path, name):
         store.check(TAG)
 
 
-def test_of_a_model_file_only_the_size_is_checked(tmp_path):
+def test_what_is_no_damage(tmp_path):
+    """Of a model's file only the size is checked, and other files may be beside it."""
     store = save(tmp_path, TAG)
     flip(tmp_path / "_actor" / TAG / "zero" / "optim_states.pt")
-    store.check(TAG)
-
-
-def test_files_beside_are_no_damage(tmp_path):
-    store = save(tmp_path, TAG)
     for part in PARTS:
         (tmp_path / part / TAG / "notes").write_text("mine")
     store.check(TAG)
@@ -331,9 +319,8 @@ def test_a_manifest_that_names_other_files(tmp_path, name):
     path = tmp_path / "run" / "_adapt" / TAG / "manifest.json"
     files = json.loads(path.read_bytes())["files"]
     rewrite(path, files=files | {name: {"bytes": 1}})
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(CheckpointError, match=f"^{path} lists {name},"):
         store.check(TAG)
-    assert str(error.value) == f"{path} lists {name}, which does not belong to this checkpoint"
 
 
 def test_a_copied_tag_is_not_taken_for_another_step(tmp_path):
@@ -349,15 +336,9 @@ def test_a_copied_tag_is_not_taken_for_another_step(tmp_path):
 
 @pytest.mark.parametrize(
     "link",
-    [
-        f"_actor/{TAG}/metric.json",
-        f"_actor/{TAG}/zero",
-        f"_critic/{TAG}",
-        "_actor",
-        f"_adapt/{TAG}/state.json",
-        f"_adapt/{TAG}/manifest.json",
-    ],
-)
+    [*(f"_actor/{TAG}/{name}" for name in ("metric.json", "zero")), f"_critic/{TAG}", "_actor",
+     *(f"_adapt/{TAG}/{name}" for name in ("state.json", "manifest.json"))],
+)  # fmt: skip
 def test_links_are_not_followed(tmp_path, link):
     """Replace a path by a link to exactly the same content."""
     path = tmp_path / "run"
@@ -365,9 +346,8 @@ def test_links_are_not_followed(tmp_path, link):
     os.rename(path / link, tmp_path / "elsewhere")
     (path / link).symlink_to(tmp_path / "elsewhere")
     outside = tree(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(CheckpointError, match=f"^{path / link} is a symbolic link"):
         store.check(TAG)
-    assert str(error.value) == f"{path / link} is a symbolic link, which checkpoints do not follow"
     if not link.endswith("manifest.json"):
         with pytest.raises(CheckpointError, match="is a symbolic link"):
             store.complete(TAG, 3)
@@ -697,9 +677,11 @@ def test_killed_at_any_operation_of_a_conversion(tmp_path):
     save_of_ranks(base, TAG, 2, 2)
     converted_for(base)
     seen = set()
-    for _ in each_crash(
-        base, work, lambda path: CheckpointStore(path, critic=True).add_universal(TAG, converted_for(path))
-    ):
+
+    def convert(path):
+        CheckpointStore(path, critic=True).add_universal(TAG, converted_for(path))
+
+    for _ in each_crash(base, work, convert):
         store = CheckpointStore(work, critic=True)
         assert newest(store) == (TAG, [])
         seen.add(store.is_universal(TAG))
@@ -754,10 +736,9 @@ def small_disk(tmp_path):
     """A folder on a file system with 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder]
     try:
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=False, capture_output=True, text=True
-        )
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
     except OSError as error:
         pytest.skip(f"a file system cannot be mounted: {error}")
     if done.returncode:
@@ -799,9 +780,8 @@ def test_disk_full_while_completing(small_disk):
     write_models(small_disk, "global_step2", 2, ["_actor"])
     save_state(folder, {"a": 1})
     fill(small_disk)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(CheckpointError, match=f"^{folder / 'manifest.json'}: No space left"):
         store.complete("global_step2", 2)
-    assert str(error.value) == f"{folder / 'manifest.json'}: No space left on device"
     assert sorted(os.listdir(folder)) == ["UNFINISHED", "state.json", "state.safetensors"]
     with pytest.raises(CheckpointError, match=r"_actor/latest: No space left on device"):
         store.point_to("global_step1")
@@ -827,32 +807,26 @@ def denied(monkeypatch, function, part):
 
 
 @pytest.mark.parametrize(
-    ("method", "function", "part"),
+    ("method", "arguments", "function", "part"),
     [
-        ("begin", "mkdir", "_adapt/global_step9"),
-        ("complete", "scandir", "_actor/global_step3/zero"),
-        ("complete", "lstat", "_actor/global_step3/zero/optim_states.pt"),
-        ("complete", "replace", "_adapt/global_step3/.manifest.json"),
-        ("check", "lstat", "_actor/global_step3/metric.json"),
-        ("tags", "scandir", "_adapt"),
-        ("newest_whole", "scandir", "_adapt"),
-        ("has_foreign", "scandir", "_actor"),
-        ("has_models", "scandir", "_actor/global_step3"),
-        ("remove_unfinished", "listdir", "_adapt/global_step3"),
+        ("begin", ["global_step9"], "mkdir", "_adapt/global_step9"),
+        ("complete", [TAG, 3], "scandir", "_actor/global_step3/zero"),
+        ("complete", [TAG, 3], "lstat", "_actor/global_step3/zero/optim_states.pt"),
+        ("complete", [TAG, 3], "replace", "_adapt/global_step3/.manifest.json"),
+        ("check", [TAG], "lstat", "_actor/global_step3/metric.json"),
+        ("tags", [], "scandir", "_adapt"),
+        ("newest_whole", [print], "scandir", "_adapt"),
+        ("has_foreign", [], "scandir", "_actor"),
+        ("has_models", [TAG], "scandir", "_actor/global_step3"),
+        ("remove_unfinished", [], "listdir", "_adapt/global_step3"),
     ],
 )
-def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, function, part):
+def test_errors_of_the_system_name_the_file(tmp_path, monkeypatch, method, arguments, function, part):
     store = save(tmp_path, TAG)
-    arguments = {"complete": [TAG, 3], "newest_whole": [print]}.get(method, [])
-    if method in ("check", "has_models", "abandon"):
-        arguments = [TAG]
-    if method == "begin":
-        arguments = ["global_step9" if function == "mkdir" else TAG]
     denied(monkeypatch, function, part)
-    with pytest.raises(CheckpointError) as error:
+    with pytest.raises(CheckpointError, match=f"^{tmp_path}.*Permission denied") as error:
         getattr(store, method)(*arguments)
-    assert part.removesuffix("/.manifest.json") in str(error.value) and "Permission denied" in str(error.value)
-    assert str(error.value).startswith(str(tmp_path))
+    assert part.removesuffix("/.manifest.json") in str(error.value)
 
 
 @pytest.mark.parametrize(("function", "part"), [("rmdir", "_actor/global_step3"), ("unlink", "optim_states.pt")])

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -110,15 +109,8 @@ def test_a_file_is_read_once(tmp_path, monkeypatch):
     assert read <= before + 10 * follow.OVERLAP
 
 
-changes = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["append", "half", "finish", "cut", "drop", "replace", "rewrite", "grow", "zeros", "unlink", "junk", "look"]
-        ),
-        st.integers(0, 6),
-    ),
-    max_size=25,
-)
+KINDS = ["append", "half", "finish", "cut", "drop", "replace", "rewrite", "grow", "zeros", "unlink", "junk", "look"]
+changes = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 6)), max_size=25)
 
 
 @settings(max_examples=3 * settings.default.max_examples)
@@ -224,39 +216,34 @@ def test_what_was_read_stays_while_a_file_cannot_be_read(tmp_path):
 def test_documents_are_read_when_they_change(tmp_path):
     follower = Follower(tmp_path)
     run, summary = tmp_path / "run.json", tmp_path / "summary.json"
-    follower.poll()
-    assert (follower.run, follower.summary) == ({}, {})
+
+    def seen(path=None, text=""):
+        """The documents after a file has another text. At the second look nothing is new."""
+        if path is not None:
+            path.write_text(text)
+        follower.poll()
+        before = follower.run, follower.summary
+        follower.poll()
+        assert (follower.run, follower.summary) == before
+        return before
+
+    assert seen() == ({}, {})
     big = {"name": "a", "config": {f"flag{i}": i for i in range(200)}}
     text = json.dumps(big)
     assert len(text) > follow.OVERLAP
-    run.write_text(text[:300])
-    follower.poll()
-    assert follower.run == {}, "half of it"
-    run.write_text(text)
-    for _ in range(2):  # the second time nothing is new
-        follower.poll()
-        assert follower.run == big
-    run.write_text(json.dumps(big | {"resumed": ["2026-01-01"]}))  # longer, in place
-    follower.poll()
-    follower.poll()
-    assert follower.run["resumed"] == ["2026-01-01"]
+    assert seen(run, text[:300]) == ({}, {}), "half of it"
+    assert seen(run, text) == (big, {})
+    longer = big | {"resumed": ["2026-01-01"]}
+    assert seen(run, json.dumps(longer)) == (longer, {})  # in place
     for name in ("b", "c"):  # the same size, replaced like the record replaces it
         (tmp_path / "new").write_text(json.dumps(big | {"name": name}))
         os.replace(tmp_path / "new", run)
-        follower.poll()
-        assert follower.run["name"] == name
-    summary.write_text("{}")
-    follower.poll()
-    summary.write_text('{"steps": 3}')
-    follower.poll()
-    follower.poll()
-    assert follower.summary == {"steps": 3}
+        assert seen() == (big | {"name": name}, {})
+    seen(summary, "{}")
+    assert seen(summary, '{"steps": 3}')[1] == {"steps": 3}
     summary.unlink()
-    follower.poll()
-    assert follower.summary == {}
-    run.write_text("[1, 2]")
-    follower.poll()
-    assert follower.run["name"] == "c"
+    assert seen()[1] == {}
+    assert seen(run, "[1, 2]")[0]["name"] == "c"
 
 
 def test_the_progress_bar_follows(tmp_path):
@@ -292,40 +279,27 @@ def test_the_progress_bar_follows(tmp_path):
     assert (tmp_path / "train.log").read_text() == "to the log\n"
 
 
-def test_the_log_of_an_earlier_start_stays(tmp_path):
-    """A crash says its reason there. At the end only the newest start is quoted."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from bapo_openrlhf.record import progress\n"
-        "with progress.progress_bar(Path(sys.argv[1]), 20, 'night'):\n"
-        "    print(sys.argv[2])\n"
-        "    raise ValueError"
-    )
-    for text in ("the first reason", "the second reason"):
-        done = subprocess.run([sys.executable, "-c", code, tmp_path, text], capture_output=True, text=True, timeout=60)
-        assert re.findall(r"the \w+ reason", done.stderr) == [text]
-    assert (tmp_path / "train.log").read_text() == "the first reason\nthe second reason\n"
-
-
 def test_the_errors_that_a_failed_runs_log_names_are_printed(tmp_path):
-    """The cause is often in another process: vLLM's own, behind an actor of Ray."""
+    """The cause is often in another process: vLLM's own, behind an actor of Ray. An earlier start's are not said."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"
         "from bapo_openrlhf.record import progress\n"
         "with progress.progress_bar(Path(sys.argv[1]), 20, 'night'):\n"
-        "    print('\\x1b[36m(Engine pid=7)\\x1b[0m (Core pid=9) ERROR ValueError: 9 GiB are free, not 900')\n"
-        "    print('(Core pid=9) ValueError: 9 GiB are free, not 900')\n"
+        "    print(f'\\x1b[36m(Engine pid=7)\\x1b[0m (Core pid=9) ERROR ValueError: {sys.argv[2]} GiB are free')\n"
+        "    print(f'(Core pid=9) ValueError: {sys.argv[2]} GiB are free')\n"
         "    print('ray.exceptions.ActorDiedError: The actor died: ray::Engine.__init__()')\n"
         "    print('RuntimeError: See root cause above')\n"
         "    print('an Error: in a text' + 40 * '\\na model')\n"
         "    raise RuntimeError('See root cause above')"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=60)
-    said = done.stderr[: done.stderr.index("Traceback")].splitlines()
-    named = ["ValueError: 9 GiB are free, not 900", "RuntimeError: See root cause above"]
-    assert said[-3:] == ["It names these errors, the oldest first:", *named]
+    for free in ("9", "8"):
+        done = subprocess.run([sys.executable, "-c", code, tmp_path, free], capture_output=True, text=True, timeout=60)
+        said = done.stderr[: done.stderr.index("Traceback")].splitlines()
+        assert said[-2:] == [f"ValueError: {free} GiB are free", "RuntimeError: See root cause above"]
+        assert sum("GiB" in line for line in said) == 1
+    log = (tmp_path / "train.log").read_text()
+    assert "9 GiB" in log and "8 GiB" in log  # a crash says its reason there
 
 
 def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):
@@ -343,8 +317,7 @@ def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"'.*/nowhere' does not exist"):
-        Follower(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"'.*/file' is a file"):
-        Follower(tmp_path / "file")
+    for name in ("nowhere", "file"):
+        with pytest.raises(ConfigError, match=f"'{tmp_path}/{name}' "):
+            Follower(tmp_path / name)

@@ -6,13 +6,13 @@ import errno
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -82,18 +82,12 @@ def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, code):
         record.write_text("{}")
         with pytest.raises(ConfigError) as refused, mine(folder):
             pass
-        said = (
-            f"run.name is a, and {folder} already has a run that is going on: process {other.process.pid} on "
-            f"{socket.gethostname()}, since "
-        )
-        assert str(refused.value).startswith(said)
-        rest = str(refused.value).removeprefix(said)
-        assert re.fullmatch(
-            r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC; wait until it has ended, or give another --run.name", rest
-        )
+        said = str(refused.value)
+        assert said.startswith(f"run.name is a, and {folder} ") and "or give another --run.name" in said
+        assert f": process {other.process.pid} on {socket.gethostname()}, since 20" in said
         with pytest.raises(ConfigError) as seen:
             owner.check_no_owner(folder, **WORDS)
-        assert str(seen.value) == str(refused.value)
+        assert str(seen.value) == said
         assert sorted(path.name for path in folder.iterdir()) == [LOCK, "run.json"] and record.read_text() == "{}"
     owner.check_no_owner(folder, **WORDS)  # it has ended
     with mine(folder):
@@ -234,27 +228,21 @@ class TestSignsOfLife:
         with mine(tmp_path):
             assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
 
-    def test_one_of_this_machine_that_is_gone(self, tmp_path):
-        gone = subprocess.Popen([sys.executable, "-c", ""])
-        gone.wait()
-        self.other(tmp_path, 0, at=owner._place(), process=gone.pid)
-        with mine(tmp_path):
-            pass
-
-    def test_one_that_is_nowhere(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("known", [True, False])
+    def test_one_of_this_machine_that_is_gone(self, tmp_path, monkeypatch, known):
         """A machine that does not say which processes see each other knows nothing of a number."""
         gone = subprocess.Popen([sys.executable, "-c", ""])
         gone.wait()
-        monkeypatch.setattr(owner, "_place", lambda: None)
-        self.other(tmp_path, 0, at=None, process=gone.pid)
-        with pytest.raises(ConfigError, match="going on"), mine(tmp_path):
+        if not known:
+            monkeypatch.setattr(owner, "_place", lambda: None)
+        self.other(tmp_path, 0, at=owner._place(), process=gone.pid)
+        with nullcontext() if known else pytest.raises(ConfigError, match="going on"), mine(tmp_path):
             pass
 
     @pytest.mark.parametrize("text", ["[1]", "{", '{"process": 1}'])
     def test_a_file_that_nobody_understands(self, tmp_path, text):
         (tmp_path / LOCK).write_text(text)
-        says = "already has a run that is going on; wait until it has ended"
-        with pytest.raises(ConfigError, match=says), mine(tmp_path):
+        with pytest.raises(ConfigError, match="going on;"), mine(tmp_path):
             pass
         os.utime(tmp_path / LOCK, (0, 0))
         with mine(tmp_path):
@@ -287,19 +275,14 @@ class TestSignsOfLife:
         assert json.loads((tmp_path / LOCK).read_text())["host"] == "elsewhere"
 
 
-@pytest.mark.parametrize("place", ["file/a", "file", "long/" + 300 * "a"])
-def test_a_folder_that_cannot_be(tmp_path, place):
-    (tmp_path / "file").touch()
-    refused = pytest.raises(ConfigError, match=r"^run\.name is a; .* cannot be written: [A-Z][a-z ]+$")
-    with refused, mine(tmp_path / place):
-        pass
-
-
-def test_a_folder_without_permission(tmp_path, monkeypatch):
+@pytest.mark.parametrize("place", ["file/a", "file", "long/" + 300 * "a", "denied"])
+def test_a_folder_that_cannot_be(tmp_path, monkeypatch, place):
     def refuse(path, *_):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(owner.os, "open", refuse)
-    says = f"^run.name is a; {tmp_path}/.lock cannot be written: Permission denied$"
-    with pytest.raises(ConfigError, match=says), mine(tmp_path):
+    (tmp_path / "file").touch()
+    if place == "denied":
+        monkeypatch.setattr(owner.os, "open", refuse)
+    refused = pytest.raises(ConfigError, match=r"^run\.name is a; .* cannot be written: [A-Z][a-z ]+$")
+    with refused, mine(tmp_path / place):
         pass

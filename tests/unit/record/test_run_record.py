@@ -38,32 +38,22 @@ def lines(directory):
 
 
 def test_one_line_a_step_readable_while_the_run_goes_on(tmp_path):
-    run = RunRecord(tmp_path / "new" / "run")
-    assert read_metrics(tmp_path / "new" / "run") == []
-    run.append(1, {"a": 0.5})
-    assert read_metrics(tmp_path / "new" / "run") == [{"step": 1, "a": 0.5}]
-    run.append(2, {"b": 3})
-    assert lines(tmp_path / "new" / "run") == ['{"step": 1, "a": 0.5}', '{"step": 2, "b": 3}']
+    folder = tmp_path / "new" / "run"
+    run = RunRecord(folder)
+    assert read_metrics(folder) == []
+    run.append(1, {"step": 9, "a": 0.5})
+    assert read_metrics(folder) == [{"step": 1, "a": 0.5}]
+    RunRecord(folder).append(2, {"b": 3})
+    assert lines(folder) == ['{"step": 1, "a": 0.5}', '{"step": 2, "b": 3}']
 
 
 def test_what_json_cannot_hold_becomes_null(tmp_path):
-    values = {
-        "nan": math.nan,
-        "inf": math.inf,
-        "minus": -math.inf,
-        "np_nan": np.float32("nan"),
-        "np_float": np.float32(0.5),
-        "np_int": np.int64(7),
-        "none": None,
-        "flag": True,
-        "text": "é",
-        "big": 10**30,
-    }
-    RunRecord(tmp_path).append(1, values)
+    nulls = {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "np_nan": np.float32("nan"), "none": None}
+    values = {"np_float": np.float32(0.5), "np_int": np.int64(7), "flag": True, "text": "é", "big": 10**30}
+    RunRecord(tmp_path).append(1, nulls | values)
     (line,) = lines(tmp_path)
     row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    nulls = dict.fromkeys(("nan", "inf", "minus", "np_nan", "none"))
-    assert row == {"step": 1, **nulls, "np_float": 0.5, "np_int": 7, "flag": True, "text": "é", "big": 10**30}
+    assert row == {"step": 1, **dict.fromkeys(nulls), **values}
 
 
 def test_other_values_are_refused_by_name_and_leave_no_half_line(tmp_path):
@@ -72,11 +62,6 @@ def test_other_values_are_refused_by_name_and_leave_no_half_line(tmp_path):
     with pytest.raises(TypeError, match="loss"):
         run.append(2, {"a": 1, "loss": np.zeros(3)})
     assert read_metrics(tmp_path) == [{"step": 1, "a": 1}]
-
-
-def test_step_is_the_argument(tmp_path):
-    RunRecord(tmp_path).append(4, {"step": 9, "a": 1})
-    assert read_metrics(tmp_path) == [{"step": 4, "a": 1}]
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
@@ -115,12 +100,6 @@ def test_rows_are_durable(tmp_path, monkeypatch):
     RunRecord(tmp_path, resume_from=1)
     record.write_summary(tmp_path, {})
     assert places == [(True, "metrics.jsonl"), (True, "groups.jsonl"), (True, "summary.json")]
-
-
-def test_reopening_without_resume_keeps_all(tmp_path):
-    RunRecord(tmp_path).append(1, {})
-    RunRecord(tmp_path).append(2, {})
-    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
 
 
 # ── groups.jsonl and answers.jsonl ──
@@ -167,6 +146,16 @@ def test_resume_drops_later_lines_of_every_file(tmp_path):
 START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": None, "config": {"a.b": [1, math.inf]}}
 
 
+def write_record(folder):
+    """Begin a run, and write each file of its record."""
+    begin_run(folder, START)
+    run = RunRecord(folder)
+    run.append(1, {})
+    for name in record.BY_STEP[1:]:
+        run.append_rows(name, 1, [{}])
+    write_summary(folder, {"steps": 1})
+
+
 def test_a_new_run_begins_with_an_empty_record(tmp_path):
     folder = tmp_path / "new" / "run"
     assert read_run(folder) == {}
@@ -174,23 +163,14 @@ def test_a_new_run_begins_with_an_empty_record(tmp_path):
         begin_run(folder, START)
         assert read_run(folder) == START | {"config": {"a.b": [1, None]}}
         assert [path.name for path in folder.iterdir()] == ["run.json"]
-        run = RunRecord(folder)
-        run.append(1, {})
-        for name in record.BY_STEP[1:]:
-            run.append_rows(name, 1, [{}])
-        write_summary(folder, {"steps": 1})
+        write_record(folder)
         assert len(list(folder.iterdir())) == len(record.BY_STEP) + 2
 
 
 @pytest.mark.parametrize("done", range(12))
 def test_a_run_whose_deletion_is_cut_short_is_still_one(tmp_path, monkeypatch, done):
     """Until all that it left beside its record is gone."""
-    begin_run(tmp_path, START)
-    run = RunRecord(tmp_path)
-    run.append(1, {})
-    for name in record.BY_STEP[1:]:
-        run.append_rows(name, 1, [{}])
-    write_summary(tmp_path, {"steps": 1})
+    write_record(tmp_path)
     (tmp_path / record.MODEL).mkdir()
     (tmp_path / record.MODEL / "config.json").touch()
     (tmp_path / record.CHECKPOINTS / "_actor").mkdir(parents=True)
@@ -307,19 +287,11 @@ def test_summary_is_written_whole_or_not_at_all(tmp_path):
 
 def test_summarise_by_hand():
     rows = [
-        {
-            "step": step,
-            "reward/fresh_mean": reward,
-            "groups/fresh": 3,
-            "groups/reevaluated": step % 2,
-            "groups/replayed": 2 * step,
-            "groups/filtered": 99,
-            "rollouts/total": 10 * step,
-            "timing/generation": 0.5,
-            **({"timing/reevaluation": 0.25} if step % 2 else {}),
-        }
+        {"step": step, "reward/fresh_mean": reward, "groups/fresh": 3, "groups/reevaluated": step % 2,
+         "groups/replayed": 2 * step, "groups/filtered": 99, "rollouts/total": 10 * step, "timing/generation": 0.5,
+         **({"timing/reevaluation": 0.25} if step % 2 else {})}
         for step, reward in enumerate([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8], start=1)
-    ]
+    ]  # fmt: skip
     assert summarise(rows) == {
         "steps": 7,
         "reward_start": pytest.approx((0.1 + 0.2) / 2),  # a third of 7 steps

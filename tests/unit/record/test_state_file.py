@@ -120,14 +120,8 @@ def test_any_state_comes_back_bit_for_bit(state):
 @pytest.mark.parametrize(
     "value",
     [
-        -0.0,
-        math.inf,
-        -math.inf,
-        math.nan,
-        5e-324,
-        2**64 - 1,
-        2**64,
-        -(2**63) - 1,
+        *(-0.0, math.inf, -math.inf, math.nan, 5e-324),
+        *(2**64 - 1, 2**64, -(2**63) - 1),
         2**128,  # as the state of PCG64 has them
         True,
         "😀\x00\ud800",
@@ -150,31 +144,16 @@ def test_special_values(tmp_path, value):
     assert canonical(roundtrip({"a": value}, tmp_path)) == canonical({"a": value})
 
 
-def test_a_generator_goes_on_where_it_was(tmp_path):
-    """The state of PCG64 has integers of 128 bits."""
-    rng = np.random.Generator(np.random.PCG64(3))
-    rng.random(5)
-    state = roundtrip({"rng": rng.bit_generator.state}, tmp_path)
-    restored = np.random.Generator(np.random.PCG64())
-    restored.bit_generator.state = state["rng"]
-    assert restored.random(4).tolist() == rng.random(4).tolist()
-
-
-@pytest.mark.parametrize("with_torch", [False, True])
-def test_arrays_that_share_memory_come_back_apart_and_writable(tmp_path, with_torch):
-    base = np.arange(6.0)
+def test_arrays_that_share_memory_come_back_apart_and_writable(tmp_path):
+    base, weight = np.arange(6.0), torch.arange(4.0, requires_grad=True)
     base.setflags(write=False)
-    state = {"a": base, "b": base, "c": base[1:4]}
-    if with_torch:
-        weight = torch.arange(4.0, requires_grad=True)
-        state |= {"t": weight, "u": weight[1:], "v": weight}
-    back = roundtrip(state, tmp_path)
+    of_torch = {"t": weight, "u": weight[1:], "v": weight}
+    back = roundtrip({"a": base, "b": base, "c": base[1:4], **of_torch}, tmp_path)
     back["a"][:] = -1
     assert back["b"].tolist() == [0, 1, 2, 3, 4, 5] and back["c"].tolist() == [1, 2, 3]
-    if with_torch:
-        assert not back["t"].requires_grad and back["t"].device.type == "cpu"
-        back["t"].fill_(-1)
-        assert back["u"].tolist() == [1, 2, 3] and back["v"].tolist() == [0, 1, 2, 3]
+    assert not back["t"].requires_grad and back["t"].device.type == "cpu"
+    back["t"].fill_(-1)
+    assert back["u"].tolist() == [1, 2, 3] and back["v"].tolist() == [0, 1, 2, 3]
 
 
 def test_lazy_conjugates_are_stored_as_what_they_are(tmp_path):
@@ -376,13 +355,9 @@ def test_bytes_of_a_document_changed_at_random(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"format": 0}, "has format 0, but this version reads 3"),
-        ({"format": 4}, "was written by a newer version: format 4, but this version reads 3"),
-        ({"kind": "another"}, "is not a a kind"),
-        ({"kind": None}, "is not a a kind"),
-    ],
-)
+    [({"format": 0}, "format 0"), ({"format": 4}, "newer .*format 4"), ({"kind": "another"}, "kind"),
+     ({"kind": None}, "kind")],
+)  # fmt: skip
 def test_other_versions_and_kinds(tmp_path, change, message):
     write_signed(tmp_path / "document", change)
     with pytest.raises(CheckpointError, match=message):
