@@ -28,13 +28,6 @@ PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 picture = runpy.run_path(str(ROOT / "docs" / "architecture_picture.py"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_flags_are_code(page):
-    """The site breaks no line within code."""
-    text = re.sub(r"(`{3,}).*?\1|`[^`]*`|<!--.*?-->|\]\([^)]*\)", "", page.read_text(), flags=re.S)
-    assert re.findall(r"(?<![\w-])--[a-z].*", text) == []
-
-
 def test_references_are_up_to_date():
     assert subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], check=False).returncode == 0
 
@@ -55,26 +48,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), f"{target}#{anchor}"
 
 
-PICTURES = sorted({
-    (page.parent / target).resolve()
-    for page in PAGES
-    for target in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
-})  # fmt: skip
-NARROW, LEAST = 368, 8  # pixels: what a page of 400 has for a picture, and the height of letters that can be read
-
-
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.stem)
-def test_a_picture_can_be_read_on_a_narrow_page_and_in_the_dark(picture):
-    """A terminal is dark in either theme."""
-    text = picture.read_text(encoding="utf-8")
-    width = float(re.search(r'<svg[^>]* viewBox="0 0 ([\d.]+) ', text)[1])
-    letters = [float(size) for size in re.findall(r'font-size(?:="|: )([\d.]+)', text)]
-    assert min(letters) * NARROW / width >= LEAST
-    assert "@media (prefers-color-scheme: dark)" in text or picture.stem == "watch"
-
-
 WRITTEN = [page for page in PAGES if page.name != "CHANGELOG.md"]
-WORDS = 35_000
 GENERATED = {"api", "config", "metrics"}
 
 
@@ -88,33 +62,13 @@ def test_the_pages_are_short_enough_to_be_read():
     """Words as `wc -w` counts them. A fact stands on one page, and the others link to it."""
     words = {str(page.relative_to(ROOT)): len(written_by_hand(page.read_text()).split()) for page in WRITTEN}
     assert {name for name, count in words.items() if count == 0} == {f"docs/{name}.md" for name in GENERATED}
-    assert sum(words.values()) <= WORDS, sorted(words.items(), key=lambda item: -item[1])
+    assert sum(words.values()) <= 35_000, sorted(words.items(), key=lambda item: -item[1])
 
 
 def test_the_readme_is_read_in_minutes():
-    """Its words are counted without code blocks, tables and the citation. The two commands stand before the reasons."""
-    text = (ROOT / "README.md").read_text()
-    words = re.sub(r"```.*?```|^\|[^\n]*$", "", text, flags=re.M | re.S).split()
+    """Its words are counted without code blocks, tables and the citation."""
+    words = re.sub(r"```.*?```|^\|[^\n]*$", "", (ROOT / "README.md").read_text(), flags=re.M | re.S).split()
     assert sum(bool(re.search(r"\w", word)) for word in words) <= 700
-    order = ("![", "make quickstart", "def reward_func", "**Use it if**", "## What was found")
-    places = [text.index(part) for part in order]
-    assert places == sorted(places)
-
-
-def commits(text):
-    """Short and long names of commits: at least 7 hexadecimal digits, letters among them.
-
-    Those after "read at commit" are left out: they name a source, which is another's code.
-    """
-    text = re.sub(r"read at commit\s+\w+", "", text)
-    return re.findall(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}\b", text)
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
-def test_no_page_names_a_commit(page):
-    """Pages say what is. Records, with the commits that they are of, are in research/."""
-    assert commits("at commit `8fa3f6f`, 1234567 steps, d73d4c9e; read at commit\n59df918") == ["8fa3f6f", "d73d4c9e"]
-    assert commits(written_by_hand(page.read_text())) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -218,12 +172,6 @@ class TestExample:
     def kind(self):
         return runpy.run_path(str(self.FILE))["FIFOReplay"]
 
-    def test_it_has_what_the_trainer_calls(self, kind):
-        files = (ROOT / "bapo_openrlhf" / "training" / "trainer").glob("*.py")
-        called = {name for file in files for name in re.findall(r"self\.method\.(\w+)", file.read_text())}
-        assert {"begin_step", "build_batch"} <= called
-        assert all(hasattr(kind, name) for name in called), called
-
     def test_it_fills_the_batch_with_the_most_recent(self, kind, make_group):
         method = kind(capacity=3, group_size=8, memory=3)
         first = [make_group(4, step=0), make_group(0, step=0), make_group(2, step=0)]
@@ -253,10 +201,6 @@ class TestExample:
             assert len(batch.fresh) + len(batch.cut) == len(informative)
             Ledger().settle(fresh, batch)
             assert all(group.step < step for group in batch.replayed)
-
-    def test_another_state_is_an_error(self, kind):
-        with pytest.raises(ValueError, match="expected 'FIFOReplay', version 1"):
-            kind(capacity=3, group_size=8).load_state_dict({"method": "bapo", "version": 1})
 
 
 def test_every_method_file_has_its_line():
@@ -289,18 +233,14 @@ def test_preset_script_and_page_say_the_same(preset, tmp_path):
     script = preset.parents[1] / "examples" / "ray_job" / f"{preset.stem}.sh"
     model, task = table_of_presets()[preset.stem][:2]
     assert args.actor.model_name_or_path.rsplit("/", 1)[1] in model
-    assert (
-        (NOT_RUN in preset.read_text())
-        == (NOT_RUN in script.read_text())
-        == table_of_presets()[preset.stem][-1].startswith("`check`")
-    )
+    only_checked = table_of_presets()[preset.stem][-1].startswith("`check`")
+    assert only_checked == (NOT_RUN in preset.read_text()) == (NOT_RUN in script.read_text())
     for name in ("ray", "bapo-openrlhf"):
         stub = tmp_path / name
         stub.write_text('#!/bin/sh\necho "$(basename "$0")|$*" >> "$CALLS"\n')
         stub.chmod(0o755)
     calls = tmp_path / "calls"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "CALLS": str(calls)}
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls)}
     subprocess.run([script, "--algorithm", "grpo"], check=True, env=environment, cwd=tmp_path)
     prepare, check, status, submit = calls.read_text().splitlines()
     name = args.data.prompt_dataset.split("/")[1]

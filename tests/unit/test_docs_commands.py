@@ -1,16 +1,15 @@
-"""Every command in the documentation is run here, or parsed and tied to the test that runs its kind."""
+"""Every command in the documentation is run here, or parsed by what would run it."""
 
 import argparse
-import ast
 import json
 import re
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
@@ -48,7 +47,7 @@ def run_it(words, here):
 
 
 def check_it(words, here):
-    """For real, with a name of its own: `train` refuses the name of a run that is there, and `check` says so."""
+    """With a name of its own: `train` refuses the name of a run that is there, and `check` says so."""
     run_it([*words, "--run.name", "checked"], here)
 
 
@@ -177,18 +176,21 @@ def parse_study(words, here):
         arguments.parse(run.words)
 
 
+def has_flags_of(package, file):
+    """A handler: the command's flags are in the source of another program. Nothing of it is imported."""
+
+    def has_flags(words, here):
+        source = (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
+        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+
+    return has_flags
+
+
 def has_the_servers_flags(words, here):
-    """Its flags are in OpenRLHF's source, and the end of the address that the page gives to the run is the server's."""
-    source = (Path(find_spec("openrlhf").submodule_search_locations[0]) / "cli" / "serve_rm.py").read_text()
-    assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+    """The end of the address that the page gives to the run is the server's."""
+    has_flags_of("openrlhf", "cli/serve_rm.py")(words, here)
     port = words[words.index("--port") + 1]
-    assert f":{port}/get_reward" in (ROOT / "docs" / "rewards.md").read_text() and '"/get_reward"' in source
-
-
-def has_the_combiners_flags(words, here):
-    """Its flags are in OpenRLHF's source."""
-    source = (Path(find_spec("openrlhf").submodule_search_locations[0]) / "cli" / "lora_combiner.py").read_text()
-    assert {f'"{word}"' in source for word in words if word.startswith("--")} == {True}
+    assert f":{port}/get_reward" in (ROOT / "docs" / "rewards.md").read_text()
 
 
 def is_a_target(words, here):
@@ -235,95 +237,62 @@ def is_configured(words, here):
     assert (ROOT / ".pre-commit-config.yaml").is_file()
 
 
-def has_rays_flags(words, here):
-    """Its flags are in Ray's source; nothing of it is imported."""
-    source = (Path(find_spec("ray").submodule_search_locations[0]) / "scripts" / "scripts.py").read_text()
-    assert all(f'"{word}"' in source for word in words if word.startswith("--"))
-
-
 # ── The table ──
 
-MODEL = "unit/cli/test_model.py::test_a_package_is_downloaded_and_its_licence_kept"
-QUICKSTART = "unit/examples/test_quickstart.py::test_another_number_of_prompts_is_made_anew"
-GYM = "unit/tasks/test_reasoning_gym.py::test_prepare_writes_rows_that_train_and_evaluate_read"
-PREPARING = "unit/workbench/test_prepare.py::test_command"
-UNIVERSAL = "unit/cli/test_universal.py::test_the_newest_checkpoint_becomes_universal"
-TRAINING = "stack/test_training.py::test_off_equals_plain_openrlhf"
-SMOKE = "stack/test_smoke.py::test_a_preset_passes"
-EVALUATION = "stack/test_evaluate.py::test_every_problem_is_asked_and_judged"
-STUDY = "stack/test_study.py::test_each_run_leaves_a_whole_record"
-SERVER = "stack/test_reward_models.py::test_the_server_scores_what_the_run_stores"
-TRL = "unit/examples/test_trl.py::test_every_group_is_in_one_counted_state"
-CONTRACT = "unit/test_host.py::test_the_command"
-SCRIPTS = "unit/test_docs.py::test_preset_script_and_page_say_the_same"
-SLURM = "unit/test_several_machines.py::test_the_slurm_script_starts_one_ray_over_what_slurm_gives"
-RAY_JOB = "unit/test_several_machines.py::test_the_ray_job_takes_every_gpu_of_its_pods"
-IMAGE = "unit/test_several_machines.py::test_the_image_has_all_that_its_installation_reads"
 
-
-@dataclass(frozen=True)
-class Rule:
-    """Commands that begin with `start`, what is done with them here, and the test that runs such a command whole.
-
-    Attributes:
-        test: file and function under tests/; None where the command is run here, or is another program's.
-        why: why it is not run here.
-    """
+class Rule(NamedTuple):
+    """Commands that begin with `start`, and what is done with them here."""
 
     start: str
     do: Callable
-    test: str | None = None
-    why: str = ""
 
 
 RULES = [
     Rule("bapo-openrlhf init", run_it),
-    Rule("bapo-openrlhf model", is_a_known_model, MODEL, "downloads a model, or needs a file"),
+    Rule("bapo-openrlhf model", is_a_known_model),
     Rule("pytest my_task", run_pytest),
     Rule("bapo-openrlhf methods", run_it),
     Rule("bapo-openrlhf check", check_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
-    Rule("bapo-openrlhf universal", parse_universal, UNIVERSAL, "takes a run's checkpoints"),
+    Rule("bapo-openrlhf universal", parse_universal),
     Rule("bapo-openrlhf compare", on_evaluations),
     Rule("bapo-openrlhf watch", on_runs),
     Rule("ssh", over_ssh),
     Rule("bapo-openrlhf report", on_runs),
     Rule("bapo-openrlhf plan", run_it),
-    Rule("bapo-openrlhf prepare reasoning_gym", parse_reasoning_gym, GYM, "takes an optional package"),
-    Rule("bapo-openrlhf prepare math", parse_prepare, PREPARING, "asks the model hub"),
-    Rule("bapo-openrlhf warmup", parse_warmup, None, "takes the real stack"),
-    Rule("bapo-openrlhf train", parse_train, TRAINING, "takes the real stack"),
-    Rule("bapo-openrlhf smoke", parse_train, SMOKE, "takes the real stack"),
-    Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train, TRAINING, "takes the real stack"),
-    Rule("python -m bapo_openrlhf.cli.serve_rm", has_the_servers_flags, SERVER, "takes a reward model, and serves"),
-    Rule("python -m openrlhf.cli.lora_combiner", has_the_combiners_flags, None, "takes a run's adapter"),
-    Rule("bapo-openrlhf evaluate", parse_evaluate, EVALUATION, "takes vLLM and a model"),
-    Rule("bapo-openrlhf study", parse_study, STUDY, "takes the real stack, for hours"),
-    Rule("python examples/quickstart", parse_quickstart, QUICKSTART, "then trains: see train"),
-    Rule("examples/ray_job", parse_preset_script, SCRIPTS, "submits to a cluster; there Ray is a stand-in"),
-    Rule("sbatch", parse_slurm_script, SLURM, "takes Slurm; there Slurm is a stand-in"),
-    Rule("docker build", names_what_is_there, IMAGE, "takes Docker; there, files and versions are compared"),
-    Rule("docker run", parse_in_an_image, IMAGE, "takes Docker; there, files and versions are compared"),
-    Rule("kubectl create", names_what_is_there, None, "takes Kubernetes"),
-    Rule("kubectl apply", names_what_is_there, RAY_JOB, "takes Kubernetes; there, the file is read"),
-    Rule("kubectl logs", names_what_is_there, None, "takes Kubernetes"),
-    Rule("make", is_a_target, None, "each target is a line of the Makefile; .ci/run is `make test`"),
-    Rule("python -m venv", is_an_environment, None, "makes a folder"),
-    Rule("pip install .", is_the_benchmarks_version, None, "downloads packages"),
-    Rule("python examples/trl", is_a_script, TRL, "takes TRL"),
-    Rule("pip install --no-deps --target", is_a_pinned_package, None, "downloads a package"),
-    Rule("python tools/openrlhf_contract.py", parse_contract, CONTRACT, "reads or records another version"),
-    Rule("pre-commit install", is_configured, None, "changes the clone's hooks; they are compared in test_package.py"),
-    Rule("ray start", has_rays_flags, None, "starts a cluster"),
-]  # fmt: skip
+    Rule("bapo-openrlhf prepare reasoning_gym", parse_reasoning_gym),
+    Rule("bapo-openrlhf prepare math", parse_prepare),
+    Rule("bapo-openrlhf warmup", parse_warmup),
+    Rule("bapo-openrlhf train", parse_train),
+    Rule("bapo-openrlhf smoke", parse_train),
+    Rule("python -m bapo_openrlhf.cli.train_ppo_ray", parse_train),
+    Rule("python -m bapo_openrlhf.cli.serve_rm", has_the_servers_flags),
+    Rule("python -m openrlhf.cli.lora_combiner", has_flags_of("openrlhf", "cli/lora_combiner.py")),
+    Rule("bapo-openrlhf evaluate", parse_evaluate),
+    Rule("bapo-openrlhf study", parse_study),
+    Rule("python examples/quickstart", parse_quickstart),
+    Rule("examples/ray_job", parse_preset_script),
+    Rule("sbatch", parse_slurm_script),
+    Rule("docker build", names_what_is_there),
+    Rule("docker run", parse_in_an_image),
+    Rule("kubectl create", names_what_is_there),
+    Rule("kubectl apply", names_what_is_there),
+    Rule("kubectl logs", names_what_is_there),
+    Rule("make", is_a_target),
+    Rule("python -m venv", is_an_environment),
+    Rule("pip install .", is_the_benchmarks_version),
+    Rule("python examples/trl", is_a_script),
+    Rule("pip install --no-deps --target", is_a_pinned_package),
+    Rule("python tools/openrlhf_contract.py", parse_contract),
+    Rule("pre-commit install", is_configured),
+    Rule("ray start", has_flags_of("ray", "scripts/scripts.py")),
+]
 
 
 def rule_of(call):
     """The rule with the longest start, and the words after what the handler knows already."""
     text = " ".join(call)
-    fitting = [
-        rule for rule in RULES if text == rule.start or text.startswith(tuple(rule.start + end for end in " /:"))
-    ]
+    fitting = [rule for rule in RULES if f"{text} ".startswith(tuple(rule.start + end for end in " /:"))]
     assert fitting, f"no rule for this command: {text}"
     return max(fitting, key=lambda rule: len(rule.start))
 
@@ -371,15 +340,14 @@ def shell(script, folder):
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory):
     """(page, words) of each command in a bash block, and in the example that no other test runs."""
-    script = (ROOT / "examples" / "countdown_table.sh").read_text()
-    calls = shell(re.sub(r"^cd .*$", "", script, flags=re.M), tmp_path_factory.mktemp("shell"))
-    result = [("countdown_table.sh", call) for call in calls]
-    for page in PAGES:
-        for language, text in blocks(page):
-            if language == "bash":
-                calls = shell(text, tmp_path_factory.mktemp("shell"))
-                assert calls, f"{page.name}: a bash block without a command:\n{text}"
-                result += [(page.name, call) for call in calls]
+    table = re.sub(r"^cd .*$", "", (ROOT / "examples" / "countdown_table.sh").read_text(), flags=re.M)
+    scripts = [("countdown_table.sh", table)]
+    scripts += [(page.name, text) for page in PAGES for language, text in blocks(page) if language == "bash"]
+    result = []
+    for name, script in scripts:
+        calls = shell(script, tmp_path_factory.mktemp("shell"))
+        assert calls, f"{name}: a script without a command:\n{script}"
+        result += [(name, call) for call in calls]
     return result
 
 
@@ -414,7 +382,10 @@ def test_commands_are_in_bash_blocks_alone():
 
 @pytest.fixture
 def hold(project, monkeypatch, capsys):
-    """Does with the commands of a page what their rules say. Returns the starts of these rules."""
+    """Does with the commands of a page what their rules say. Returns the starts of these rules.
+
+    research/tests/test_pages.py does so with its pages.
+    """
     monkeypatch.chdir(project)
     done = set()
 
@@ -448,22 +419,6 @@ def test_each_example_script_is_tested():
 
 def scripts_in(folder):
     return (ROOT / "examples" / folder).rglob("*.sh")
-
-
-def test_rules_name_tests_that_are_there():
-    for rule in RULES:
-        assert rule.why or rule.do in (run_it, check_it, run_pytest, over_ssh, on_evaluations, on_runs), rule.start
-        if rule.test:
-            file, name = rule.test.split("::")
-            tree = ast.parse((ROOT / "tests" / file).read_text())
-            assert any(isinstance(node, ast.FunctionDef) and node.name == name for node in ast.walk(tree)), rule.test
-
-
-def test_an_unknown_command_is_found(tmp_path):
-    with pytest.raises(AssertionError, match="no rule for this command: git push"):
-        rule_of(["git", "push"])
-    with pytest.raises(AssertionError, match="wget: command not found"):
-        shell("make test\nwget something", tmp_path)
 
 
 # ── Commands within a sentence: their names and flags ──
