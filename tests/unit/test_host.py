@@ -21,7 +21,6 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-import ray  # noqa: E402
 
 from bapo_openrlhf import host  # noqa: E402
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
@@ -85,7 +84,7 @@ def test_a_mark_on_no_override_fails_at_import():
         def fit(self): ...
 
     assert EXTENDED.pop() == (Base, Ours.fit)
-    with pytest.raises(RuntimeError, match=r"openrlhf 0\.11\.2 should have Base\.train; the installed one has not"):
+    with pytest.raises(RuntimeError, match=r"Base\.train"):
 
         class Dead(Base):
             @extends(Base)
@@ -142,70 +141,52 @@ def test_what_is_recorded_by_its_parameters_still_runs(overrides):
 
 # ── Another version ──
 
-STEPS = "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps"
-BROADCAST = "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm"
+
+OURS = "AdaptedPPOTrainer in training/trainer/trainer.py overrides it."
+# A file of OpenRLHF, what is replaced in it by what, and what the message about it begins with and has; None for none.
+VERSIONS = {
+    "renamed": (
+        "trainer/ppo_trainer.py", "    def get_max_steps(self", "    def max_steps(self",
+        "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps was renamed to PPOTrainer.max_steps. ", OURS,
+    ),
+    "removed": (
+        "trainer/ray/ppo_actor.py", "    def broadcast_to_vllm(self):\n", "    def sync(self):\n        return None\n",
+        "openrlhf.trainer.ray.ppo_actor:ActorPPOTrainer.broadcast_to_vllm was removed. ", "ParcelActorTrainer in ",
+    ),
+    "changed": (
+        "trainer/ray/ppo_critic.py", "drop_last=True", "drop_last=False",
+        "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.ppo_train was changed (", "_WholeBatch in ",
+    ),
+    "another signature": (
+        "trainer/ppo_trainer.py", "def get_max_steps(self", "def get_max_steps(self, epoch",
+        "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps was ", OURS,
+    ),
+    "the body of a method that is only added to": (
+        "trainer/ppo_trainer.py", "all_rewards.float().mean()", "all_rewards.double().mean()", None, None,
+    ),
+    "the parameters of such a method": (
+        "trainer/ppo_trainer.py",
+        "def _compute_rollout_stats(self, experiences)", "def _compute_rollout_stats(self, experiences, step=0)",
+        "openrlhf.trainer.ppo_trainer", "_compute_rollout_stats was given other parameters (",
+    ),
+    "a name that is no longer read": (
+        "cli/train_sft.py", "trainer = SFTTrainer(", "trainer = make_trainer(",
+        "openrlhf.cli.train_sft:train was changed (", "no longer reads SFTTrainer",
+    ),
+    "other lines": ("trainer/ppo_trainer.py", "import ", "import os\nimport ", None, None),
+}  # fmt: skip
 
 
-@pytest.fixture
-def another_version(tmp_path, installed):
-    """edit(file, old, new): OpenRLHF with one change in a file; the messages about it."""
-
-    def edit(file: str, old: str, new: str) -> list[str]:
-        package = tmp_path / "openrlhf"
-        shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
-        text = (package / file).read_text(encoding="utf-8")
-        assert text.count(old) >= 1
-        (package / file).write_text(text.replace(old, new, 1), encoding="utf-8")
-        return TOOL["changes"](RECORD, {"openrlhf": package})
-
-    return edit
-
-
-def test_a_renamed_method(another_version):
-    (message,) = another_version("trainer/ppo_trainer.py", "    def get_max_steps(self", "    def max_steps(self")
-    assert message.startswith(f"{STEPS} was renamed to PPOTrainer.max_steps. Look again, because: ")
-    assert message.endswith("AdaptedPPOTrainer in training/trainer/trainer.py overrides it.")
-
-
-def test_a_removed_method(another_version):
-    (message,) = another_version(
-        "trainer/ray/ppo_actor.py",
-        "    def broadcast_to_vllm(self):\n",
-        "    def sync(self):\n        return None\n",
-    )
-    assert message.startswith(f"{BROADCAST} was removed. Look again, because: ParcelActorTrainer in ")
-
-
-def test_a_changed_method(another_version):
-    messages = another_version("trainer/ray/ppo_critic.py", "drop_last=True", "drop_last=False")
-    (message,) = messages
-    assert re.match(
-        r"openrlhf\.trainer\.ray\.ppo_critic:CriticPPOTrainer\.ppo_train was changed "
-        r"\(openrlhf/trainer/ray/ppo_critic\.py, lines \d+ to \d+\)\. Look again, because: _WholeBatch in ",
-        message,
-    )
-
-
-def test_a_signature_that_changed(another_version):
-    messages = another_version("trainer/ppo_trainer.py", "def get_max_steps(self", "def get_max_steps(self, epoch")
-    assert [message.split(" was ")[0] for message in messages] == [STEPS]
-
-
-def test_the_body_of_a_method_that_is_only_added_to(another_version):
-    change = ("all_rewards.float().mean()", "all_rewards.double().mean()")
-    assert another_version("trainer/ppo_trainer.py", *change) == []
-
-
-def test_the_parameters_of_such_a_method(another_version):
-    old, new = "def _compute_rollout_stats(self, experiences)", "def _compute_rollout_stats(self, experiences, step=0)"
-    (message,) = another_version("trainer/ppo_trainer.py", old, new)
-    assert "_compute_rollout_stats was given other parameters (openrlhf/trainer/ppo_trainer.py, lines " in message
-
-
-def test_a_name_that_is_no_longer_read(another_version):
-    (message,) = another_version("cli/train_sft.py", "trainer = SFTTrainer(", "trainer = make_trainer(")
-    assert "train_sft:train was changed (" in message
-    assert ", and no longer reads SFTTrainer. Look" in message
+@pytest.mark.parametrize(("file", "old", "new", "begins", "has"), VERSIONS.values(), ids=VERSIONS)
+def test_another_version(tmp_path, installed, file, old, new, begins, has):
+    package = tmp_path / "openrlhf"
+    shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
+    text = (package / file).read_text(encoding="utf-8")
+    assert old in text
+    (package / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+    messages = TOOL["changes"](RECORD, {"openrlhf": package})
+    assert len(messages) == (begins is not None)
+    assert all(message.startswith(begins) and has in message for message in messages)
 
 
 def test_a_module_that_moved(tmp_path, installed):
@@ -215,10 +196,6 @@ def test_a_module_that_moved(tmp_path, installed):
     messages = TOOL["changes"](RECORD, {"openrlhf": package})
     assert len(messages) == sum(name.startswith("openrlhf.trainer.ray.vllm_engine:") for name in RECORD) > 2
     assert all(" was removed with its module. Look again, because: " in message for message in messages)
-
-
-def test_what_else_changes_is_no_matter(another_version):
-    assert another_version("trainer/ppo_trainer.py", "import ", "import os\nimport ") == []
 
 
 def test_a_name_that_is_read_nowhere(installed):
@@ -276,9 +253,6 @@ class TestRebound:
         with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), rebound(module, Trainer="ours"):
             pass
         assert not hasattr(module, "Trainer")
-
-    def test_nothing_here_started_ray(self):
-        assert not ray.is_initialized()
 
 
 # ── OpenRLHF's command line ──

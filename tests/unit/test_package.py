@@ -1,7 +1,7 @@
 """The wheel installs and runs in a fresh environment; a release is made of one version only; habits of the forge."""
 
+import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,65 +44,42 @@ def test_every_file_of_the_package_gets_into_the_wheel():
         assert is_module or path in named, path
 
 
-class TestWhatIsInside:
+@pytest.mark.parametrize(
+    ("kind", "change", "says"),
+    [
+        ("wheel", (), None),
+        ("wheel", ("-bapo_openrlhf/page.html",), "lacks ['bapo_openrlhf/page.html']"),
+        ("wheel", ("+tests/test_x.py",), "has ['tests/test_x.py']"),
+        ("sdist", (), None),
+        ("sdist", ("-configs",), "lacks ['configs']"),
+        ("sdist", ("+runs/x/metrics.jsonl", "+data/math/train.jsonl"), "has ['data/math/train.jsonl', 'runs/x/metrics"),
+        ("sdist", ("+research/README.md",), "has ['research/README.md']"),
+    ],
+)
+def test_what_is_inside(tmp_path, kind, change, says):
     """The checks see what they are for, on archives made by hand."""
-
-    @pytest.fixture
-    def source(self, tmp_path):
-        folder = tmp_path / "source"
-        (folder / "bapo_openrlhf").mkdir(parents=True)
-        (folder / "bapo_openrlhf" / "__init__.py").write_text("")
-        (folder / "bapo_openrlhf" / "page.html").write_text("")
-        for name in wheel_tool["IN_SDIST"]:
-            (folder / name).write_text("")
-        return folder
-
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            ((), None),
-            (("-bapo_openrlhf/page.html",), "lacks ['bapo_openrlhf/page.html']"),
-            (("+tests/test_x.py",), "has ['tests/test_x.py']"),
-        ],
-    )
-    def test_wheel(self, tmp_path, source, change, says):
-        names = {"bapo_openrlhf/__init__.py", "bapo_openrlhf/page.html", "bapo_openrlhf-1.dist-info/METADATA"}
-        self.changed(names, change)
-        with zipfile.ZipFile(tmp_path / "x.whl", "w") as archive:
+    source, file = tmp_path / "source", tmp_path / f"x.{kind}"
+    (source / "bapo_openrlhf").mkdir(parents=True)
+    names = {"bapo_openrlhf/__init__.py", "bapo_openrlhf/page.html"}
+    for name in (*names, *wheel_tool["IN_SDIST"]):
+        (source / name).write_text("")
+    names |= {"PKG-INFO", *wheel_tool["IN_SDIST"]} if kind == "sdist" else {"bapo_openrlhf-1.dist-info/METADATA"}
+    for word in change:
+        (names.discard if word[0] == "-" else names.add)(word[1:])
+    if kind == "wheel":
+        with zipfile.ZipFile(file, "w") as archive:
             for name in names:
                 archive.writestr(name, "")
-        self.checked("check_wheel", tmp_path / "x.whl", source, says)
-
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            ((), None),
-            (("-configs",), "lacks ['configs']"),
-            (("+runs/x/metrics.jsonl", "+data/math/train.jsonl"), "has ['data/math/train.jsonl', 'runs/x/metrics"),
-            (("+research/README.md",), "has ['research/README.md']"),
-        ],
-    )
-    def test_sdist(self, tmp_path, source, change, says):
-        names = {"PKG-INFO", "bapo_openrlhf/__init__.py", "bapo_openrlhf/page.html", *wheel_tool["IN_SDIST"]}
-        self.changed(names, change)
-        with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+    else:
+        with tarfile.open(file, "w:gz") as archive:
             for name in names:
                 archive.add(source / "LICENSE", arcname=f"bapo_openrlhf-1/{name}")
-        self.checked("check_sdist", tmp_path / "x.tar.gz", source, says)
-
-    @staticmethod
-    def changed(names, change):
-        for word in change:
-            (names.discard if word[0] == "-" else names.add)(word[1:])
-
-    @staticmethod
-    def checked(name, archive, source, says):
-        if says is None:
-            wheel_tool[name](archive, source)
-            return
-        with pytest.raises(SystemExit) as error:
-            wheel_tool[name](archive, source)
-        assert says in str(error.value)
+    check = wheel_tool[f"check_{kind}"]
+    if says is None:
+        check(file, source)
+    else:
+        with pytest.raises(SystemExit, match=re.escape(says)):
+            check(file, source)
 
 
 # ── Releases ──
@@ -117,16 +94,16 @@ def test_tag_that_fits():
 @pytest.mark.parametrize(
     ("tag", "version", "changelog", "says"),
     [
-        ("v0.1.0", "0.2.0", CHANGELOG, "tag is v0.1.0; bapo_openrlhf.__version__ is 0.2.0, so it must be v0.2.0"),
+        ("v0.1.0", "0.2.0", CHANGELOG, "tag is v0.1.0"),
         ("0.2.0", "0.2.0", CHANGELOG, "tag is 0.2.0"),
-        ("v0.1.0", "0.1.0", CHANGELOG, "the newest entry of CHANGELOG.md is 0.2.0; it must be 0.1.0"),
-        ("v0.3.0", "0.3.0", CHANGELOG, "the newest entry of CHANGELOG.md is 0.2.0; it must be 0.3.0"),
-        ("v0.2.0", "0.2.0", CHANGELOG.replace("2026-02-01", "not released yet"), "'not released yet' where its date"),
+        ("v0.1.0", "0.1.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
+        ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
+        ("v0.2.0", "0.2.0", CHANGELOG.replace("2026-02-01", "not released yet"), "'not released yet'"),
         ("v0.2.0", "0.2.0", "# Changelog\n", "no entry"),
     ],
 )
 def test_tag_that_does_not_fit(tag, version, changelog, says):
-    with pytest.raises(ValueError, match=says.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=says):
         check_tag(tag, version, changelog)
 
 
@@ -155,37 +132,12 @@ def test_workflows_run_what_is_there():
     assert trigger == {"push": {"tags": ["v*"]}}
 
 
-def test_hooks_are_the_linters_of_the_project():
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert [repository["repo"] for repository in hooks] == ["local"]  # installed tools: no download
-    entries = {hook["entry"].split()[0] for hook in hooks[0]["hooks"]}
-    assert entries == {"ruff", "mypy"}
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert entries <= set(extras["test"]) and all(
-        shutil.which(name, path=Path(sys.executable).parent) for name in entries
-    )
-
-
-def test_issue_forms_ask_for_what_helps():
-    folder = ROOT / ".github" / "ISSUE_TEMPLATE"
-    forms = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
-    assert {"bug", "feature", "method"} <= set(forms)
-    for name in ("bug", "feature", "method"):
-        assert forms[name]["name"] and forms[name]["description"]
-        fields = [field for field in forms[name]["body"] if field["type"] != "markdown"]
-        assert len({field["id"] for field in fields}) == len(fields) >= 2
-    bug = " ".join(str(field["attributes"]) for field in forms["bug"]["body"])
-    assert all(word in bug for word in ("run.json", "ommand", "ersions", "log"))
-
-
 def test_the_citation_is_that_of_the_readme():
-    """The paper in CITATION.cff and in the bibtex of README. Software, licence and authors are those of the package."""
+    """The paper in CITATION.cff and in the bibtex of README, and the licence of the package."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
     [paper] = citation["references"]
     bibtex = (ROOT / "README.md").read_text().split("```bibtex\n")[1].split("```")[0]
     names = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
     for words in (paper["title"], names, str(paper["year"]), paper["journal"]):
         assert "{" + words + "}" in bibtex
     assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]
-    assert citation["title"].startswith("bapo_openrlhf: ")
