@@ -36,7 +36,7 @@ _blocks_wanted = ContextVar("blocks_wanted", default=True)
 _registered: list[Any] = []  # torch forgets a kernel when its library object is gone
 
 
-def asked() -> str:
+def requested_way() -> str:
     """The way that the environment asks for: "direct", "float32" or "auto". Another value is a ConfigError."""
     switch = os.environ.get(SWITCH, "").strip().lower() or "auto"
     if switch not in ("auto", "direct", "float32"):
@@ -48,7 +48,7 @@ def way() -> str:
     """How this process multiplies bfloat16 matrices: "direct" (with torch's own kernels) or "float32"."""
     import torch
 
-    if (switch := asked()) != "auto":
+    if (switch := requested_way()) != "auto":
         return switch
     # torch asks the first before it hands a product to oneDNN. It also says yes on x86 with an AVX-512 that has none.
     has = torch.ops.mkldnn._is_mkldnn_bf16_supported() and (

@@ -71,7 +71,7 @@ def _defaults() -> dict[str, str]:
     """Environment variables of a CPU run. A value that the user has set is kept."""
     return {
         SWITCH: "1",
-        products.SWITCH: products.asked(),
+        products.SWITCH: products.requested_way(),
         "DS_ACCELERATOR": "cpu",
         threads.LIMIT: str(threads.limit()),
         # A process starts with one thread, and may take more once it knows the size of its model (`threads.py`).

@@ -3,7 +3,7 @@
 from bapo_openrlhf.errors import ConfigError
 
 
-def shown(value: object, most: int = 80) -> str:
+def quoted(value: object, most: int = 80) -> str:
     """A value in an error message, shortened."""
     text = repr(value)
     return text if len(text) <= most else text[: most - 4] + " ..."

@@ -8,7 +8,7 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.data.messages import left_out
-from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, apart
+from bapo_openrlhf.data.tokenizer import Tokenizer, another_day
 from bapo_openrlhf.data.worked import header_of, wrong_response
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
@@ -79,7 +79,7 @@ class Renderer:
             template: Input template, or None.
             chat: Whether to apply the tokenizer's chat template.
             fast: Whether the tokenizer may be the one that is written in Rust.
-            quick: Whether to load it in a process of its own (see `tokenizer.apart`), because this one may not need
+            quick: Whether to load it in a process of its own (`tokenizer_process`), because this one may not need
                 torch.
 
         Raises:
@@ -90,7 +90,7 @@ class Renderer:
         if model is None:
             return
         try:
-            self.tokenizer = (apart if quick else Tokenizer)(model, fast)
+            self.tokenizer = (tokenizer_process if quick else Tokenizer)(model, fast)
             missing = chat and not self.tokenizer.has_chat_template()
         except Exception as error:  # transformers raises many kinds of errors for a bad folder
             why = "" if Path(model).is_dir() else machine.offline()

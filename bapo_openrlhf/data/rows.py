@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.data import vision
-from bapo_openrlhf.data.findings import Findings, shown
+from bapo_openrlhf.data.findings import Findings, quoted
 from bapo_openrlhf.data.messages import is_text_of_messages, wrong_prompt
 from bapo_openrlhf.data.prompts import Renderer
 from bapo_openrlhf.data.reading import STEP, DataSet, Read
@@ -81,22 +81,22 @@ class Values:
         """A kind and a text for all that is wrong with a row."""
         (_, prompt), *others = self._columns.items()
         if text := wrong_prompt(row[prompt], chat=self._chat):
-            yield "prompt", f"{prompt} is {shown(row[prompt])}; {text}"
+            yield "prompt", f"{prompt} is {quoted(row[prompt])}; {text}"
         for flag, column in others:
             value = row[column]
             if flag == "data.output_key":
                 if not self._chat and not (isinstance(value, str) and value.strip()):
-                    yield "response", f"{column} is {shown(value)}; it must be a text that is not empty"
+                    yield "response", f"{column} is {quoted(value)}; it must be a text that is not empty"
             elif flag == SOLUTION:
                 if value is not None and not isinstance(value, str):
-                    yield "solution", f"{column} is {shown(value)}; it must be a text, or null if there is none"
+                    yield "solution", f"{column} is {quoted(value)}; it must be a text, or null if there is none"
             elif value is None or (isinstance(value, float) and math.isnan(value)):  # pandas' missing number
                 missing = "null or not there" if value is None else "nan"
                 yield "label", f'{column} is {missing}; it must have a value, which may be the empty text ""'
             else:
                 first, there = self._first = self._first or (value, place)
                 if type(first) is not type(value):
-                    now, then = (f"{shown(one)}, {TYPES[type(one)]}" for one in (value, first))
+                    now, then = (f"{quoted(one)}, {TYPES[type(one)]}" for one in (value, first))
                     yield "types", f"{column} is {now}, and in {there} it is {then}; give all rows one type"
 
 
@@ -233,13 +233,13 @@ class RowCheck:
                 if solution and (text := self._render.wrong_solution(content, prompt, solution)):
                     self._findings.error("solution twice", f"{place}: prompt and worked solution have {text}")
         except Exception as error:  # a chat template raises what it likes
-            self._findings.error("template", f"{place}: the chat template refuses {shown(content)}: {one_line(error)}")
+            self._findings.error("template", f"{place}: the chat template refuses {quoted(content)}: {one_line(error)}")
             return
         answer = others[0] if others else ""
         self._labelled += answer != ""
         self._problem = self._problem or (prompt, answer)
         if self._takes and answer != "" and not self._takes(answer):
-            text = f"{place}: the label is {shown(answer)}, and the reward function gives 0 to it as an answer"
+            text = f"{place}: the label is {quoted(answer)}, and the reward function gives 0 to it as an answer"
             self._findings.count("label", text)
         pictures = vision.images_of(row.get(self._args.data.image_key)) if images else []
         self._pictured.setdefault(bool(pictures), place)
@@ -302,7 +302,7 @@ class RowCheck:
                 text = f"{place}: the prompt has {count} {token}, the model's own token for an image, and"
                 self._findings.error("image token", f"{text} {len(images)} images; a row must have an image for each")
             if not length:
-                self._findings.error("no tokens", f"{place}: the prompt {shown(prompt)} has no tokens")
+                self._findings.error("no tokens", f"{place}: the prompt {quoted(prompt)} has no tokens")
             elif length > self._max_prompt and images:
                 counted = "" if vision.counted(images) else "at least "
                 text = f"the prompt and its images have {counted}{length} tokens, and it cannot be cut"

@@ -182,7 +182,7 @@ class _Server(BaseManager):
 _Server.register("Tokenizer", Tokenizer)
 
 
-def apart(model: str, fast: bool) -> Tokenizer:
+def tokenizer_process(model: str, fast: bool) -> Tokenizer:
     """A tokenizer in a process of its own, without torch if it can be loaded so.
 
     transformers imports torch if there is one, and its parts for training with it. No tokenizer needs them but that of

@@ -120,7 +120,7 @@ def _allowed(node: ast.AST, names: bool) -> bool:
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
-class Asked(NamedTuple):
+class Kind(NamedTuple):
     """One kind of problems.
 
     Attributes:
@@ -142,7 +142,7 @@ _WORD = re.compile(r"(?P<name>[\w-]+(?:@(?P<level>[0-9]+))?)(?::(?P<weight>[0-9.
 _OWN = ("task", "level", "weight", "steps")  # the keys of an entry of the file that are no parameters of the library
 
 
-def asked(tasks: str | None, config: Path | None) -> list[Asked]:
+def requested_kinds(tasks: str | None, config: Path | None) -> list[Kind]:
     """The kinds of problems that `--tasks` and `--config` name; a ConfigError if one is not possible.
 
     Args:
@@ -192,7 +192,7 @@ def _weight(given: Any) -> float | None:
     return weight if 0 <= weight < math.inf else None
 
 
-def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str]) -> Asked:
+def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str]) -> Kind:
     factory = library()
     task, weight = entry.get("task", name), _weight(entry.get("weight", 1))
     if task in REFUSED:
@@ -222,7 +222,7 @@ def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str])
         raise ConfigError(
             f"{title}: reasoning-gym refuses {task} with {given or 'no parameters'}: {one_line(error)}"
         ) from None
-    return Asked(title, task, parameters, weight, steps)
+    return Kind(title, task, parameters, weight, steps)
 
 
 def _of_level(factory: Any, task: str, level: Any) -> dict[str, Any]:
@@ -248,7 +248,7 @@ BLOCK = 4_096  # Entries that are asked for at a time. Some tasks make all of th
 MISSES = 2_000  # After so many entries without a new problem a kind counts as exhausted.
 
 
-def problems(kind: Asked, part: str, count: int, seed: int) -> list[Problem]:
+def problems(kind: Kind, part: str, count: int, seed: int) -> list[Problem]:
     """Different problems of a kind. There are fewer than `count` if the kind is nearly exhausted."""
     by_question: dict[str, Problem] = {}
     index = missed = 0
@@ -288,12 +288,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _trained(kinds: Sequence[Asked], part: str) -> list[Asked]:
+def _trained(kinds: Sequence[Kind], part: str) -> list[Kind]:
     """The kinds with a weight. Only those with answers are in the warm-up."""
     return [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
 
 
-def _generate(kinds: Sequence[Asked], part: str, count: int, seed: int) -> Iterator[Problem]:
+def _generate(kinds: Sequence[Kind], part: str, count: int, seed: int) -> Iterator[Problem]:
     named = [kind for kind in kinds if kind.name == part]
     chosen = {kind.name: kind for kind in named or _trained(kinds, part)}
     generated: list[Problem] = []
@@ -399,7 +399,7 @@ def configured(tasks: str | None, config: Path | None) -> Task:
     """The task with the kinds of problems that `--tasks` and `--config` name (`asked`), each also a benchmark."""
     if tasks is None and config is None:
         raise ConfigError("reasoning_gym needs --tasks NAME,... or --config FILE; it has no default")
-    kinds = asked(tasks, config)
+    kinds = requested_kinds(tasks, config)
 
     def generate(_generator: str, part: str, count: int, seed: int) -> Iterator[Problem]:
         return _generate(kinds, part, count, seed)

@@ -23,7 +23,7 @@ FAR = {
 }  # by source: the limit of the mean shift, and what was found beyond it
 
 
-def far(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
+def staleness_findings(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
     """Sentences about each source whose groups were beyond a limit, on average: of the shift, or of their uses.
 
     Args:

@@ -10,7 +10,7 @@ from bapo_openrlhf.adapt.vocabulary import ENDS, REASONS, SOURCES, shown_sources
 from bapo_openrlhf.record.follow import RECENT, Seen
 from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.run_record import ANSWERS, REWARD, end_means, phase_seconds
-from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.pages.colours import LIGHT as COLOURS
 from bapo_openrlhf.workbench.pages.text import duration, many, smooth
 from bapo_openrlhf.workbench.terminal import LABEL, curve, ends, flow, printable, size
@@ -238,7 +238,7 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
         None if row.get("gap/kl") is None else f"{many(row['gap/age'], 'step')} ago",
     )
     lines += _sources(seen)
-    for text in far(seen.recent, f"the last {many(len(seen.recent), 'step')}"):
+    for text in staleness_findings(seen.recent, f"the last {many(len(seen.recent), 'step')}"):
         show("distance", text)
     return lines
 

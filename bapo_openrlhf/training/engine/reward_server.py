@@ -32,7 +32,7 @@ async def answer_of(server: str, request: dict[str, Any], seconds: float = SECON
         return await answer.json()
 
 
-async def asked(server: str, request: dict[str, Any]) -> Any:
+async def answer_with_retries(server: str, request: dict[str, Any]) -> Any:
     """The answer of a server that is asked up to TRIES times.
 
     Raises:

@@ -86,14 +86,14 @@ def checked(result: Any) -> dict[str, Any]:
         Invalid: A reward or score is not one finite number, or see `logged`. The message names it.
     """
     if inspect.isawaitable(result):
-        raise Invalid(f"returned {shown(result)}; it must not be async")
+        raise Invalid(f"returned {short_repr(result)}; it must not be async")
     if not isinstance(result, Mapping):
         raise Invalid(
-            f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with rewards, as in "
+            f"returned {short_repr(result)}, a {type(result).__name__}; it must be a dict with rewards, as in "
             '{"rewards": [1.0]}'
         )
     if "rewards" not in result:
-        raise Invalid(f'returned {shown(result)}; it must be a dict with rewards, as in {{"rewards": [1.0]}}')
+        raise Invalid(f'returned {short_repr(result)}; it must be a dict with rewards, as in {{"rewards": [1.0]}}')
     rewards = result["rewards"]
     scores = result.get("scores")
     return {
@@ -115,7 +115,7 @@ def logged(logs: Any) -> dict[str, float]:
     from bapo_openrlhf.training.wire.names import OWN
 
     if logs is not None and not isinstance(logs, Mapping):
-        raise Invalid(f"returned extra_logs = {shown(logs)}; it must be a dict of numbers")
+        raise Invalid(f"returned extra_logs = {short_repr(logs)}; it must be a dict of numbers")
     for key in logs or {}:
         if str(key) in OWN:
             raise Invalid(
@@ -145,11 +145,11 @@ def one_number(name: str, given: Any, *, finite: bool = False) -> float:
         number = math.inf
     if number is None or (finite and not math.isfinite(number)):
         needed = "one finite number" if finite else "one number"
-        raise Invalid(f"returned {name} = {shown(given)} for one response; {needed} is needed")
+        raise Invalid(f"returned {name} = {short_repr(given)} for one response; {needed} is needed")
     return number
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value in a few characters."""
     try:
         return reprlib.repr(value)

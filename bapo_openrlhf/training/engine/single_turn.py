@@ -25,7 +25,7 @@ from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.training.engine.response_text import texts
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
-from bapo_openrlhf.training.engine.reward_server import asked, request_of
+from bapo_openrlhf.training.engine.reward_server import answer_with_retries, request_of
 from bapo_openrlhf.training.engine.reward_worker import Invalid, call, checked
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.responses import STOPPED, Prefix
@@ -102,7 +102,7 @@ class SingleTurn(SingleTurnAgentExecutor):
         """What the next server says."""
         request = request_of(query, prompt, label, response if self.send_responses else None)
         try:
-            answer = await asked(next(self._servers), request)
+            answer = await answer_with_retries(next(self._servers), request)
         except Exception as error:
             self.failures.add("raised", f"no reward came: {one_line(error)}", ", ".join(self.endpoints))
             raise

@@ -16,7 +16,7 @@ from openrlhf.utils.agent import AgentExecutorBase, AgentInstanceBase, MultiTurn
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.training.engine.reward_worker import Invalid, logged, one_number, shown
+from bapo_openrlhf.training.engine.reward_worker import Invalid, logged, one_number, short_repr
 
 FLAG = "train.agent_func_path"
 
@@ -83,7 +83,7 @@ def check_response(response: Any, *, log_probs: bool) -> None:
     _check_numbers(response)
     tokens, ranges, given = (response[name] for name in ("observation_tokens", "action_ranges", "rollout_log_probs"))
     if not all(0 <= start <= end <= len(tokens) for start, end in ranges):
-        raise Invalid(f"returned action_ranges = {shown(ranges)}; each must be within the {len(tokens)} tokens")
+        raise Invalid(f"returned action_ranges = {short_repr(ranges)}; each must be within the {len(tokens)} tokens")
     if (log_probs or given is not None) and (given is None or len(given) != len(tokens)):
         count = "no" if given is None else len(given)
         raise Invalid(f"returned {count} rollout_log_probs for {len(tokens)} observation_tokens; each needs one")
@@ -92,14 +92,14 @@ def check_response(response: Any, *, log_probs: bool) -> None:
 def _check(result: Any, needed: Mapping[str, tuple[str, Any]]) -> None:
     if not isinstance(result, Mapping):
         raise Invalid(
-            f"returned {shown(result)}, a {type(result).__name__}; it must be a dict with {', '.join(needed)}"
+            f"returned {short_repr(result)}, a {type(result).__name__}; it must be a dict with {', '.join(needed)}"
         )
     for key, (what, fits) in needed.items():
         if key not in result:
             raise Invalid(f"returned no {key}; it must be {what}")
         if not fits(result[key]):
             value = result[key]
-            raise Invalid(f"returned {key} = {shown(value)}, a {type(value).__name__}; it must be {what}")
+            raise Invalid(f"returned {key} = {short_repr(value)}, a {type(value).__name__}; it must be {what}")
 
 
 def _check_numbers(result: Mapping[str, Any]) -> None:

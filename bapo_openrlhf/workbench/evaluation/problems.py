@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
-from bapo_openrlhf.data.findings import shown
+from bapo_openrlhf.data.findings import quoted
 from bapo_openrlhf.data.reading import read
 from bapo_openrlhf.data.rows import Values
 from bapo_openrlhf.data.sources import SourceFlags
@@ -144,7 +144,7 @@ def _problems(flag: str, file: Path, columns: Columns, folder: Path, *, chat: bo
         identity = row.get("id")
         identity = f"{flag.split()[-1]}-{number}" if identity is None else identity
         if not isinstance(identity, (str, int)):
-            raise ConfigError(f"{place}: id is {shown(identity)}; it must be a text")
+            raise ConfigError(f"{place}: id is {quoted(identity)}; it must be a text")
         if str(identity) in ids:
             raise ConfigError(f"{place}: the id {identity!r} occurs twice; ids must be unique")
         ids.add(str(identity))
@@ -155,7 +155,7 @@ def _problems(flag: str, file: Path, columns: Columns, folder: Path, *, chat: bo
 def _images(place: str, prompt: Any, images: list[Any]) -> tuple[str, ...]:
     """The images of a problem, which are those that a run takes: paths, addresses and `data:image`."""
     if not all(isinstance(image, str) for image in images):
-        raise ConfigError(f"{place}: images is {shown(images)}; it must be a list of paths or addresses")
+        raise ConfigError(f"{place}: images is {quoted(images)}; it must be a list of paths or addresses")
     if images and len(images) != (tags := places(prompt)):
         raise ConfigError(f"{place}: there are {len(images)} images and {tags} <image> tags; the numbers must be equal")
     for image in images:

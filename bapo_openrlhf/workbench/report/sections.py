@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bapo_openrlhf.record.run_record import RUN, SUMMARY
-from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
@@ -82,7 +82,7 @@ def _overview(page: Comparison) -> Section:
         for row in run.metadata.get("changed", []):
             was, now = tables.in_words(row["before"]), tables.in_words(row["now"])
             notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
-        notes += [f"{run.name}: {text}" for text in far(run.rows, many(len(run.rows), "step"))]
+        notes += [f"{run.name}: {text}" for text in staleness_findings(run.rows, many(len(run.rows), "step"))]
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
 

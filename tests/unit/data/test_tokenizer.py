@@ -13,7 +13,7 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import prompts
-from bapo_openrlhf.data.tokenizer import Tokenizer, apart, has_vision
+from bapo_openrlhf.data.tokenizer import Tokenizer, has_vision, tokenizer_process
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.host import module_of
 
@@ -29,7 +29,7 @@ class Own(PreTrainedTokenizerFast):
 """
 
 
-@pytest.mark.parametrize("load", [Tokenizer, apart])
+@pytest.mark.parametrize("load", [Tokenizer, tokenizer_process])
 def test_it_is_the_one_of_openrlhf(load, tokenizer_folder):
     theirs = module_of("utils/utils.py").get_tokenizer(str(tokenizer_folder), None, "left", use_fast=True)
     ours = load(str(tokenizer_folder), True)
@@ -52,7 +52,7 @@ def test_one_with_code_of_its_own_may_need_torch(tokenizer_folder):
     fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     (tokenizer_folder / "tokenization_own.py").write_text(CODE)
-    assert apart(str(tokenizer_folder), True).lengths(["1+1"]) == [3]
+    assert tokenizer_process(str(tokenizer_folder), True).lengths(["1+1"]) == [3]
 
 
 def test_errors_reach_this_process(tokenizer_folder):

@@ -29,7 +29,7 @@ TASKS = sorted(set(task.library().DATASETS) - set(task.REFUSED))
 
 
 def problem_of(name: str):
-    return task.problems(task.asked(name, None)[0], "train", 1, seed=0)[0]
+    return task.problems(task.requested_kinds(name, None)[0], "train", 1, seed=0)[0]
 
 
 def tagged(text: object) -> str:
@@ -210,7 +210,7 @@ def test_rewards_are_the_librarys_scores_and_say_what_was_answered():
 
 def test_a_partial_score_stays_as_it_is():
     """The library gives parts of a point for parts of this answer: one word of two is in its place."""
-    [kind] = task.asked("sentence_reordering", None)
+    [kind] = task.requested_kinds("sentence_reordering", None)
     problem = task.problems(kind, "train", 1, seed=0)[0]
     words = ast.literal_eval(problem.label)["entry"]["answer"].split()
     half = [*words[: len(words) // 2], *["no"] * (len(words) - len(words) // 2)]
@@ -235,18 +235,18 @@ def test_a_label_of_another_task_is_an_error(label):
 
 
 def test_names_levels_and_weights():
-    easy, hard, gcd = task.asked("chain_sum@0,chain_sum@3:0.5,gcd:0", None)
+    easy, hard, gcd = task.requested_kinds("chain_sum@0,chain_sum@3:0.5,gcd:0", None)
     assert [kind.name for kind in (easy, hard, gcd)] == ["chain_sum@0", "chain_sum@3", "gcd"]
     assert [kind.weight for kind in (easy, hard, gcd)] == [1.0, 0.5, 0.0]
     assert easy.parameters["max_terms"] < hard.parameters["max_terms"] and gcd.parameters == {}
 
 
 def test_the_file_gives_names_of_ones_own():
-    kinds = {kind.name: kind for kind in task.asked(None, SUMS)}
+    kinds = {kind.name: kind for kind in task.requested_kinds(None, SUMS)}
     assert kinds["six"].weight == 0 and kinds["three"].task == "chain_sum"
     assert kinds["six"].parameters == {"min_terms": 6, "max_terms": 6, "min_digits": 1, "max_digits": 1}
     assert (kinds["tens"].steps, kinds["six"].steps) == (0.25, 1.0)
-    assert [kind.weight for kind in task.asked("three:3,gcd", SUMS)] == [3.0, 1.0]
+    assert [kind.weight for kind in task.requested_kinds("three:3,gcd", SUMS)] == [3.0, 1.0]
 
 
 BAD = {
@@ -262,7 +262,7 @@ BAD = {
 @pytest.mark.parametrize(("tasks", "message"), BAD.items(), ids=BAD)
 def test_bad_names(tasks, message):
     with pytest.raises(ConfigError, match=message):
-        task.asked(tasks, None)
+        task.requested_kinds(tasks, None)
 
 
 BAD_FILES = {
@@ -304,7 +304,7 @@ def test_another_version_or_none_names_the_command(monkeypatch, installed):
 
 
 def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
-    [kind] = task.asked("chain_sum@2", None)
+    [kind] = task.requested_kinds("chain_sum@2", None)
     parts = {part: task.problems(kind, part, 60, seed=1) for part in ("train", "warmup", "chain_sum@2")}
     texts = [problem.text for problems in parts.values() for problem in problems]
     assert len(texts) == 180 == len(set(texts))
@@ -350,7 +350,7 @@ def test_a_kind_with_too_few_problems_says_so(tmp_path):
 
 
 def test_labels_are_literals_even_if_an_entry_has_a_fraction():
-    [kind] = task.asked("gsm_symbolic", None)
+    [kind] = task.requested_kinds("gsm_symbolic", None)
     data = task.library().create_dataset("gsm_symbolic", seed=0, size=8)
     assert "Fraction(" in repr(data[7]) and task._plain(data[7])["metadata"]["variables"]["serving_fraction"] == "2"
     problems = task.problems(kind, "train", 40, 0)
@@ -376,7 +376,7 @@ def test_parameters_of_every_level_are_literals(level):
     factory = task.library()
     for name in sorted(factory.DATASETS.keys() - task.REFUSED.keys()):
         try:
-            [kind] = task.asked(f"{name}@{level}", None)
+            [kind] = task.requested_kinds(f"{name}@{level}", None)
         except ConfigError:
             continue  # there is no such level
         assert ast.literal_eval(repr(kind.parameters)) == kind.parameters
@@ -393,7 +393,7 @@ def test_parameters_of_every_level_are_literals(level):
 def test_a_worked_solution_is_right_step_by_step():
     """Each step is computed again by Python, and the library judges the answer."""
     for name in ("chain_sum", "basic_arithmetic", "products", "gcd", "countdown"):
-        for problem in task.problems(task.asked(name, None)[0], "warmup", 40, seed=3):
+        for problem in task.problems(task.requested_kinds(name, None)[0], "warmup", 40, seed=3):
             assert task.score(problem.solution, problem.label) == 1.0, problem
             for step in problem.solution.partition(" <answer>")[0].removesuffix(".").split(". "):
                 values = {round(eval(side.replace("mod", "%").replace("/", "*1.0/")), 9) for side in step.split(" = ")}

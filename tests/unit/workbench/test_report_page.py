@@ -9,7 +9,7 @@ import pytest
 from bapo_openrlhf.cli.main import run as command
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import nothing_trained
-from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.pages import figure, page
 from bapo_openrlhf.workbench.pages.text import clean
 from bapo_openrlhf.workbench.report import figures, sections
@@ -300,7 +300,7 @@ def test_far_groups_are_in_a_sentence_at_the_top(tmp_path, undrawn):
     folder = write_run(tmp_path / "run", name="mine")
     write_rows(folder, [row | {"tv/replayed": 0.56, "shift/replayed": 0.3} for row in rows_in(folder)])
     [run] = read_runs([folder])
-    [said] = far(run.rows, "6 steps")
+    [said] = staleness_findings(run.rows, "6 steps")
     assert "a TV distance of 0.56 in 6 steps" in said and f"mine: {said}" in section_of([run], "overview").notes
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.follow import Follower, Seen
-from bapo_openrlhf.workbench.findings import far
+from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.report.opening import opening
 from bapo_openrlhf.workbench.report.runs import read_run
 from bapo_openrlhf.workbench.watch import picture, warnings
@@ -173,7 +173,7 @@ def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
     seen = Seen("x", make_rows(30, **{"shift/replayed": 0.25}), RUN, {}, 1.0)
     lines = shown(seen, 200)
     assert warnings(seen) == [] and not [line for line in lines if line.startswith("!")]
-    [said] = far(seen.recent, "the last 20 steps")
+    [said] = staleness_findings(seen.recent, "the last 20 steps")
     assert section(lines, "distance") == f"distance {said}"
 
 
