@@ -8,7 +8,7 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.data.messages import left_out
-from bapo_openrlhf.data.tokenizer import Tokenizer, another_day
+from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, tokenizer_process
 from bapo_openrlhf.data.worked import header_of, wrong_response
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of

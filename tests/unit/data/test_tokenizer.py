@@ -67,7 +67,7 @@ def test_errors_reach_this_process(tokenizer_folder):
 
 def test_only_a_run_to_come_takes_another_process(monkeypatch, tokenizer_folder, check):
     calls = []
-    monkeypatch.setattr(prompts, "apart", lambda *what: calls.append(what) or Tokenizer(*what))
+    monkeypatch.setattr(prompts, "tokenizer_process", lambda *what: calls.append(what) or Tokenizer(*what))
     name, model = check.write(".jsonl", [{"q": "1?", "a": "x"}]), str(tokenizer_folder)
     check(name, ahead=False, actor__model_name_or_path=model)
     assert not calls
