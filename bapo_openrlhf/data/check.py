@@ -9,13 +9,11 @@ from typing import Any
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.data import sources
-from bapo_openrlhf.data.findings import Findings
 from bapo_openrlhf.data.prompts import Renderer, local_tokenizer
 from bapo_openrlhf.data.reading import Read, read
 from bapo_openrlhf.data.rows import RowCheck
-from bapo_openrlhf.data.sources import SOURCE, SourceFlags
+from bapo_openrlhf.data.sources import SOURCE
 from bapo_openrlhf.data.tokenizer import Tokenizer
-from bapo_openrlhf.data.worked import wrong_example
 from bapo_openrlhf.errors import ConfigError
 
 MODEL = "actor.model_name_or_path"  # whose tokenizer makes the prompts
@@ -118,37 +116,6 @@ def _check_best(args: SimpleNamespace, what: Read) -> None:
             f"ckpt.best_metric_key is {key}; it must be none, or empty for the first pass1, or a number of the "
             f"evaluation: {', '.join(names)}"
         )
-
-
-def check_warmup(args: SimpleNamespace, folder: Path) -> dict[str, Read]:
-    """Read and check the data of supervised training, by the flags that name it. The rows are kept in the folder.
-
-    Raises:
-        ConfigError: The data cannot be read, or a row has no prompt or response.
-    """
-    data, result = args.data, {}
-    for flags in sources.of_warmup(args):
-        result[flags.flag] = rows = read(flags, folder, download=True)
-        RowCheck(flags, args, None).look(rows)
-        if data.apply_chat_template and not data.multiturn and not data.tokenizer_chat_template:
-            _check_examples(args, flags, rows)
-    return result
-
-
-def _check_examples(args: SimpleNamespace, flags: SourceFlags, rows: Read) -> None:
-    """Check what the chat template makes of the prompts and responses of supervised training."""
-    model = args.model.model_name_or_path
-    renderer = Renderer("model.model_name_or_path", model, template=None, chat=True)
-    assert renderer.tokenizer is not None
-    apply, end = renderer.tokenizer.apply_chat_template, renderer.tokenizer.special().get("eos_token", "")
-    findings, columns = Findings(), list(flags.columns.values())
-    for part in rows.parts:
-        for place, row in part.places():
-            asked, answer, *_ = (row[column] for column in columns)
-            if text := wrong_example(asked, answer, apply, end=end):
-                what = "what the chat template makes of prompt and response"
-                findings.error(text, f"{place}: {what} {text}")
-    findings.check()
 
 
 def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:

@@ -84,10 +84,7 @@ class Values:
             yield "prompt", f"{prompt} is {quoted(row[prompt])}; {text}"
         for flag, column in others:
             value = row[column]
-            if flag == "data.output_key":
-                if not self._chat and not (isinstance(value, str) and value.strip()):
-                    yield "response", f"{column} is {quoted(value)}; it must be a text that is not empty"
-            elif flag == SOLUTION:
+            if flag == SOLUTION:
                 if value is not None and not isinstance(value, str):
                     yield "solution", f"{column} is {quoted(value)}; it must be a text, or null if there is none"
             elif value is None or (isinstance(value, float) and math.isnan(value)):  # pandas' missing number
@@ -105,7 +102,7 @@ class RowCheck:
 
     Args:
         flags: What was read.
-        args: The run's arguments. Supervised training has no labels and images, and its prompts are not made here.
+        args: The run's arguments.
         render: Makes prompts; None if they are not made here.
         takes: Whether an answer that is made of a label is right; None if that is not known.
     """
@@ -118,13 +115,12 @@ class RowCheck:
         takes: Callable[[Any], bool] | None = None,
     ) -> None:
         self._flags, self._args = flags, args
-        self._supervised = "data.output_key" in flags.columns
         self._values = Values(flags.columns, chat=args.data.apply_chat_template)
         self._render = render if render is not None and render.renders else None
         tokenizer = None if self._render is None else self._render.tokenizer
         self._image_token = None if tokenizer is None else tokenizer.image_token()
-        response = None if self._supervised else args.rollout.max_new_tokens
-        self._max_prompt = args.data.max_len - (response or 1)  # tokens of a prompt that OpenRLHF does not cut
+        # Tokens of a prompt that OpenRLHF does not cut.
+        self._max_prompt = args.data.max_len - (args.rollout.max_new_tokens or 1)
         self._findings = Findings()
         self._not_found = Findings()  # of prompts that are not in the text of their tokens
         self._seen: dict[bytes, tuple[str, int]] = {}  # by prompt and images: place and label of the first such row
@@ -175,8 +171,8 @@ class RowCheck:
         return Looked(self._problem, self._findings.warnings, self._not_found.warnings, places)
 
     def _warn_of_columns(self, part: DataSet) -> None:
-        read = {*self._flags.columns.values(), *([] if self._supervised else [self._args.data.image_key])}
-        templates = OF_TEMPLATES if self._args.data.apply_chat_template and not self._supervised else ()
+        read = {*self._flags.columns.values(), self._args.data.image_key}
+        templates = OF_TEMPLATES if self._args.data.apply_chat_template else ()
         for name in (*templates, *OF_PROMPTS):
             if name in part.names and name not in read:
                 where = "to the chat template" if name in OF_TEMPLATES else "to the model: no flag names it"
@@ -186,7 +182,7 @@ class RowCheck:
 
     def _warn_of_labels(self, part: DataSet) -> None:
         key = self._flags.columns.get("data.label_key")
-        if self._supervised or not self._args.reward.remote_url:  # a reward model sees no labels
+        if not self._args.reward.remote_url:  # a reward model sees no labels
             return
         why = f"each {key} (data.label_key) is empty" if key else "data.label_key is not set"
         self._findings.warn(
@@ -199,7 +195,7 @@ class RowCheck:
         wrong = list(self._values.wrong(place, row))
         for kind, text in wrong:
             self._findings.error(kind, f"{place}: {text}")
-        if not wrong and not self._supervised:
+        if not wrong:
             try:
                 vision.check_row(place, row, self._args)
             except ConfigError as error:
@@ -211,13 +207,13 @@ class RowCheck:
         """Compare the row with those before it, and make its prompt."""
         content, solution = row[self._flags.prompt], row.get(self._solution)
         self._solved += bool(solution)
-        images = None if self._supervised else row.get(self._args.data.image_key)
+        images = row.get(self._args.data.image_key)
         others = [row[column] for flag, column in list(self._flags.columns.items())[1:] if flag != SOLUTION]
         key, label = (json.dumps(value, sort_keys=True).encode() for value in ([content, images], others))
         first, first_label = self._seen.setdefault(blake2b(key, digest_size=16).digest(), (place, hash(label)))
         if first is not place:
             self._repeats(place, first, other=hash(label) != first_label)
-        if not isinstance(content, str) and content[-1].get("role") == "assistant" and not self._supervised:
+        if not isinstance(content, str) and content[-1].get("role") == "assistant":
             text = f"{place}: the last message is the assistant's, and a run asks for another one after it"
             self._findings.count("answered", text)
         if self._args.data.apply_chat_template and is_text_of_messages(content):

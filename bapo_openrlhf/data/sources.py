@@ -89,21 +89,6 @@ def of_evaluation(args: SimpleNamespace) -> SourceFlags:
     )  # fmt: skip
 
 
-def of_warmup(args: SimpleNamespace) -> list[SourceFlags]:
-    """What supervised training reads: what it trains on, and what it is evaluated on if there is such data."""
-    data = args.data
-    columns = _named({"data.input_key": data.input_key, "data.output_key": data.output_key})
-    trained = SourceFlags(
-        "data.dataset", data.dataset, columns, (), data.dataset_probs, data.dataset_split,
-        "data.dataset_split", data.max_samples, args.train.seed, args.use_ms,
-    )  # fmt: skip
-    evaluated = SourceFlags(
-        "eval.dataset", args.eval.dataset, columns, split=args.eval.split, split_flag="eval.split",
-        modelscope=args.use_ms,
-    )  # fmt: skip
-    return [trained, evaluated] if args.eval.dataset else [trained]
-
-
 def _columns(args: SimpleNamespace) -> dict[str, str]:
     return _named({"data.input_key": args.data.input_key, "data.label_key": args.data.label_key})
 

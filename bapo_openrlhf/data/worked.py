@@ -1,4 +1,4 @@
-"""What a model would learn from a worked solution or a warm-up's response, as a chat template makes it.
+"""What a model would learn from a worked solution, as a chat template makes it.
 
 The text must begin with the prompt that a run gives, and have the beginning of thinking, the end token and the header
 of a response once each. A template that opens thinking gives a second `<think>` to a solution that has one, and a
@@ -27,32 +27,6 @@ def wrong_response(prompt: str, response: str, *, end: str = "", header: str = "
         return f"the end token {end} before its end"
     name = header.replace(THINK, "").strip()
     return f"the header of a response, {name!r}" if name and name in response else None
-
-
-def wrong_example(content: Any, answer: Any, apply: Callable[..., str], *, end: str = "") -> str | None:
-    """What is wrong with the text that a chat template makes of a prompt and its response; None if nothing is.
-
-    Args:
-        content, answer: Texts, or lists of messages, as in the row.
-        apply: The tokenizer's `apply_chat_template`.
-        end: Its end token; "" if it has none.
-
-    Raises:
-        Exception: The template refuses them.
-    """
-    asked = [{"role": "user", "content": content}] if isinstance(content, str) else content
-    given = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-    prompt, whole = (
-        apply(asked, tokenize=False, add_generation_prompt=True),
-        apply([*asked, *given], tokenize=False),
-    )
-    if not whole.startswith(prompt):
-        return "does not begin with the prompt, so that the beginning of the response would be lost"
-    learned, told = whole[len(prompt) :], given[-1].get("content") or ""
-    if THINK in told and THINK not in learned and not prompt.rstrip().endswith(THINK):
-        return f"lacks the {THINK} of the response"
-    wrong = wrong_response(prompt, learned, end=end, header=header_of(asked, apply))
-    return wrong and f"has {wrong}"
 
 
 def header_of(content: Any, apply: Callable[..., str]) -> str:

@@ -13,9 +13,8 @@ WRITTEN = ("run.dir", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 READ = (
     "actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path", "data.prompt_dataset",
     "eval.dataset", "train.agent_func_path", "reward.remote_url",
-    "model.model_name_or_path", "data.dataset",  # of the warm-up
 )  # fmt: skip
-DATA = ("data.prompt_dataset", "eval.dataset", "data.dataset")  # a name may end in @PART
+DATA = ("data.prompt_dataset", "eval.dataset")  # a name may end in @PART
 LISTS = (*DATA, "reward.model_name_or_path", "reward.remote_url")  # of names with commas between them
 METHOD = "adapt.method"  # may be FILE.py:CLASS
 

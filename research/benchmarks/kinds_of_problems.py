@@ -66,9 +66,12 @@ def main() -> int:
         run("prepare", "reasoning_gym", "--tasks", ",".join(asked), "--prompt", "question", "--size", size,
             "--out", str(data / "reasoning_gym"))  # fmt: skip
     if not (warm / "config.json").exists():
-        run("warmup", "--config", "configs/smollm2/warmup.yaml", "--model.model_name_or_path", str(given.model),
-            "--data.dataset", str(data / "reasoning_gym" / "warmup.jsonl"), "--data.max_len", str(PROMPT + 160),
-            "--train.micro_batch_size", "4", "--ckpt.output_dir", str(warm))  # fmt: skip
+        flags = {"model.model_name_or_path": given.model, "data.dataset": data / "reasoning_gym" / "warmup.jsonl",
+                 "data.output_key": "solution", "data.max_len": PROMPT + 160, "train.batch_size": 16,
+                 "train.micro_batch_size": 4, "train.max_epochs": 1, "train.seed": 1, "adam.lr": 1e-4,
+                 "ds.attn_implementation": "eager", "ckpt.output_dir": warm}  # fmt: skip
+        words = [f"--{name}={value}" for name, value in flags.items()]
+        subprocess.run([sys.executable, "examples/warmup.py", *words, "--data.apply_chat_template"], check=True)
     run("evaluate", "--model", str(warm), "--data", str(data), "--benchmarks", ",".join(asked), "--runs", str(RUNS),
         "--max-new-tokens", "96", "--temperature", "1", "--out", str(answers))  # fmt: skip
     table = pd.read_csv(answers / "results.csv").pivot(index="benchmark", columns="metric", values="value")

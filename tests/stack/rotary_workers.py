@@ -1,8 +1,8 @@
-"""Rotary frequencies as the workers and the warm-up have them after loading. A script: rotary_workers.py FOLDER
+"""Rotary frequencies as the workers have them after loading. A script: rotary_workers.py FOLDER
 
-FOLDER has folders with models and rows.jsonl for the warm-up. FOLDER/buffers.pt will have, for each of CASES, the
-frequencies and the scaling of attention by name; and for an actor that resumes, and the warm-up. The workers are those
-of a run, in this process and without Ray.
+FOLDER has folders with models, and rows.jsonl. FOLDER/buffers.pt will have, for each of CASES, the frequencies and the
+scaling of attention by name; and for an actor that resumes. The workers are those of a run, in this process and without
+Ray.
 """
 
 import copy
@@ -49,34 +49,6 @@ def load(folder, args, name, kind, stage):
     return result
 
 
-def warm_up(folder):
-    """Run the warm-up's command to where OpenRLHF's trainer has the model."""
-    from openrlhf.cli import train_sft
-
-    from bapo_openrlhf.cli.main import run
-
-    class Trainer:
-        def __init__(self, model, **_):
-            result.update(noted(model))
-
-        def fit(self, *_):
-            """Nothing is trained."""
-
-    result = {}
-    train_sft.SFTTrainer = Trainer
-    flags = {
-        "model.model_name_or_path": folder / "default",
-        "data.dataset": folder / "rows.jsonl",
-        "train.batch_size": 1,
-        "train.micro_batch_size": 1,
-        "ds.attn_implementation": "eager",
-        "ds.zero_stage": 3,
-        "ckpt.output_dir": folder / "warm",
-    }
-    assert run(["warmup", *(f"--{name}={value}" for name, value in flags.items())]) == 0
-    return result
-
-
 def main(folder):
     """Load everything and write FOLDER/buffers.pt."""
     given = {"data__prompt_dataset": folder / "rows.jsonl", "rollout__n_samples_per_prompt": 2}
@@ -85,7 +57,6 @@ def main(folder):
     import torch
 
     result = {case: load(folder, args, *case) for case in CASES}
-    result["warm-up"] = {"actor": warm_up(folder)}
     torch.save(result, folder / "buffers.pt")
 
 

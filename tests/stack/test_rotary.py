@@ -74,9 +74,9 @@ def buffers(folder):
     return torch.load(folder / "buffers.pt")
 
 
-@pytest.mark.parametrize("case", [*CASES, "warm-up"], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_equal_those_of_transformers_to_the_last_bit(buffers, folder, case):
-    wanted = noted(loaded(folder / ("default" if case == "warm-up" else case[0]), torch.bfloat16))
+    wanted = noted(loaded(folder / case[0], torch.bfloat16))
     assert sum(isinstance(value, torch.Tensor) for value in wanted.values()) >= 2
     for role, ours in buffers[case].items():
         ours = {next(name for name in wanted if full.endswith(name)): value for full, value in ours.items()}

@@ -74,7 +74,7 @@ def test_the_readme_is_read_in_minutes():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_flags_and_presets_exist(page):
     text = page.read_text()
-    parsers = arguments.build_parser("docs"), host.build_parser(host.SFT)  # `train` and `warmup`
+    parsers = arguments.build_parser("docs"), host.build_parser("train_sft")  # supervised training
     flags = set(re.findall(r"(?<![\w-])--[a-z_]+\.[a-z0-9_.]*[a-z0-9_]", text))
     assert flags <= {flag for parser in parsers for flag in parser._option_string_actions}
     for name in re.findall(r"configs/[\w./]+\.yaml", text):

@@ -1,8 +1,7 @@
-"""The contract with OpenRLHF: what is overridden, rebound, replaced and called of it, in the version that is pinned."""
+"""The contract with OpenRLHF: what is overridden, replaced and called of it, in the version that is pinned."""
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import inspect
 import json
@@ -12,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +23,7 @@ cpu.install()
 
 from bapo_openrlhf import host  # noqa: E402
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
-from bapo_openrlhf.host import EXTENDED, extends, rebound, require_version  # noqa: E402
+from bapo_openrlhf.host import EXTENDED, extends, require_version  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "openrlhf_contract.py"))
@@ -89,18 +88,6 @@ def test_a_mark_on_no_override_fails_at_import():
         class Dead(Base):
             @extends(Base)
             def train(self): ...
-
-
-def test_each_rebound_name_is_in_the_tables():
-    calls = [
-        node
-        for source in SOURCES
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "rebound"
-    ]
-    assert all(keyword.arg for call in calls for keyword in call.keywords), "a name that cannot be read off the code"
-    names = {keyword.arg for call in calls for keyword in call.keywords}
-    assert names == {name for table in TOOL["REBOUND"].values() for name in table}
 
 
 def test_each_private_name_of_openrlhf_is_in_recorded_source(installed):
@@ -169,10 +156,6 @@ VERSIONS = {
         "def _compute_rollout_stats(self, experiences)", "def _compute_rollout_stats(self, experiences, step=0)",
         "openrlhf.trainer.ppo_trainer", "_compute_rollout_stats was given other parameters (",
     ),
-    "a name that is no longer read": (
-        "cli/train_sft.py", "trainer = SFTTrainer(", "trainer = make_trainer(",
-        "openrlhf.cli.train_sft:train was changed (", "no longer reads SFTTrainer",
-    ),
     "other lines": ("trainer/ppo_trainer.py", "import ", "import os\nimport ", None, None),
 }  # fmt: skip
 
@@ -216,15 +199,15 @@ def test_the_command(tmp_path, installed):
     shutil.rmtree(tmp_path / "openrlhf" / "cli")
     status, text = run("--source", str(tmp_path))
     lines = text.splitlines()
-    assert (status, len(lines)) == (1, 6) and all("openrlhf.cli." in line for line in lines)
+    assert (status, len(lines)) == (1, 4) and all("openrlhf.cli." in line for line in lines)
     status, text = run("--source", str(tmp_path / "openrlhf"))
     assert status == 2 and f"--source is {tmp_path / 'openrlhf'}; it must hold a folder named openrlhf" in text
 
 
-# ── Names that are bound to this project's classes ──
+# ── The version that is installed ──
 
 
-class TestRebound:
+class TestVersion:
     @pytest.mark.parametrize("installed", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
     def test_another_version(self, monkeypatch, installed):
         require_version()
@@ -239,20 +222,6 @@ class TestRebound:
         monkeypatch.setattr(importlib.metadata, "version", version)
         with pytest.raises(ConfigError, match="openrlhf is not installed"):
             require_version()
-
-    def test_rebound_is_undone_also_after_an_error(self):
-        module = ModuleType("module")
-        module.a = module.b = "theirs"
-        with pytest.raises(KeyError), rebound(module, a="ours"):
-            assert (module.a, module.b) == ("ours", "theirs")
-            raise KeyError
-        assert (module.a, module.b) == ("theirs", "theirs")
-
-    def test_a_name_that_is_gone(self):
-        module = ModuleType("module")
-        with pytest.raises(RuntimeError, match=r"should have module\.Trainer"), rebound(module, Trainer="ours"):
-            pass
-        assert not hasattr(module, "Trainer")
 
 
 # ── OpenRLHF's command line ──

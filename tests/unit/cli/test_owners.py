@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +16,9 @@ import pytest
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.cli import study
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import hub, preflight, resume, start, warmup
+from bapo_openrlhf.launch import hub, preflight, resume, start
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.owner import LOCK, owned
+from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.training.wire.signals import NUMBERS
 from bapo_openrlhf.workbench.study.runner import Outcome
 
@@ -46,7 +45,7 @@ def mine(folder: Path):
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """run(command, *words): the status and the error of a command whose work is never begun."""
-    for module, name in ((preflight, "check_inputs"), (start, "launch"), (warmup, "_launch"), (study, "_check")):
+    for module, name in ((preflight, "check_inputs"), (start, "launch"), (study, "_check")):
         monkeypatch.setattr(module, name, lambda *_: pytest.fail("it began its work"))
     monkeypatch.chdir(tmp_path)
 
@@ -136,25 +135,6 @@ def test_a_study_that_gets_a_signal(run, monkeypatch, number, study_file):
     status, error = run(*STUDY)
     assert status == 128 + number and error.startswith(f"stopped by {number.name} within the study, ")
     assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize("owner", ["out", "saved", None])
-def test_warmup(run, tmp_path, monkeypatch, owner):
-    """Its `ckpt.path` counts if it saves there. Its processes on GPUs do not own what their parent owns."""
-    steps = 1 if owner == "saved" else -1
-    args = SimpleNamespace(ckpt=SimpleNamespace(output_dir="out", path="saved", save_steps=steps, load_enable=False))
-    began = []
-    monkeypatch.setattr(
-        warmup, "_launch", lambda *_: began.append(sorted(p.parent.name for p in Path().glob(f"*/{LOCK}")))
-    )
-    with mine(tmp_path / owner) if owner else nullcontext():
-        if owner:
-            flag = {"out": "output_dir", "saved": "path"}[owner]
-            with pytest.raises(ConfigError, match=f"ckpt.{flag} is {owner}, and {owner} already has a warm-up that is"):
-                warmup.launch(args, {}, [])
-            monkeypatch.setenv("LOCAL_RANK", "0")
-        warmup.launch(args, {}, [])
-    assert began == [[owner or "out"]]
 
 
 def test_two_runs_of_one_name(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bapo_openrlhf.data.worked import header_of, wrong_example, wrong_response
+from bapo_openrlhf.data.worked import header_of, wrong_response
 
 END, HEADER = "<|end|>", "<|assistant|>\n"
 
@@ -44,25 +44,6 @@ def template(*, opens: bool = False, cuts: bool = False, leaves_out: bool = Fals
 def test_each_part_is_there_once(prompt, response, wrong):
     found = wrong_response(prompt, response, end=END, header=HEADER)
     assert found is None if wrong is None else wrong in found
-
-
-@pytest.mark.parametrize(
-    ("made", "wrong"),
-    [
-        (template(), None),
-        (template(opens=True, cuts=True), "does not begin with the prompt"),
-        (template(cuts=True), "lacks the <think>"),
-        (template(leaves_out=True), "lacks the <think>"),
-        (template(opens=True), None),  # its own beginning stands for the template's
-    ],
-)
-@pytest.mark.parametrize("messages", [False, True])
-def test_the_text_begins_with_the_prompt_and_keeps_thinking(made, wrong, messages):
-    asked, answer = "What is 0 + 3?", "<think>\nI add 0 and 3.\n</think>\n\nThe sum is 3."
-    if messages:
-        asked, answer = [{"role": "user", "content": asked}], [{"role": "assistant", "content": answer}]
-    found = wrong_example(asked, answer, made, end=END)
-    assert found is None if wrong is None else found.startswith(wrong)
 
 
 def test_the_header_is_what_stands_before_a_response():
