@@ -224,7 +224,7 @@ class Trainer:
             experience = self.maker.finish(passed, reviewed.kept)
         with clock.of("training: dealing"):
             for group in filter(None, (self.actor, self.critic)):
-                group.async_run_method_batch(method_name="append", experience=experience.samples)
+                group.take(experience.samples)
         with clock.of("metrics"):
             states = states_of(reviewed.batch)
             off_policy(reviewed.batch, experience.log_ratios, self.method.constants(), 1e-6)

@@ -31,7 +31,7 @@ class CriticGroups:
         critic: OpenRLHF's group of the critic's processes; None without a critic.
 
     Attributes:
-        waiting: What the critic's next update trains on; nothing if it is the batch that OpenRLHF sends to both models.
+        waiting: What the critic's next update trains on; nothing if it is the batch of the actor.
     """
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
@@ -63,7 +63,7 @@ class CriticGroups:
         return metrics | {TOKENS: tokens + tokens_of(self.waiting)}
 
     def send(self) -> None:
-        """Send the critic what waits for it, in the place of the batch that it may have got."""
+        """Send the critic what waits for it."""
         waiting, self.waiting = self.waiting, []
         if waiting:
             ray.get(self.critic.take(waiting))

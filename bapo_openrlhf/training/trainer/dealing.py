@@ -121,8 +121,8 @@ class DealtActorGroup(RayActorGroup):
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks, and return Ray's references to the answers, one for each process.
 
-        Each rank gets an equal part of the lists, in order. OpenRLHF's `append` is `take`. What another model with
-        equally many ranks has got is not put into Ray's object store again.
+        Each rank gets an equal part of the lists, in order. What another model with equally many ranks has got is not
+        put into Ray's object store again.
 
         Args:
             method_name: The method, which is called once for each item of the lists.
@@ -131,8 +131,6 @@ class DealtActorGroup(RayActorGroup):
         Raises:
             ValueError: The lists differ in length, or have fewer items than there are ranks.
         """
-        if method_name == "append":
-            return self.take(kwargs["experience"])
         return self._send(method_name, [self._call(part) for part in equal_parts(kwargs, ranks_of(self))])
 
     def take(self, samples: Sequence[Experience]) -> list[Any]:

@@ -201,10 +201,6 @@ class ExperienceMaker:
         self._set_advantages(samples, origins, corrections)
         return samples
 
-    def make_experience_batch(self, experience: list[Experience]) -> list[Experience]:
-        """OpenRLHF's training step calls this. It gets the experience that `finish` has made, and passes it on."""
-        return experience
-
     def _corrections(self, samples: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
         """The log ratios that V-trace corrects for, of each sample; none without V-trace."""
         if self.args.adapt.returns != "vtrace":

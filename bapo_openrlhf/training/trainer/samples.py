@@ -1,22 +1,21 @@
 """Responses to and from OpenRLHF's samples. A sample is an `Experience` of one response."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.state import prompt_state, response_from_state, response_state
 
 
-def spans_of(mask: torch.Tensor) -> tuple[tuple[int, int], ...]:
+def spans_of(mask: np.ndarray) -> tuple[tuple[int, int], ...]:
     """The pair (start, end) of each run of ones in a 0/1 mask of shape (T,)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.numpy().astype(np.int8), [0]))))
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.astype(np.int8), [0]))))
     return tuple((int(start), int(end)) for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
@@ -37,7 +36,7 @@ def response_of(sample: Experience) -> Response:
     mask, log_probs = sample.action_mask[0].bool(), sample.rollout_log_probs
     return Response(
         token_ids=sample.sequences[0].numpy(),
-        action_spans=tuple((start + 1, end + 1) for start, end in spans_of(mask)),
+        action_spans=tuple((start + 1, end + 1) for start, end in spans_of(mask.numpy())),
         log_probs=np.full(int(mask.sum()), np.nan) if log_probs is None else log_probs[0][mask].numpy(),
         reward=math.nan if sample.rewards is None else float(sample.rewards[0]),
         extras={
@@ -49,20 +48,43 @@ def response_of(sample: Experience) -> Response:
     )
 
 
-def generated_response(answer: dict[str, Any], **generation: Any) -> Response:
+def generated_response(answer: Mapping[str, Any], *, max_len: int = 2048, **_: Any) -> Response:
     """A response as the layer stores it, from what an engine says of it.
 
-    OpenRLHF's generator makes a sample of it first. A reward that is not a finite number becomes nan.
+    It is what OpenRLHF's generator makes of the answer. But a reward that is not a finite number becomes nan.
 
     Args:
         answer: What an engine says.
-        generation: OpenRLHF's arguments of the generation. Only the largest length is read.
+        max_len: Tokens beyond this length are cut. Other arguments of the generation are not read.
     """
     reward, score = reward_of(answer.get("reward")), reward_of(answer.get("scores"))
     if reward is None or score is None:
         score = reward  # OpenRLHF does the same if there is no score
-    judged = answer | {"reward": reward, "scores": score}
-    return response_of(SamplesGenerator._process_response_into_experience(None, judged, **generation))
+    tokens, log_probs = np.array(answer["observation_tokens"][:max_len]), answer["rollout_log_probs"]
+    mask = np.zeros(len(tokens), dtype=bool)
+    for start, end in answer["action_ranges"]:
+        mask[start:end] = True
+    mask[:1] = False  # OpenRLHF never trains on the first token
+    known = {"response_clip_ratio": len(tokens) >= max_len, "reward": reward, "score": score}
+    return Response(
+        token_ids=tokens,
+        action_spans=spans_of(mask),
+        log_probs=np.full(mask.sum(), np.nan) if log_probs is None else np.array(log_probs[:max_len])[mask],
+        reward=math.nan if reward is None else reward,
+        extras={
+            "info": {name: value for name, value in known.items() if value is not None}
+            | {name: _number(value) for name, value in answer.get("extra_logs", {}).items()},
+            "score": score,
+            "truncated": bool(answer.get("truncated", False)),
+            "mm_train_inputs": answer.get("mm_train_inputs"),
+        },
+    )
+
+
+def _number(value: Any) -> Any:
+    """A logged number, rounded as in OpenRLHF, which makes a tensor of it."""
+    number = value.flatten()[0].item() if isinstance(value, torch.Tensor) else value
+    return torch.tensor([number]).item()
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences
 
 from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
@@ -165,7 +166,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
 
     def _update(self, reviewed: Review, experience: BatchExperience | None, global_step: int) -> dict[str, Any]:
-        """OpenRLHF's update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""
+        """The update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""
         shown = self.demonstrations.beside(reviewed.batch, experience)
         self.actor_model_group.skipped, filler = skipped_samples(reviewed.batch, self.args)
         if experience is None:
@@ -173,11 +174,25 @@ class AdaptedPPOTrainer(MendedTrainer):
         metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
         metrics |= scale_learning_rate(self, experience) if self.args.adapt.scale_learning_rate else {}
         self.proof.before_update(experience)
-        status, _ = super().train_step([*experience.samples, *shown], global_step)
+        status = self._train_on([*experience.samples, *shown], global_step)
         self.proof.after_update(status)
         with timed(status, "timing/ppo_train"):
             metrics |= self.demonstrations.fine_tune(reviewed.batch)
         return status | metrics
+
+    def _train_on(self, samples: list[Experience], global_step: int) -> dict[str, Any]:
+        """Deal a batch to actor and critic, and train them, as OpenRLHF's `train_step` does. Returns the metrics."""
+        numbers = self._compute_rollout_stats([sample for sample in samples if not is_demonstration(sample)])
+        text = self.tokenizer.decode(samples[0].sequences[0], skip_special_tokens=True)
+        numbers["generated_samples"] = [text, samples[0].info["reward"][0].item()]  # which OpenRLHF logs
+        batch = balance_experiences(samples, self.args) if self.args.train.dynamic_batch_enable else samples
+        critic = None if self.critic_groups.waiting else self.critic_model_group
+        ray.get([ref for model in (self.actor_model_group, critic) if model for ref in model.take(batch)])
+        with timed(numbers, "timing/ppo_train"):
+            status = self.ppo_train(global_step)
+        if "kl" in status:
+            self.kl_ctl.update(status["kl"], self.args.rollout.batch_size * self.args.rollout.n_samples_per_prompt)
+        return status | numbers
 
     def _update_without_groups(self, batch: Batch, samples: list[Any], global_step: int) -> dict[str, Any]:
         """The update on worked solutions or a filler, or of the critic on what it has, if there is any of these."""
@@ -235,7 +250,7 @@ class AdaptedPPOTrainer(MendedTrainer):
 
     @extends(Base)
     def broadcast_to_vllm(self) -> None:
-        """Do nothing, although OpenRLHF calls this after an update and at a resume: each of them syncs by itself."""
+        """Do nothing, although OpenRLHF calls this at a resume, which syncs by itself."""
 
     @extends(Base)
     def evaluate(self, global_step: int, **generate_kwargs: Any) -> dict:
@@ -253,12 +268,6 @@ class AdaptedPPOTrainer(MendedTrainer):
                 self.accounts.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
             self.recorder.add_evaluation(global_step, numbers)
         return numbers
-
-    @extends(Base)
-    def _compute_rollout_stats(self, experiences: list[Any]) -> dict:
-        """The numbers of a batch without its worked solutions."""
-        generated = [experience for experience in experiences if not is_demonstration(experience)]
-        return super()._compute_rollout_stats(generated)
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def appended(
     """What `take` gets in each process."""
     group, calls = group_of(DealtActorGroup, ranks, copies)
     group.skipped = skipped
-    refs = group.async_run_method_batch(method_name="append", experience=experiences)
+    refs = group.take(experiences)
     assert refs == list(range(ranks * copies)) and {method for method, _ in calls} == {"take"}
     assert all(len(values) == 1 for _, inputs in calls for values in inputs.values())
     return [{name: value for name, (value,) in inputs.items()} for _, inputs in calls]
@@ -273,7 +273,7 @@ def balanced(experiences: list[Experience], ranks: int) -> list[Experience]:
     return balance_experiences(experiences, args)
 
 
-class TestAppend:
+class TestTake:
     @given(case=cases(), balance=st.sampled_from([0, 0, 1, 2, 3]))
     @SLOW
     def test_every_sample_reaches_one_rank_with_all_its_fields(self, case, balance):
@@ -326,7 +326,7 @@ class TestAppend:
         group.skipped = [Skipped(1, 5, 2)]
         batches = [batched([[0, 1]], {0: 3, 1: 5}) for _ in range(2)]
         for experiences in batches:
-            group.async_run_method_batch(method_name="append", experience=experiences)
+            group.take(experiences)
         assert [len(call["skipped"][0]) for _, call in calls] == [1, 0]
 
     def test_a_filler_can_be_collated_with_samples(self):
@@ -399,7 +399,7 @@ class TestPacked:
         experiences, calls = batched([[0, 1, 2], [3, 4]], dict.fromkeys(range(5), 5)), []
         for count in ranks:
             group, workers = group_of(DealtActorGroup, count)
-            group.async_run_method_batch(method_name="append", experience=experiences)
+            group.take(experiences)
             calls.append(
                 [(method, plain([list(map(everything, c["experience"])), c["samples"]])) for method, c in workers]
             )
@@ -425,7 +425,7 @@ class TestPacked:
     def test_nothing_is_kept_longer_than_the_batch(self, puts):
         group, _ = group_of(DealtActorGroup, 2)
         experiences = batched([[0, 1], [2]], dict.fromkeys(range(3), 5))
-        group.async_run_method_batch(method_name="append", experience=experiences)
+        group.take(experiences)
         sequences = [experience.sequences for experience in experiences]
         group.async_run_method_batch(method_name="forward", sequences=sequences)
         assert len(DealtActorGroup._sent) == 3

@@ -532,14 +532,33 @@ class TestResponses:
         (own,) = answers(reward=0.25, scores=math.nan).responses
         assert own.reward == own.extras["score"] == 0.25
 
-    def test_are_otherwise_openrlhfs(self):
-        answer = response(reward=0.25, extra_logs={"format": 1.0}, truncated=True)
-        result = sample_of(Prompt("p", "l"), generated_response(answer, max_len=64))
-        theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=64)
-        for name in ("sequences", "action_mask", "rollout_log_probs", "rewards", "response_length", "truncated"):
+    @given(
+        length=st.integers(1, 12),
+        turns=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=3),
+        max_len=st.integers(1, 14),
+        logs=st.sampled_from([{}, {"format": 0.1}, {"depth": 3, "done": True}, {"x": torch.tensor([[0.3]])}]),
+        truncated=st.sampled_from([{}, {"truncated": True}]),
+        seed=st.integers(0, 99),
+    )
+    @settings(derandomize=True, database=None)
+    def test_are_otherwise_openrlhfs(self, length, turns, max_len, logs, truncated, seed):
+        rng = np.random.default_rng(seed)
+        ranges = [(start, min(start + size, length)) for start, size in turns if start < length]
+        tokens, log_probs = rng.integers(0, 99, length).tolist(), (-rng.exponential(size=length)).tolist()
+        about = {"observation_tokens": tokens, "rollout_log_probs": log_probs, "action_ranges": ranges}
+        answer = response(reward=0.25, scores=0.5, extra_logs=logs, **about) | truncated
+        result = sample_of(Prompt("p", "l"), generated_response(answer, max_len=max_len, temperature=1.0))
+        theirs = SamplesGenerator._process_response_into_experience(None, answer, max_len=max_len)
+        mask = theirs.action_mask.bool()
+        assert torch.equal(result.rollout_log_probs[mask], theirs.rollout_log_probs[mask])
+        for name in ("sequences", "action_mask", "rewards", "scores", "response_length", "truncated", "total_length"):
             assert torch.equal(getattr(result, name), getattr(theirs, name)), name
-        wanted = {name: value.item() for name, value in theirs.info.items()} | {"score": 1.0}
-        assert {name: value.item() for name, value in result.info.items()} == wanted
+        assert [(name, value.item()) for name, value in result.info.items()] == [
+            (name, value.item()) for name, value in theirs.info.items()
+        ]
+
+    def test_without_log_probs_have_nan(self):
+        assert np.isnan(generated_response(response(rollout_log_probs=None)).log_probs).all()
 
     def test_the_answer_of_the_engine_is_left_as_it_was(self):
         answer = response(reward=math.nan)

@@ -164,8 +164,8 @@ class TestResponse:
         ],
     )
     def test_spans(self, mask, spans):
-        assert spans_of(torch.tensor(mask, dtype=torch.long)) == spans
-        assert spans_of(torch.tensor(mask, dtype=torch.bool)) == spans
+        assert spans_of(np.array(mask)) == spans
+        assert spans_of(np.array(mask, dtype=bool)) == spans
 
 
 class TestGroups:
