@@ -167,7 +167,7 @@ class StepsModelSettings(ModelSettings):
     head_dim: int = 48
     intermediate_size: int = 512
     problems: int = 20_000
-    kinds: Sequence[reasoning_gym.Asked] = field(default_factory=lambda: reasoning_gym.asked(None, SUMS))
+    kinds: Sequence[reasoning_gym.Kind] = field(default_factory=lambda: reasoning_gym.requested_kinds(None, SUMS))
     miscounted: float = 0.7
 
     @property

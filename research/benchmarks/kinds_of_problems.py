@@ -39,9 +39,9 @@ def kinds(model: Path) -> tuple[list[str], dict[str, str]]:
             left_out[task] = "slow to make"
             continue
         try:
-            [kind] = gym.asked(f"{task}@0", None)
+            [kind] = gym.requested_kinds(f"{task}@0", None)
         except ConfigError:  # it has no levels, or the library refuses its own lowest one
-            [kind] = gym.asked(task, None)
+            [kind] = gym.requested_kinds(task, None)
         texts = [problem.text for problem in gym.problems(kind, "test", PROBLEMS, 0)]
         if len(texts) < PROBLEMS:
             left_out[task] = "few different problems"

@@ -1,8 +1,9 @@
 """From samples to experience: importance ratios, the KL target and group-relative advantages.
 
-OpenRLHF's experience maker computes log-probs with today's actor and values with today's critic, for replayed samples
-as for fresh ones. This module decides three more things: the policy in the denominator of the PPO ratio, the policy
-that the KL penalty pulls to, and how group-relative advantages are normalised (Eq. 2).
+As in OpenRLHF, log-probs come from today's actor and values from today's critic, for replayed samples as for fresh
+ones. Three more things are decided here: the policy in the denominator of the PPO ratio, the policy that the KL penalty
+pulls to, and how group-relative advantages are normalised (Eq. 2). What a model says of a sample comes back by the
+sample's position. So a batch is dealt to the ranks that train on it only once, after its review.
 
 A batch passes the experience maker in two halves, because the review of the batch comes between them:
 `origins_of` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.

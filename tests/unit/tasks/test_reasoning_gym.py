@@ -330,7 +330,7 @@ def test_a_share_of_the_solutions_writes_the_steps():
     """The same problem has its steps or not in every file. Without them, the solution is the answer."""
 
     def solved(share):
-        kind = task.Asked("sums", "chain_sum", {"min_terms": 3, "max_terms": 3}, 1.0, share)
+        kind = task.Kind("sums", "chain_sum", {"min_terms": 3, "max_terms": 3}, 1.0, share)
         return {problem.text: problem.solution for problem in task.problems(kind, "warmup", 800, seed=0)}
 
     whole, part, none = solved(1.0), solved(0.25), solved(0.0)
@@ -362,7 +362,7 @@ def test_a_generator_that_gives_up_says_so(monkeypatch):
         def __getitem__(self, index):
             raise ValueError("Could not generate a puzzle")
 
-    kind = task.Asked("jugs@3", "jugs", {}, 1.0, 1.0)
+    kind = task.Kind("jugs@3", "jugs", {}, 1.0, 1.0)
     monkeypatch.setattr(task, "library", lambda: SimpleNamespace(create_dataset=lambda *given, **named: GivesUp()))
     with pytest.raises(
         ConfigError, match=r"^reasoning-gym cannot make entry 0 of jugs@3: .*Could not generate a puzzle"
