@@ -69,7 +69,7 @@ def sources(package):
 
 
 def test_every_quoted_message_is_in_the_code():
-    assert len(QUOTED) > 20
+    assert len(QUOTED) > 15
     files = (ROOT / "bapo_openrlhf/training").rglob("*.py")
     phases = {phase for file in files for phase in re.findall(r'\.phase[\w, ]* = "([^"]+)"', file.read_text())}
     modules = tuple(sorted((ROOT / "bapo_openrlhf").rglob("*.py")))
@@ -90,13 +90,6 @@ def test_every_quoted_message_is_in_the_code():
 
 # ── Printed for real ──
 
-CHECK = ["check", "--config", "configs/countdown/train.yaml"]
-PRINTED = {
-    "columns of the rows": [*CHECK, "--data.prompt_dataset", "data/train.jsonl", "--data.label_key", "answer"],
-    "a methods file": [*CHECK, "configs/methods/mopps.yaml", "--algorithm", "grpo"],
-    "batch size": [*CHECK, "--train.batch_size", "100"],
-}
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -107,7 +100,7 @@ def folder(tmp_path, monkeypatch):
         "runs/base_model/config.json": '{"model_type": "qwen2"}',
         "runs/base_model/pytorch_model.bin": "",
         "runs/data/train.jsonl": json.dumps({"input": "1 2:3=", "label": "1 2:3"}),
-        "data/train.jsonl": json.dumps({"question": "1 2:3=", "answer": "1 2:3"}),
+        "data/train.jsonl": '{"input": "1 2:3=", "label": 7}\n{"input": "1 2:4=", "label": "0"}',
     }
     for name, text in files.items():
         path = tmp_path / name
@@ -117,8 +110,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", PRINTED.values(), ids=PRINTED)
-def test_printed_as_quoted(folder, words, capsys):
+def test_printed_as_quoted(folder, capsys):
+    words = ["check", "--config", "configs/countdown/train.yaml", "--data.prompt_dataset", "data/train.jsonl"]
     assert main.run(words) == 2
     printed = capsys.readouterr().err.strip().splitlines()[-1].replace(str(folder), "/home/me/work")
     assert printed in QUOTED
