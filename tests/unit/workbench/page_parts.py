@@ -82,7 +82,10 @@ addEventListener("load", () => {
       if (new Set([...range.getClientRects()].map((part) => part.top)).size > 1) broken.push(text);
     }
   }
-  document.title = JSON.stringify({wide: document.documentElement.scrollWidth - innerWidth, broken});
+  const first = document.querySelector(".drawing")?.getBoundingClientRect();
+  document.title = JSON.stringify({
+    wide: document.documentElement.scrollWidth - innerWidth, broken, first: first && first.bottom,
+  });
 });
 """
 
@@ -92,6 +95,6 @@ def layout(html, folder, width):
 
     Returns:
         wide: by how many pixels the page is wider than the window; broken: texts in which a line ends within the dashes
-        of a flag.
+        of a flag; first: the bottom of the first chart.
     """
     return json.loads(in_browser(html, folder, LAYOUT, width).words("title")[0])

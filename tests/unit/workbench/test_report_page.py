@@ -373,6 +373,14 @@ def test_a_run_that_trained_nothing_says_why_at_the_top(tmp_path, undrawn):
 
 
 @needs_browser
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (500, 844)])
+def test_in_a_browser_the_first_screen_has_a_chart(tmp_path, width, height):
+    """500 pixels are the least that Chromium takes without a phone's screen."""
+    runs = read_runs([evaluated(write_run(tmp_path / "run"), "sums")])
+    assert layout(sections.make_page(runs), tmp_path, width)["first"] <= height
+
+
+@needs_browser
 def test_in_a_browser_no_text_is_run(html, tmp_path):
     assert not in_browser(html, tmp_path).words("title")[0].startswith("owned")
 
