@@ -143,13 +143,13 @@ def build_parser(script: str = PPO) -> argparse.ArgumentParser:
     return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
 
 
-def validate(flat: argparse.Namespace, script: str = PPO) -> SimpleNamespace:
+def validate(flat: argparse.Namespace) -> SimpleNamespace:
     """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
 
     Returns the nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes. A ConfigError has the text of one
     of OpenRLHF's assertions that failed, or says that it needs another package.
     """
-    _, after, path = _main_block(script)
+    _, after, path = _main_block(PPO)
     statements = [
         node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
     ]

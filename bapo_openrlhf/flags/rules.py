@@ -54,11 +54,9 @@ IMAGES = [
 ]  # fmt: skip
 
 
-def shares(flag: str, data: str) -> Rule:
-    """The rule of how often each data set is drawn from, of which there is one more than commas in the flag `data`."""
-    return Rule(flag, lambda f: f[flag] is not None and not _are_shares(f[flag], (f[data] or "").count(",") + 1),
-                lambda f: f"{f.words(flag)}; it must be numbers above 0 with commas, one for each of "
-                          f"{(f[data] or '').count(',') + 1} data sets in {data}, of sum 1")  # fmt: skip
+def _data_sets(f: Flags) -> int:
+    """Number of data sets of the prompts, which commas separate."""
+    return (f["data.prompt_dataset"] or "").count(",") + 1
 
 
 # OpenRLHF would only print that it takes flash_attention_2 instead.
@@ -147,7 +145,10 @@ OPTIONS = [
                       "in an evaluation"),
     Rule("eval.steps", lambda f: f["eval.steps"] > 0 and not f["eval.dataset"],
          "{it}; it must be -1 without eval.dataset: there is nothing to evaluate on"),
-    shares("data.prompt_probs", "data.prompt_dataset"),
+    Rule("data.prompt_probs",
+         lambda f: f["data.prompt_probs"] is not None and not _are_shares(f["data.prompt_probs"], _data_sets(f)),
+         lambda f: f"{f.words('data.prompt_probs')}; it must be numbers above 0 with commas, one for each of "
+                   f"{_data_sets(f)} data sets in data.prompt_dataset, of sum 1"),
     beside("data.max_images_per_prompt", "ds.use_liger_kernel", "be False, because Liger has no models with vision"),
     beside("train.async_enable", "vllm.enable_sleep", "be False, because the engines never rest",
            when=lambda f: f["train.async_enable"] and f["train.colocate_all"]),

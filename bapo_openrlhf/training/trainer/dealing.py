@@ -221,7 +221,7 @@ def training_shares(
 class DealtBatch:
     """The samples of one batch, as the forward-pass batches that the ranks of each model pass.
 
-    What the models say of a sample comes back by its position, whatever rank it was dealt to.
+    What a model says of a sample comes back by the sample's position. It does not matter which rank got the sample.
 
     Args:
         samples: One sample each.

@@ -133,8 +133,6 @@ class ExperienceMaker:
             origins: The responses of the batch.
             policies: Whether actor and reference pass it, too. If not, all log ratios and all KL are 0.
         """
-        if not origins:
-            return ForwardPass([], [], np.zeros(0), TokenSums(*np.zeros((len(TokenSums._fields), 0))), 0)
         known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
         samples = [origin.sample() for origin in origins]
         self._pass(samples, known, policies=policies)
