@@ -1,17 +1,19 @@
-"""Writes docs/api.md, docs/config.md, docs/metrics.md, and the generated parts of docs/methods.md, from the code.
+"""Writes docs/api.md, docs/config.md, docs/metrics.md, and the generated parts of two more pages, from the code.
 
 With --check it exits 1 if one of them is out of date.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -288,13 +290,41 @@ def when(metric: Metric) -> str:
     return "; ".join(part for part in (only, metric.when) if part)
 
 
-def methods_page() -> str:
-    """docs/methods.md, which is written by hand but for the parts between two comments."""
-    text = (FOLDER / "methods.md").read_text(encoding="utf-8")
-    for part, write in (("table", methods_table), ("methods", methods_sections), ("files", methods_files)):
+def with_parts(page: str, parts: dict[str, Callable[[str], str]]) -> str:
+    """A page that is written by hand but for the parts between two comments. A part is made of what it was."""
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    for part, write in parts.items():
         begin = text.index("-->\n", text.index(f"<!-- generated: {part} ")) + len("-->\n")
-        text = f"{text[:begin]}\n{write()}\n{text[text.index('<!-- end -->', begin) :]}"
+        end = text.index("<!-- end -->", begin)
+        text = f"{text[:begin]}\n{write(text[begin:end])}\n{text[end:]}"
     return text
+
+
+def methods_page() -> str:
+    """docs/methods.md."""
+    parts = {"table": methods_table, "methods": methods_sections, "files": methods_files}
+    return with_parts("methods.md", {part: lambda _, write=write: write() for part, write in parts.items()})
+
+
+ROOMS = ("driver", "trainer", "engine", "worker", "wire")
+
+
+def architecture_page() -> str:
+    """docs/architecture.md."""
+    return with_parts("architecture.md", {room: partial(room_table, room) for room in ROOMS})
+
+
+def room_table(room: str, before: str) -> str:
+    """The files of a room of training/ with the first sentences of their docstrings, new ones last."""
+    folder = methods.__path__[0] + f"/../training/{room}"
+    files = {path.name: path for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"}
+    named = re.findall(r"/(\w+\.py)`\]", before)
+    rows = [("file", "what it is"), ("---",) * 2]
+    for name in sorted(files, key=lambda name: named.index(name) if name in named else len(named)):
+        text = " ".join(ast.get_docstring(ast.parse(files[name].read_text(encoding="utf-8"))).split("\n\n")[0].split())
+        link = f"[`training/{room}/{name}`](../bapo_openrlhf/training/{room}/{name})"
+        rows.append((link, re.split(r"(?<!Eq\.)(?<!Sec\.)(?<=\.)\s", text)[0].removesuffix(".")))
+    return table(rows)
 
 
 def methods_table() -> str:
@@ -435,7 +465,10 @@ def with_code(page: str) -> str:
     )
 
 
-PAGES = {"api.md": api_page, "config.md": config_page, "metrics.md": metrics_page, "methods.md": methods_page}
+PAGES = {
+    "api.md": api_page, "architecture.md": architecture_page, "config.md": config_page, "metrics.md": metrics_page,
+    "methods.md": methods_page,
+}  # fmt: skip
 
 
 def main() -> int:
