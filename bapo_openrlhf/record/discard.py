@@ -1,4 +1,4 @@
-"""Deletes folders of a run that may resist. What a network's file system keeps is moved aside, and deleted later."""
+"""Deletes folders of a run that may resist. One that is busy, as on a network's file system, is moved aside."""
 
 import os
 import shutil

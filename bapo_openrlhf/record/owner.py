@@ -40,8 +40,7 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
     """Own a folder for the time of the block. It is created if necessary, and deleted again if it stays empty.
 
     A ConfigError says that another process owns it, or that it cannot be written. The error begins with `field`, such
-    as "run.name is mine". `what` owns such a folder, for example a "run", and `instead` says what can be done but
-    waiting.
+    as "run.name is mine". `what` owns such a folder, for example a "run", and `instead` says what else can be done.
     """
     path, created = folder / LOCK, not folder.exists()
     me = {"host": socket.gethostname(), "process": os.getpid(), "since": _now(), "at": _place(), "id": uuid.uuid4().hex}

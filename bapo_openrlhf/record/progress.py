@@ -35,8 +35,7 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
     Each warning and each evaluation is shown once; without a terminal a line is printed now and then. If the block
-    fails, the end of its log is printed, with the errors that it names: that of the block often follows from another
-    process's.
+    fails, the end of its log is printed with the errors that it names, because another process may have the first one.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -103,9 +103,8 @@ def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterab
 def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resumes: bool = False) -> None:
     """Write run.json, and delete the files of an earlier run that this run will write again.
 
-    `metadata` is what docs/metrics.md says of run.json. In `changed` it has at, the first step with a change, flag,
-    before, and now. A run that `resumes` keeps its lines and its `started`. The new `started` is added to "resumed",
-    and `changed` to that of earlier resumes.
+    `metadata` is what docs/metrics.md says of run.json. Its `changed` has at, step (the first with the change), flag,
+    before and now. A run that `resumes` keeps its lines, `started`, and the `resumed` and `changed` of earlier resumes.
     """
     directory = Path(directory)
     if resumes:

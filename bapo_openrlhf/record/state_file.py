@@ -58,8 +58,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
 def load_state(folder: Path) -> dict[str, Any]:
     """Read what `save_state` wrote, with the same types and bits; a CheckpointError if a file is missing or damaged.
 
-    Arrays are writable and in C order. Torch tensors are on the CPU and have no gradient; torch is imported only for
-    them.
+    Arrays are writable and in C order. Torch tensors are on the CPU and have no gradient. Only they import torch.
     """
     structure, arrays = (_read(folder / name) for name in (JSON_FILE, TENSORS_FILE))
     try:
