@@ -57,7 +57,7 @@ class Benchmark:
     problems: tuple[BenchmarkProblem, ...]  # the first of the file, up to the limit
     size: int  # number of problems in the file
     columns: Columns
-    generator: str | None = None  # that made the problems; None if they are published, or the user's
+    generator: str | None = None  # what made the problems; None if they are published, or the user's
     reward_range: Range = UNIT
 
 

@@ -16,7 +16,7 @@ class Host:
     engines: float  # the engines' weights while they sleep, in all machines together
     delayed: float  # delayed rollout weights, if something is generated with today's between two syncs
     optimizers: float  # the optimizers' states while the models sleep, or always with `--ds.adam_offload`
-    machines: int  # which have equal parts of these three
+    machines: int  # number of machines, which have equal parts of these three
     object_store: float  # that Ray may take on each machine for what its processes hand to one another
     checkpoint: float  # on the disk, one checkpoint of all trained models
 

@@ -70,7 +70,7 @@ def groups_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs. Those of the same name get the names of their folders. A ConfigError if one is no run's or comes twice."""
+    """Read runs. Those of the same name are named by folder. A ConfigError if one is no run's, or is given twice."""
     places = [folder.resolve() for folder in folders]
     for index, folder in enumerate(folders):
         if places[index] in places[:index]:
