@@ -10,10 +10,7 @@ _GIVEN = re.compile(r" \[type=\w+, input_value=.*\]$")  # of pydantic
 
 
 class ConfigError(ValueError):
-    """Bad input, found before any model loads if it can be known by then.
-
-    The message names the field, the value found and what is allowed.
-    """
+    """Bad input, found before a model loads if possible. The message has field, value and what is allowed."""
 
 
 class RunError(RuntimeError):
@@ -21,14 +18,9 @@ class RunError(RuntimeError):
 
 
 class Ended(SystemExit):
-    """A run that has not failed, and ends before its time or without a result.
+    """The end of a run that was "stopped" by a signal, "stalled", or "untrained": it ended, and trained nothing.
 
-    It is no Exception, so that only the end of the process catches it.
-
-    Args:
-        how: "stopped" by a signal, "stalled", or "untrained": it came to its end, and trained nothing.
-        code: Status of the process.
-        text: What is said at its end.
+    It is no Exception, so that only the end of the process catches it. `code` is the status of the process.
     """
 
     code: int
@@ -39,10 +31,7 @@ class Ended(SystemExit):
 
 
 def reason_of(error: BaseException | str) -> str:
-    """The message of an error on one line, without what follows its reason.
-
-    Some libraries end a message with a line that only leads to their pages, and with a list of what they were given.
-    """
+    """The message of an error on one line, without a last line that leads to web pages, or what was given."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     while len(lines) > 1 and _PAGE.search(lines[-1]):
         del lines[-1]

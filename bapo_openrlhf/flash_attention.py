@@ -1,7 +1,7 @@
 """Lets OpenRLHF run without flash-attn, on the CPU and on GPUs.
 
-One of OpenRLHF's modules imports functions of flash-attn, but only packed samples need them. flash-attn has no wheel
-for the torch of vLLM 0.29.0, so it would have to be compiled (docs/dependencies.md).
+OpenRLHF imports its functions, but only packed samples need them. flash-attn has no wheel for the torch of vLLM 0.29.0,
+so it would have to be compiled (docs/dependencies.md).
 """
 
 import os
@@ -29,10 +29,7 @@ def _not_installed(*_args: Any, **_kwargs: Any) -> None:
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Let `from flash_attn...` succeed only inside the block.
-
-    If the stand-ins stayed, transformers and other packages would believe that flash-attn is installed.
-    """
+    """Let `from flash_attn...` succeed only inside the block, or transformers would believe that it is installed."""
     functions = {
         "flash_attn": (),
         "flash_attn.bert_padding": ("index_first_axis", "pad_input", "rearrange", "unpad_input"),

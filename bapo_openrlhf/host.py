@@ -1,13 +1,11 @@
 """OpenRLHF as it is installed: its version, its files, its classes, and the block of its command line.
 
-This is the only file that knows where things are in OpenRLHF. A missing name, a missing method, another layout or
-another version stops the run at its start with an error that says so.
+This is the only file that knows where things are in OpenRLHF. Anything else than expected stops the run at its start.
 
 OpenRLHF builds its parser and validates the arguments under `if __name__ == "__main__"` of a script in its folder
 `cli`, where no other module can import them. Therefore this file reads that block from the installed script and runs
-its statements in the same order. The statements before `parser.parse_args()` make the parser. The statements between it
-and `train(args)` check and complete the arguments. So this project repeats no line of the block, and all of OpenRLHF's
-flags keep their meaning.
+its statements: those before `parser.parse_args()` make the parser, and those between it and `train(args)` check and
+complete the arguments. So all of OpenRLHF's flags keep their meaning.
 """
 
 import argparse
@@ -77,12 +75,9 @@ def plain_class(ray_actor_class: Any) -> type:
 
 
 def extends(base: type) -> Callable[[Method], Method]:
-    """Mark a method that overrides a method of OpenRLHF's class `base`.
+    """Mark a method that overrides one of OpenRLHF's class `base`; a RuntimeError at import if that has no such method.
 
     tools/openrlhf_contract.py records the overridden methods, and tells what another version of OpenRLHF changes.
-
-    Raises:
-        RuntimeError: `base` has no method of this name, so OpenRLHF would never call the override. Raised at import.
     """
 
     def check(method: Method) -> Method:
@@ -144,11 +139,7 @@ def build_parser(script: str = PPO) -> argparse.ArgumentParser:
 
 
 def validate(flat: argparse.Namespace) -> SimpleNamespace:
-    """Apply OpenRLHF's own checks and derived defaults to parsed arguments.
-
-    Returns the nested namespace (args.actor.adam.lr) that OpenRLHF's `train` takes. A ConfigError has the text of one
-    of OpenRLHF's assertions that failed, or says that it needs another package.
-    """
+    """OpenRLHF's own checks and derived defaults: the nested namespace that its `train` takes, or a ConfigError."""
     _, after, path = _main_block(PPO)
     statements = [
         node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")

@@ -11,11 +11,9 @@ from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cpu import products, stack, threads
 from bapo_openrlhf.cpu.prefork import client, serving
 
-SHARED_RAY = stack.SHARED_RAY
-"""The variable that names the Ray that several runs without a GPU share."""
+SHARED_RAY = stack.SHARED_RAY  # the variable that names the Ray that several runs without a GPU share
 
-ALONE = {client.ADDRESS: ""}
-"""The environment of a process that is not to fork from another one."""
+ALONE = {client.ADDRESS: ""}  # the environment of a process that is not to fork from another one
 
 
 def on_cpu() -> bool:
@@ -29,10 +27,7 @@ def prepare() -> None:
 
 
 def set_up() -> None:
-    """Let this process, and the Ray workers that it starts, import OpenRLHF.
-
-    Without a GPU names are replaced that only a GPU has. With one, only flash-attn has a stand-in, if it is missing.
-    """
+    """Let this process, and the Ray workers that it starts, import OpenRLHF: without a GPU, or without flash-attn."""
     prepare()
     if on_cpu():
         stack.install()
@@ -76,13 +71,11 @@ def bf16_products() -> str | None:
 
 
 def engine_settings(tensor_parallel_size: int, *, full_determinism: bool) -> dict[str, Any]:
-    """What vLLM's engine is given because of the machine.
-
-    With one sequence at a time, a response does not depend on the others in the batch. Without a GPU another number of
-    rows rounds differently in bf16. With one, vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
-    """
+    """What vLLM's engine is given because of the machine."""
     several = "mp" if on_cpu() else "ray"  # vLLM has no Ray workers on the CPU
     settings = {"distributed_executor_backend": several if tensor_parallel_size > 1 else "uni"}
+    # With one sequence at a time a response does not depend on its batch, whose size changes how bf16 rounds on a CPU.
+    # On GPUs vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
     return settings | ({"max_num_seqs": 1} if on_cpu() and full_determinism else {})
 
 

@@ -31,10 +31,7 @@ def at_home(path: str | Path) -> Path:
 
 
 def is_file(field: str, path: Path) -> bool:
-    """Whether a path, which `field` names, is that of a file.
-
-    A ConfigError says that the operating system does not tell, for example because a folder cannot be read.
-    """
+    """Whether a path, which `field` names, is that of a file; a ConfigError if the operating system does not tell."""
     return _is(stat.S_ISREG, field, path)
 
 
@@ -62,10 +59,7 @@ def start_of(path: Path) -> str:
 
 
 def load(field: str, path: Path) -> ModuleType:
-    """The module that a file holds, for every kind of file, in every process.
-
-    A ConfigError, which names `field`, says that it is not there, or in which line it cannot be imported.
-    """
+    """The module that a file holds; a ConfigError, which names `field`, if it is not there or cannot be imported."""
     if not is_file(field, at_home(path)):
         raise ConfigError(f"{field} is {path}; there is no such file{start_of(path)}")
     try:
@@ -104,7 +98,6 @@ class _Loader(SourceFileLoader):
         self._file = path
 
     def get_data(self, path: str) -> bytes:
-        """The bytes of the copy, or of the file."""
         return self._file.read_bytes() if path == self.path else super().get_data(path)
 
     def path_stats(self, path: str) -> Any:
@@ -115,12 +108,7 @@ class _Loader(SourceFileLoader):
 
 
 def execute(path: Path) -> ModuleType:
-    """Load a file as `load` does, and raise what it raises.
-
-    The module is in `sys.modules` while the file runs and after that, because dataclasses, annotations that are
-    evaluated later and pickle look there. Its name depends only on the path. So a file is loaded once in a process, and
-    its classes are always the same.
-    """
+    """Load a file as `load` does, and raise what it raises. In a process it is loaded once, by its path."""
     path = at_home(path).resolve()
     stem, digest = re.sub(r"\W", "_", path.stem), hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
     name = f"{_PREFIX}{stem}_{digest}"
@@ -129,7 +117,7 @@ def execute(path: Path) -> ModuleType:
     loader = _Loader(name, path)
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # for dataclasses, annotations and pickle
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -139,11 +127,7 @@ def execute(path: Path) -> ModuleType:
 
 
 def place(error: BaseException, function: Any = None) -> str:
-    """FILE:LINE of an error: the last line of a user's file on its way, otherwise where `function` begins.
-
-    Without a function it is otherwise the line that raised it. An error may know better, in an attribute `place`. The
-    place is empty if nothing is known.
-    """
+    """FILE:LINE of an error: the last line of a user's file on its way, or where `function` begins, or nothing."""
     if isinstance(known := getattr(error, "place", None), str):
         return known
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # it may be of a text, as of an answer
@@ -230,10 +214,7 @@ LOADERS = {"none": _YamlLoader, "all": _TextLoader, "flags": _FlagsLoader}
 
 
 def read_yaml(field: str, path: Path, *, as_text: Literal["none", "flags", "all"] = "none") -> Any:
-    """The content of a YAML file, which `field` names; a ConfigError if it cannot be read, or has a key twice.
-
-    `as_text` says which numbers and switches stay as they are written: those under the key `flags`, or all.
-    """
+    """The content of a YAML file, or a ConfigError. `as_text` says which numbers and switches stay text."""
     try:
         data = path.read_bytes()
         encoding = next((name for mark, name in ENCODINGS.items() if data.startswith(mark)), "utf-8")

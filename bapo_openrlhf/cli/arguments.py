@@ -1,8 +1,8 @@
 """Read YAML files and a command line, and return OpenRLHF's arguments with this project's.
 
-A YAML file holds the same flags, nested at the dots or written with dots. From low to high, the precedence is: what the
-algorithm stands for, the YAML files in their order, the command line. If the command line or a later file chooses
-another `--algorithm`, this also overrules the estimator and the method that a file has for its own algorithm.
+From low to high, the precedence is: what the algorithm stands for, the YAML files in their order, the command line. If
+the command line or a later file chooses another `--algorithm`, this also overrules the estimator and the method that a
+file has for its own algorithm.
 """
 
 import argparse
@@ -74,11 +74,7 @@ def build_parser(prog: str, own: argparse.ArgumentParser | None = None) -> argpa
 def parse(
     argv: Sequence[str], prog: str = "bapo-openrlhf train", own: argparse.ArgumentParser | None = None
 ) -> SimpleNamespace:
-    """Parse and check the arguments of `build_parser`.
-
-    Returns OpenRLHF's nested namespace, with `.algorithm` and the flags of `config.GROUPS` added. A ConfigError says
-    what is wrong that can be known without data and models.
-    """
+    """OpenRLHF's nested namespace with `.algorithm` and the flags of `config.GROUPS`, checked without any data."""
     parser = build_parser(prog, own)
     given = given_words(parser, argv)
     layers = Layers({path: dict(settings_of(path)) for path in given.get("config", [])}, given)

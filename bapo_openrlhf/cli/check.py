@@ -56,10 +56,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
 
 
 def _start(args: SimpleNamespace, prompts: int | None, *, elsewhere: bool) -> str:
-    """How `train` would start now; a ConfigError if it would not.
-
-    Data that is `elsewhere`, on another machine, is not compared with that of an earlier run.
-    """
+    """How `train` would start now; a ConfigError if it would not. Data `elsewhere` is not compared with a run's."""
     from bapo_openrlhf.launch.resume import check_free_folders, choose_start, compare_with_beginning
     from bapo_openrlhf.launch.settings import settings_of
 

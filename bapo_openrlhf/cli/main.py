@@ -44,11 +44,7 @@ def usage() -> str:
 
 
 def run(argv: Sequence[str], prog: str | None = None) -> int:
-    """Run one command. Bad input gives one line on standard error and status 2, a failed run one line and status 1.
-
-    So does a run that a signal stopped, with status 128 + the signal; one that stalled, with status 75; and one that
-    came to its end and trained nothing, with status 3.
-    """
+    """Run one command. The status is 2 for bad input, 1 for a failure, 128 + signal, 75 if stalled, 3 if untrained."""
     if not argv or argv[0] in ("-h", "--help"):
         print(usage())
         return 0

@@ -48,10 +48,7 @@ NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own tak
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known names that may have been meant, or nothing.
-
-    Flags have two dashes in front, here and in `known`, or none in both.
-    """
+    """The end of an error: the `known` names that may be meant, or "". Either all flags have dashes here, or none."""
     names = list(known)
     dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     last = last.replace("-", "_")
@@ -90,10 +87,7 @@ def is_switch(action: argparse.Action | None) -> bool:
 
 
 def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
-    """The words without the switches, and the value of each switch by its name in the namespace; the last one counts.
-
-    A switch alone turns on what it names. It also takes a value, as in YAML: `--train.colocate_all false`.
-    """
+    """The words without the switches, and the value of each, which may follow it: `--train.colocate_all false`."""
     left, switches, rest = [], {}, list(words)
     while rest:
         flag, equals, text = rest[0].partition("=")
@@ -133,10 +127,7 @@ def _at_home(value: Any) -> Any:
 def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
 ) -> argparse.Namespace:
-    """Parse a command line. A ConfigError has the flag that may have been meant.
-
-    A flag that `into` has already keeps its value if no word names it.
-    """
+    """Parse a command line. A ConfigError has the flag that may be meant. Flags of `into` keep their values."""
     whole = words
     words, switches = _take_switches(parser, words)
     parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]

@@ -37,7 +37,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
 
 
 def _check_writable(output: Path) -> None:
-    """Make the folder of the page, and check that a page can be written there, before charts are drawn."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         there = output.exists()

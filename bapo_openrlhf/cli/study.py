@@ -18,10 +18,7 @@ from bapo_openrlhf.training.driver.signals import caught
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
-    """Check every arm, run the runs that are not done, and write the table and the page.
-
-    A signal ends this with one line, after the runs that go on have saved their step.
-    """
+    """Check every arm, run what is not done, and write table and page. A signal ends this when the runs have saved."""
     with caught("within the study, which the same command continues"):
         return _main(_parse(argv, prog), prog)
 

@@ -17,10 +17,7 @@ def init_device_mesh(original: Any, _device_type: str, *args: Any, **kwargs: Any
 
 @replaces("openrlhf.utils.deepspeed.deepspeed", "get_train_ds_config")
 def get_train_ds_config(original: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Take torch's AdamW, which makes the same update as DeepSpeed's. DeepSpeed compiles its own for about 40 s.
-
-    The fused one goes over the weights once. The other one allocates several tensors of their size at each step.
-    """
+    """Take torch's AdamW, with the same update, because DeepSpeed's compiles for 40 s. Fused, it needs less memory."""
     ds_config = original(*args, **kwargs)
     optimizer = ds_config.get("optimizer")
     if optimizer is not None and optimizer["type"] in ("Adam", "AdamW"):
@@ -68,7 +65,6 @@ class _GlooGroup:
         self.group = group
 
     def broadcast(self, tensor: Any, src: int, stream: None = None) -> None:
-        """Send `tensor` from rank `src` into `tensor` of every other rank, and wait. Shapes and dtypes are equal."""
         self.group.broadcast(tensor, src).wait()
 
 

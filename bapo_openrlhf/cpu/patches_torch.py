@@ -37,9 +37,5 @@ def build_shm_op(_original: Any) -> None:
 
 @replaces("deepspeed.runtime.zero.partition_parameters", "Init._allgather_params_coalesced")
 def gather_parameters(_original: Any, self: Any, params: list[Any], hierarchy: int = 0, quantize: bool = False) -> None:
-    """Gather the parts of parameters one after the other (ZeRO stage 3).
-
-    DeepSpeed starts all gathers and waits only for the last one. That is enough on a GPU, which keeps their order. Gloo
-    has several threads, so another gather could still be going on, and its parameter held memory never written to.
-    """
+    """Gather parameters one by one (ZeRO stage 3): DeepSpeed waits only for the last, and gloo keeps no order."""
     self._allgather_params_sequential(params, hierarchy)

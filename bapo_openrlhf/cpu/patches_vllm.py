@@ -16,11 +16,7 @@ def _refuse(layer: Any) -> None:
 
 @replaces("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm")
 def plain_linear(_original: Any, layer: Any, remove_weight: bool) -> None:
-    """Keep `layer.weight` as it is and multiply with it. This replaces vLLM's choice of a CPU kernel.
-
-    vLLM's kernels pack a copy of the weight when the model is loaded. Afterwards linear layers have no parameter into
-    which an update could be loaded, and updates of the embedding and the output head do not reach the packed copy.
-    """
+    """Multiply with `layer.weight`: vLLM's CPU kernels pack a copy of it at the load, which no update reaches."""
     import torch
 
     if layer.weight.ndim != 2:
@@ -36,11 +32,7 @@ def experts(_original: Any, _self: Any, layer: Any) -> None:
 
 @replaces("vllm.engine.arg_utils", "EngineArgs._set_default_chunked_prefill_and_prefix_caching_args")
 def whole_prompts(original: Any, self: Any, *args: Any) -> None:
-    """Never work on a part of a prompt.
-
-    vLLM draws a token after each part, and sets the random numbers of a request with a seed back if the prompt goes on.
-    A generator on the CPU cannot be set back: the engine would end.
-    """
+    """Never split a prompt: vLLM sets a request's random numbers back after each part, which no CPU generator can."""
     self.enable_chunked_prefill = False
     original(self, *args)
 
@@ -55,11 +47,7 @@ def load_model(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
 
 @replaces("vllm.v1.worker.cpu_worker", "CPUWorker.determine_available_memory", "CPUWorker.get_kv_cache_spec")
 def available_memory(original: Any, self: Any) -> int:
-    """Size of the KV cache in bytes: only as much as all sequences at full length can fill.
-
-    On the CPU vLLM counts the cache in whole GiB and writes zeros to all of it. This takes 3 s and 1 GiB per engine,
-    but a small model needs only a few MiB.
-    """
+    """Bytes of the KV cache: what all sequences at full length fill. vLLM would zero whole GiB, in 3 s an engine."""
     sequences = self.scheduler_config.max_num_seqs + 1  # one more for the block that vLLM keeps for itself
     one_sequence = sum(spec.max_memory_usage_bytes(self.vllm_config) for spec in self.get_kv_cache_spec().values())
     return min(original(self), sequences * one_sequence)
@@ -71,12 +59,8 @@ ROWS = 16  # tokens that are drawn at a time, so that their probabilities stay i
 def drawn(log_probs: Any, numbers: Any) -> Any:
     """The token of each row at which the cumulative probability passes a number, int64 of shape (n,).
 
-    No token of probability 0 is drawn. If log-probs of a row are not numbers, it is any token, so that the engine goes
-    on and the run says what is wrong.
-
-    Args:
-        log_probs: Log-probs, float32 of shape (n, V). Tokens that must not be drawn have -inf.
-        numbers: Uniform random numbers from [0, 1), float64 of shape (n, 1).
+    `log_probs` are float32 of shape (n, V), `numbers` float64 of shape (n, 1) from [0, 1). No token of probability 0 is
+    drawn. A row that is not all numbers gives any token, so that the engine goes on and the run says what is wrong.
     """
     import torch
 
@@ -92,10 +76,7 @@ def drawn(log_probs: Any, numbers: Any) -> Any:
 
 @replaces("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler.forward_cpu")
 def sample(_original: Any, self: Any, logits: Any, generators: dict[int, Any], k: Any, p: Any) -> tuple[Any, Any]:
-    """Sample with one random number for each token.
-
-    vLLM draws a number for each entry of the vocabulary, which suits a GPU. On the CPU it takes as long as the model.
-    """
+    """Sample with one random number for each token. vLLM's one for each vocabulary entry is as slow as the model."""
     import torch
     from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 

@@ -1,7 +1,6 @@
 """Replaces names of other packages in this process, from outside: each module is patched when it is imported.
 
-The patches touch private names. Therefore `install` accepts only the exact versions in `WRITTEN_FOR`, and each patch
-checks that the names exist before it replaces them.
+The patches touch private names, so `install` accepts only the versions in `WRITTEN_FOR`, and all names must exist.
 """
 
 import importlib.metadata
@@ -33,10 +32,7 @@ AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {}  # by module:
 
 
 def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement], Replacement]:
-    """Register the decorated function as the replacement of one dotted name in a module.
-
-    `relied_on` are other names that the replacement needs. All names are checked before any is replaced.
-    """
+    """Register the decorated function as the replacement of a dotted name, which also needs the names `relied_on`."""
 
     def register(replacement: Replacement) -> Replacement:
         if module not in REPLACED:
@@ -91,11 +87,7 @@ def require_versions(*accepted: str) -> None:
 
 
 def install() -> bool:
-    """Patch imported modules now and the others when they are imported. False if this process was already patched.
-
-    Raises:
-        RuntimeError: An installed version is not the one that the patches were written for, or a name is missing.
-    """
+    """Patch imported modules now and others at import; False if this was done. RuntimeError if a version is another."""
     if _PatchOnImport in sys.meta_path:
         return False
     require_versions()

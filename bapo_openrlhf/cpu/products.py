@@ -1,19 +1,14 @@
 """Products of bfloat16 matrices on a CPU that has no instructions for bfloat16.
 
-Most CPUs have none: those with AMX and the newer ones with AVX-512 do, AVX2 does not. Without them, torch's own product
-of two bfloat16 matrices takes four to ten times as long as that of the same numbers in float32. So on such a CPU this
-file computes the product in float32 and rounds the result to bfloat16, in every process of a run. It replaces torch's
-kernels, so it reaches all that ends in a product of matrices: linear layers, attention, output heads, their backward
-passes, and Muon.
+CPUs with AMX and the newer ones with AVX-512 have them, AVX2 does not. Without them, torch's own product takes four to
+ten times as long as that of the same numbers in float32. So this file replaces torch's kernels in every process of a
+run: it multiplies in float32 and rounds the result to bfloat16. Every product of two bfloat16 numbers is exact in
+float32, and torch's own kernel adds in float32 too, so only the order of the additions differs.
 
-Every product of two bfloat16 numbers is exact in float32, and torch's own kernel adds in float32 too. So the two ways
-differ only in the order of the additions, which may change the last bit of a result. Weights stay in bfloat16.
-
-A row of a product depends only on that row and on the other matrix, and not on the number of rows. So what the engine
-samples for a request does not depend on the requests that share its batch. A float32 product alone does not promise
-this, because MKL chooses a kernel by the number of rows, and splits the rows among its threads. So all rows are
-multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros. Only a backward pass has
-no blocks, because a gradient is a sum over all rows.
+A row of a product depends only on that row and on the other matrix, so that what the engine samples for a request does
+not depend on its batch. MKL does not promise this: it chooses a kernel by the number of rows, and splits them among its
+threads. So rows are multiplied in blocks of ROWS, each with one thread, and the last block is filled up with zeros.
+Only a backward pass has no blocks, because a gradient is a sum over all rows.
 """
 
 import os

@@ -1,21 +1,14 @@
 """Runs OpenRLHF's real stack (Ray, DeepSpeed, vLLM) on a machine without a GPU.
 
-OpenRLHF is written for CUDA: it names "cuda" devices, calls `torch.cuda`, imports flash-attention and sends weights to
-vLLM over NCCL. The files `patches_*.py` replace these few names in every process of a run: the driver, each Ray worker
-and each vLLM process. Everything else stays OpenRLHF's and DeepSpeed's own: the trainer, the losses, ZeRO, weight sync
-and checkpoints.
+OpenRLHF is written for CUDA. The files `patches_*.py` replace a few names in every process of a run, and everything
+else stays OpenRLHF's and DeepSpeed's own. Ray runs `set_up_ray_worker` in each worker (`worker_process_setup_hook`),
+and vLLM runs `vllm_plugin` in each of its processes (entry point `vllm.general_plugins`). Both only set an import hook
+(`patching.py`).
 
-The patches reach the other processes in two ways. Ray runs `set_up_ray_worker` in each worker
-(`worker_process_setup_hook`). vLLM's engine is a subprocess that Ray does not start, so vLLM runs `vllm_plugin` in each
-of its processes (entry point `vllm.general_plugins`). Both only set an import hook (`patching.py`), so a process that
-never imports DeepSpeed or vLLM does not pay for their patches.
-
-A run needs these flags: `--vllm.enforce_eager --vllm.sync_backend gloo --ds.attn_implementation eager`.
-
-Some things are impossible without a GPU: CUDA-IPC sync (`--train.colocate_all` uses it unless the sync backend is
-gloo), sync through Ray collectives (`--vllm.sync_with_ray`), flash-attention, packing (`--ds.packing_samples`) and with
-it dynamic batching and ring attention, the sleep modes of vLLM and DeepSpeed, and models with convolutions or mixtures
-of experts. vLLM repacks the weights of such models on the CPU, so they are refused when vLLM loads them.
+A run needs these flags: `--vllm.enforce_eager --vllm.sync_backend gloo --ds.attn_implementation eager`. Impossible
+without a GPU are CUDA-IPC sync (`--train.colocate_all` uses it unless the sync backend is gloo), sync through Ray
+collectives (`--vllm.sync_with_ray`), flash-attention, packing (`--ds.packing_samples`) and with it dynamic batching and
+ring attention, the sleep modes of vLLM and DeepSpeed, and models with convolutions or mixtures of experts.
 """
 
 import gc
@@ -38,11 +31,7 @@ SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that severa
 
 
 def active() -> bool:
-    """Whether this run is on the CPU.
-
-    `BAPO_OPENRLHF_CPU` is 1 (on the CPU) or 0. If it is unset or "auto", a run is on the CPU if torch finds no GPU.
-    Another value is a ConfigError.
-    """
+    """Whether this run is on the CPU: `BAPO_OPENRLHF_CPU` is 1, or it is unset or "auto" and torch finds no GPU."""
     switch = os.environ.get(SWITCH, "auto").strip().lower()
     if switch in ("0", "1"):
         return switch == "1"
@@ -56,11 +45,7 @@ def active() -> bool:
 
 
 def in_cpu_run() -> bool:
-    """Whether this process belongs to a run on the CPU, as the run's first process has found out (`active`).
-
-    Other processes of a run must ask this and not `active`, because torch may find no GPU there although the machine
-    has some. Ray hides all GPUs from an actor that asks for none, as an engine does whose workers ask for their own.
-    """
+    """Whether the run's first process was `active`. In others Ray hides GPUs, so they must not ask torch again."""
     return os.environ.get(SWITCH) == "1"
 
 
@@ -68,7 +53,6 @@ def in_cpu_run() -> bool:
 
 
 def _defaults() -> dict[str, str]:
-    """Environment variables of a CPU run. A value that the user has set is kept."""
     return {
         SWITCH: "1",
         products.SWITCH: products.requested_way(),
@@ -110,11 +94,7 @@ def _defaults() -> dict[str, str]:
 
 
 def prepare_environment() -> None:
-    """Set the environment of a CPU run in this process and its children. A value that is already set is kept.
-
-    Call it before ray, deepspeed or vllm is imported, because they read some of the variables only once. It does
-    nothing unless `active()`.
-    """
+    """Set the environment of a CPU run, and keep what is set, before ray, deepspeed or vllm reads it at import."""
     if not active():
         return
     os.environ[SWITCH] = "1"
@@ -123,12 +103,7 @@ def prepare_environment() -> None:
 
 
 def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
-    """Arguments of `ray.init` for a local Ray with `num_logical_gpus` devices that exist only in its bookkeeping.
-
-    OpenRLHF asks Ray for one GPU and one CPU per actor. Ray never checks that a declared device exists, so placement
-    works as on a machine with GPUs. If `BAPO_OPENRLHF_RAY` holds an address, the run shares the devices of that Ray. A
-    `RAY_ADDRESS` is a ConfigError.
-    """
+    """Arguments of `ray.init` for a Ray with so many devices. Ray never checks that a declared device exists."""
     if os.environ.get("RAY_ADDRESS"):
         raise ConfigError(
             f"RAY_ADDRESS is {os.environ['RAY_ADDRESS']!r}, but a run on the CPU starts a Ray of its own. Unset it, "
@@ -159,10 +134,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
 
 
 def install() -> None:
-    """Patch this process (`patching.install`). A second call does nothing, nor does one unless `active()`.
-
-    The driver, every Ray worker and every vLLM process call it.
-    """
+    """Patch this process, which is the driver, a Ray worker or one of vLLM's; nothing unless `active()`."""
     if not active() or not patching.install():
         return
     threads.keep_memory()
@@ -217,14 +189,7 @@ def warm_up() -> server.Prepared:
 
 @contextmanager
 def forked_processes() -> Iterator[None]:
-    """Inside the block, processes of runs fork from a process that has imported the stack.
-
-    With a GPU, or if `BAPO_OPENRLHF_FORK` is 0, the block changes nothing.
-
-    Raises:
-        RuntimeError: A package is installed in another version than the patches were written for. A run would find this
-            out only after its imports.
-    """
+    """A block in which CPU runs fork from a process that has imported the stack; a RuntimeError for other versions."""
     prepare_environment()
     if active():
         patching.require_versions(patching.MISSING)  # what is missing is named by the command that imports it
@@ -236,10 +201,6 @@ def forked_processes() -> Iterator[None]:
 
 
 def vllm_plugin() -> None:
-    """Entry point that vLLM calls in each of its processes.
-
-    It acts only if the switch is 1. `prepare_environment` sets it, and the children of a run inherit it. Other uses of
-    vLLM on this machine are not affected.
-    """
+    """Entry point that vLLM calls in each of its processes. Other uses of vLLM on this machine are not affected."""
     if in_cpu_run():
         install()

@@ -1,9 +1,8 @@
 """How many threads a process of a run on the CPU computes with.
 
 The phases of a step exclude one another: the engines generate, then the models compute log-probs, then they train. So
-each process may take all cores of its phase. Waiting threads must sleep, because the processes of the other phases wait
-at the same time (`OMP_WAIT_POLICY`). A small model computes with one thread, because handing work to threads takes
-longer than its operations.
+each process may take all cores of its phase, and waiting threads must sleep (`OMP_WAIT_POLICY`). A small model computes
+with one thread, because handing work to threads takes longer than its operations.
 """
 
 import ctypes
@@ -32,10 +31,7 @@ def limit() -> int:
 
 
 def use_threads(parameters: int, processes: int) -> None:
-    """Let this process, whose model has so many parameters, compute with its share of the cores.
-
-    `processes` compute at the same time, this one included.
-    """
+    """Let this process, whose model has so many parameters, compute with its share of the cores of `processes`."""
     import torch
 
     # vLLM replaces `torch.set_num_threads` by a function that does nothing.
@@ -43,10 +39,7 @@ def use_threads(parameters: int, processes: int) -> None:
 
 
 def keep_memory() -> None:
-    """Let this process keep the memory of freed tensors for the next ones.
-
-    Otherwise glibc gives each large block back to the kernel, which fills a new one with zeros, page by page.
-    """
+    """Let this process keep freed memory: glibc gives large blocks to the kernel, which fills new ones with zeros."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         for option, value in {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 * 2**20}.items():

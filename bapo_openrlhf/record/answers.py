@@ -14,11 +14,7 @@ class PromptStates:
         self._told = {(row["kind"], row["prompt"]) for row in answers}
 
     def news(self, prompt: str, mean: Fraction | None) -> str | None:
-        """What a group, of this mean reward or None, shows about its prompt (Prompt.id) for the first time.
-
-        It is "failed" if the mean is 0 for the first time, "solved" if it is above 0 for the first time after that, and
-        None otherwise.
-        """
+        """What a group of this mean reward newly shows of its prompt (Prompt.id): "failed", "solved" or None."""
         if mean == 0:
             kind = "failed"
         elif mean is not None and mean > 0 and ("failed", prompt) in self._told:

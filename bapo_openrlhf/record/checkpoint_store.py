@@ -4,15 +4,10 @@
     ckpt.path/_critic/TAG/   the critic, if there is one
     ckpt.path/_adapt/TAG/    the batch adaptation: its state and manifest.json
 
-DeepSpeed saves a part of a model for each rank. A checkpoint is *universal* if `bapo-openrlhf universal` has added
+TAG is global_stepN, or best_global_stepN after an evaluation. A checkpoint is *whole* if it has a manifest, which is
+written last, and every listed file is unchanged: by its digest in _adapt, and only by its size elsewhere, because model
+files are too large to hash at every save. A checkpoint is *universal* if `bapo-openrlhf universal` has added
 DeepSpeed's universal format to each model, a folder `zero`, which any number of ranks can load.
-
-TAG is global_stepN, or best_global_stepN after an evaluation. A checkpoint is *whole* if it has a manifest and every
-listed file is unchanged. The manifest is written last. Therefore an interrupted save is never whole, and the newest
-whole checkpoint is an older one.
-
-The manifest has a digest of each file in _adapt. Model files are too large to hash at every save, so it has only their
-sizes. A model file that lost its content but not its size, for example in a power cut, is not noticed.
 """
 
 import hashlib
@@ -53,14 +48,10 @@ def os_errors() -> Iterator[None]:
 
 
 class CheckpointStore:
-    """The checkpoints of one run, in `ckpt.path`.
+    """The checkpoints of one run, in `ckpt.path`. A save is `begin`, then all files in any order, then `complete`.
 
-    A save is `begin`, then all files in any order, then `complete`. A symbolic link is an error: its target is neither
-    read nor deleted.
-
-    Raises:
-        CheckpointError: Any method could not read or write a file. The message names it.
-        ValueError: A tag is not one of OpenRLHF's.
+    A symbolic link is an error. Any method raises CheckpointError, which names the file, if one cannot be read or
+    written, and ValueError if a tag is not one of OpenRLHF's.
     """
 
     def __init__(self, path: Path, *, critic: bool) -> None:
@@ -71,11 +62,7 @@ class CheckpointStore:
 
     @os_errors()
     def begin(self, tag: str) -> Path:
-        """Create _adapt/TAG, which contains only a marker, and return it.
-
-        The files of an older attempt with this tag, including its models, are deleted first. Otherwise DeepSpeed would
-        overwrite the models file by file, and a mixture of two attempts could look like one.
-        """
+        """Create _adapt/TAG, which contains only a marker, and return it. An older attempt is deleted first."""
         folder = self.folder(tag)
         folder.mkdir(parents=True, exist_ok=True)
         # The order matters: the old checkpoint is whole until its manifest is deleted, and by then the marker is there.
@@ -86,17 +73,14 @@ class CheckpointStore:
         sync(self.path)
         (folder / MANIFEST).unlink(missing_ok=True)
         sync(folder)
+        # This comes here because DeepSpeed overwrites file by file, and a mixture of two attempts could look like one.
         self._remove_models(tag)
         _empty(folder, self.path, but=MARKER)
         return folder
 
     @os_errors()
     def complete(self, tag: str, step: int) -> None:
-        """Write the manifest of all files of the tag, and the step, and delete the marker.
-
-        Raises:
-            CheckpointError: The folder of a model has no file.
-        """
+        """Write the manifest, with the step, and delete the marker; a CheckpointError if a model has no file."""
         folder = self.folder(tag)
         files = {}
         for part in self.models:
@@ -191,10 +175,7 @@ class CheckpointStore:
 
     @os_errors()
     def add_universal(self, tag: str, converted: Mapping[str, Path]) -> None:
-        """Add the universal format of each model to a whole checkpoint. After a crash the checkpoint is as it was.
-
-        `converted` has, by model, the folder that DeepSpeed's converter has written. It is moved.
-        """
+        """Move what DeepSpeed's converter wrote, by model, into a checkpoint. A crash leaves it as it was."""
         for part in self.models:
             folder = self.folder(tag, part) / UNIVERSAL
             if folder.exists():  # of a conversion that was interrupted: no manifest has it
@@ -211,10 +192,7 @@ class CheckpointStore:
 
     @os_errors()
     def remove_unfinished(self) -> list[str]:
-        """Delete the files of `unfinished` saves, including their models, and return their tags.
-
-        They can never be loaded, but OpenRLHF would count them among the --ckpt.max_num checkpoints that it keeps.
-        """
+        """Delete `unfinished` saves, which OpenRLHF would count for --ckpt.max_num, and return their tags."""
         removed = unfinished(self)
         for tag in removed:
             self._remove_models(tag)

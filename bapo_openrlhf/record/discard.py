@@ -1,8 +1,4 @@
-"""Deletes folders of a run that may resist.
-
-On a network's file system a file that is open elsewhere leaves another one behind, so that its folder is not empty, and
-a folder may be busy. Training goes on then: the folder is moved aside, and deleted with a later one.
-"""
+"""Deletes folders of a run that may resist. One that is busy, as on a network's file system, is moved aside."""
 
 import os
 import shutil
@@ -14,11 +10,7 @@ UNDELETED = "_undeleted"  # in ckpt.path: what could not be deleted
 
 
 def discard(folder: Path, checkpoints: Path) -> None:
-    """Delete a folder in `checkpoints` (`ckpt.path`), or move what is left of it to UNDELETED. Links are not followed.
-
-    Raises:
-        OSError: Neither is possible. The error names the file.
-    """
+    """Delete a folder in `ckpt.path`, or move what is left of it to UNDELETED; an OSError if neither is possible."""
 
     def stop(_function: Any, path: str, error: tuple) -> None:
         # Python's own error has only the last part of the path.

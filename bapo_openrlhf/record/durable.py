@@ -6,15 +6,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # a file system without the fsync of a folder
+NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # a file system without the fsync of a folder (CIFS, FUSE)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file. At any moment, even in a power cut, `path` is the old file or the new one and never a part of one.
-
-    Raises:
-        OSError: The file cannot be written. The message names `path`, and the old file stays.
-    """
+    """Write a file: at any moment `path` is the whole old file or the whole new one. An OSError names `path`."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
         with open(unfinished, "wb") as file:
@@ -39,10 +35,7 @@ def open_to_others(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make durable what a file holds, or all entries of a folder that were created, renamed or deleted.
-
-    Some file systems (CIFS, FUSE) cannot be asked this of a folder. There its entries are as durable as they can be.
-    """
+    """Make durable what a file holds, or all entries of a folder that were created, renamed or deleted."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

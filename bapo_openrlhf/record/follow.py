@@ -1,7 +1,6 @@
 """Follows the record of a run while it is written.
 
-Each byte is read only once. A file may also be half-written, or shorter than before because a resume has dropped steps,
-or rewritten, or replaced. A file that is not the same as before is read again from its beginning.
+Each byte is read only once. A file that is not the same as before, for example after a resume, is read again.
 """
 
 import os
@@ -25,31 +24,20 @@ LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY time
 
 @dataclass
 class Seen:
-    """What is known about a run.
-
-    Attributes:
-        rows: One row per step, oldest first, as `run_record.read_metrics` returns them.
-        run, summary: Contents of run.json and summary.json. Empty if there is no such file.
-        age: Seconds since metrics.jsonl was written, or run.json if that was later. None if there is neither file.
-        problem: Why the record could not be read. None if it could.
-        broken: Number of lines that contain no row and were skipped.
-        damaged: Names of the files that say something else than a run writes there, and were skipped.
-        killed: Whether its process was one of this machine that is gone without a word.
-        begins: Whether the run was started or resumed, and has made no step since: run.json is newer.
-    """
+    """What is known about a run. Broken lines and damaged files are skipped."""
 
     name: str
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[Mapping[str, Any]] = ()  # one per step, oldest first, as `run_record.read_metrics` returns them
     run: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
-    age: float | None = None
-    problem: str | None = None
-    broken: int = 0
+    age: float | None = None  # seconds since metrics.jsonl was written, or run.json if that was later
+    problem: str | None = None  # why the record could not be read
+    broken: int = 0  # lines that contain no row
     warnings: Sequence[Mapping[str, Any]] = ()
     evaluations: Sequence[Mapping[str, Any]] = ()
-    damaged: set[str] = field(default_factory=set)
-    killed: bool = False
-    begins: bool = False
+    damaged: set[str] = field(default_factory=set)  # files that say something else than a run writes there
+    killed: bool = False  # its process was one of this machine that is gone without a word
+    begins: bool = False  # it was started or resumed, and has made no step since: run.json is newer
 
     @property
     def recent(self) -> Sequence[Mapping[str, Any]]:
@@ -133,7 +121,6 @@ class Follower(Seen):
         self.rows, self.broken, self._end, self._last = [], 0, 0, b""
 
     def _take_rows(self, file: BinaryIO) -> None:
-        """Take the whole lines that are new. The rest is read again by the next `poll`."""
         file.seek(self._end - len(self._last))
         data = file.read()
         if not data.startswith(self._last):

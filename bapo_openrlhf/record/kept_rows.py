@@ -1,7 +1,6 @@
 """The rows of data that a run reads, in a folder of their own: each value is JSON, and so is what its file has.
 
-The columns of `datasets` have one type each, and its own type for JSON loses the last digits of numbers. What reads the
-folder must have imported this file, which imports `datasets`.
+The columns of `datasets` have one type each, and its own type for JSON loses digits. A reader must import this file.
 """
 
 import json
@@ -33,7 +32,6 @@ class Written:
     _type: str = field(default="Written", init=False, repr=False)
 
     def __call__(self) -> Any:
-        """The type in Arrow."""
         return self.pa_type
 
     def decode_example(self, text: str, token_per_repo_id: object = None) -> Any:
@@ -49,21 +47,10 @@ with warnings.catch_warnings():
 def keep(
     where: str, rows: Iterable[Mapping[str, Any]], columns: Sequence[str], folder: Path, name: str
 ) -> tuple[Path, list[str]]:
-    """Write rows into a folder inside `folder`, unless they are there already. Its name has their digest.
+    """Write rows into a folder inside `folder`, unless they are there already. Return it, and all columns of the rows.
 
-    Args:
-        where: Flag and data set. Errors name them.
-        rows: They need not have all columns.
-        columns: Names of the columns that are kept. Those that no row has are left out.
-        folder: All rows are kept in it. It is there, and several processes may write to it.
-        name: How the name of the new folder begins.
-
-    Returns:
-        The folder, and the names of all columns that the rows have.
-
-    Raises:
-        ConfigError: There are no rows, or a value is nothing that JSON can hold.
-        OSError: The folder cannot be written.
+    Its name is `name` and a digest of the rows. Several processes may write into `folder`. Columns that no row has are
+    left out. A ConfigError, which names `where`, says that there are no rows, or that JSON cannot hold a value.
     """
     digest, names = blake2b("\0".join(columns).encode(), digest_size=8), dict[str, None]()
     cells = (_cells(f"{where}, row {number}", row, columns, names) for number, row in enumerate(rows, 1))

@@ -1,11 +1,9 @@
 """A folder has one owner: the process that writes to it.
 
-The owner holds a lock (`flock`) on the file `.lock` in the folder, from its first moment on. The operating system
-releases the lock when the process ends, however it ends, so a killed run never blocks its own resume. Children of the
-process do not hold it: a program that runs closes it, and so does a fork.
-
-On a file system without locks the owner gives a sign of life instead: every BEAT seconds it renews the time of the
-file. It counts as ended after SILENT seconds without one, or at once if it ran on this machine and is gone.
+The owner holds a lock (`flock`) on the file `.lock`. The operating system releases it when the process ends, however it
+ends, so a killed run never blocks its own resume. Children of the process do not hold it. On a file system without
+locks the owner renews the time of the file every BEAT seconds instead. It counts as ended after SILENT seconds without
+that, or at once if it ran on this machine and is gone.
 """
 
 import errno
@@ -41,13 +39,8 @@ class _Busy(Exception):
 def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None]:
     """Own a folder for the time of the block. It is created if necessary, and deleted again if it stays empty.
 
-    Args:
-        field: The field that names it with its value, as "run.name is mine". Errors begin with it.
-        what: What owns a folder of this kind, as "run".
-        instead: What can be done instead of waiting. Errors end with it.
-
-    Raises:
-        ConfigError: Another process owns the folder, or it cannot be written. Nothing else in it was changed.
+    A ConfigError says that another process owns it, or that it cannot be written. The error begins with `field`, such
+    as "run.name is mine". `what` owns such a folder, for example a "run", and `instead` says what else can be done.
     """
     path, created = folder / LOCK, not folder.exists()
     me = {"host": socket.gethostname(), "process": os.getpid(), "since": _now(), "at": _place(), "id": uuid.uuid4().hex}
@@ -107,7 +100,6 @@ def is_gone(folder: Path) -> bool:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor of the locked file; None if the file system has no locks."""
     for _ in range(TRIES):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -34,10 +34,8 @@ _ERROR = re.compile(r"[\w.]+(?:Error|Exception): \S.*")  # the last line of a tr
 def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[None]:
     """Show the steps of a run on the terminal, and send all output of this process and Ray's workers to train.log.
 
-    Each warning and each evaluation of the run is shown once. If standard error is not a terminal, a plain line is
-    printed now and then. If the block fails, the end of its log is printed, and the errors that the log names: the one
-    of the block often only follows from one in another process. Nothing is printed if it ends before its time. The log
-    of an earlier start stays.
+    Each warning and each evaluation is shown once; without a terminal a line is printed now and then. If the block
+    fails, the end of its log is printed with the errors that it names, because another process may have the first one.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -73,8 +73,5 @@ WARNING = fields({"step": whole, "kind": text, "text": text}, required=("step", 
 
 
 def numbers(row: Any) -> bool:
-    """Whether a row of metrics or of an evaluation has a step, and numbers under all names that have a slash.
-
-    Names without one are OpenRLHF's, or what a reward function returns.
-    """
+    """Whether a row has a step, and numbers under names with a slash. Others are OpenRLHF's or a reward function's."""
     return ROW(row) and all(number(value) for name, value in row.items() if "/" in name)

@@ -1,7 +1,6 @@
 """Stores nested plain state in two files: state.json has its structure, state.safetensors its arrays. It never pickles.
 
-Each file is written completely or not at all. Their digests are in the manifest of the checkpoint
-(`checkpoint_store.CheckpointStore.check`), which is read before them.
+Their digests are in the manifest of the checkpoint (`checkpoint_store.CheckpointStore.check`), which is read before.
 """
 
 import hashlib
@@ -44,13 +43,9 @@ class CheckpointError(Exception):
 def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
     """Write `state` to FOLDER/state.json and FOLDER/state.safetensors, and return both paths.
 
-    A state is made of dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy
-    arrays and scalars, and torch tensors, but no subclasses of these types. Arrays and tensors must have a dtype of
-    safetensors, in the byte order of this machine.
-
-    Raises:
-        TypeError: The state has another type. The message names its place, as in `groups[3].extras.x is of type set`.
-        OSError: A file cannot be written. The message names it. An earlier file stays.
+    A state has dictionaries with string keys, lists, tuples, strings, integers, floats, bools, None, numpy arrays and
+    scalars, and torch tensors, with safetensors' dtypes in this machine's byte order. A TypeError names the place of
+    anything else, such as a subclass: `groups[3].extras.x is of type set`.
     """
     encoder = _Encoder()
     encoded = encoder.mapping(state)
@@ -61,13 +56,9 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> list[Path]:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote. Every value has the same type, and every array the same bits.
+    """Read what `save_state` wrote, with the same types and bits; a CheckpointError if a file is missing or damaged.
 
-    Arrays are new, writable and in C order. Numpy scalars stay numpy scalars. Torch tensors are on the CPU and have no
-    gradient. Torch is imported only if there is a tensor.
-
-    Raises:
-        CheckpointError: A file is missing, or cannot be read as what it must be.
+    Arrays are writable and in C order. Torch tensors are on the CPU and have no gradient. Only they import torch.
     """
     structure, arrays = (_read(folder / name) for name in (JSON_FILE, TENSORS_FILE))
     try:
@@ -128,7 +119,6 @@ class _Encoder:
         self.arrays: dict[str, np.ndarray] = {}  # in C order
 
     def mapping(self, state: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-        """Encode a dictionary."""
         for key in state:
             if type(key) is not str:
                 where = path or "the state"
@@ -139,7 +129,6 @@ class _Encoder:
         return {MARK: "dict", "of": items} if MARK in state else items
 
     def value(self, value: Any, path: str) -> Any:
-        """Encode any value. `path` is its place in the state."""
         kind = type(value)
         if value is None or kind in (bool, str, int, float):
             return value

@@ -24,12 +24,7 @@ FAR = {
 
 
 def staleness_findings(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
-    """Sentences about each source whose groups were beyond a limit, on average: of the shift, or of their uses.
-
-    Args:
-        rows: The metrics of these steps.
-        steps: What the sentences call them, for example "the last 20 steps".
-    """
+    """Sentences about sources whose mean shift or uses in these rows, which are called `steps`, were beyond a limit."""
     said = []
     for source, (most, found) in FAR.items():
         shift, distance = (_mean(rows, source, f"{metric}/{source}") for metric in ("shift", "tv"))

@@ -41,10 +41,7 @@ class Problems(NamedTuple):
 
 
 def problems_in(path: Path) -> Problems:
-    """Divide the rows of a file. No prompt of the held-out ones is among the others.
-
-    A ConfigError says that it cannot be read, has too few rows, or has no columns of these names.
-    """
+    """Divide the rows of a file, or raise ConfigError. No prompt of the held-out ones is among the others."""
     rows = _rows(path)
     columns = [*rows[0]] if rows else []
     keys = [next((name for name in names if name in columns), "") for names in (INPUTS, LABELS)]
@@ -90,10 +87,7 @@ SMOLLM2 = Model(134_515_008, 8192, chat=True)
 
 
 def look_at_model(name: str) -> Model:
-    """A model by its folder, or by its name if `plan` knows it. What is not known of it is taken to be a chat model's.
-
-    It refuses no folder: `check` says what is wrong with one, and `plan` does not know the shape of every model.
-    """
+    """A model by its folder, or by a name that `plan` knows. What is not known is taken to be a chat model's."""
     folder = at_home(name)
     try:
         shape = shape_of_actor(name)

@@ -12,13 +12,7 @@ BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of eac
 
 
 def curve(values: Sequence[float], low: float, high: float, columns: int, height: int) -> list[str]:
-    """Draw a line through `values` as `height` lines of Braille, whose characters have 2 x 4 dots.
-
-    Args:
-        values: At least one value. The first is in the left column and the last in the right one.
-        low, high: Values at the bottom and at the top.
-        columns, height: Size in characters.
-    """
+    """Draw at least one value as a line of `height` x `columns` Braille characters, which have 2 x 4 dots each."""
     wide, tall = 2 * columns, 4 * height
     points, ends = [], [*values, values[-1]]
     for x in range(wide):

@@ -146,7 +146,6 @@ def _reward(seen: Seen, width: int, height: int) -> list[Text]:
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    """The smoothed curve. In a long run several steps become one point."""
     together = math.ceil(len(values) / MOST_POINTS)
     chunks = [values[start : start + together] for start in range(0, len(values), together)]
     means = [sum(chunk) / len(chunk) for chunk in chunks]

@@ -1,8 +1,7 @@
 """Replaces `python ARGUMENTS` by a process that the server forks. This file imports only the standard library.
 
-The child gets the arguments, environment, working folder and open files of this process. This process forwards signals
-to the child, and ends with its exit status. If this process is killed, the child is killed too. If no server answers,
-or the server was prepared in another environment, this process becomes Python itself, which is only slower.
+If this process is killed, the child is killed too. If no server answers, or the server was prepared in another
+environment, this process becomes Python itself, which is only slower.
 """
 
 import json
@@ -33,10 +32,7 @@ def inherited_files() -> list[int]:
 
 
 def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, socket.socket] | None:
-    """Ask for a child that blocks these signals: its pid, and the connection that will send its wait status.
-
-    None without a server.
-    """
+    """Ask for a child that blocks these signals: its pid, and the connection for its wait status; or None."""
     files = inherited_files()
     request = {
         "arguments": arguments,

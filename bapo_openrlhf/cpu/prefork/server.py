@@ -2,9 +2,9 @@
 
     python -m bapo_openrlhf.cpu.prefork.server LISTENER MODULE:FUNCTION
 
-LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. When
-the process that started the server ends, the server's standard input is closed. The server then ends with its children.
-It blocks all other signals, because one may go to every process of a job. A child blocks those that its client blocks.
+LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. The
+server ends with its children when the process that started it ends, which closes its standard input. It blocks all
+other signals, because one may go to every process of a job.
 """
 
 import atexit
@@ -32,22 +32,14 @@ PATIENCE = 10.0  # seconds within which a request must arrive
 
 @dataclass(frozen=True)
 class Prepared:
-    """How the process of the server was prepared.
+    """How the process of the server was prepared."""
 
-    Attributes:
-        fixed: Environment variables that were read on import. A request with another value for one of them is refused.
-        in_child: Is called in each child, in its own environment, before its program.
-    """
-
-    fixed: Sequence[str] = ()
-    in_child: Callable[[], None] = lambda: None
+    fixed: Sequence[str] = ()  # variables that were read on import: a request with other values is refused
+    in_child: Callable[[], None] = lambda: None  # is called in each child, in its own environment, before its program
 
 
 class ForkRequest(NamedTuple):
-    """What a child must become: its arguments of `python`, its environment, folder, open files and blocked signals.
-
-    `files` are the numbers of the `received` descriptors in the child.
-    """
+    """What a child must become. `files` are the numbers of the `received` descriptors in the child."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -167,10 +159,7 @@ class Server:
 
 
 def become(request: ForkRequest, prepared: Prepared, inherited: dict[str, str]) -> None:
-    """Become the requested process, then run its program.
-
-    Variables with the same value are not set again, because the title of a process overwrites its first environment.
-    """
+    """Become the requested process, then run its program."""
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -183,7 +172,7 @@ def become(request: ForkRequest, prepared: Prepared, inherited: dict[str, str]) 
         os.close(copy)
     os.chdir(request.folder)
     for name, value in request.environment.items():
-        if os.environ.get(name) != value:
+        if os.environ.get(name) != value:  # because the title of a process overwrites its first environment
             os.environ[name] = value
     for name in inherited.keys() - request.environment.keys():
         os.environ.pop(name, None)

@@ -21,12 +21,8 @@ def serving(prepare: str) -> Iterator[None]:
     """Offer a server to this process and its children, through their environment, for the time of the block.
 
     The block does not wait for the server; the first clients do. An inner block uses the server of the outer one.
-    `prepare` is MODULE:FUNCTION, which imports and returns `server.Prepared`.
-
-    Warns:
-        RuntimeWarning: There is no server, so all processes start in the usual way. Either the path of the folder for
-            temporary files is too long for a socket, or no program may be executed there, or the server failed. A
-            failure is reported at the end.
+    `prepare` is MODULE:FUNCTION, which imports and returns `server.Prepared`. A RuntimeWarning says why there is no
+    server, so that all processes start in the usual way.
     """
     if environment():
         yield
@@ -37,6 +33,7 @@ def serving(prepare: str) -> Iterator[None]:
         executable.chmod(0o700)
         with socket.socket(socket.AF_UNIX) as listener:
             try:
+                # No program may be executed there, or the path is too long for a socket.
                 subprocess.run([executable, "-I", "-S", "-c", ""])  # otherwise Ray would wait for it without end
                 listener.bind(str(Path(name) / client.SOCKET))
             except OSError as error:

@@ -50,11 +50,7 @@ def read(folder: Path) -> Evaluation:
 
 
 def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
-    """Compare B with A, and write compare.json and compare.md. Differences are B minus A.
-
-    Raises:
-        ConfigError: A folder is not an evaluation, they share no problem, or two different problems have one id.
-    """
+    """Compare B with A (B minus A), and write compare.json and compare.md; a ConfigError if they share no problem."""
     a, b = read(folder_a), read(folder_b)
     shared = [name for name in a.rows if name in b.rows]
     if not shared:
@@ -99,10 +95,7 @@ def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
-    """The changes from A to B on the problems that both were asked.
-
-    A problem is gained if B solves it in at least half of its runs and A does not. It is lost if A does and B does not.
-    """
+    """A problem is gained if B, but not A, solves it in at least half of its runs, and lost the other way round."""
     rows_a, rows_b = a.rows[name], b.rows[name]
     ids = sorted(rows_a.keys() & rows_b.keys(), key=_natural)
     if not ids:

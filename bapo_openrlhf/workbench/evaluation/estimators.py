@@ -1,9 +1,8 @@
 """The estimators of the tables: avg@k, pass@k, maj@n, and bootstrap intervals over problems.
 
-Each of P problems was asked n times. Each response has a score, its reward mapped from the task's range to [0, 1]
-(`rewards.marks`), or 0 if the judge failed. A response is *solved* if it has full marks, a score of at least 1. avg@n
-is the mean score of a problem ("accuracy is averaged over 32 runs", Table 1). The value of a benchmark is the mean over
-its problems.
+Each of P problems was asked n times. A score is a reward mapped from the task's range to [0, 1] (`rewards.marks`), or 0
+if the judge failed. A response is *solved* if its score is at least 1. avg@n is the mean score of a problem ("accuracy
+is averaged over 32 runs", Table 1), and the value of a benchmark is the mean over its problems.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -37,12 +36,8 @@ def solved(scores: np.ndarray) -> np.ndarray:
 def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
     """Unbiased estimate of the probability that at least one of k responses is solved: 1 - C(n - c, k) / C(n, k).
 
-    This is Eq. 1 of arXiv 2107.03374. The fraction is computed as the product over i < k of (n - c - i) / (n - i). All
-    its factors are within [0, 1].
-
-    Args:
-        right: c, the number of solved responses of each problem, shape (P,), as the result.
-        n: Number of responses of each problem. k is within 1..n, or this raises a ValueError.
+    This is Eq. 1 of arXiv 2107.03374, with the fraction as the product over i < k of (n - c - i) / (n - i), all within
+    [0, 1]. `right` is c of each problem, of shape (P,), as the result. A k outside 1..n is a ValueError.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k is {k}; with {n} responses it must be within 1..{n}")
@@ -53,9 +48,8 @@ def pass_at_k(right: np.ndarray, n: int, k: int) -> np.ndarray:
 def majority(answers: Sequence[Hashable | None], is_solved: Sequence[bool]) -> float:
     """maj@n of one problem: the worth of the most frequent answer among its n responses (arXiv 2203.11171).
 
-    The worth of an answer is the share of its responses that are solved. It is 0 or 1 if the judge gives equal answers
-    equal scores. The paper does not define the worth of a tie; here it is the mean worth of the tied answers. A
-    response without an answer (None) does not vote. A vote without any answer is worth 0.
+    The worth of an answer is the share of its responses that are solved; of tied answers, for which the paper defines
+    none, it is their mean. A response without an answer (None) does not vote. A vote without any answer is worth 0.
     """
     by_answer: dict[Hashable, list[bool]] = {}
     for answer, right in zip(answers, is_solved, strict=True):
@@ -66,14 +60,10 @@ def majority(answers: Sequence[Hashable | None], is_solved: Sequence[bool]) -> f
 
 
 def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: int = RESAMPLES) -> np.ndarray:
-    """Bootstrap means: each is the mean over P problems that are drawn with replacement.
+    """Bootstrap means, each over P problems drawn with replacement (Efron and Tibshirani 1993, Ch. 6).
 
-    See Efron and Tibshirani, An Introduction to the Bootstrap (1993), Ch. 6.
-
-    Args:
-        values: One value for each problem, shape (P,), or (P, S) for S statistics that share the draws. The result has
-            shape (resamples,) or (resamples, S).
-        seed: The same seed and P give the same draws. Samples of different problems need different seeds.
+    `values` have shape (P,), or (P, S) for S statistics that share the draws, and the result (resamples,) or
+    (resamples, S). The same seed and P give the same draws, so samples of different problems need different seeds.
     """
     values = np.asarray(values, dtype=float)
     rng, count = np.random.default_rng(seed), len(values)
@@ -84,10 +74,9 @@ def resampled_means(values: np.ndarray, seed: int | Sequence[int], resamples: in
 def interval(means: np.ndarray) -> tuple[float, float]:
     """Percentile interval (low, high) of resampled means of shape (resamples,) (Efron and Tibshirani, Ch. 13).
 
-    The interval covers two kinds of chance: which problems are in the benchmark, and that each was asked only n times.
-    It does not cover another training seed, another prompt, another sampling temperature, or errors of the judge. With
-    30 problems it is wide (up to about 18 points on each side) and still a little too narrow: a 95 % interval covers
-    about 93 %. If all problems have the same value, the interval has no width. That does not mean certainty.
+    It covers the choice of the problems and of n responses, but no other training seed, prompt or temperature, and no
+    errors of the judge. With 30 problems it is wide (up to about 18 points on each side), and a 95 % interval covers
+    about 93 %. If all problems have the same value it has no width, which does not mean certainty.
     """
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -19,22 +19,16 @@ from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
 
 @dataclass(frozen=True)
 class SampledResponse:
-    """One response: `query` is prompt and response in one text, as a reward function gets it, `text` only the response.
+    """One response. Both texts have their special tokens."""
 
-    Both have their special tokens. `tokens` is the length of the response, and `truncated` whether it was cut there.
-    """
-
-    query: str
-    text: str
-    tokens: int
+    query: str  # prompt and response in one text, as a reward function gets it
+    text: str  # only the response
+    tokens: int  # of the response
     truncated: bool
 
 
 def problem_seed(seed: int, benchmark: str, problem: str) -> int:
-    """Seed of a problem's responses. It depends on nothing else, so a resumed evaluation draws the same responses.
-
-    vLLM adds the number of the response to it.
-    """
+    """Seed of a problem's responses, to which vLLM adds their numbers. A resumed evaluation draws the same ones."""
     digest = hashlib.blake2b(f"{seed}/{benchmark}/{problem}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2  # vLLM takes 63 bits.
 
@@ -42,17 +36,14 @@ def problem_seed(seed: int, benchmark: str, problem: str) -> int:
 def generate(
     request: Request, prompts: Mapping[tuple[str, str], EncodedPrompt], max_model_len: int
 ) -> Iterator[tuple[tuple[str, str], list[SampledResponse]]]:
-    """Ask each prompt `sampling.runs` times. Yields a prompt's key and responses as soon as it has all of them.
-
-    vLLM gets all prompts at once and works on them in order. So it is always busy, and a crash loses only the few
-    prompts that it works on. A RunError says that the model cannot be loaded, or that the engine failed.
-    """
+    """Ask each prompt `sampling.runs` times; yield its key and responses when it has all. RunError if vLLM fails."""
     machine.set_up()
     os.environ[ENGINE] = str(os.getpid())  # Then vLLM's engine process ends whenever this process ends.
     llm = None
     try:
         llm = _load(request, prompts, max_model_len)
         tokenizer = llm.get_tokenizer()
+        # vLLM works on all prompts in order, so a crash loses only the few that it works on.
         for key, output in _outputs(llm.llm_engine, prompts, request.sampling):
             yield key, [_response(tokenizer, output.prompt_token_ids, part) for part in output.outputs]
     except Exception as error:

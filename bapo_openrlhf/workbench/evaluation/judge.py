@@ -10,11 +10,7 @@ from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 
 
 class Judge:
-    """A reward file. Its `reward_func` judges one response at a time, with limits of time and memory.
-
-    Attributes:
-        answers: Whether the file has a function `answer`, which majority votes need.
-    """
+    """A reward file. Its `reward_func` judges one response at a time, with limits of time and memory."""
 
     def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
         """Load the file, and let it judge an empty response to one problem. A ConfigError says that it cannot."""
@@ -26,7 +22,7 @@ class Judge:
         except Exception as error:
             self.close()
             raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
-        self.answers = self._answer is not None
+        self.answers = self._answer is not None  # which majority votes need
 
     def score(self, query: str, prompt: str, label: Any, response: str) -> tuple[float, str | None]:
         """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""

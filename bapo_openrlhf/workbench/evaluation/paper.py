@@ -14,21 +14,13 @@ GRPO, DAPO, BAPO = "+GRPO (Guo et al., 2025)", "+DAPO (Yu et al., 2025)", "+BAPO
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        base: The model that was fine-tuned.
-        method: The printed method, or the base model's name in its own row. A star means that the paper took the row
-            from the method's own paper.
-        values: Percent, in the order of the block's benchmarks.
-        rollouts, kind: The last two columns of Table 1 (a). Table 1 (b) has none.
-    """
-
-    base: str
-    method: str
-    values: tuple[float, ...]
+    base: str  # the model that was fine-tuned
+    method: str  # as printed; a star means that the paper took the row from the method's own paper
+    values: tuple[float, ...]  # percent, in the order of the block's benchmarks
     average: float
-    rollouts: str | None = None
+    rollouts: str | None = None  # this and `kind` are only in Table 1 (a)
     kind: str | None = None
 
 

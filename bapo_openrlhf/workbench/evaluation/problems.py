@@ -37,41 +37,27 @@ COLUMNS = Columns()  # of the files of tasks
 
 @dataclass(frozen=True)
 class BenchmarkProblem:
-    """One problem of a benchmark.
+    """One problem of a benchmark."""
 
-    Attributes:
-        id: Unique within the benchmark.
-        input: The text of the prompt without chat markup, or a list of messages.
-        images: Paths or addresses in the order of the <image> tags in `input`.
-    """
-
-    id: str
-    input: Any
+    id: str  # unique within the benchmark
+    input: Any  # the text of the prompt without chat markup, or a list of messages
     label: Any
-    images: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()  # paths or addresses in the order of the <image> tags in `input`
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Problems and the file that judges them.
-
-    Attributes:
-        title: Name in the tables.
-        sha256: Digest of the file of the problems.
-        problems: The first problems of the file, up to the limit.
-        size: Number of problems in the file.
-        generator: The generator that made the problems. None means that they are published, or the user's.
-    """
+    """Problems and the file that judges them."""
 
     name: str
-    title: str
+    title: str  # name in the tables
     file: Path
-    sha256: str
+    sha256: str  # of the file of the problems
     reward: Path
-    problems: tuple[BenchmarkProblem, ...]
-    size: int
+    problems: tuple[BenchmarkProblem, ...]  # the first of the file, up to the limit
+    size: int  # number of problems in the file
     columns: Columns
-    generator: str | None = None
+    generator: str | None = None  # what made the problems; None if they are published, or the user's
     reward_range: Range = UNIT
 
 
@@ -79,16 +65,10 @@ def load(
     spec: str, data: Path, reward: Path | None, limit: int | None, reward_range: Range = UNIT,
     columns: Columns = COLUMNS, *, chat: bool = False,
 ) -> Benchmark:  # fmt: skip
-    """The benchmark that a word of the command line names: a task's benchmark, or NAME=FILE.
+    """The benchmark that a word names: a task's, or NAME=FILE. A ConfigError says what is wrong with its files.
 
-    Args:
-        data: The folder that `bapo-openrlhf prepare` wrote to. It has a folder for each task.
-        reward, reward_range, columns: Those of benchmarks given as NAME=FILE. Those of tasks are always the same.
-        limit: The most problems. None means all.
-        chat: Whether a prompt may be a list of messages.
-
-    Raises:
-        ConfigError: The benchmark is unknown, a file is missing, or a row is not a problem.
+    `data` has a folder for each task. Only NAME=FILE has the given `reward`, `reward_range` and `columns`. With `chat`
+    a prompt may be a list of messages.
     """
     name, equals, path = spec.partition("=")
     if equals:

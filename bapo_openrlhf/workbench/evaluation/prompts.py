@@ -14,39 +14,23 @@ from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in the form that vLLM gets.
+    """A prompt in the form that vLLM gets."""
 
-    Attributes:
-        text: The text with chat markup.
-        token_ids: Tokens of the text, with one placeholder for each image.
-        images: Paths or addresses of the images.
-        length: Number of tokens that the model sees, including those of the images.
-    """
-
-    text: str
-    token_ids: list[int]
-    images: tuple[str, ...]
-    length: int
+    text: str  # with chat markup
+    token_ids: list[int]  # of the text, with one placeholder for each image
+    images: tuple[str, ...]  # paths or addresses
+    length: int  # tokens that the model sees, including those of the images
 
 
 class Prompter:
     """Makes prompts with a model's own tokenizer, or with its processor if there are images.
 
-    Attributes:
-        chat: Whether the tokenizer's chat template is applied.
-        note: A message to the user if a chat template was wanted and the tokenizer has none, otherwise None.
-        longest: Most tokens of prompt and response together that the model allows. None means that its configuration
-            does not say.
+    `chat` says whether the chat template is applied, and `note` that one was wanted and is not there. `longest` are the
+    most tokens of prompt and response together, or None if the model does not say.
     """
 
     def __init__(self, model: str, *, chat: bool | str, images: bool) -> None:
-        """Load the tokenizer, or raise ConfigError if there is none that can make these prompts.
-
-        Args:
-            chat: Whether to apply the tokenizer's chat template if it has one, or a template with {} in place of the
-                text, as OpenRLHF's --data.input_template.
-            images: Whether any problem has images.
-        """
+        """Load the tokenizer; a ConfigError if none can make these prompts. `chat` may be a template with {}."""
         check_tokenizer("model", model)
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 

@@ -33,15 +33,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """What to evaluate: the flags of `bapo-openrlhf evaluate`, which says what each of them means.
-
-    A benchmark is the name of a task's, or NAME=FILE. `chat_template` is also a template with {} in place of the text.
-    Without `max_model_len` the model's own limit holds, and vLLM gets only as many tokens as the prompts need.
-    """
+    """What to evaluate: the flags of `bapo-openrlhf evaluate`, which says what each of them means."""
 
     model: str
     name: str
-    benchmarks: Sequence[str]
+    benchmarks: Sequence[str]  # the name of a task's, or NAME=FILE
     out: Path
     sampling: Sampling
     ks: Sequence[int]
@@ -50,9 +46,9 @@ class Request:
     reward_range: Range = UNIT
     limit: int | None = None
     columns: Columns = COLUMNS
-    chat_template: bool | str = True
+    chat_template: bool | str = True  # or a template with {} in place of the text
     skip_long: bool = False
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # without it the model's own limit, but no more tokens than the prompts need
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int | None = None

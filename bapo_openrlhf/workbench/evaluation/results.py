@@ -23,11 +23,7 @@ RESULTS = "results"
 def write(
     request: Request, benchmarks: Sequence[Benchmark], settings: Mapping[str, Any], too_long: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Make the estimates, write the three files, and return the content of results.json.
-
-    Args:
-        too_long: The problems that were left out, as (benchmark, id).
-    """
+    """Write the three files, and return results.json. `too_long` are the problems left out, as (benchmark, id)."""
     entries: dict[str, Any] = {}
     means: dict[str, np.ndarray] = {}
     for benchmark in benchmarks:
@@ -70,11 +66,7 @@ def write(
 def estimate(
     rows: Sequence[Mapping[str, Any]], ks: Sequence[int], seed: Sequence[int], reward_range: Range = UNIT
 ) -> tuple[dict[str, Estimate], np.ndarray]:
-    """The metrics of one benchmark, and the resampled means of its avg in percent, shape (resamples,).
-
-    The metrics are avg@runs, pass@k, maj@runs (if the reward file can tell answers) and truncated, in percent, and
-    tokens. `rows` are its finished problems, at least one.
-    """
+    """The metrics of one benchmark in percent and tokens, and resampled means of its avg, shape (resamples,)."""
     scores = estimators.scores_of(rows, reward_range)
     right = estimators.solved(scores)
     runs = scores.shape[1]
@@ -92,10 +84,7 @@ def estimate(
 
 
 def _averages(entries: Mapping[str, Any], means: Mapping[str, np.ndarray], runs: int) -> dict[str, Estimate]:
-    """The average of each of the paper's blocks that was run completely, by the block's title.
-
-    All benchmarks have the same weight. They are resampled independently.
-    """
+    """The average of each complete block of the paper. Benchmarks weigh the same, and are resampled independently."""
     averages = {}
     for block in paper.BLOCKS:
         if all(name in entries for name in block.benchmarks):

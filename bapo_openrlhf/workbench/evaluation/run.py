@@ -29,11 +29,9 @@ Key = tuple[str, str]  # benchmark and problem id
 
 
 def evaluate(request: Request) -> dict[str, Any]:
-    """Ask the problems that are not finished yet, write the results, and return the content of results.json.
+    """Ask what is not finished, write the results, and return results.json.
 
-    Raises:
-        ConfigError: The request is wrong, or another process evaluates in its folder. No model has been loaded yet.
-        RunError: Generation failed. Finished problems are kept.
+    A ConfigError comes before a model is loaded. After a RunError of the generation, finished problems are kept.
     """
     machine.prepare()  # before the hub's library is loaded, which reads its variables only once
     check(request)
@@ -95,11 +93,7 @@ def _digest(reward: Path) -> str:
 def _too_long(
     request: Request, benchmarks: Sequence[Benchmark], prompts: Mapping[Key, EncodedPrompt], longest: int | None
 ) -> list[Key]:
-    """The problems whose prompt leaves no room for a response.
-
-    Raises:
-        ConfigError: The request does not skip them, or no problem of a benchmark would be left.
-    """
+    """The problems whose prompt leaves no room for a response; a ConfigError unless they are skipped, and some left."""
     response = request.sampling.max_new_tokens
     keys = [key for key, prompt in prompts.items() if longest is not None and prompt.length + response > longest]
     nothing_left = any(all((b.name, problem.id) in keys for problem in b.problems) for b in benchmarks)

@@ -1,7 +1,6 @@
 """An evaluation's folder: settings.json, and BENCHMARK.jsonl with one line for each problem.
 
-A line is written as soon as the problem's responses have been judged. If the process is killed, only the last line can
-be incomplete, and the next start cuts it off. So the same command resumes an evaluation.
+A line is written as soon as it is judged. The next start cuts off an incomplete last line, and resumes.
 """
 
 import json
@@ -55,11 +54,7 @@ _ROW = shapes.fields(
 
 
 def files_of(model: str) -> str:
-    """What tells a model's files from those of another checkpoint in the same place. A model on the hub is its name.
-
-    Raises:
-        ConfigError: There is no such folder.
-    """
+    """What tells a model's files from another checkpoint's in the same place; its name if it is on the hub."""
     check_model("model", model)
     folder = at_home(model)
     if not folder.is_dir():
@@ -70,16 +65,10 @@ def files_of(model: str) -> str:
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Check that results with these settings may be added to those in a folder.
+    """Check that results with these settings may be added to a folder's; a ConfigError names the first difference.
 
     More benchmarks, a larger limit, and other names and paths of the same things are allowed, and another range of
     rewards, because the rows have rewards as they were given.
-
-    The settings are {"name", "model": {"path", "files"}, "sampling": {...}, "chat_template", "limit", "benchmarks":
-    {name: {"file", "sha256", "columns", "reward", "reward_sha256", "reward_range"}}}.
-
-    Raises:
-        ConfigError: The settings differ. The message names the first difference.
     """
     path = folder / SETTINGS
     if not path.is_file():
@@ -137,15 +126,10 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
-    """The finished problems of a benchmark by id. An incomplete last line is ignored.
+    """The finished problems of a benchmark by id, without an incomplete last line; a ConfigError if another is no row.
 
-    A row is {"id", "input", "prompt", "label", "responses", "scores", "failures", "answers", "tokens", "truncated"}.
-    The last six have one entry for each response. An entry of `failures` is null if the judge gave a score; otherwise
-    it is the kind of the failure, and the score is 0. An entry of `answers` is null if there is no answer, and
-    `answers` itself is null if the reward file cannot tell answers.
-
-    Raises:
-        ConfigError: A complete line is not a row.
+    A row is that of `run._row`. Of `failures`, null means that the judge gave a score; otherwise it is the kind of the
+    failure, and the score is 0. Of `answers`, null is no answer, and without a function `answer` there is no list.
     """
     rows = record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")
     return {row["id"]: row for row in rows}
@@ -159,11 +143,7 @@ def cut_torn_line(folder: Path, benchmark: str) -> None:
 
 
 def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:
-    """Add one problem. If the file cannot hold it, nothing of it stays.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Add one problem. If the file cannot hold it, nothing of it stays, and the OSError is raised."""
     path = folder / f"{benchmark}.jsonl"
     before = path.stat().st_size if path.exists() else 0
     try:

@@ -33,10 +33,7 @@ def lines(
     y_domain: Domain | None = None,
     zero: bool = False,
 ) -> alt.LayerChart:
-    """Lines over a common axis, with their bands. Curves of few points have these marked.
-
-    The curves are thinned before. `x` and `y` are titles of the axes, with units. `zero` says that y starts at 0.
-    """
+    """Lines over a common axis, with their bands. `x` and `y` are titles with units; with `zero`, y starts at 0."""
     parts = [
         pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy(), "curve": str(place), "faint": curve.faint})
         for place, curve in enumerate(curves)
@@ -71,11 +68,7 @@ def _band(curve: Curve, places: dict[str, Any]) -> alt.Chart:
 def areas(
     layers: Sequence[Curve], over: Sequence[Curve] = (), *, width: int, last_step: int, y: str, top: float
 ) -> alt.LayerChart:
-    """Amounts stacked over the steps, with a column for each bin, and lines over them.
-
-    Layers come from below, each binned by `width` steps, as the lines. A bin without a point counts as 0. `top` is the
-    same for all charts that are to be compared.
-    """
+    """Amounts stacked over the steps, in bins of `width`, and lines over them. Charts that are compared share `top`."""
     places = {
         "x": _x(STEP, alt.Scale(domain=[0.5, last_step + 0.5], nice=False)),
         "y": alt.Y("y:Q", scale=alt.Scale(domain=[0, top], nice=True), axis=_y_axis(y)),
@@ -158,10 +151,7 @@ def matrix(counts: pd.DataFrame, *, x: str, y: str) -> alt.LayerChart:
 
 
 def intervals(rows: pd.DataFrame, *, x: str) -> alt.LayerChart:
-    """A line for each row, from above: its value, and its interval if it has one.
-
-    The columns are name, value, low, high (NaN without an interval) and colour. The names are different.
-    """
+    """A line for each row, from above: different names, value, low, high (NaN without an interval) and colour."""
     names = alt.Axis(title=None, labelLimit=230, ticks=False, domain=False, grid=True)
     base = alt.Chart(rows).encode(
         y=alt.Y("name:N", sort=None, axis=names), color=alt.Color("colour:N", scale=None, legend=None)

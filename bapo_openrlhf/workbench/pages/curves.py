@@ -23,15 +23,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart: y by x in ascending order; thin and pale if it is `faint`.
-
-    `band` has the ends of an area around the line, in the columns low and high, by x.
-    """
+    """One line of a chart: y by x in ascending order."""
 
     key: Key
     values: pd.Series
-    faint: bool = False
-    band: pd.DataFrame | None = None
+    faint: bool = False  # thin and pale
+    band: pd.DataFrame | None = None  # the ends of an area around the line, in the columns low and high, by x
 
 
 def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
@@ -60,10 +57,7 @@ def bin_width(last_step: int, most: int) -> int:
 
 
 def binned(values: pd.Series, width: int, *, peaks: bool = False) -> pd.Series:
-    """One point for steps 1..width, one for width + 1..2 width, and so on. Its x is the middle of the steps.
-
-    Its y is the mean of the values that are there, or with `peaks` the largest. A bin without a value is left out.
-    """
+    """A point at the middle of each `width` steps that have values: their mean, or with `peaks` the largest."""
     if width == 1:
         return values
     bins = values.groupby((values.index.astype(int) - 1) // width)

@@ -37,27 +37,18 @@ THEME: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page.
-
-    Attributes:
-        says: What it shows, in one plain sentence.
-        chart: The chart without a size; None if there is nothing to draw.
-        summary: The numbers in words, for readers who do not see the picture. They are in `table`, too.
-        paper, run: The figure of the paper that corresponds to it; the run that it shows, empty if it shows all.
-        keys: The legend, which the page shows above the chart.
-        wide, height: Whether it gets more room than other figures; its height in pixels, 0 for the usual one.
-    """
+    """A figure of a page."""
 
     title: str
-    says: str
-    chart: AnyChart | None = None
-    summary: str = ""
+    says: str  # what it shows, in one plain sentence
+    chart: AnyChart | None = None  # without a size; None if there is nothing to draw
+    summary: str = ""  # the numbers in words, for readers who do not see the picture
     table: Table | None = None
-    paper: str = ""
-    run: str = ""
-    keys: Sequence[Key] = ()
-    wide: bool = False
-    height: int = 0
+    paper: str = ""  # the figure of the paper that corresponds to it
+    run: str = ""  # the run that it shows; empty if it shows all
+    keys: Sequence[Key] = ()  # the legend, which the page shows above the chart
+    wide: bool = False  # more room than other figures
+    height: int = 0  # in pixels; 0 for the usual one
 
     def with_curves(self, curves: Sequence[Curve], chart: AnyChart, x: str, **more: Any) -> Self:
         """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
@@ -96,10 +87,7 @@ def swatch(key: Key) -> Markup:
 
 
 def save_svg(chart: AnyChart, path: Path) -> None:
-    """Write a chart, which has a size, to an SVG file that follows the reader's theme, light or dark.
-
-    The file has a background of its own, because the page around it may be of the other theme.
-    """
+    """Write a chart, which has a size, to an SVG file with a background, in the reader's theme, light or dark."""
     svg = vl_convert.vegalite_to_svg(
         {"padding": {"left": 28, "right": 20, "top": 16, "bottom": 16}, **specification(chart)}
     )

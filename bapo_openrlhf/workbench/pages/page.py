@@ -92,13 +92,10 @@ class Section:
 def render(
     names: Sequence[str], sections: Sequence[Section], *, command: str, lead: str = "", progress: Progress | None = None
 ) -> str:
-    """Sections as a whole page. The first is the outcome: it stands above the list of the others.
+    """Sections as a whole page, under `names` and `lead`. The first is the outcome, above the list of the others.
 
-    Args:
-        names: What the page is about; they are its heading.
-        command: The command that makes the page, which follows the names in the browser's title.
-        lead: What the page comes to, below its heading.
-        progress: Wraps the figures (and their number) while they are drawn.
+    `command` follows the names in the browser's title. `progress` wraps the figures (and their number) while they are
+    drawn.
     """
     todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
     drawings = {id(figure): drawings_of(figure) for figure in (progress(todo, len(todo)) if progress else todo)}

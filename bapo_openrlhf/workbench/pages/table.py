@@ -13,16 +13,12 @@ from bapo_openrlhf.workbench.pages.text import number
 
 @dataclass(frozen=True)
 class Table:
-    """A table and what is written around it: the title above it, and the notes below.
+    """A table and what is written around it: the title above it, and the notes below."""
 
-    The cells of `frame` are text, numbers, or None for nothing. The first `words` columns hold words, the others
-    numbers. The rows at the places `strong` stand out.
-    """
-
-    frame: pd.DataFrame
+    frame: pd.DataFrame  # cells of text, numbers, or None for nothing
     title: str = ""
-    words: int = 1
-    strong: frozenset[int] = frozenset()
+    words: int = 1  # columns that hold words, from the left; the others hold numbers
+    strong: frozenset[int] = frozenset()  # places of rows that stand out
     notes: Sequence[str] = ()
 
     @classmethod

@@ -28,10 +28,7 @@ STUDY = "GRPO in the first study, docs/results.md"
 
 @dataclass(frozen=True)
 class Constants:
-    """What a plan is computed from, in addition to the flags and a model's shape.
-
-    `sources` names the source of each value that replaced a field's default.
-    """
+    """What a plan is computed from, in addition to the flags and a model's shape."""
 
     gpu_bytes: float = _constant(80 * GIB, "bytes", "memory of a GPU", "data sheet")
     gpus_per_machine: int = _constant(8, "GPUs", "number in a machine", ASSUMED)
@@ -54,7 +51,7 @@ class Constants:
     hard_share: float = _constant(0.469, "of fresh groups", "mean reward is at most c1", STUDY)
     leaving_share: float = _constant(0.171, "of re-evaluated prompts", "above c1, so they leave the buffer", STUDY)
     improved_share: float = _constant(0.157, "of re-evaluated prompts", "mean is above c1 and below 1: X2", STUDY)
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # of the values that replaced a default
 
     @property
     def usable_bytes(self) -> float:

@@ -11,17 +11,11 @@ from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 @dataclass(frozen=True)
 class Groups:
-    """Expected numbers of groups in one step, so they are not whole.
+    """Expected numbers of groups in one step, so they are not whole."""
 
-    Attributes:
-        fresh: Groups that are generated for prompts of the data.
-        again: Groups that are generated to re-evaluate hard prompts.
-        x1, x2, x3: Groups that are trained on, by source.
-    """
-
-    fresh: float
-    again: float
-    x1: float
+    fresh: float  # generated for prompts of the data
+    again: float  # generated to re-evaluate hard prompts
+    x1: float  # x1, x2 and x3 are trained on, by source
     x2: float
     x3: float
 
@@ -35,12 +29,10 @@ class Groups:
 
 
 def kept_share(workload: Workload, constants: Constants) -> float:
-    """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1].
-
-    For top_p it is the most: the groups with the highest variance make up more of the sum than of the groups.
-    """
+    """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]; for top_p the most."""
     adapt, signal = workload.args.adapt, constants.signal_share
     shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": UNIFORM}
+    # The groups with the highest variance make up more of top_p's sum than of the groups.
     return {**shares, "top_p": signal * adapt.top_p_share, "none": 1.0}[adapt.filter]
 
 
@@ -116,16 +108,10 @@ def critic_groups(algorithm: Algorithm, workload: Workload, groups: Groups, step
 
 
 def happenings(delay: int, every: int, steps: int) -> tuple[int, int, int]:
-    """What happens in the steps 0 ... steps - 1 of a run, counted in closed form.
+    """Numbers of syncs, of re-evaluations, and of those between two syncs in the steps 0 ... steps - 1, in closed form.
 
-    Args:
-        delay: v, steps between two syncs.
-        every: m, steps between two re-evaluations. 0 means none.
-
-    Returns:
-        Number of syncs of the delayed rollout policy, which follow each v-th update; number of re-evaluations, which
-        come every m steps, first at t = m; and how many of these are between two syncs. Only for them the engines get
-        today's weights in addition.
+    Syncs follow each v-th update (`delay`). Re-evaluations come every m steps (`every`; 0: never), first at t = m. Only
+    for those between two syncs the engines get today's weights in addition.
     """
     last = steps - 1
     again = last // every if every else 0

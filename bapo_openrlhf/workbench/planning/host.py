@@ -11,24 +11,14 @@ from bapo_openrlhf.workbench.planning.workload import Algorithm, Workload
 
 @dataclass(frozen=True)
 class Host:
-    """What a run keeps outside its GPUs.
+    """What a run keeps outside its GPUs, in bytes."""
 
-    Attributes:
-        engines: Bytes of the engines' weights while they sleep, in all machines together.
-        delayed: Bytes of the delayed rollout weights, which each engine keeps if something is generated with today's
-            weights between two syncs.
-        optimizers: Bytes of the optimizers' states while the models sleep, or always with `--ds.adam_offload`.
-        machines: Number of machines, which have equal parts of these three.
-        object_store: Bytes that Ray may take on each machine for what its processes hand to one another.
-        checkpoint: Bytes on the disk of one checkpoint of all trained models.
-    """
-
-    engines: float
-    delayed: float
-    optimizers: float
-    machines: int
-    object_store: float
-    checkpoint: float
+    engines: float  # the engines' weights while they sleep, in all machines together
+    delayed: float  # delayed rollout weights, if something is generated with today's between two syncs
+    optimizers: float  # the optimizers' states while the models sleep, or always with `--ds.adam_offload`
+    machines: int  # number of machines, which have equal parts of these three
+    object_store: float  # that Ray may take on each machine for what its processes hand to one another
+    checkpoint: float  # on the disk, one checkpoint of all trained models
 
     @property
     def machine(self) -> float:
@@ -37,11 +27,7 @@ class Host:
 
 
 def host_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Host:
-    """What a run on `total` GPUs keeps outside them. A critic has the actor's shape.
-
-    An engine sleeps on level 1 of vLLM, and then has its weights on the host. Ray's store of objects is a share of the
-    machine's memory, up to a limit, so it grows with what the machine must hold.
-    """
+    """What a run on `total` GPUs keeps outside them. A critic has the actor's shape. Engines sleep on level 1."""
     args, models = workload.args, len(algorithm.trained)
     size = tensor_parallel(shape, workload, constants) or constants.gpus_per_machine
     weights = shape.weight_bytes * max(workload.gpus_of("engines", algorithm, total) // size, 1)
@@ -53,5 +39,6 @@ def host_memory(shape: ModelShape, workload: Workload, constants: Constants, alg
     on_host = args.ds.adam_offload or (args.train.colocate_all and args.ds.enable_sleep)
     optimizers = models * states if on_host else 0.0
     machines, share = math.ceil(total / constants.gpus_per_machine), constants.object_store_share
+    # Ray's store is a share of the machine's memory, so it grows with what the machine must hold.
     store = min((engines + delayed + optimizers) / machines * share / (1 - share), constants.object_store_most_bytes)
     return Host(engines, delayed, optimizers, machines, store, models * (shape.weight_bytes + states))

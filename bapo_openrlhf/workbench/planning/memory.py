@@ -23,9 +23,7 @@ def model_state_bytes(
 ) -> float:
     """Bytes of a trained model's weights, gradients and optimizer on one GPU (arXiv 1910.02054).
 
-    Args:
-        zero_stage: Stage 0 shares nothing, 1 the optimizer, 2 also the gradients, 3 also the weights.
-        adapter: Parameters of a LoRA adapter. If there is one, only these have gradients and an optimizer.
+    Stage 1 shares the optimizer, 2 also the gradients, 3 also the weights. With LoRA only the `adapter` learns.
     """
     learning = adapter or parameters
     weights = BYTES * (parameters + adapter) / (ranks if zero_stage == 3 else 1)
@@ -35,10 +33,7 @@ def model_state_bytes(
 
 
 def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants, *, logits: bool) -> float:
-    """Bytes that one GPU keeps for the backward pass of a micro-batch of the longest samples.
-
-    With checkpointing all layers keep only their inputs, and one layer at a time is complete.
-    """
+    """Bytes that a GPU keeps for the backward pass of the longest samples; with checkpointing, inputs and one layer."""
     samples = workload.micro_samples("train")
     tokens = samples * workload.sample_tokens / workload.copies
     layer = shape.activation_bytes(workload.masked_tokens)
@@ -51,9 +46,8 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
 def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: float) -> float:
     """Bytes of the logits of a micro-batch of so many of the longest samples, on one GPU.
 
-    The output head takes only the responses' tokens, and holds a block of logits at a time, of which a tile is in fp32.
-    Tensor parallelism cuts the head, unless it is the matrix of the embeddings. OpenRLHF then holds the logits of all
-    tokens.
+    The output head holds a block of the responses' logits at a time, of which a tile is in fp32. If tensor parallelism
+    cuts the head, which it does unless it is tied, OpenRLHF holds the logits of all tokens.
     """
     if workload.args.ds.tensor_parallel_size > 1 and not shape.tied:
         tokens = samples * workload.sample_tokens / workload.copies
@@ -80,15 +74,12 @@ def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants)
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest GPU by phase, and whether they fit: `word` is "fits" or a key of REASONS.
-
-    `engine_gpus` is None if no engine is large enough.
-    """
+    """Bytes on the fullest GPU by phase. `word` is "fits" or a key of REASONS."""
 
     generation: float
     experience: float
     training: float
-    engine_gpus: int | None
+    engine_gpus: int | None  # None if no engine is large enough
     word: str
 
     @property
@@ -100,8 +91,7 @@ class Memory:
 def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Memory:
     """Memory if `total` GPUs are shared as the workload says. Critic and reward model have the actor's shape.
 
-    A colocated model stays on the GPU while another role works: only its 16-bit weights if it sleeps (OpenRLHF keeps
-    them there), everything otherwise. An engine leaves nothing there if it sleeps, and its share otherwise.
+    While others work, a colocated model that sleeps keeps its 16-bit weights on the GPU, and a sleeping engine nothing.
     """
     args, size = workload.args, tensor_parallel(shape, workload, constants)
     adapter = shape.adapter_parameters(args.ds.lora.rank, args.ds.lora.target_modules)
@@ -156,9 +146,6 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
 
 def replay_bytes(workload: Workload, prompt: float, response: float, groups: float) -> float:
-    """Bytes of so many groups in the replay buffer, on the host, with so many tokens in each prompt and response.
-
-    A token has its id. A token of a response also has its log-prob, and with a reference model a second one.
-    """
+    """Bytes of so many groups on the host: an id for each token, and for a response's also one or two log-probs."""
     stored = TOKEN * (prompt + response) + LOG_PROB * (1 + workload.reference) * response
     return groups * workload.args.rollout.n_samples_per_prompt * stored

@@ -28,12 +28,10 @@ class Plan:
     gpu: str
 
     def counts(self, algorithm: Algorithm) -> dict[str, Any]:
-        """What an algorithm does on any model and number of GPUs.
+        """What an algorithm does on any model and GPUs: in an average step, but `rollouts` in the whole run.
 
-        Groups, `responses` and the tokens of responses in the updates of actor and critic (`update_tokens`,
-        `critic_tokens`) are those of an average step; `rollouts` are the responses of the whole run. The buffers are on
-        the host. `replay_bytes` are expected, and `replay_bytes_most` are those of a buffer full of the longest
-        samples. `hard_bytes` are those of a full hard buffer, which holds only prompts.
+        The buffers are on the host. `replay_bytes` are expected, and `replay_bytes_most` are those of a buffer full of
+        the longest samples.
         """
         workload, constants = self.workload, self.constants
         groups, (prompt, response) = average_groups(algorithm, workload, constants), workload.lengths(constants)

@@ -22,11 +22,8 @@ def most_ranks(workload: Workload, gpus: int) -> int:
 def lowest_stage(
     shape: ModelShape, gpus: int, workload: Workload, constants: Constants
 ) -> tuple[int, Memory] | tuple[None, None]:
-    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does.
-
-    For one rank it is 2, OpenRLHF's default, because all stages then take the same memory. It is never 0, because
-    DeepSpeed cannot put a model to sleep in it.
-    """
+    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does."""
+    # In stage 0 DeepSpeed cannot put a model to sleep. For one rank all are the same, and 2 is OpenRLHF's default.
     for stage in (1, 2, 3) if most_ranks(workload, gpus) > 1 else (2,):
         needed = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
         if needed.word == "fits":
@@ -35,16 +32,13 @@ def lowest_stage(
 
 
 def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
-    """The values of STAGE and RECOMPUTES for so many GPUs; None if the workload's other flags do not fit.
-
-    The stage is the lowest that fits if activations are computed again. They are kept if they fit in this stage. A plan
-    does not count images, so with images they are computed again.
-    """
+    """The lowest STAGE that fits with recomputation, and RECOMPUTES, false if it fits without; None if nothing fits."""
     stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
     if stage is None:
         return None
     kept = {STAGE: stage, RECOMPUTES: False}
     needed = gpu_memory(shape, workload.with_flags(kept), constants, workload.algorithm, gpus)
+    # A plan does not count images, so with images activations are computed again.
     return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 

@@ -14,13 +14,7 @@ BYTES = 2  # A weight, a key or a value in bf16.
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder with grouped-query attention and a gated MLP.
-
-    Attributes:
-        tied: Whether input and output embeddings are one matrix.
-        qkv_bias: Whether the query, key and value projections have biases (Qwen2).
-        qk_norm: Whether queries and keys have a norm of their own (Qwen3).
-    """
+    """The sizes of a decoder with grouped-query attention and a gated MLP."""
 
     name: str
     layers: int
@@ -30,9 +24,9 @@ class ModelShape:
     head_dim: int
     intermediate: int
     vocabulary: int
-    tied: bool = False
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    tied: bool = False  # input and output embeddings are one matrix
+    qkv_bias: bool = False  # the query, key and value projections have biases (Qwen2)
+    qk_norm: bool = False  # queries and keys have a norm of their own (Qwen3)
 
     @property
     def sides(self) -> dict[str, tuple[int, int]]:
@@ -57,10 +51,7 @@ class ModelShape:
         return embeddings + self.layers * (self.matrices + small) + self.hidden
 
     def adapter_parameters(self, rank: int, targets: Collection[str] | str) -> int:
-        """Number of weights of LoRA adapters of a rank: A has rank x width, and B height x rank (arXiv 2106.09685).
-
-        `targets` are the names of the matrices that have one, or "all-linear".
-        """
+        """Weights of LoRA adapters of `targets`: A has rank x width, and B height x rank (arXiv 2106.09685)."""
         adapted = self.sides if targets == "all-linear" else targets
         sizes = [sum(sides) for name, sides in self.sides.items() if name in adapted]
         return self.layers * rank * sum(sizes)
@@ -70,15 +61,11 @@ class ModelShape:
         return BYTES * self.parameters
 
     def activation_bytes(self, masked: int = 0) -> int:
-        """Bytes that one layer keeps of one token for the backward pass, in bf16.
+        """Bytes that one layer keeps of one token for the backward pass, in bf16 (as in arXiv 2205.05198, Sec. 4.1).
 
-        They are counted as in arXiv 2205.05198, Sec. 4.1, for transformers' modules with torch's attention. Each of the
-        layer's two norms keeps its input in fp32 and its result before and after its weight, attention keeps queries,
-        keys, values and its result, and the MLP keeps four arrays.
-
-        Args:
-            masked: Tokens of a padded sample; 0 without padding. The attention of padded samples has a mask with a
-                number for each pair of tokens, and repeats keys and values for each query head.
+        In transformers, each of the two norms keeps its input in fp32 and its result before and after its weight,
+        attention keeps queries, keys, values and its result, and the MLP four arrays. Attention of padded samples,
+        which have `masked` tokens, has a mask of all pairs of tokens, and repeats keys and values for each query head.
         """
         query, cache = self.heads * self.head_dim, self.kv_heads * self.head_dim
         norms = 2 * (8 * self.hidden + 4)

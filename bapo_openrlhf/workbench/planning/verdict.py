@@ -29,10 +29,7 @@ NO_FLAG = "No flag that the plan tries is enough: take more GPUs, GPUs with more
 
 
 def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constants: Constants, gpu: str) -> str:
-    """The sentences for one model and the configuration's own algorithm.
-
-    They are about the configuration's own number of GPUs if it is among `gpus`, and otherwise about the lowest.
-    """
+    """The sentences for one model, on the configuration's own number of GPUs, or on the lowest of `gpus`."""
     by_gpus = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
     number = workload.gpus if workload.gpus in gpus else min(gpus)
     one, name, asked = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")

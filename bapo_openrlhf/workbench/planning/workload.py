@@ -14,19 +14,13 @@ from bapo_openrlhf.workbench.planning.constants import Constants
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a plan must know about an algorithm.
-
-    Attributes:
-        adapted: Whether batch adaptation builds batches from X1, X2, X3, with a weight sync every v steps.
-        dynamic: Whether a group without signal is replaced by another one (DAPO).
-        reference: Whether a KL penalty to the reference model is possible. DAPO has none.
-    """
+    """What a plan must know about an algorithm."""
 
     name: str
-    adapted: bool = False
+    adapted: bool = False  # batches are built from X1, X2 and X3, with a weight sync every v steps
     critic: bool = False
-    dynamic: bool = False
-    reference: bool = True
+    dynamic: bool = False  # a group without signal is replaced by another one
+    reference: bool = True  # a KL penalty to the reference model is possible
 
     @property
     def trained(self) -> list[str]:
@@ -122,10 +116,7 @@ class Workload:
         return blocks_of(self.args, critic=algorithm.critic, reference=self.has_reference(algorithm))
 
     def gpus_of(self, role: str, algorithm: Algorithm, total: int) -> int:
-        """Number of GPUs of a role out of `total`. Blocks share them in the proportion of the configuration.
-
-        It is at least 1, so that a plan for fewer GPUs than blocks can say so instead of dividing by zero.
-        """
+        """GPUs of a role out of `total`, in proportion to the configuration; at least 1, because it is divided by."""
         blocks = self.blocks(algorithm).values()
         size = next(block.gpus for block in blocks if role in block.roles)
         return max(total * size // sum(block.gpus for block in blocks), 1)

@@ -23,42 +23,26 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare. None stands for all parts, for published data instead of a generator, and for the first style.
-
-    Attributes:
-        out: The folder of the files.
-        local: Local copies of published data by part.
-        style: Name of one of the task's prompts.
-        seed: Seed of the order in which shuffled parts are divided, and of generated problems.
-        limits: The most problems by part. Other parts have the number of the paper or of the generator.
-        drop_overlap: Whether training problems that are in a benchmark are left out. Otherwise they are only reported.
-        tokens: Counts the tokens of a prompt with chat markup, with the `tokenizer` that the manifest names.
-        max_tokens: The most tokens of a prompt if they are counted.
-    """
+    """What to prepare."""
 
     out: Path
-    parts: tuple[str, ...] | None = None
-    generator: str | None = None
-    local: Mapping[str, Path] = field(default_factory=dict)
-    style: str | None = None
-    seed: int = 0
-    limits: Mapping[str, int] = field(default_factory=dict)
-    drop_overlap: bool = False
-    tokens: Callable[[str], int] | None = None
-    max_tokens: int = 0
+    parts: tuple[str, ...] | None = None  # None: all
+    generator: str | None = None  # None: published data
+    local: Mapping[str, Path] = field(default_factory=dict)  # copies of published data, by part
+    style: str | None = None  # name of one of the task's prompts; None: the first
+    seed: int = 0  # of the order in which shuffled parts are divided, and of generated problems
+    limits: Mapping[str, int] = field(default_factory=dict)  # most problems by part; else the paper's or generator's
+    drop_overlap: bool = False  # leave out training problems that are in a benchmark, and do not only report them
+    tokens: Callable[[str], int] | None = None  # counts those of a prompt with chat markup, with `tokenizer`
+    max_tokens: int = 0  # the most of a prompt if they are counted
     tokenizer: str | None = None
 
 
 def prepare(task: Task, request: Request) -> dict[str, Any]:
     """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part; write and return the manifest of all parts.
 
-    A part is kept if the manifest says that it was made from the same data in the same way, and the file has not
-    changed. So the same call resumes after an interruption. Benchmarks come first because the training data is compared
-    with them.
-
-    Raises:
-        ConfigError: A part, prompt or generator is unknown, data cannot be read, no row can be used, or the overlap
-            with a benchmark is to be dropped that is not prepared.
+    A part is kept if it was made from the same data in the same way, so the same call resumes. Benchmarks come first
+    because the training data is compared with them. A ConfigError says what is unknown, or cannot be read or used.
     """
     _check(task, request)
     request.out.mkdir(parents=True, exist_ok=True)
@@ -175,10 +159,7 @@ def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any])
 
 
 class _Build:
-    """One part while it is made.
-
-    `left_over` problems belong to another part of the same source, or are beyond the limit.
-    """
+    """One part while it is made. `left_over` problems are of another part of the source, or beyond the limit."""
 
     def __init__(self, task: Task, name: str, request: Request) -> None:
         self.task, self.name, self.request = task, name, request
@@ -187,7 +168,6 @@ class _Build:
         self.rejected: list[dict[str, Any]] = []
 
     def generated(self, size: int) -> Iterator[tuple[int, Problem]]:
-        """Generated problems with their numbers."""
         try:
             for problem in self.task.generate(self.request.generator, self.name, size, self.request.seed):
                 self.read += 1
@@ -196,7 +176,6 @@ class _Build:
             raise ConfigError(f"{self.name}: {error}") from None
 
     def published(self, source: SourceRows) -> list[tuple[int, Problem]]:
-        """The problems of this part, with their row numbers."""
         problems: list[tuple[int, Problem]] = []
         seen: dict[str, tuple[int, str]] = {}  # Row number and label by key.
         for number, row in tqdm(
@@ -228,7 +207,6 @@ class _Build:
         return chosen
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
-        """Write the rows of the part and the rejected rows. Returns the number of rows of the part."""
         prompt, tests = self.task.prompts[style], dict[str, list[str]]()
         if self.name == "train" and self.request.drop_overlap:
             tests = _tests(self.request.out, self.task.benchmarks)

@@ -34,25 +34,15 @@ class HubError(ConfigError):
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows that are still to be read, and their origin.
+    """Rows that are still to be read, and their origin."""
 
-    Attributes:
-        origin: What the manifest records. Equal data have equal origins, as far as that is known without reading.
-        rows: The rows, numbered from 1. In place of a row that cannot be read there is a BadRow with the reason.
-        size: The number of rows. None means that it is not known.
-    """
-
-    origin: dict[str, Any]
-    rows: Iterator[tuple[int, dict[str, Any] | BadRow]]
-    size: int | None
+    origin: dict[str, Any]  # in the manifest; equal data have equal origins, as far as is known without reading
+    rows: Iterator[tuple[int, dict[str, Any] | BadRow]]  # numbered from 1
+    size: int | None  # None if the number of rows is not known
 
 
 def open_source(part: str, source: Source, local: Path | None) -> SourceRows:
-    """Open a source, or its local copy if one is given.
-
-    Raises:
-        ConfigError: The data cannot be reached or read, or lack a column of the source. It begins with the part.
-    """
+    """Open a source, or its local copy; a ConfigError names the part if it cannot be read or lacks a column."""
     opened = _local(part, source, local) if local is not None else _hub(part, source)
     return SourceRows(opened.origin, _with_columns(part, source, opened), opened.size)
 

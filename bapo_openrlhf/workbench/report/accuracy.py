@@ -38,12 +38,11 @@ def _with_bins(groups: pd.DataFrame) -> pd.DataFrame:
 
 
 def passes(groups: pd.DataFrame) -> pd.DataFrame:
-    """How many prompts were in each accuracy bin, at first sight and after each pass through the data (Fig. 7, 13).
+    """How many prompts were in each accuracy bin 0..G (columns) at first sight, and after each pass (Fig. 7, 13).
 
     A pass is as many fresh groups as there are different prompts; it ends with the step that reaches them. Groups
     without a mean reward count for the pass, not for the bins. Of many passes, MAX_PASSES evenly spaced ones are kept.
-    There is a row for "first" and for each number of passes, and a column for each bin 0..G. Each prompt is counted in
-    the bin of its latest group until then, at "first" in that of its first group.
+    Each prompt is counted in the bin of its latest group until then.
     """
     groups = groups.reset_index(drop=True)
     known = _with_bins(groups)
@@ -70,10 +69,7 @@ def evenly(count: int, most: int) -> list[int]:
 
 
 def migration(groups: pd.DataFrame) -> pd.DataFrame:
-    """How many prompts went from the bin of their first group (rows) to that of their latest (columns), 0..G (Fig. 15).
-
-    Only prompts with at least two groups count.
-    """
+    """How many prompts went from the bin of their first group (rows) to that of their latest (columns) (Fig. 15)."""
     by_prompt = _with_bins(groups).groupby("prompt")["bin"].agg(["first", "last", "size"])
     moved = by_prompt[by_prompt["size"] > 1]
     bins = range(group_size(groups) + 1)

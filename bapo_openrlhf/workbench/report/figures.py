@@ -26,18 +26,12 @@ BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a page, or the arms of a study as pooled runs, with what their figures share.
-
-    Attributes:
-        study_steps: The newest step of the study that the runs are arms of. 0 without a study.
-        points: The most points of a curve.
-        baseline: Whether the first run is the baseline of the others, in grey.
-    """
+    """The runs of a page, or the arms of a study as pooled runs, with what their figures share."""
 
     runs: Sequence[Run]
-    study_steps: int = 0
-    points: int = MAX_POINTS
-    baseline: bool = False
+    study_steps: int = 0  # the newest step of the study that the runs are arms of; 0 without a study
+    points: int = MAX_POINTS  # the most of a curve
+    baseline: bool = False  # the first run is the baseline of the others, in grey
 
     @property
     def last_step(self) -> int:

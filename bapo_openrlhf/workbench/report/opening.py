@@ -105,10 +105,7 @@ def _comparison(runs: Sequence[Run]) -> str:
 def _share(
     first: Run, other: Run, level: float, metric: str, share: str, equal: str, shown: Callable[[float], str]
 ) -> str:
-    """What the first run had spent when it reached the level, as a share of what the other had spent.
-
-    The two are about equal if the run that needed more was less than the noise below the level by then.
-    """
+    """What the first run spent until the level, as a share of the other's; equal if the slower was near it by then."""
     spent = {id(run): spent_until(run, metric, level) or 0.0 for run in (first, other)}
     slower = max((first, other), key=lambda run: spent[id(run)])
     curve = smoothed(slower.curve(REWARD, over=metric))

@@ -20,15 +20,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind, from the files of its record (`record/run_record.py`). All but its steps may be missing.
+    """What a run left behind, from its record (`record/run_record.py`). All but its steps may be missing."""
 
-    No two runs of a page have the same name. `groups` are those of `groups_frame`.
-    """
-
-    name: str
+    name: str  # different from that of any other run of a page
     rows: Sequence[Row]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    groups: pd.DataFrame = field(default_factory=pd.DataFrame)
+    groups: pd.DataFrame = field(default_factory=pd.DataFrame)  # of `groups_frame`
     answers: Sequence[Row] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
     evaluations: Sequence[Row] = ()
@@ -48,10 +45,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The finite numbers of the rows, by step, and in the column "seconds" what all steps until then took.
-
-        The seconds end before the first step whose time is not recorded.
-        """
+        """The finite numbers of the rows by step, and "seconds" of all steps until then, if all are known."""
         finite = [{key: float(value) for key, value in row.items() if is_number(value)} for row in self.rows]
         frame = pd.DataFrame(finite).set_index([[row["step"] for row in self.rows]])
         seconds = frame["timing/step_total"] if "timing/step_total" in frame else pd.Series(np.nan, index=frame.index)
@@ -69,21 +63,14 @@ class Run:
 
 
 def groups_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows of groups.jsonl as a frame, in the order of the file. A mean that is no finite number is NaN.
-
-    Groups with a prefix are left out, because they do not tell how hard their prompts are.
-    """
+    """Rows of groups.jsonl as a frame, without those with a prefix, which do not tell how hard their prompts are."""
     rows = [row for row in rows if row.get("source") != "prefixed"]
     frame = pd.DataFrame(rows)
     return frame.assign(mean=[row["mean"] if is_number(row["mean"]) else np.nan for row in rows]) if rows else frame
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs. Runs of the same name get the names of their folders.
-
-    Raises:
-        ConfigError: A folder is given twice, is not there, or is no run's; or a file in it is broken.
-    """
+    """Read runs. Those of the same name are named by folder. A ConfigError if one is no run's, or is given twice."""
     places = [folder.resolve() for folder in folders]
     for index, folder in enumerate(folders):
         if places[index] in places[:index]:

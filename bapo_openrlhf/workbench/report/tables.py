@@ -93,10 +93,7 @@ def share(count: float, of: float) -> str:
 
 
 def cost_of(run: Run) -> dict[str, float | None]:
-    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it.
-
-    It trained on the tokens of responses and of worked solutions, in each epoch.
-    """
+    """What a run spent, by the names on the page (Table 2 and Fig. 9); None if the record does not say it."""
     totals = ("rollouts/total", "tokens/generated_total", "tokens/trained_total")
     responses, generated, trained = (next(reversed(run.curve(total).to_list()), None) for total in totals)
     epochs = run.config.get("train.max_epochs") or 1

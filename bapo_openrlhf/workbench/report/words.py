@@ -18,10 +18,7 @@ _OTHER = "The method or the reward function reports this number."
 
 
 def figure_of(metric: str, run: str = "") -> Figure:
-    """A figure of a metric, with {} for a source, without a chart. The page marks flags without the catalogue's marks.
-
-    A metric that is not in the catalogue is one of a method, or what a reward function returns.
-    """
+    """A figure, without a chart, of a metric with {} for a source. Flags lose their marks: the page makes its own."""
     known = _CATALOGUE.get(metric.replace("{}", "SOURCE"))
     title, says = (known.title, known.sentence.replace("`", "")) if known else (metric, _OTHER)
     return Figure(title, says, paper=PAPER.get(metric, ""), run=run)

@@ -35,10 +35,9 @@ def source_folder(flag: str, name: str) -> Path:
 def make_small_model(
     name: str, source: Path, folder: Path, *, cpu: bool, dtype: str, scores: bool = False
 ) -> list[Reduction]:
-    """Write a model with the architecture and the vocabulary of another one, but two layers and random weights.
+    """Write a model with the files of `source`, but two layers and random weights; return the sizes that are smaller.
 
-    Everything in the folder `source` that is not weights is copied. On a CPU widths shrink, too. `scores` says that it
-    is a reward model, `dtype` is as in --ds.param_dtype. Returns the sizes that are smaller.
+    On a CPU widths shrink, too. `scores` says that it is a reward model, and `dtype` is as in --ds.param_dtype.
     """
     machine.prepare()
 
@@ -71,10 +70,7 @@ def make_small_model(
 
 
 def _say_no_places(model: Any, ids: list[int]) -> None:
-    """Make the model never say the tokens that stand for an image: it could not be trained on a place without one.
-
-    The first feature is the same for all tokens, and the output head holds it only against these.
-    """
+    """Make the model never say the tokens that stand for an image, because a place without one cannot be trained on."""
     import torch
 
     with torch.no_grad():
@@ -82,7 +78,7 @@ def _say_no_places(model: Any, ids: list[int]) -> None:
         words[:, 0] = 0.1  # as large as the others, which must still matter
         if head is not words:
             head[:, 0] = 0.0
-        head[ids, 0] = -10.0
+        head[ids, 0] = -10.0  # against the first feature, which is the same for all tokens
 
 
 def changed_weights(before: Path, after: Path) -> bool:

@@ -56,10 +56,7 @@ class Reduction:
 
 
 def reductions(args: SimpleNamespace, *, cpu: bool, candidates: int = 1) -> list[Reduction]:
-    """The flags that a smoke run changes.
-
-    The method draws `candidates` prompts for each prompt for which it generates responses.
-    """
+    """The flags that a smoke run changes. The method draws `candidates` prompts for each that it generates for."""
     given = flags_of(args)
     changes = {**_short(args, candidates), **(_on_the_cpu(args, candidates) if cpu else {})}
     return [Reduction(name, given[name], used, why) for name, (used, why) in changes.items() if given.get(name) != used]
@@ -92,7 +89,6 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
 
 
 def _on_the_cpu(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
-    """What needs a GPU is off; fewer ranks and engines; a small batch of short responses."""
     changes = {name: (value, NO_GPU) for name, value in {**ON_THE_CPU, **OFF_ON_THE_CPU}.items()}
     few = "a CPU carries few processes"
     ranks = {}
@@ -157,10 +153,7 @@ def _models(args: SimpleNamespace) -> list[str]:
 
 
 def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> Iterator[Reduction]:
-    """Make a part of a model's configuration smaller, in place: LAYERS layers; on the CPU also the least widths.
-
-    `name` is the part's in the list of changes. `hidden` is the width of the text part, which the vision part feeds.
-    """
+    """Make part of a model's configuration smaller, in place. `hidden` is the width of the text that it feeds."""
     depths = {"num_hidden_layers": LAYERS, "depth": LAYERS}
     heads = getattr(part, "num_attention_heads", None)
     head = getattr(part, "head_dim", None) or (part.hidden_size // heads if heads else None)

@@ -26,9 +26,8 @@ reward_func = by_hash(load("reward.remote_url", Path(file)).reward_func if file 
 def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: float) -> Callable[..., dict[str, Any]]:
     """A reward function that calls `function`, but returns a reward that the text decides.
 
-    A random model solves nothing, so all its groups would have equal rewards and nothing to learn from. The prompt
-    decides the chance of a good response, the response whether it is good. `low` and `high` are their rewards. What
-    `function` raises is raised, and what it returns is checked. It is None if rewards come from elsewhere.
+    A random model solves nothing, so all its groups would have equal rewards. The prompt decides the chance of a good
+    response, the response whether it is good: `high` or `low`. Without a `function` rewards come from elsewhere.
     """
 
     def reward_func(queries: list[str], prompts: list[str], labels: list[Any], responses: list[str]) -> dict[str, Any]:

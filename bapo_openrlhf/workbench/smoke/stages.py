@@ -47,14 +47,11 @@ def survivors(mark: str) -> list[str]:
 
 @dataclass
 class Stages:
-    """The stages of a smoke run. Each is said as soon as it has ended. `mark` marks the processes of the run.
+    """The stages of a smoke run. Each is said as soon as it has ended."""
 
-    `say` prints a line, `show` says on a terminal what goes on now, and `now` is its name.
-    """
-
-    mark: str
-    say: Callable[[str], None]
-    show: Callable[[str], None]
+    mark: str  # of the processes of the run
+    say: Callable[[str], None]  # prints a line
+    show: Callable[[str], None]  # says on a terminal what goes on now
     now: str = "checks"
 
     def begin(self, name: str) -> None:
@@ -90,11 +87,7 @@ class Stages:
                 time.sleep(0.1)
 
     def wait(self, until: Callable[[], bool], process: subprocess.Popen | None = None) -> None:
-        """Wait until something has happened.
-
-        Raises:
-            RunError: The process that makes it happen has ended before, or it takes too long.
-        """
+        """Wait until something has happened; a RunError if the process has ended before, or it takes too long."""
         begun = time.monotonic()
         while not until():
             if process is not None and process.poll() is not None and not until():

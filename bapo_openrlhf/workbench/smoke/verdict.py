@@ -18,10 +18,7 @@ Row = Mapping[str, Any]
 
 
 def findings(args: SimpleNamespace, folder: Path, last: int, weights: tuple[Path, Path]) -> Iterator[tuple[str, str]]:
-    """Each claim about a run that has ended, and what contradicts it; "" if nothing does.
-
-    `last` is the last step that the run should have made, and `weights` are the models before and after it.
-    """
+    """Each claim about a run to step `last`, and what contradicts it, or "". `weights` are those before and after."""
     rows = record.read_metrics(folder)
     steps = [row["step"] for row in rows]
     wrong = "" if steps == list(range(1, last + 1)) else f"its steps are {steps}, not 1 to {last}"

@@ -16,31 +16,20 @@ NO_WIDTH = 1e-9  # an interval that is narrower than this has no width
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim, with the numbers that it rests on. They are None if there is no pair of runs of one seed.
-
-    Attributes:
-        effect: The difference `better` - `than` (accuracy, curve, solved) or the ratio `better` / `than` (rollouts)
-            over the pairs.
-        better, than: The mean of the measure over the pairs, for each of the two arms. For rollouts it is the geometric
-            mean.
-        holds: Whether the claim holds; None if that is undecided.
-        notes: What a reader has to know about the numbers.
-    """
+    """The verdict on a claim, and its numbers, which are None if there is no pair of runs of the same seed."""
 
     claim: Claim
-    effect: Estimate | None
-    better: float | None
+    effect: Estimate | None  # over the pairs: `better` - `than`, or for rollouts `better` / `than`
+    better: float | None  # mean over the pairs, for rollouts the geometric one
     than: float | None
-    holds: bool | None
-    notes: Sequence[str] = ()
+    holds: bool | None  # None if that is undecided
+    notes: Sequence[str] = ()  # what a reader has to know about the numbers
 
 
 def judge(results: Results) -> list[Verdict]:
-    """A verdict on each claim.
+    """A verdict on each claim: it holds if the whole 95 % interval supports it, and fails if all of it contradicts it.
 
-    A claim holds if the whole 95 % interval supports it, fails if the whole interval contradicts it, and is undecided
-    otherwise. "Better" means a difference above 0, or a ratio of rollouts below 1. "About equal" means that the effect
-    is within the margin.
+    "Better" is a difference above 0, or a ratio of rollouts below 1. "About equal" is an effect within the margin.
     """
     return [_judge(results, claim) for claim in results.study.claims]
 

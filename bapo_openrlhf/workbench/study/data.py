@@ -42,10 +42,7 @@ Frame = TypeVar("Frame", pandas.DataFrame, pandas.Series)
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One seed of an arm, with a row for each evaluation during training, the final one last.
-
-    A row holds the "step", and the held-out accuracies as eval_BENCHMARK_passK.
-    """
+    """One seed of an arm. A row for each evaluation, the final one last, holds "step" and eval_BENCHMARK_passK."""
 
     arm: Arm
     seed: int
@@ -65,11 +62,7 @@ class StudyRun:
 
 
 def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
-    """All steps of all runs, one row per trainer step of a run.
-
-    It has the columns FIRST, where "done" says whether the run has ended; then, in alphabetical order, the metrics of
-    docs/metrics.md and the numbers of the evaluation after that step. A value that is not there, or no number, is NaN.
-    """
+    """A row per trainer step of a run: FIRST, then its metrics and evaluation. What is no number is NaN."""
     frames = []
     for study_run in runs:
         rows = _frame(study_run.run.rows)
@@ -180,11 +173,7 @@ class Results:
 
     @cached_property
     def pooled(self) -> dict[str, Run]:
-        """The seeds of each arm as one run, by the arm's name, so that the figures of a run can show an arm.
-
-        The metrics are means, and the groups are those of all seeds. A prompt of one seed is another prompt than the
-        same prompt of another seed, so each of them counts.
-        """
+        """The seeds of each arm as one run, by its name: mean metrics, all groups, and prompts that differ by seed."""
         return {arm.name: self._pool(arm) for arm in self.arms}
 
     def _pool(self, arm: Arm) -> Run:
@@ -204,9 +193,7 @@ class Results:
     def numbers(self) -> pandas.DataFrame:
         """What each run spent and reached; the index is (arm, seed).
 
-        Columns: finished; rollouts, tokens_trained and seconds of all steps; update_tokens, see UPDATED; reward_end,
-        the mean reward of the last steps; solved, of the prompts whose first group had no right response, the share
-        that a later group solved.
+        `solved` is the share of the prompts without a right response in their first group that a later group solved.
         """
         by_run = self.steps.groupby(RUN)
         finished = {study_run.key: study_run.finished for study_run in self.runs}
@@ -225,10 +212,7 @@ class Results:
 
     @cached_property
     def final(self) -> pandas.DataFrame:
-        """Final accuracy (pass@1) of each finished run on each benchmark; the index is (arm, seed).
-
-        A run without an accuracy on one of the benchmarks is left out. The rows are sorted.
-        """
+        """Final accuracy (pass@1) of each finished run that has all benchmarks, sorted; the index is (arm, seed)."""
         last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN).sort_index()
         return last.loc[self.numbers["finished"].reindex(last.index), self.benchmarks].dropna()
 
@@ -238,10 +222,7 @@ class Results:
 
     @cached_property
     def seconds(self) -> pandas.DataFrame:
-        """Seconds of a run by phase, the mean over the finished seeds; the index is the arm.
-
-        A phase that only some seeds of an arm have counts as 0 for the others. One that no seed has is NaN.
-        """
+        """Mean seconds of a finished run by phase, 0 for seeds that lack it, NaN if all do; the index is the arm."""
         names = [name.removeprefix(SECONDS) for name in self.steps if name.startswith(SECONDS) and name != ALL_SECONDS]
         spent = self.steps.groupby(RUN)[[SECONDS + name for name in names]].sum(min_count=1).set_axis(names, axis=1)
         by_arm = spent[self.numbers["finished"]].groupby("arm")
@@ -249,10 +230,7 @@ class Results:
         return by_arm.sum(min_count=1).div(by_arm.size(), axis=0)[ordered].dropna(axis=1, how="all")
 
     def measure(self, name: str, arms: Sequence[str]) -> pandas.Series:
-        """Final accuracy (the mean over the benchmarks), curve, rollouts, or solved; the index is (arm, seed).
-
-        Runs that have not finished, or do not have this number, are left out. A curve is compared among these arms.
-        """
+        """Accuracy, curve, rollouts or solved of the finished runs that have it; the index is (arm, seed)."""
         if name == "accuracy":
             return self.final.mean(axis=1)
         if name == "curve":
@@ -262,10 +240,9 @@ class Results:
     def curve(self, arms: Sequence[str], total: str = ROLLOUTS) -> pandas.Series:
         """Mean height of the learning curve of each finished run of these arms; the index is (arm, seed).
 
-        It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R. R is
-        the smallest number of responses at the last evaluation of any of these runs. The curve begins at the study's
-        `start`, or without it at the height of the run's first evaluation. A run without a response before its last
-        evaluation is left out. `total` is the column of `steps` that stands for the responses: a running total.
+        It is the area under the held-out accuracy from 0 to R responses, by the trapezoidal rule, divided by R, the
+        smallest number of responses at the last evaluation of any of these runs. It begins at the study's `start`, or
+        at the height of the first evaluation. `total` is the running total in `steps` that stands for the responses.
         """
         places = self.spent(self.accuracy, total).set_index(RUN)
         finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
@@ -291,10 +268,7 @@ class Results:
 
     @cached_property
     def evaluations(self) -> pandas.DataFrame:
-        """All evaluations: arm, seed, step, pass@1 on each benchmark, and accuracy, the mean over the benchmarks.
-
-        The accuracy is NaN if an evaluation lacks a benchmark.
-        """
+        """All evaluations: arm, seed, step, pass@1 per benchmark, and accuracy, their mean (NaN if one is lacking)."""
         rows = [
             {**row, "arm": study_run.arm.name, "seed": study_run.seed}
             for study_run in self.runs
@@ -325,10 +299,7 @@ class Results:
         return self.spent(reached, total).set_index(RUN)[total]
 
     def spent(self, places: pandas.DataFrame, total: str) -> pandas.DataFrame:
-        """The places (arm, seed, step, ...) with the column `total`: what the run's running total was at that step.
-
-        The total is 0 before the first step. A place after that, but before the first record of the total, is left out.
-        """
+        """The places (arm, seed, step, ...) with a running total then: 0 before the first step, dropped if unknown."""
         kinds = {"arm": str, "seed": int, "step": float}  # also if a table is empty
         known = self.steps[[*RUN, "step", total]].dropna().astype(kinds).sort_values("step")
         places = places.astype(kinds).sort_values("step", kind="stable")
@@ -338,11 +309,7 @@ class Results:
 
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
-    """Median and quartiles of the curves of several seeds, at each x where at least half of the curves are known.
-
-    Between two of its points a curve is a straight line. It is not known before its first and after its last point.
-    Empty curves are left out. The columns are low, median and high; the index is x.
-    """
+    """Quartiles (low, median, high) by x of the interpolated curves of seeds, if at least half are known there."""
     drawn = [curve for curve in curves if len(curve)]
     if not drawn:
         return pandas.DataFrame(columns=["low", "median", "high"], dtype=float)

@@ -1,8 +1,7 @@
 """The definition of a study, from its YAML file: arms, seeds, and the claims to test.
 
-An arm is a method on an advantage path (group-relative advantages or a critic). Every arm is run with every seed. The
-fields of the file are those of `Study`, with the arms under `methods`; docs/studies.md describes them, and
-configs/studies/countdown.yaml is an example.
+An arm is a method on an advantage path (group-relative advantages or a critic), and is run with every seed.
+docs/studies.md describes the fields of the file, and configs/studies/countdown.yaml is an example.
 """
 
 import re
@@ -28,22 +27,14 @@ NAME = re.compile(r"[A-Za-z0-9_.]+")
 
 @dataclass(frozen=True)
 class Arm:
-    """A method on an advantage path. Its own flags and files win over those of the study.
+    """A method on an advantage path. Its own flags and files win over those of the study."""
 
-    Attributes:
-        method: Its key among the study's methods, such as bapo_without_x2.
-        path: Either "group" (group-relative advantages) or "critic" (GAE).
-        label: Its name in tables and figures.
-        flags: By dotted name.
-        seeds: The seeds that it is run with. Empty means all seeds of the study.
-    """
-
-    method: str
-    path: str
-    label: str
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    method: str  # its key among the study's methods, such as bapo_without_x2
+    path: str  # "group" (group-relative advantages) or "critic" (GAE)
+    label: str  # its name in tables and figures
+    flags: Mapping[str, Any] = field(default_factory=dict)  # by dotted name
     config: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()  # empty: all seeds of the study
 
     @property
     def name(self) -> str:
@@ -55,53 +46,35 @@ class Arm:
 class Claim:
     """A sentence that the study tests with its numbers.
 
-    Attributes:
-        says: The claim in words.
-        source: The place that makes the claim, such as A.9 of the paper.
-        better, than: Names of the two arms that are compared.
-        measure: The number that is compared. "accuracy": held-out accuracy at the end. "curve": mean height of the
-            learning curve at equal responses (`Results.curve`). "rollouts": all generated responses; fewer are better.
-            "solved": of the prompts that failed at first, the share that was solved later.
-        ratio: The ratio of `better` to `than` that the source gives. It is shown, but decides nothing.
-        margin: If it is above 0, the claim is "about equal": the interval must lie within this distance of equality.
-            The distance is absolute for accuracy, curve and solved, and relative for rollouts.
+    `measure` is "accuracy" (held-out, at the end), "curve" (mean height of the learning curve, `Results.curve`),
+    "rollouts" (generated responses; fewer are better), or "solved" (share of the prompts that failed at first, solved
+    later).
     """
 
     says: str
-    source: str
-    better: str
+    source: str  # the place that makes the claim, such as A.9 of the paper
+    better: str  # an arm, as `than`
     than: str
     measure: str = "accuracy"
-    ratio: float | None = None
-    margin: float = 0.0
+    ratio: float | None = None  # of `better` to `than`, by the source; it is shown, but decides nothing
+    margin: float = 0.0  # above 0: "about equal", if the interval lies this near (relative for rollouts)
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study as its YAML file defines it.
-
-    Attributes:
-        name: The study's name, which is also that of its folder.
-        evaluations: Names of the data sets that are evaluated during training.
-        start: Held-out accuracy before the first step, the mean over `evaluations`. None if it is not known.
-        targets: Held-out accuracies to reach, lowest first.
-        config: YAML files of flags that all runs share. Later files win.
-        flags: Flags of all runs, by dotted name. They win over `config`.
-        prepare: Commands before the first run, each a list of words.
-        parallel: Number of runs at a time.
-    """
+    """A study as its YAML file defines it."""
 
     name: str
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
-    evaluations: tuple[str, ...] = ()
-    start: float | None = None
-    targets: tuple[float, ...] = ()
+    evaluations: tuple[str, ...] = ()  # data sets that are evaluated during training
+    start: float | None = None  # held-out accuracy before the first step, the mean over `evaluations`; None: unknown
+    targets: tuple[float, ...] = ()  # held-out accuracies to reach, lowest first
     claims: tuple[Claim, ...] = ()
-    config: tuple[str, ...] = ()
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    prepare: tuple[tuple[str, ...], ...] = ()
-    parallel: int = 1
+    config: tuple[str, ...] = ()  # YAML files of flags that all runs share; later files win
+    flags: Mapping[str, Any] = field(default_factory=dict)  # of all runs, by dotted name; they win over `config`
+    prepare: tuple[tuple[str, ...], ...] = ()  # commands before the first run, each a list of words
+    parallel: int = 1  # runs at a time
 
     @property
     def runs(self) -> list[tuple[Arm, int]]:
@@ -133,11 +106,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def read_study(path: Path, *, smoke: bool = False) -> Study:
-    """Read a study from its YAML file; with `smoke` only the methods of its field `smoke`, its flags and one seed.
-
-    Raises:
-        ConfigError: The file is not valid. The message names the file, the field, the value and what is allowed.
-    """
+    """Read a study; with `smoke` only its smoke methods, flags and one seed. A ConfigError names file and field."""
     try:
         content = _content(path)
         study = _study(content, path)

@@ -1,8 +1,4 @@
-"""The figures of a study's page.
-
-A chart of curves has at most FEW arms in addition to the baseline of their path, because more are hard to tell apart.
-Charts of one kind have the same axes.
-"""
+"""The figures of a study's page. Charts of one kind have the same axes."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -17,11 +17,7 @@ Draw = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running run
 
 @contextmanager
 def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> Iterator[Draw]:
-    """The callback for `runner.run_all`: it prints a line when a run ends, and draws bars on a terminal.
-
-    The time left is that of the steps left, at the speed of the steps so far. `steps` has the number of trainer steps
-    of each run, by its name.
-    """
+    """The callback for `runner.run_all`: a line when a run ends, and bars. `steps` has the steps of each run."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bars = Progress(

@@ -1,11 +1,8 @@
 """Runs the runs of a study: several at a time, each as `bapo-openrlhf train` in a process of its own.
 
-The folder OUT/runs/ARM-sSEED/ holds the record of one run (`record.run_record`), its command (command.json) and its
-output (output.log).
-
-A run is done when its folder has a summary.json. The same command continues a study that was stopped. Runs that are
-done stay as they are. A run that was interrupted continues from its last checkpoint, which a signal saves too; without
-one it starts again.
+The folder OUT/runs/ARM-sSEED/ holds the record of one run, its command (command.json) and its output (output.log). A
+run is done when it has a summary.json. The same command continues a study that was stopped: a run that was interrupted
+continues from its last checkpoint, which a signal saves too, and without one it starts again.
 """
 
 import json
@@ -59,17 +56,11 @@ class Running:
 
 @dataclass
 class Outcome:
-    """How a call of `run_all` ended.
+    """How a call of `run_all` ended."""
 
-    Attributes:
-        done: Number of runs that are done, including those of earlier calls.
-        failed: Names of the runs that ended in this call without being done.
-        left: Number of runs that were not started because time ran out.
-    """
-
-    done: int = 0
-    failed: list[str] = field(default_factory=list)
-    left: int = 0
+    done: int = 0  # runs that are done, including those of earlier calls
+    failed: list[str] = field(default_factory=list)  # names of runs that ended in this call without being done
+    left: int = 0  # runs that were not started because time ran out
 
 
 def plan(study: Study, out: Path) -> list[Planned]:
@@ -106,10 +97,7 @@ def require_same(planned: Sequence[Planned]) -> None:
 
 
 def require_same_settings(run: Planned, now: Settings) -> None:
-    """Raise ConfigError if a run was started with other settings than its words give now: a file has changed.
-
-    Those flags that the words have are compared by `require_same`.
-    """
+    """Raise ConfigError if a run's files give other settings now. `require_same` compares the flags of its words."""
     before = record.read_run(run.folder)
     if "config" not in before:
         return
@@ -161,10 +149,9 @@ def run_all(
     until: float | None,
     seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
 ) -> Outcome:
-    """Run every run that is not done, in order and several at a time, each with these variables in its environment.
+    """Run every run that is not done, in order and several at a time; start none after `until` (`time.monotonic()`).
 
-    No run is started after the time `until` (`time.monotonic()`). `seen` is called every POLL seconds with the running
-    runs and those that ended since the last call.
+    `seen` is called every POLL seconds with the running runs and those that ended since the last call.
     """
     outcome = Outcome(done=sum(run.done for run in planned))
     waiting = [run for run in planned if not run.done]

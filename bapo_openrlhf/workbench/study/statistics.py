@@ -1,7 +1,4 @@
-"""Statistics of few seeds: means and ratios with intervals, and paired tests. Pure.
-
-A run is one seed of an arm.
-"""
+"""Statistics of few seeds: means and ratios with intervals, and paired tests. Pure."""
 
 import itertools
 from collections.abc import Sequence
@@ -45,10 +42,7 @@ def mean_interval(values: ArrayLike) -> Estimate | None:
 
 
 def ratio_interval(ratios: ArrayLike) -> Estimate | None:
-    """Geometric mean of ratios above 0, with the interval of `mean_interval` on their logarithms.
-
-    A doubling weighs as much as a halving.
-    """
+    """Geometric mean of ratios above 0, with the interval of `mean_interval` on their logarithms."""
     logs = mean_interval(np.log(np.asarray(ratios, dtype=float)))
     if logs is None:
         return None
@@ -62,9 +56,8 @@ def ratio_interval(ratios: ArrayLike) -> Estimate | None:
 def sign_flip_p(differences: ArrayLike) -> float | None:
     """Two-sided p value of Fisher's randomisation test on paired differences. None if there is no pair.
 
-    If both arms were equal, each difference could also have had the other sign. p is the share of the 2^n possible
-    sign flips whose mean is at least as far from 0 as the measured mean. A mean that is nearer by at most ROUNDING is
-    as far. All flips are counted up to MAX_EXACT pairs; beyond, the measured signs and DRAWN_FLIPS others.
+    p is the share of the 2^n sign flips whose mean is at least as far from 0 as the measured mean, or nearer by at most
+    ROUNDING. All are counted up to MAX_EXACT pairs; beyond, the measured signs and DRAWN_FLIPS others.
     """
     numbers = np.asarray(differences, dtype=float)
     if not len(numbers):

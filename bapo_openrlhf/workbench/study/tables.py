@@ -65,10 +65,7 @@ def _with_interval(estimate: Estimate | None, words: Callable[[float], str] = "{
 
 
 def tests(results: Results) -> list[Table]:
-    """Each arm against the baseline of its path, paired by seed: one table per path.
-
-    One pair has no p, because it could only be 1, and is no test for Holm's correction.
-    """
+    """Each arm against the baseline of its path, paired by seed; a table per path. One pair has no p: it would be 1."""
     finals = {arm.name: 100 * results.of_arm(results.final, arm) for arm in results.arms}
     result = []
     for path in results.paths:
