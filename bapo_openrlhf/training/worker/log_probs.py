@@ -207,8 +207,7 @@ class SlicedActor(Actor):
         return_entropy: bool = False,
         **others: Any,
     ) -> Any:
-        """Log-probs of response tokens, float32 (B, A), and the output if wanted, with `entropy`, float32 (B, S - 1).
-        """
+        """Log-probs of response tokens, float32 (B, A), and the output if wanted. Its `entropy` is (B, S - 1)."""
         plain = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
         head = self.model.get_output_embeddings()
         if action_mask is None or not self.sliced or type(head) is not TokenHead:

@@ -68,8 +68,7 @@ class WholeBatchReplayBuffer:
         self.items = []
 
     def take(self, share: Experience | None, filler: Experience, total: int, skipped: Sequence[Skipped] = ()) -> None:
-        """Take this rank's share of a batch, in the place of one that was not trained on (`--critic.freezing_steps`).
-        """
+        """Take this rank's share of a batch in the place of one that was not trained on (`--critic.freezing_steps`)."""
         (self.filler,) = without_padding(filler)
         self.items = [] if share is None else [*without_padding(share)]
         for sample in skipped:
