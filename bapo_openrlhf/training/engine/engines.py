@@ -149,7 +149,7 @@ class RolloutEngine(Engine):
         executor = self.executor
         if type(executor) is not SingleTurn:
             self.executor = NamedAgent(executor)
-            if verifier.processes and adapted:
+            if verifier.processes and adapted:  # OpenRLHF's own trainer needs a reward for each response
                 self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
             return
         self.rewards, executor.send_responses = executor, verifier.send_responses

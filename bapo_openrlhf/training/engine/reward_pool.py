@@ -226,6 +226,7 @@ class RewardPool:
         """Be free before the last answer is handed out, and give back the calls that were not answered."""
         with self._changed:
             self._busy -= 1
+            # A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait, too.
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(left))
 
