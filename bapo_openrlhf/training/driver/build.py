@@ -1,14 +1,13 @@
 """Build a run and train: which processes there are, on which GPUs, and in which order they load.
 
 This takes the place of OpenRLHF's `train` and `create_vllm_engines`, and reads all that these read of the arguments
-(tests/unit/training/test_build.py compares the calls). What they assert about sizes is a rule in `flags/placement.py`.
-Three things are different:
+(tests/unit/training/test_build.py compares the calls). Three things are different:
 
 - A run that pulls towards the behaviour policy (`--adapt.kl_target behaviour`) has no reference model.
-- Ray is asked for all processes at once, so that they import the stack and read tokenizers and data while the engines
-  load and compile. OpenRLHF first waits for engines that sleep.
+- Ray is asked for all processes at once, so that they import the stack and read data while the engines load and
+  compile. OpenRLHF first waits for engines that sleep.
 - Models on the GPUs of engines take no memory before the engines have their cache, because vLLM stops if free memory
-  grows while it measures. A critic with GPUs of its own loads together with the actor.
+  grows while it measures.
 """
 
 import copy
@@ -67,11 +66,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(args: SimpleNamespace) -> Parts:
-    """The classes of a run: those that adapt batches, or those that compute what OpenRLHF always computes.
-
-    Without batch adaptation, only the record, the transport of prompts, responses and weights, and the limits of the
-    reward function are this project's. OpenRLHF's asynchronous trainer is taken as it is.
-    """
+    """The classes of a run: those that adapt batches, or those that compute what OpenRLHF always computes."""
     either = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
     if args.adapt.enabled:
         models, calls = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor), dealing.DealtActorGroup
@@ -84,14 +79,7 @@ def parts_of(args: SimpleNamespace) -> Parts:
 class RunProcesses:
     """The processes of a run. The constructor asks Ray for all of them, and waits for no model.
 
-    Args:
-        args: Nested arguments of the run, checked. All processes get them.
-        signals: The signals that the driver gets.
-
-    Attributes:
-        engines: The rollout engines.
-        actor, critic, reference, reward: The processes of each model; None if the run has no such model.
-        trainer: The trainer's process.
+    `actor`, `critic`, `reference` and `reward` are None if the run has no such model.
     """
 
     def __init__(self, args: SimpleNamespace, signals: Signals) -> None:
@@ -230,11 +218,7 @@ def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
 
 
 def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:
-    """What `RolloutEngine` and vLLM are given, as far as it is the same for all engines.
-
-    Log-probs are of the distribution that is sampled from: after temperature, top-p and top-k. Batch adaptation needs
-    them as those of the behaviour policy alpha in Eq. 3 and 4, and so does OpenRLHF's importance-sampling correction.
-    """
+    """What `RolloutEngine` and vLLM are given, as far as it is the same for all engines."""
     vllm, size, model = args.vllm, args.vllm.tensor_parallel_size, args.actor.model_name_or_path
     settings = {
         "model": model,
@@ -254,6 +238,8 @@ def settings_of_engines(args: SimpleNamespace) -> dict[str, Any]:
         "remote_rm_url": args.reward.remote_url,
         "mm_pad_token_ids": set(),
     }
+    # Log-probs are of the distribution that is sampled from: after temperature, top-p and top-k. Batch adaptation needs
+    # those of the behaviour policy alpha in Eq. 3 and 4, and OpenRLHF's importance-sampling correction needs them, too.
     if args.adapt.enabled or args.algo.advantage.is_correction_level != "off":
         settings |= {"logprobs_mode": "processed_logprobs", "max_logprobs": 1}
     images = args.data.max_images_per_prompt

@@ -18,13 +18,7 @@ MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # Ray's variables
 
 
 def connect(address: str | None = None, **settings: Any) -> Any:
-    """What `ray.init` returns.
-
-    Args:
-        address: Of a Ray that is there; "local" for one of its own. None is as in `ray.init`: RAY_ADDRESS, or a Ray
-            that was started on this machine, or one of its own.
-        settings: Further arguments of `ray.init`.
-    """
+    """What `ray.init` returns. None is RAY_ADDRESS, or a Ray that was started on this machine, or one of its own."""
     address = address or get_ray_address_from_environment(None, None) or "local"
     if address != "local":
         return ray.init(address=address, **settings)
@@ -39,15 +33,12 @@ def token() -> dict[str, str]:
 
 
 def _ask_for_token() -> None:
-    """Let the Ray that this process starts ask for a token, unless the user has decided that.
-
-    It is the user's token if there is one. Ray would make one in the home folder, which others may read. So a new one
-    is only in the environment of the run.
-    """
+    """Let the Ray that this process starts ask for the user's token or a new one, unless the user decided that."""
     if os.environ.setdefault(MODE, "token") != "token":
         return
     loader = AuthenticationTokenLoader.instance()
     if not loader.has_token(ignore_auth_mode=True):
+        # Ray would write a new one into the home folder, which others may read.
         os.environ[TOKEN] = secrets.token_hex(32)
         loader.reset_cache()
     Config.initialize("")  # because Ray has read the mode when it was imported

@@ -18,14 +18,7 @@ BEFORE = "before the first step"
 
 
 class Signals:
-    """The signals that the driver got.
-
-    Attributes:
-        first: The first of them; None if there was none.
-        since: When it came, by the clock.
-        again: Whether another one came later.
-        waits: Whether the first one waits for the end of a step.
-    """
+    """The first signal that the driver got, and whether another came later. If `waits`, the step may end first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, when: str = BEFORE) -> None:
         self._clock, self._when = clock, when

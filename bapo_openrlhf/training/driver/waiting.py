@@ -45,17 +45,12 @@ class Place(NamedTuple):
 
 
 class Pace:
-    """How long a run has been where it is, and how long that may take by its own steps.
-
-    Attributes:
-        place: Where it is.
-        longest: Seconds of its longest step; None before one is over whose beginning was seen.
-    """
+    """How long a run has been where it is, and how long that may take by its own steps."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._since = clock, clock()
         self._step_since: float | None = None
-        self.place, self.longest = Place(), None
+        self.place, self.longest = Place(), None  # seconds of its longest step whose beginning was seen
 
     def at(self, place: Place) -> None:
         """The run is here now."""
@@ -88,15 +83,7 @@ class Home(NamedTuple):
 
 
 class Waiting:
-    """Waits for a run.
-
-    Args:
-        run: The flags of the run: `grace_seconds` and `stall_timeout`.
-        signals: What the driver gets.
-        trainer: The trainer, which has `place` and `stop`; None for OpenRLHF's asynchronous trainer.
-        processes: All processes of the run by name.
-        warn: Called with a step and a sentence when the run stalls.
-    """
+    """Waits for a run. Its trainer has `place` and `stop`, or is None: OpenRLHF's asynchronous one lacks them."""
 
     def __init__(
         self, run: RunConfig, *, signals: Signals, trainer: Any, processes: Mapping[str, Any],
@@ -115,11 +102,7 @@ class Waiting:
         self._homes = dict(zip(self.processes, homes, strict=True))
 
     def get(self, refs: list[Any], phase: str | None = None) -> Any:
-        """What `ray.get` returns for a list of references.
-
-        Args:
-            refs: Ray's references.
-            phase: What the run does meanwhile; None if the trainer knows that.
+        """What `ray.get` returns for a list of references. The trainer knows what the run does if no phase is given.
 
         Raises:
             Ended: A signal or the time limit for a phase ends the run before its time.

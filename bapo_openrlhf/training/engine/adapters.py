@@ -1,13 +1,10 @@
 """LoRA: the rollout engines merge the actor's adapters into the weights that they sample from.
 
-With `--ds.lora.rank` OpenRLHF's actor is a PEFT model, and the weight sync sends its tensors under PEFT's names. vLLM's
-model has no such names. Here each vLLM worker holds the frozen weight of a layer until both factors of its adapter have
-come. It then loads their sum, in the layer's own name:
+With `--ds.lora.rank` the weight sync sends tensors under PEFT's names, which vLLM's model does not have. Here each vLLM
+worker holds the frozen weight of a layer until both factors of its adapter have come, and needs the memory of one more
+layer for that. It then loads their sum, in the layer's own name:
 
     W + alpha / r * B A    (LoRA, arXiv 2106.09685, Sec. 4.1)
-
-Every way of sending weights ends in the model's `load_weights`, so only that method is replaced. A worker needs the
-memory of one more layer during a sync.
 """
 
 import re
@@ -28,22 +25,14 @@ def is_adapter(name: str) -> bool:
 
 
 class MergingLoader:
-    """Takes the place of `load_weights` of a vLLM model.
-
-    Args:
-        load: The model's own `load_weights`.
-        scale: alpha / r.
-    """
+    """Takes the place of `load_weights` of a vLLM model, in which every sync ends. `scale` is alpha / r."""
 
     def __init__(self, load: Callable[..., Any], scale: float) -> None:
         self.load, self.scale = load, scale
         self.held: dict[str, dict[str, torch.Tensor]] = {}  # parts that have come, by layer
 
     def __call__(self, weights: Weights) -> set[str] | None:
-        """Load the weights that are complete, and hold the others.
-
-        Returns:
-            What the model says of the weights that it has loaded; None if there were none.
+        """Load the weights that are complete, and hold the others. Returns None if there were none to load.
 
         Raises:
             RuntimeError: A tensor belongs to an adapter of another kind.
@@ -79,11 +68,7 @@ def merge_adapters(worker: Any, scale: float) -> None:
 
 
 def require_merged(worker: Any) -> None:
-    """Check that a sync has left no part of an adapter behind. A worker that merges none has none.
-
-    Raises:
-        RuntimeError: Parts of a layer have come, and others have not.
-    """
+    """Raise RuntimeError if a sync has left a part of an adapter behind. A worker that merges none has none."""
     held: dict[str, dict[str, torch.Tensor]] = getattr(worker.model_runner.model.load_weights, "held", {})
     for layer, parts in held.items():
         raise RuntimeError(

@@ -1,12 +1,9 @@
 """Runs the user's agent (`--train.agent_func_path`) beside the rollout engine, with a time limit.
 
-OpenRLHF runs an agent in the event loop of its rollout engine. An environment that never answers would stop the run,
-and a call that blocks would stop the whole engine. Here agents run in a thread with an event loop of its own. Their
-generations still run in the engine's loop.
-
-An agent whose code takes longer than allowed between two generations is given up, and so is one that raises an error.
-Its response then has no reward, so its group is left out and counted as after a failed reward function. The time begins
-when the thread takes up the code, so waiting for the code of other agents does not count.
+OpenRLHF runs an agent in the event loop of its rollout engine, where a call that blocks would stop the whole engine.
+Here agents run in a thread with an event loop of its own. An agent that raises an error, or whose code takes longer
+than allowed between two generations, is given up: its response has no reward, so its group is left out. Waiting for the
+code of other agents does not count.
 """
 
 import asyncio
@@ -138,12 +135,8 @@ class NamedAgent(AgentExecutorBase):
 class LimitedAgent(AgentExecutorBase):
     """The user's agent executor, with a limit on the time that its code takes between two generations.
 
-    `failures` counts the responses that were given up. Their kind is "timeout" or "raised".
-
-    Args:
-        executor: The user's executor.
-        engine: The rollout engine for which it runs.
-        timeout: Seconds before the first generation, between two, and after the last one.
+    The limit also holds before the first generation, and after the last one. `failures` counts the responses that were
+    given up, as "timeout" or "raised".
     """
 
     def __init__(self, executor: AgentExecutorBase, engine: Any, timeout: float) -> None:

@@ -25,11 +25,7 @@ def vllm_plugin() -> None:
 
 
 def end_with(llm: Any) -> None:
-    """Let this process, a rollout engine, end soon after vLLM's process has died. Ray then tells all who wait for it.
-
-    Args:
-        llm: vLLM's engine in this process. It is `errored` once the other process is dead.
-    """
+    """Let this process, a rollout engine, end soon after vLLM's has died. Ray then tells all who wait for it."""
     exits = threading.Event()
     atexit.register(exits.set)  # because an engine that exits stops vLLM's process itself
 

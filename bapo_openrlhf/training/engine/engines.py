@@ -1,8 +1,8 @@
 """The rollout engine, a Ray actor around vLLM. It keeps delayed weights, seeds requests and isolates rewards.
 
-The delayed weights of Algorithm 1 (line 3) stay in the engine. Each vLLM worker copies its own tensors to host memory
-and later back. So a restore is a local copy, which needs neither the actor nor the network.
-docs/performance.md compares its time with that of a second broadcast.
+The delayed weights of Algorithm 1 (line 3) stay in the engine: each vLLM worker copies its own tensors to host memory
+and later back, which needs neither the actor nor the network. docs/performance.md compares its time with that of a
+second broadcast.
 """
 
 import asyncio
@@ -102,16 +102,10 @@ Engine = plain_class(vllm_engine.RolloutRayActor)
 
 
 class RolloutEngine(Engine):
-    """OpenRLHF's rollout engine, extended for batches that mix policies.
+    """OpenRLHF's rollout engine, extended for batches that mix policies."""
 
-    Attributes:
-        weights_version: Number of updates behind the weights that it holds; None in a run without batch adaptation.
-            Each response says the lowest and the highest one that generated it.
-        faster: Whether vLLM is asked only for what is read (`requests` of `--run.faster`).
-    """
-
-    faster = True
-    weights_version: int | None = None
+    faster = True  # whether vLLM is asked only for what is read (`requests` of `--run.faster`)
+    weights_version: int | None = None  # updates behind the weights that it holds; None without batch adaptation
     tokenizer: Any = None  # OpenRLHF's asynchronous trainer sends one with each request and does not call `set_up`
 
     async def __init__(
@@ -119,17 +113,13 @@ class RolloutEngine(Engine):
         faster: bool = True, agent_func_path: str | None = None, remote_rm_url: str | None = None,
         mm_pad_token_ids: set[int] | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Load the model and the user's agent or reward function.
+        """Load the model and the user's agent or reward function. `kwargs` are arguments of vLLM's engine.
 
         Args:
             num_gpus: Share of a GPU that each worker of vLLM asks Ray for, if there are several workers.
             bundle_indices: Places of these workers in the placement group.
-            full_determinism: Whether the run is to be reproducible.
-            faster: See the attribute.
-            agent_func_path: The user's agent, if there is one.
             remote_rm_url: The reward function or the addresses of its servers.
             mm_pad_token_ids: Tokens that stand for a part of an image or of a video.
-            kwargs: Arguments of vLLM's engine.
         """
         self.faster = faster
         if faster:
@@ -154,15 +144,12 @@ class RolloutEngine(Engine):
         await self.llm.is_sleeping()
 
     def set_up(self, tokenizer: Any, verifier: VerifierConfig, adapted: bool) -> None:
-        """Take the tokenizer for all requests, and limit the user's reward function or agent from now on.
-
-        An agent is limited only if batches are adapted: OpenRLHF's own trainer needs a reward for each response.
-        """
+        """Take the tokenizer, and limit the reward function. An agent is limited only if batches are adapted."""
         self.tokenizer, self.weights_version = tokenizer, 0 if adapted else None
         executor = self.executor
         if type(executor) is not SingleTurn:
             self.executor = NamedAgent(executor)
-            if verifier.processes and adapted:
+            if verifier.processes and adapted:  # OpenRLHF's own trainer needs a reward for each response
                 self.executor = self.rewards = LimitedAgent(executor, self, verifier.timeout)
             return
         self.rewards, executor.send_responses = executor, verifier.send_responses
@@ -183,10 +170,7 @@ class RolloutEngine(Engine):
         self, prompt: str, label: Any, sampling_params: Any, *args: Any, num_samples: int = 1, images: Any = None,
         seed: int | None = None, hf_tokenizer: Any = None, **kwargs: Any,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own.
-
-        The responses also have the images of the request. The tokenizer is the one that `set_up` took.
-        """
+        """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own."""
         tokenizer = self.tokenizer or hf_tokenizer
         seen = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
         generate = partial(super().generate_responses, hf_tokenizer=tokenizer, images=seen)
@@ -210,14 +194,9 @@ class RolloutEngine(Engine):
         return response | {"extra_logs": {**(response.get("extra_logs") or {}), **versions}}
 
     async def generate_groups(self, requests: Sequence[dict[str, Any]], **shared: Any) -> Any:
-        """Generate the responses to several prompts, each of one turn.
+        """A list with a `PackedGroup` for each prompt. For one prompt it is no list, because Ray expects none.
 
-        Args:
-            requests: For each prompt the arguments of `_group` that are its own.
-            shared: The other arguments of `_group`.
-
-        Returns:
-            A list with a `PackedGroup` for each prompt. For one prompt it is no list, because Ray expects none.
+        The requests have the arguments of `_group` that are a prompt's own, and `shared` has the others.
         """
         groups = await asyncio.gather(*(self._group(**request, **shared) for request in requests))
         return groups if len(groups) > 1 else groups[0]
@@ -226,10 +205,7 @@ class RolloutEngine(Engine):
         self, prompt: str, label: Any, images: Any, sampling_params: Any, max_length: int, num_samples: int,
         seed: int | None = None, **part: Any,
     ) -> PackedGroup:  # fmt: skip
-        """The responses to one prompt. The arguments are those of `generate_responses`, and of `GroupTurn` in `part`.
-
-        A response that used up its budget is not judged.
-        """
+        """The responses to one prompt; `part` goes to `GroupTurn`. One that used up its budget is not judged."""
         first, encoded = self.weights_version, Encoded.of(self.tokenizer, prompt, images, sampling_params, max_length)
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
         turn = GroupTurn(self, encoded, seeds, num_samples, **part)
@@ -260,15 +236,8 @@ class RolloutEngine(Engine):
         return last
 
     def outputs(self, tokens: Any, sampling_params: Any, images: Any = None, **changed: Any) -> AsyncIterator[Any]:
-        """vLLM's outputs for a prompt, as it makes them.
-
-        Args:
-            tokens: Token ids of the prompt.
-            sampling_params: As in vLLM.
-            images: Images or videos by kind; None if there are none. OpenRLHF's prompt has a token for each part of an
-                image, and vLLM makes these out of one token.
-            changed: Sampling parameters that have another value.
-        """
+        """vLLM's outputs for a prompt, as it makes them. Images are by kind, and sampling parameters may change."""
+        # OpenRLHF's prompt has a token for each part of an image, and vLLM makes these out of one token.
         if images and self._mm_pad_token_ids:
             tokens = dedup_media_tokens(tokens, self._mm_pad_token_ids)
         prompt = TokensPrompt(prompt_token_ids=tokens)
@@ -277,14 +246,11 @@ class RolloutEngine(Engine):
         return self.llm.generate(prompt, self._asked(sampling_params, changed), request_id=uuid.uuid4().hex)
 
     def _asked(self, sampling_params: Any, changed: Mapping[str, Any]) -> Any:
-        """A copy of the parameters with changed values, without what nobody reads.
-
-        For a response of one turn only tokens and their own log-probs are read, so vLLM need not make text, nor find
-        the likeliest token. An executor of the user may need both, and stop strings need text.
-        """
+        """A copy of the parameters with changed values, without what nobody reads."""
         asked = deepcopy(sampling_params)  # vLLM adds to its sets
         for name, value in changed.items():
             setattr(asked, name, value)
+        # Of one turn, only tokens and their own log-probs are read. Stop strings and a user's executor may need text.
         if type(self.executor) is SingleTurn:
             asked.detokenize = bool(asked.stop)
             if asked.logprobs is not None:
@@ -329,8 +295,7 @@ class RolloutEngine(Engine):
         """Note the version of the new weights, and forget what others computed: keys and values, image embeddings.
 
         Call this after every change of weights, because vLLM does not do it, and OpenRLHF resets only the first cache.
-        Otherwise a response to a prompt that is generated again would use image embeddings of much older weights. A
-        request that goes on, such as one of an agent that was given up, begins again with the new weights. Otherwise
+        A request that goes on, such as one of an agent that was given up, begins again with the new weights. Otherwise
         vLLM would keep all keys and values.
 
         Raises:

@@ -6,12 +6,7 @@ from bapo_openrlhf.host import module_of
 
 
 def pictures(images: Any) -> list[Any]:
-    """Images in RGB: on white where they are clear, and turned as the camera noted it (EXIF).
-
-    If a picture is only converted to RGB, its clear parts become black.
-
-    Args:
-        images: As in the data: a list or one of them, each what OpenRLHF's function loads.
+    """Images in RGB, turned as the camera noted it (EXIF). What is clear becomes white, and not black as in RGB.
 
     Raises:
         ValueError: One of them does not open.

@@ -23,14 +23,7 @@ class Channel(Protocol):
 
 
 class Printed:
-    """A pipe for the standard output and standard error of a process.
-
-    Attributes:
-        writer: The end for the process. Close it here once the process has it.
-
-    Args:
-        whose: The file whose code prints. It is named if something is left out.
-    """
+    """A pipe for the standard output and standard error of a process. Close `writer` here once the process has it."""
 
     def __init__(self, whose: str) -> None:
         self._reader, self.writer = os.pipe()

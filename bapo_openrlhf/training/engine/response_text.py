@@ -13,11 +13,6 @@ def texts(tokenizer: Any, prompt: Sequence[int], response: Sequence[int]) -> tup
 
     The latter is what the response adds to the text of the prompt. If it changes the end of that, as a tokenizer does
     that moves blanks, it is the text of the response's own tokens.
-
-    Args:
-        tokenizer: Makes text of tokens.
-        prompt: Token ids of the prompt, as the model saw them.
-        response: Token ids of the response.
     """
     query, before = (
         tokenizer.decode(tokens, skip_special_tokens=False) for tokens in ([*prompt, *response], list(prompt))

@@ -1,13 +1,9 @@
 """Calls a reward function in separate processes.
 
 OpenRLHF calls `reward_func` in threads of its rollout engine. A thread cannot be stopped, an endless regular expression
-holds the interpreter's lock, and a segmentation fault ends the engine. A process can be killed. So a call that hangs,
-crashes or takes too much memory costs one reward and not the engine. The reward file stays as it is,
-`reward_func(queries, prompts, labels)`, and may take `responses`.
-
-This limits accidents and is not a sandbox: the function may do everything that the user may do. The memory limit holds
-for each process separately. A program that the function starts is killed with it, unless it runs in a session of its
-own or this process is itself killed from outside.
+holds the interpreter's lock, and a segmentation fault ends the engine. Here such a call costs one reward and not the
+engine. This limits accidents and is not a sandbox: the function may do everything that the user may do. A program that
+it starts is killed with it, unless that runs in a session of its own, or this process is killed from outside.
 """
 
 import atexit
@@ -43,13 +39,9 @@ TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is kno
 class RewardFailure(Exception):
     """A reward function gave no reward for a response. The message says why, and names the file.
 
-    `kind` is
-        raised   The function raised an exception, or loading its file did.
-        timeout  The function took longer than allowed, and its process was killed.
-        crashed  The process of the function ended.
-        memory   The function asked for more memory than allowed.
-        invalid  The function did not return one finite number.
-    `place` is FILE:LINE of the cause, or where the function begins; without a line if it was not loaded.
+    `kind` is "raised" (by the function, or when its file was loaded), "timeout", "crashed", "memory", or "invalid" if
+    it did not return one finite number. `place` is FILE:LINE of the cause, or where the function begins; without a line
+    if it was not loaded.
     """
 
     def __init__(self, kind: str, message: str, place: str = "") -> None:
@@ -61,10 +53,7 @@ class RewardFailure(Exception):
 
 
 class _Call(Future):
-    """What one call will give.
-
-    `worker` is the process that has it, `request` what that is asked, and `again` whether it is asked a second time.
-    """
+    """The future of one call, with the process that has it, and whether it is asked a second time."""
 
     def __init__(self, request: bytes) -> None:
         super().__init__()
@@ -74,16 +63,11 @@ class _Call(Future):
 class RewardPool:
     """Calls the `reward_func` of a file in up to `processes` processes, one response per call. It is thread-safe.
 
-    A process is started when a call finds no free process. It serves one call after another. After a timeout, a crash
-    or a memory error the next call gets a new process. `failures` counts failed calls.
-
     Quick calls travel together: a process gets several requests at once and answers them in order. Each has its own
     time limit, which starts when the answer before it has arrived. If a call ends its process, the calls that were sent
     with it and not answered yet go to another one. A call whose process was killed from outside is asked once more.
 
     Args:
-        path: The reward file.
-        processes: Number of calls that run at the same time; further calls wait.
         timeout: Seconds of wall-clock time that one call may take.
         memory_gib: GiB that each process may take in addition to what it has once the file is loaded. So libraries that
             the file imports do not count. What the function imports in its first call counts, also for the time.
@@ -137,17 +121,10 @@ class RewardPool:
             raise
 
     def submit(self, query: str, prompt: str, label: Any, response: str) -> _Call:
-        """Let the reward of one response be computed.
+        """The future of {"rewards": float, "scores": float, "extra_logs": {name: float}} of one response.
 
-        Args:
-            query: The prompt with the response.
-            prompt: The prompt.
-            label: The label. It goes through JSON: a tuple arrives as a list, and a key that is a number as a string.
-            response: What the model wrote.
-
-        Returns:
-            The future of {"rewards": float, "scores": float, "extra_logs": {name: float}}. It has RewardFailure if
-            there is no reward, and RuntimeError if the pool is closed.
+        It has RewardFailure if there is no reward, and RuntimeError if the pool is closed. The label goes through JSON:
+        a tuple arrives as a list, and a key that is a number as a string.
 
         Raises:
             TypeError: JSON cannot hold the label.
@@ -246,12 +223,10 @@ class RewardPool:
         return max(1, int(TOGETHER / self._seconds))
 
     def _is_free(self, left: Sequence[_Call], slowest: float) -> None:
-        """Be free before the last answer is handed out, and give back the calls that were not answered.
-
-        A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait for one another.
-        """
+        """Be free before the last answer is handed out, and give back the calls that were not answered."""
         with self._changed:
             self._busy -= 1
+            # A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait, too.
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(left))
 
@@ -317,14 +292,10 @@ class _Worker:
         os.close(self._printed.writer)
 
     def ask(self, requests: Sequence[bytes], seconds: float) -> Iterator[tuple[str, Any]]:
-        """Send requests together, and yield what becomes of each, in order.
+        """Send requests (lines of JSON) together, and yield what becomes of each within so many seconds, in order.
 
         It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). The kind "killed" is "crashed"
         from outside. A process that cannot go on is killed, and nothing is yielded after that.
-
-        Args:
-            requests: Lines of JSON.
-            seconds: Time limit of each request.
         """
         first, self._asked = self._asked, self._asked + len(requests)
         self._printed.begin(len(requests))

@@ -9,12 +9,10 @@ and nothing is ever unpickled.
     then            [number, [queries, prompts, labels, responses]]  reply ["result", {"rewards": ..., ...}, number]
     a failure       reply [kind, [what happened, FILE:LINE], number], with kind "raised", "invalid" or "memory"
 
-A request may come before the one before it is answered. The number tells that a reply belongs to its request; that of
-"memory" is null, because this process then ends.
-
-The function is called in the main thread, where a verifier may use signal.alarm. This file imports only the standard
-library, and three small files of this package once it has the parent's sys.path, so that a process without torch starts
-in less than a tenth of a second. It needs Linux.
+A request may come before the last one is answered, so the number says to which one a reply belongs; that of "memory" is
+null, because this process then ends. The function is called in the main thread, where a verifier may use signal.alarm.
+This file imports only the standard library, and three small files of this package, so that a process without torch
+starts in less than a tenth of a second. It needs Linux.
 """
 
 import ctypes
@@ -76,11 +74,7 @@ def encode(message: Any) -> bytes:
 
 
 def checked(result: Any) -> dict[str, Any]:
-    """What the function returned for its one response, as plain numbers.
-
-    Args:
-        result: "rewards", "scores" (the rewards if missing) and "extra_logs". Each is a tensor, array, list or number
-            with one element.
+    """What the function returned for its one response, as plain numbers. Without scores, they are the rewards.
 
     Raises:
         Invalid: A reward or score is not one finite number, or see `logged`. The message names it.
@@ -105,9 +99,6 @@ def checked(result: Any) -> dict[str, Any]:
 
 def logged(logs: Any) -> dict[str, float]:
     """The numbers that are logged of one response, by name. NaN means that there is none of this name.
-
-    Args:
-        logs: Each is a tensor, array, list or number with one element. None if nothing is logged.
 
     Raises:
         Invalid: It is not a dict, a value is not one number, or a name is in `names.OWN`. The message names it.
@@ -204,10 +195,7 @@ def die_with(parent: int) -> None:
 
 
 def leave_signals() -> None:
-    """Go on if a signal reaches every process of a run (`wire.signals`).
-
-    It is not blocked here, because processes that the function starts would inherit that, and must end by it.
-    """
+    """Go on if a signal of `wire.signals` comes. It is not blocked, because what the function starts must end by it."""
     from bapo_openrlhf.training.wire.signals import NUMBERS
 
     def nothing(_number: int, _frame: Any) -> None:
@@ -228,8 +216,8 @@ def leave_signals() -> None:
 def limit_memory(extra: int) -> None:
     """Allow this process `extra` bytes in addition to what it has now. Asking for more raises MemoryError.
 
-    RLIMIT_DATA counts private writable memory, which allocations take. RLIMIT_AS would count address space, and so also
-    mapped files and the many GiB that CUDA and some allocators reserve and never touch.
+    RLIMIT_DATA counts private writable memory. RLIMIT_AS would also count mapped files, and the many GiB that CUDA and
+    some allocators reserve and never touch.
     """
     with open("/proc/self/status", encoding="ascii") as status:
         now = next(1024 * int(line.split()[1]) for line in status if line.startswith("VmData:"))

@@ -1,9 +1,8 @@
 """Responses of one turn: all responses to a prompt are one request of vLLM, and go back as packed arrays.
 
-OpenRLHF's executor makes one response a call, and the responses to a prompt are calls of their own. Here they share
-what is equal for all: the prompt becomes tokens once, vLLM computes these once, and it gets one request for n
-responses. A response that is finished goes on to its reward at once, and does not wait for the others. What is made is
-what OpenRLHF's executor makes, and a test compares them.
+OpenRLHF's executor makes each response in a call of its own. Here the prompt becomes tokens once, and vLLM computes
+these once. A response that is finished goes on to its reward at once. What is made is what OpenRLHF's executor makes,
+and a test compares them.
 """
 
 import asyncio
@@ -37,11 +36,7 @@ logger = init_logger(__name__)
 class SingleTurn(SingleTurnAgentExecutor):
     """OpenRLHF's executor. Its reward file is loaded as everywhere, and its rewards may come from a pool of processes.
 
-    Attributes:
-        failures: The calls of the reward function or of a server that failed. A pool counts its own.
-        reward_func: The reward function, or the pool that calls it; None if there is none.
-        endpoints: The reward file, or the addresses of reward servers.
-        send_responses: Whether a server also gets what the model wrote.
+    `endpoints` is the reward file, or the addresses of reward servers. A pool counts its own failures.
     """
 
     def __init__(self, remote_rm_url: str | list[str] | None = None) -> None:
@@ -65,13 +60,6 @@ class SingleTurn(SingleTurnAgentExecutor):
         """What the reward function or a server says of a response: reward, score, and numbers for the log.
 
         They are None, and there are no numbers, if nothing judges it here or the call failed.
-
-        Args:
-            tokenizer: Makes text of the tokens.
-            before: Token ids of the prompt.
-            tokens: Token ids of the response.
-            prompt: Text of the prompt.
-            label: Its label.
         """
         answer: dict[str, Any] = {}
         if self.endpoints:
@@ -119,14 +107,7 @@ class SingleTurn(SingleTurnAgentExecutor):
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as vLLM gets it.
-
-    Attributes:
-        tokens: Its token ids.
-        params: vLLM's sampling parameters, with the largest number of tokens of a response.
-        media: Its images by kind, as vLLM takes them; None if it has none.
-        train_inputs: Their tensors for the trainer; None if it has none.
-    """
+    """A prompt as vLLM gets it, with its images by kind, and their tensors for the trainer."""
 
     tokens: list[int]
     params: Any
@@ -139,8 +120,6 @@ class Encoded:
 
         Args:
             tokenizer: Its tokenizer, or its processor if the model takes images.
-            prompt: Its text.
-            images: Its images as in the data; None if it has none.
             sampling_params: As in vLLM. Without `max_tokens`, a response may have as many as fit.
             max_length: Largest number of tokens of prompt and response.
 
@@ -169,10 +148,7 @@ class GroupTurn:
     """The responses to one prompt.
 
     Args:
-        engine: The rollout engine.
-        prompt: The prompt.
         seeds: Seed of each response; None if they share vLLM's stream of random numbers, and so one request.
-        size: Number of responses.
         budget: Tokens that each response may generate now; None for no limit but its own.
         prefix: What the one response has already, or with what all of them begin; None for nothing.
 
@@ -235,13 +211,7 @@ class GroupTurn:
 
 @dataclass(frozen=True)
 class Generated:
-    """What vLLM generated for a response.
-
-    Attributes:
-        token_ids: Its token ids.
-        finish_reason: vLLM's, or `STOPPED` if the response used up its budget before its end.
-        log_probs: Log-probs of its tokens; None if they were not asked for.
-    """
+    """What vLLM generated for a response. `finish_reason` is `STOPPED` if it used up its budget before its end."""
 
     token_ids: list[int]
     finish_reason: str

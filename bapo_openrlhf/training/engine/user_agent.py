@@ -1,7 +1,7 @@
 """The user's agent (`--train.agent_func_path`): how its file is loaded, and what its functions must return.
 
-OpenRLHF reads what an agent returns without looking at it. So a wrong value raises an error in a line of OpenRLHF, and
-some end the run. Here the error names the function, its line, the value, and what is allowed.
+OpenRLHF reads what an agent returns without looking at it. Here an error names the function, its line, the value, and
+what is allowed.
 """
 
 import inspect
@@ -70,11 +70,7 @@ async def _checked(function: Any, returned: Any, needed: Mapping[str, tuple[str,
 
 
 def check_response(response: Any, *, log_probs: bool) -> None:
-    """Check what an executor returned for one response.
-
-    Args:
-        response: What it returned.
-        log_probs: Whether a log-prob of each token is needed, as with batch adaptation.
+    """Check what an executor returned for one response. With batch adaptation, each token needs a log-prob.
 
     Raises:
         Invalid: Something is missing, or is not of the kind that OpenRLHF needs.

@@ -11,16 +11,7 @@ from bapo_openrlhf.training.wire.weights import Piece
 
 
 def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
-    """Receive a parcel that rank 0 of the actor broadcasts, and load it.
-
-    Args:
-        worker: The vLLM worker.
-        pieces: Names and shapes of the tensors in the parcel, in its order.
-        dtype: Type of the tensors.
-
-    Raises:
-        RuntimeError: See `load`.
-    """
+    """Receive a parcel that rank 0 of the actor broadcasts, and load it. Raises RuntimeError as `load` does."""
     # Receive before checking, because a sender without a receiver would not fail but wait until the group's timeout.
     flat = torch.empty(sum(math.prod(shape) for _, shape in pieces), dtype=dtype, device=worker.device)
     worker._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream() if flat.is_cuda else None)
@@ -28,15 +19,9 @@ def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
 
 
 def borrow(worker: Any, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any, tuple]]) -> None:
-    """Load a parcel from the memory of the actor's rank on the same GPU (CUDA IPC).
+    """Load a parcel from the memory of the actor's rank on the same GPU (CUDA IPC). Raises RuntimeError as `load` does.
 
-    Args:
-        worker: The vLLM worker.
-        pieces: Names and shapes of the tensors in the parcel, in its order.
-        handles: What torch's `reduce_tensor` makes of the parcel, by the GPU's id.
-
-    Raises:
-        RuntimeError: See `load`.
+    The handles are what torch's `reduce_tensor` makes of the parcel, by the GPU's id.
     """
     from openrlhf.trainer.ray.utils import get_physical_gpu_id
 

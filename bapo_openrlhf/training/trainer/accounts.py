@@ -25,17 +25,7 @@ from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 
 
 class StepAccounts:
-    """Accounts for every group that a run generates, and gives the metrics of its steps.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        method: Makes the batches.
-        ledger: Counts groups and responses by state.
-        recorder: Gets a line of each group.
-        unusable: Warns of groups without usable responses.
-        arithmetic: Sizes of the run.
-    """
+    """Accounts for every group that a run generates, and gives the metrics of its steps."""
 
     def __init__(
         self,
@@ -52,11 +42,7 @@ class StepAccounts:
         self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
 
     def enter(self, rollout: Rollout, hard: Sequence[Answers]) -> GeneratedStep:
-        """The groups of a step. From here on each of them counts.
-
-        Args:
-            rollout: The rollout of the step.
-            hard: Responses to hard prompts that today's weights generated after it.
+        """The groups of a step, which count from here on. Today's weights generated `hard` after the rollout.
 
         Raises:
             RuntimeError: Too many groups cannot be used, or the rewards have no range.
@@ -99,13 +85,7 @@ class StepAccounts:
         return status | first_update(experience.tokens, Clip(*actor.eps_clip_low_high, dual=actor.dual_clip))
 
     def settle(self, step: int, generated: GeneratedStep, rollout: Rollout, reviewed: Review) -> dict[str, Any]:
-        """Enter what became of each group of a step, and record it. Returns the metrics.
-
-        Args:
-            step: Trainer step, counted from 0.
-            generated: What the step generated.
-            rollout: The rollout of the step.
-            reviewed: The review of its batch.
+        """Enter what became of each group of a step (counted from 0), and record it. Returns the metrics.
 
         Raises:
             RuntimeError: A group is in no state or in several, or the counts of all steps do not add up.

@@ -1,14 +1,9 @@
 """From rewards to advantages and returns, for groups of any size: Eq. 2, the other estimators, GAE and V-trace.
 
-`adapt.advantage.ESTIMATORS` says what each estimator (`--algo.advantage.estimator`) makes of the reward of a response,
-after OpenRLHF's length penalties. With `gae`, GAE or V-trace follows (`--adapt.returns`), with the critic's values, or
-with a mean of rewards in their place (`choose_baseline`).
-Without a critic, an advantage is the sum of what follows, with gamma 1. OpenRLHF's `reinforce` and `flash_reinforce`
-are refused (`flags/`), because they compare a response with no other of its group.
-
-The reward is clipped to `--reward.clip_range` and stands at the last generated token. Each generated token has the KL
-penalty `--algo.kl.init_coef`. A whitened advantage is A' = (A - mean A) / std A over all generated tokens of the batch,
-or only A - mean A with `--algo.advantage.no_std_norm`.
+`adapt.advantage.ESTIMATORS` says what each estimator makes of the reward of a response, after OpenRLHF's length
+penalties. With `gae`, GAE or V-trace follows (`--adapt.returns`), with the critic's values or with a mean of rewards
+(`choose_baseline`). Otherwise an advantage is the sum of what follows, with gamma 1. The reward is clipped to
+`--reward.clip_range` and stands at the last generated token. Each generated token has the KL penalty.
 """
 
 import itertools
@@ -30,13 +25,7 @@ from bapo_openrlhf.adapt.vtrace import vtrace
 
 
 class Discounts(NamedTuple):
-    """How fast what follows counts less.
-
-    Attributes:
-        gamma: Of rewards.
-        actor: Lambda of the advantages.
-        critic: Lambda of the returns, which are the critic's targets.
-    """
+    """Gamma of rewards, and lambda of the advantages (`actor`) and of the critic's targets (`critic`)."""
 
     gamma: float
     actor: float
@@ -53,22 +42,15 @@ def set_advantages(
     log_ratios: Sequence[np.ndarray] = (),
     fresh: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Set advantages and returns of a batch, float32 of shape (1, A) in each sample.
+    """Set advantages and returns of a batch, float32 of shape (1, A) in each sample. Returns metrics of the baseline.
 
-    `info` gets "group_reward_std", "return", and "reward" after the length penalties. The KL is part of the returns
-    then, and becomes None.
+    `info` gets "group_reward_std", "return", and "reward" after the length penalties. The KL becomes None.
 
     Args:
-        samples: N samples, each with a batch dimension of 1.
         groups: The group of each sample, N. Equal ones are in a row.
-        args: OpenRLHF's (nested) arguments.
-        kl_coefficient: Factor on the KL of each token.
         critic_lambd: Lambda of the returns; None if it is that of the advantages.
         log_ratios: For V-trace: log pi_today - log alpha of each token, shape (1, A), of each sample.
         fresh: Which samples are those of X1, bool (N,), to choose the baseline on them; None to take the critic.
-
-    Returns:
-        Metrics of this choice; none without it, or without a critic.
 
     Raises:
         ValueError: A group needs the penalised rewards of responses that it does not hold, or the estimator is unknown.
@@ -116,17 +98,9 @@ def choose_baseline(
     """Take a mean of rewards as the baseline, G - mean as advantages, if the critic leaves more variance on X1.
 
     With `--adapt.critic_baseline batch` it is the mean over the batch, as in EVPO (arXiv 2604.19485). With `group` it
-    is the mean over the other responses of the group. The choice is made on X1 before the update. Groups that the
-    filter dropped would flatter the critic, because they differ mostly in their prompts. It may have learned replayed
-    groups by heart. Without X1 the mean is taken.
-
-    Args:
-        samples, groups, args: See `set_advantages`.
-        followed: G, the Monte Carlo returns of each sample, shape (1, A).
-        fresh: Which samples are those of X1, bool (N,).
-
-    Returns:
-        What the critic explains of X1, and whether it is the baseline.
+    is the mean over the other responses of the group. Groups that the filter dropped would flatter the critic, because
+    they differ mostly in their prompts, and it may have learned replayed groups by heart. Without X1 the mean is taken.
+    `followed` is G, the Monte Carlo returns of each sample, shape (1, A).
     """
     kind, with_mean = args.adapt.critic_baseline, list[torch.Tensor]()
     if kind == "batch":
@@ -153,10 +127,7 @@ def choose_baseline(
 def related_rewards(
     samples: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
 ) -> list[torch.Tensor]:
-    """What an estimator makes of the reward of each sample, float32 of shape (1,) each.
-
-    `info` of a sample gets "group_reward_std", the spread of the rewards that its own is compared with.
-    """
+    """What an estimator makes of each sample's reward, float32 of shape (1,). `info` gets the spread of its group's."""
     rewards = torch.cat([sample.rewards for sample in samples]).double().numpy()
     spread = np.empty(len(rewards))
     edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
@@ -187,7 +158,7 @@ def penalises_length(args: SimpleNamespace) -> bool:
 def gae(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, discounts: Discounts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns of one sample by GAE (arXiv 1506.02438), shape (1, A) each.
+    """Advantages and returns of one sample by GAE (arXiv 1506.02438), shape (1, A) each, as are the arguments.
 
     The returns may have another lambda than the advantages (Decoupled-GAE of arXiv 2503.01491):
 
@@ -196,10 +167,6 @@ def gae(
         R_t = V_t + sum over i >= 0 of (gamma lambda_critic)^i delta_(t+i)
 
     Tokens that were not generated count as value 0 and reward 0, as in OpenRLHF.
-
-    Args:
-        values, rewards, mask: Of each token, shape (1, A).
-        discounts: Gamma and both lambdas.
     """
     values, rewards = mask * values, mask * rewards
     following = torch.nn.functional.pad(values[:, 1:], (0, 1))
@@ -214,13 +181,7 @@ def gae(
 def corrected_returns(
     values: torch.Tensor, rewards: torch.Tensor, mask: torch.Tensor, log_ratios: np.ndarray, discounts: Discounts
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by V-trace (`adapt.vtrace`), which corrects for the policy that generated a response.
-
-    Args:
-        values, rewards, mask: Of each token, shape (1, A).
-        log_ratios: log pi_today - log alpha of each token, shape (1, A).
-        discounts: Gamma and both lambdas.
-    """
+    """The same by V-trace (`adapt.vtrace`). The log ratios are log pi_today - log alpha of each token, shape (1, A)."""
     numbers = values.double().numpy(), rewards.double().numpy(), log_ratios, mask.numpy()
     advantages, targets = vtrace(*numbers, gamma=discounts.gamma, lambd=discounts.actor)
     if discounts.critic != discounts.actor:
@@ -236,15 +197,12 @@ def discounted_sums(numbers: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def whiten(samples: Sequence[Experience], *, scale: bool) -> None:
-    """Move the advantages of all generated tokens of a batch to mean 0, and scale them to variance 1 if `scale`.
-
-    A variance below 1e-8 counts as 1e-8, so that equal advantages stay finite.
-    """
+    """A' = (A - mean A) / std A over all generated tokens of a batch, or only A - mean A unless `scale`."""
     advantages = torch.cat([sample.advantages.flatten() for sample in samples]).float()
     mask = torch.cat([sample.action_mask.flatten() for sample in samples])
     count = mask.sum()
     mean = (advantages * mask).sum() / count
     variance = ((advantages - mean).square() * mask).sum() / count
-    factor = variance.clamp(min=1e-8).rsqrt() if scale else 1.0
+    factor = variance.clamp(min=1e-8).rsqrt() if scale else 1.0  # so equal advantages stay finite
     for sample in samples:
         sample.advantages = (sample.advantages - mean) * factor

@@ -1,10 +1,9 @@
 """Rollouts ahead of training: while the trainer trains on a step, the engines generate for the steps that follow it.
 
-OpenRLHF's asynchronous mode has a trainer and a generator in two processes, with a queue, slots and a lock between
-them. Here a thread of the trainer's process generates, and OpenRLHF's synchronous loop gets the samples that are ready.
-So the loop, the method, the record and the checkpoints are those of the synchronous mode. The order is fixed, and does
-not depend on which side is faster: in trainer step t the rollout of step t + q is asked for, from the weights that the
-engines hold then. A sync waits until all rollouts that were asked for are there.
+OpenRLHF's asynchronous mode has a trainer and a generator in two processes. Here a thread of the trainer's process
+generates, and OpenRLHF's synchronous loop gets the samples that are ready. The order is fixed: in trainer step t the
+rollout of step t + q is asked for, from the weights that the engines hold then. A sync waits until all rollouts that
+were asked for are there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +20,6 @@ class Ahead(InTurn):
     """Makes each rollout some steps before the trainer asks for it, in a thread.
 
     Only `ask`, `metrics` and `next` may be called while a rollout is made.
-
-    Args:
-        args, kwargs: Those of `InTurn`.
-
-    Attributes:
-        next_step: Trainer step of the next rollout to ask for.
-        queue: The rollouts that were asked for.
     """
 
     KIND = "reevaluated ahead"  # because the step of the rollout may generate hard prompts of its own again
@@ -39,13 +31,9 @@ class Ahead(InTurn):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
 
     def ask(self, until: int, hard: Sequence[Prompt], generation: Mapping[str, Any]) -> None:
-        """Ask for the rollouts up to that of step `until`, from the weights that the engines hold now.
+        """Ask for the rollouts up to that of step `until` that were not asked for, from the weights of the engines now.
 
-        Args:
-            until: Trainer step. Rollouts that were asked for before are not asked for again.
-            hard: Hard prompts to generate again together with the last of these rollouts. If there is none, as when a
-                run is resumed with a shorter queue, the next rollout takes them along.
-            generation: OpenRLHF's arguments of the generation.
+        The last one takes the hard prompts along. If there is none (a resume with a shorter queue), the next one does.
         """
         self.hard_prompts_left += hard
         for step in range(self.next_step, until + 1):
@@ -57,10 +45,7 @@ class Ahead(InTurn):
             self.next_step = step + 1
 
     def _made(self, rollout: Rollout, generation: Mapping[str, Any]) -> Rollout:
-        """Make a rollout, in the thread. If an epoch ends without samples, it is of the next one.
-
-        After the last epoch it stays empty.
-        """
+        """Make a rollout. If an epoch ends without samples, it is of the next one. After the last one it is empty."""
         while self._epochs < self.episodes and not rollout.fresh:
             rollout.begins_epoch = rollout.exhausted
             self.make(rollout, generation)
@@ -87,11 +72,7 @@ class Ahead(InTurn):
         return [rollout.result() for rollout in self.queue if rollout.done() and not rollout.exception()]
 
     def in_flight(self, last: Rollout) -> int:
-        """Number of groups that were begun, and have not reached the trainer yet.
-
-        Args:
-            last: The rollout that has reached it last.
-        """
+        """Number of groups that were begun and have not reached the trainer yet. It has got the rollout `last` last."""
         waiting = self.waiting
         unfinished = [last, *waiting][-1].numbers.get("groups/in_flight", 0)
         return sum(len(rollout.fresh) + len(rollout.hard) for rollout in waiting) + int(unfinished)

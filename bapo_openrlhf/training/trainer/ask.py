@@ -32,13 +32,7 @@ class Sent(NamedTuple):
 
 
 class Ask:
-    """Asks the engines for responses of one step.
-
-    Args:
-        calls: Calls of the engines.
-        step: The trainer step.
-        generation: OpenRLHF's arguments of the generation.
-    """
+    """Asks the engines for responses of one step."""
 
     def __init__(self, calls: EngineCalls, step: int, generation: Mapping[str, Any]) -> None:
         self.calls, self.step, self.generation = calls, step, generation
@@ -61,10 +55,8 @@ class Ask:
 
         Args:
             kind: What the prompts are for, such as "fresh" or "evaluation". Each kind has seeds of its own.
-            prompts: The prompts.
             numbers: The number of each prompt, of which its seed is made; those that follow if none are given.
             size: Number of responses to each; that of the generation if it is None.
-            extras: What else the request of each has of its own.
         """
         requests = []
         for prompt, number, extra in zip(prompts, numbers or self._numbers[kind], extras, strict=False):

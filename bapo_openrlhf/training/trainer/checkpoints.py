@@ -1,8 +1,7 @@
 """Checkpoints from which a run continues exactly as if it had never stopped.
 
-OpenRLHF saves the models, their optimizers and the position in the data. This module adds everything else that the
-next steps depend on: the method's state with both buffers, the rollout weights if they are not today's, the random
-number generators, and the counters. A manifest is written last. A checkpoint without a manifest does not count.
+OpenRLHF saves the models, their optimizers and the position in the data. This module adds everything else that the next
+steps depend on. A manifest is written last, and a checkpoint without it does not count.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,16 +34,8 @@ logger = init_logger(__name__)
 class WholeCheckpoints:
     """Makes the checkpoints whole that OpenRLHF saves, and continues a run from one.
 
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state, method, ledger, recorder: What is saved and restored.
-        generator: What generates. Of one that is ahead of training, the rollouts are saved.
-        loader: The data, whose position is saved after all rollouts.
-        rollout_weights: The weights in the engines. They are saved if they are not today's.
-        workers: OpenRLHF's groups of the workers that shuffle, by name. Their random generators are saved.
-
-    Attributes:
-        store: The checkpoints of the run.
+    Rollouts ahead of training are saved, and the engines' weights if they are not today's. `workers` are OpenRLHF's
+    groups of the workers that shuffle, by name, whose random generators are saved.
     """
 
     def __init__(
@@ -75,11 +66,7 @@ class WholeCheckpoints:
 
     @contextmanager
     def whole(self, tag: str, client_states: dict[str, Any]) -> Iterator[None]:
-        """Make the checkpoint whole that OpenRLHF saves in the block, with `client_states`.
-
-        Before the block the checkpoint is marked as begun. After it the layer's state is added, and the checkpoint is
-        sealed.
-        """
+        """Make the checkpoint whole that OpenRLHF saves in the block: add the layer's state, and seal it."""
         if self.args.ckpt.disable_ds:
             yield
             return
@@ -126,10 +113,7 @@ class WholeCheckpoints:
     # ── Resuming ──
 
     def resume(self, states: dict[str, Any]) -> None:
-        """Restore the state of the layer and the engines' weights from the checkpoint that the run continues from.
-
-        Args:
-            states: OpenRLHF's state in the checkpoint; of a run at step 0 there is nothing to restore.
+        """Restore the state of the layer and the engines' weights. `states` is OpenRLHF's state in the checkpoint.
 
         Raises:
             ValueError: The checkpoint is of another step, method or group size, or was written ahead of training.
@@ -161,11 +145,7 @@ class WholeCheckpoints:
         logger.info(f"resumed from {tag}")
 
     def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
-        """Go on with the groups of which responses are unfinished.
-
-        Raises:
-            ValueError: There are some, and partial rollouts are off.
-        """
+        """Go on with unfinished responses. ValueError if there are some, and partial rollouts are off."""
         if self.args.adapt.partial_rollout_tokens is not None:
             self.generator.fresh.take_unfinished(groups)
         elif groups:
@@ -210,12 +190,7 @@ class WholeCheckpoints:
         return answers
 
     def _load_shuffles(self, ranks: list[Any], saved: list[Any]) -> None:
-        """Restore the random generators of the ranks of a model. A rank that is new is seeded by its number and step.
-
-        Args:
-            ranks: The ranks that resume.
-            saved: The generators of the ranks that wrote the checkpoint, which may have been more or fewer.
-        """
+        """Restore the random generators of a model's ranks. A rank that is new is seeded by its number and step."""
         new = range(len(saved), len(ranks))
         seeds = [np.random.SeedSequence([self.args.train.seed, self.state.step, rank]) for rank in new]
         loading = [rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, saved, strict=False)]

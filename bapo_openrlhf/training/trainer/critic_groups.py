@@ -22,16 +22,7 @@ TOKENS = "tokens/critic"
 class CriticGroups:
     """Gives the critic the batch of the actor, together with what the step generated beside it.
 
-    The actor's batch and its experience stay as they are.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        maker: Makes the experience.
-        critic: OpenRLHF's group of the critic's processes; None without a critic.
-
-    Attributes:
-        waiting: What the critic's next update trains on; nothing if it is the batch of the actor.
+    `waiting` is what the critic's next update trains on; nothing if it is the batch of the actor.
     """
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
@@ -42,14 +33,7 @@ class CriticGroups:
     def make(
         self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int = 0
     ) -> dict[str, float]:
-        """Make what the critic's next update trains on. Returns its metrics; none without a critic.
-
-        Args:
-            generated: What this step generated.
-            batch: The batch that the actor trains on.
-            experience: The experience of that batch; None if it is empty.
-            tokens: Tokens on which the critic has trained in this step before.
-        """
+        """Make what the critic's next update trains on, after `tokens` in this step. Returns its metrics."""
         if self.critic is None:
             return {}
         own = experience.samples if experience else []

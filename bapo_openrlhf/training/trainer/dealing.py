@@ -1,10 +1,8 @@
 """How the samples of a batch are dealt to a model's data-parallel ranks, with fillers for ranks that would have none.
 
-The samples are dealt to the ranks of each model in shares that differ by at most one sample. Fillers exist only between
-this module and the workers. Rewards, advantages, whitening and the record never contain one.
-
-What a rank gets is put into Ray's object store once, for all models with equally many ranks. It travels as arrays,
-because Ray copies an array once and a tensor several times.
+The shares differ by at most one sample. Fillers exist only between this module and the workers: rewards, advantages,
+whitening and the record never contain one. What a rank gets is put into Ray's object store once, for all models with
+equally many ranks.
 """
 
 import itertools
@@ -29,7 +27,7 @@ from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 
 INPUTS = ("sequences", "action_mask", "attention_mask")  # of a forward pass
 Places = list[int]  # positions of samples in a batch
-Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # see `dealt_batches`
+Cut = Callable[[list[int], list[Places]], list[list[Places]]]  # (lengths, shares of ranks): parts of each share
 
 
 def ranks_of(workers: RayActorGroup) -> int:
@@ -43,13 +41,9 @@ def length_of(sample: Experience | Skipped) -> int:
 
 
 def filler_of(sample: Experience) -> Experience:
-    """A filler: a sample like this one, but without a generated token.
+    """A filler: a sample like this one, but without a generated token, and with 0 for every real number.
 
-    A filler has the same fields and info keys, tokens to pass through a model, and 0 for every real number. Its loss
-    and its gradient are therefore 0. Because of it, its rank takes part in the same collective calls as the others.
-
-    Args:
-        sample: One sample, with or without a batch dimension. It is not changed.
+    Its loss and its gradient are therefore 0, and its rank takes part in the same collective calls as the others.
     """
     numbers = {
         field.name: torch.zeros_like(value)
@@ -61,10 +55,7 @@ def filler_of(sample: Experience) -> Experience:
 
 
 def skipped_samples(batch: Batch, args: SimpleNamespace) -> tuple[list[Skipped], list[Experience]]:
-    """The samples of a batch that no model passes, and a filler in case it has no others; nothing without them.
-
-    The filler has the tokens of the shortest one, and 0 for all that models say of a sample.
-    """
+    """The samples of a batch that no model passes, and a filler in case it has no others; nothing without them."""
     if not (args.adapt.skip_zero_advantage and batch.silent):
         return [], []
     filler = filler_of(min(samples_of(batch.silent), key=length_of))
@@ -74,10 +65,7 @@ def skipped_samples(batch: Batch, args: SimpleNamespace) -> tuple[list[Skipped],
 
 
 def order_info(samples: Sequence[Experience]) -> None:
-    """Give all samples the same keys of `info` in one order, because the ranks reduce metrics one after the other.
-
-    A number that a sample does not have is nan. The metrics are means over the samples that have one.
-    """
+    """Give all samples the same keys of `info` in one order, because ranks reduce them in turn; nan if missing."""
     known: dict[str, torch.Tensor] = {}
     for sample in samples:
         known |= sample.info
@@ -87,14 +75,7 @@ def order_info(samples: Sequence[Experience]) -> None:
 
 
 def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int) -> list[list[Experience]]:
-    """Batches of the samples for each rank. All ranks have equally many batches, and some end with a filler.
-
-    Args:
-        samples: One sample each, with a batch dimension of 1.
-        ranks: Number of data-parallel ranks.
-        cut: Makes the parts of each rank's share. It is called with the lengths of all samples and with the shares.
-        pad: Token id of the padding.
-    """
+    """Batches of the samples for each rank. All ranks have equally many batches, and some end with a filler."""
     lengths = list(map(length_of, samples))
     dealt = deal(lengths, ranks)
     filler = filler_of(samples[dealt[0][0]])  # the first rank's first sample is the shortest: its filler costs least
@@ -108,25 +89,16 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
 
 
 class DealtActorGroup(RayActorGroup):
-    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample.
-
-    Attributes:
-        skipped: Samples that are dealt together with the next batch to train on, though no model passes them.
-    """
+    """OpenRLHF's processes of one model. Its ranks train on shares that differ by at most one sample."""
 
     _sent: ClassVar[dict[tuple, Any]] = {}  # what is in Ray's object store now; all models have the same dict
-    skipped: Sequence[Skipped] = ()
+    skipped: Sequence[Skipped] = ()  # are dealt with the next batch to train on, though no model passes them
 
     @extends(RayActorGroup)
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
-        """Call a method on all ranks, and return Ray's references to the answers, one for each process.
+        """Call a method on all ranks, once for each item of the lists. Returns Ray's references, one for each process.
 
-        Each rank gets an equal part of the lists, in order. What another model with equally many ranks has got is not
-        put into Ray's object store again.
-
-        Args:
-            method_name: The method, which is called once for each item of the lists.
-            kwargs: Its arguments, as lists of one length.
+        Each rank gets an equal part of the lists, in order.
 
         Raises:
             ValueError: The lists differ in length, or have fewer items than there are ranks.
@@ -134,11 +106,7 @@ class DealtActorGroup(RayActorGroup):
         return self._send(method_name, [self._call(part) for part in equal_parts(kwargs, ranks_of(self))])
 
     def take(self, samples: Sequence[Experience]) -> list[Any]:
-        """Deal a batch to train on to the ranks, which take it in the place of one that they have. Returns references.
-
-        Args:
-            samples: The batch, see `training_shares`.
-        """
+        """Deal a batch to train on to the ranks, in the place of one that they have. Returns Ray's references."""
         ranks, skipped, self.skipped = ranks_of(self), self.skipped, ()
         key = (ranks, *map(id, samples))
         refs = self._once(key, samples[0], lambda: training_shares(samples, ranks, skipped))
@@ -173,11 +141,7 @@ class DealtActorGroup(RayActorGroup):
 
 
 def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str, Any]]:
-    """An equal part of each list for each rank, in order; the last ones may have less.
-
-    Raises:
-        ValueError: See `DealtActorGroup.async_run_method_batch`.
-    """
+    """An equal part of each list for each rank, in order; the last may have less. ValueError if that is impossible."""
     lengths = {name: len(values) for name, values in lists.items()}
     count = max(lengths.values())
     if len(set(lengths.values())) > 1:
@@ -193,13 +157,8 @@ def training_shares(
 ) -> Iterator[dict[str, list[Any]]]:
     """The arguments of each rank's `take`, by name: its share, a filler, and the number of samples of the batch.
 
-    Its share are samples, and samples that are skipped, with their places in it.
-
-    Args:
-        samples: The samples of the batch, in batches of any sizes. A filler, which is there if all samples are skipped,
-            has no position.
-        ranks: Number of data-parallel ranks.
-        skipped: Further samples of the batch, in order, which no model passes.
+    No model passes the skipped samples, which have their places in a share. A filler among the samples, which is there
+    if all of them are skipped, has no position.
     """
     # OpenRLHF's function removes the index of what it gets, so it gets copies.
     passed = [sample for batch in samples for sample in split_experience_batch(replace(batch))]
@@ -219,15 +178,7 @@ def training_shares(
 
 
 class DealtBatch:
-    """The samples of one batch, as the forward-pass batches that the ranks of each model pass.
-
-    What a model says of a sample comes back by the sample's position. It does not matter which rank got the sample.
-
-    Args:
-        samples: One sample each.
-        cut: See `dealt_batches`.
-        pad: Token id of the padding.
-    """
+    """The samples of a batch for forward passes. What a model says of a sample comes back by the sample's position."""
 
     def __init__(self, samples: Sequence[Experience], cut: Cut, pad: int) -> None:
         self.samples = [replace(sample, index=[place]) for place, sample in enumerate(samples)]
@@ -253,17 +204,11 @@ class DealtBatch:
         images: bool = False,
         alone: bool = False,
     ) -> Callable[[], dict[int, torch.Tensor]]:
-        """Send samples through a model, and return a function that waits for its answers.
+        """Send samples through a model. Returns a function that waits for its answers, shape (A,) or (), by position.
 
         Args:
-            model: The model's processes. None, or no samples, has no answers.
             places: Positions of the samples; None for all.
-            inputs: Names of what its forward pass takes.
-            images: Whether the model takes images.
             alone: Whether the model shares its GPUs: then it is waited for, and empties its cache.
-
-        Returns:
-            A function of no arguments. It returns the answer for each sample, shape (A,) or (), by its position.
         """
         places = list(range(len(self.samples))) if places is None else places
         if model is None or not places:
@@ -290,13 +235,7 @@ class DealtBatch:
 
 
 def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
-    """The parts of each rank's share that pass a model together: a number of samples, or a number of tokens.
-
-    Args:
-        args: Arguments of the run.
-        lengths: Tokens of each sample.
-        dealt: Share of each rank.
-    """
+    """The parts of each rank's share that pass a model together: a number of samples, or a number of tokens."""
     limit = most_tokens(args, "rollout")
     if limit is None:
         return [in_parts(share, args.rollout.micro_batch_size) for share in dealt]
@@ -306,12 +245,7 @@ def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]
 
 
 def rows_by_place(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A model's answer for each sample, by the sample's position. The answers for fillers are left out.
-
-    Args:
-        batches: Positions of the samples of each batch that the model passed.
-        answers: The model's answer for each batch.
-    """
+    """A model's answer for each sample, by the sample's position. The answers for fillers are left out."""
     return {
         place: row
         for places, answer in zip(batches, answers, strict=True)

@@ -29,11 +29,6 @@ class Solutions:
 
     A solution ends with the tokenizer's end token. One that a response could not hold is left out. Of several solutions
     of one prompt, the first that fits counts.
-
-    Args:
-        pairs: Each prompt, with its text as the engines get it, and its worked solution; None or "" if it has none.
-        tokenizer: That of the actor.
-        args: OpenRLHF's (nested) arguments, which say how long a response may be.
     """
 
     def __init__(self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, args: SimpleNamespace) -> None:
@@ -50,11 +45,7 @@ class Solutions:
     def of(cls, args: SimpleNamespace, strategy: Any, dataset: Any, tokenizer: Any) -> Self:
         """The worked solutions of a run's data (`--data.solution_key`); none without the flag.
 
-        Args:
-            args: OpenRLHF's (nested) arguments.
-            strategy: OpenRLHF's strategy.
-            dataset: OpenRLHF's data set of prompts. It has dropped the column, and row n of the data is its prompt n.
-            tokenizer: That of the actor.
+        OpenRLHF's data set of prompts has dropped the column, and row n of the data is its prompt n.
         """
         data = args.data
         if not data.solution_key:
@@ -83,13 +74,10 @@ class Solutions:
         return len(self[prompt.id])
 
     def sample(self, prompt: Prompt, advantage: float = 0.0, *, like: Experience | None = None) -> Experience:
-        """The demonstration of a prompt as a sample with a batch dimension of 1.
+        """The demonstration of a prompt as a sample with a batch dimension of 1. Cross-entropy reads no advantage.
 
-        Args:
-            prompt: The prompt.
-            advantage: Of each token of its solution. Cross-entropy does not read it.
-            like: A sample of the batch that it joins. It has the same fields and the same entries of `info`, and 0
-                where a demonstration has no number. None: it has all fields.
+        It has the fields and the `info` keys of `like`, a sample of the batch that it joins, and 0 for numbers that it
+        lacks. Without `like`, it has all fields.
         """
         ids, start = self._tokens[prompt.id]
         mask = torch.arange(1, len(ids)).unsqueeze(0) >= start
@@ -114,25 +102,13 @@ class Solutions:
 
 
 class Demonstrations:
-    """What the trainer does with the worked solutions of a batch, once the batch was reviewed.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        actor: OpenRLHF's group of the actor's processes.
-        solutions: The worked solutions of the data.
-    """
+    """What the trainer does with the worked solutions of a batch, once the batch was reviewed."""
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, actor: Any, solutions: Solutions) -> None:
         self.args, self.state, self.actor, self.solutions = args, state, actor, solutions
 
     def beside(self, batch: Batch, experience: BatchExperience | None) -> list[Experience]:
-        """X4 as samples that go to the actor after those of the experience. They have no KL penalty.
-
-        Args:
-            batch: The batch.
-            experience: The experience of its groups; None if it has none.
-        """
+        """X4 as samples that go to the actor after those of the experience. They have no KL penalty."""
         like = experience.samples[0] if experience else None
         shown = [(one.prompt, advantage_of(one, self.args)) for one in batch.demonstrations]
         return [self.solutions.sample(prompt, advantage, like=like) for prompt, advantage in shown]

@@ -20,13 +20,7 @@ VARYING = ("prompt", "label", "images", "prefix", "seed")  # what a request does
 
 
 class EngineCalls:
-    """Calls of the rollout engines of a run.
-
-    Args:
-        engines: The engines.
-        args: OpenRLHF's (nested) arguments.
-        tokenizer: That of the model. The engines get it once, and not with each prompt.
-    """
+    """Calls of the rollout engines of a run. They get the tokenizer once, and not with each prompt."""
 
     def __init__(self, engines: Sequence[Any], args: SimpleNamespace, tokenizer: Any) -> None:
         self.engines, self.args, self.tokenizer = engines, args, tokenizer
@@ -55,15 +49,7 @@ class EngineCalls:
             batch_vllm_engine_call(self.engines, "sleep")
 
     def send(self, requests: Sequence[Mapping[str, Any]], **generation: Any) -> list[Any]:
-        """Send each request to the engine that has least to do. Returns Ray's reference to the responses of each.
-
-        With OpenRLHF's own dynamic filtering each prompt is a call of its own, because a filtered prompt is replaced as
-        soon as its responses are there. The same holds for an agent, whose responses may take very different times.
-
-        Args:
-            requests: What each request has of its own: prompt, label and images, and more with batch adaptation.
-            generation: OpenRLHF's arguments of the generation.
-        """
+        """Send each request to the engine that has least to do. Returns Ray's reference to the responses of each."""
         adapted, size = self.args.adapt.enabled, generation.get("n_samples_per_prompt")
         size = self.args.rollout.n_samples_per_prompt if size is None else size
         log_probs = adapted or self.args.algo.advantage.is_correction_level != "off"  # a stored response needs them
@@ -94,7 +80,9 @@ class EngineCalls:
     def _send_to(self, engine: Any, box: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, Any]:
         """Send requests to an engine. Returns Ray's reference for each place."""
         if self.args.train.agent_func_path or not self.few:
+            # The responses of an agent may take very different times.
             return {place: engine.generate_responses.remote(**request) for place, request in box}
+        # OpenRLHF's dynamic filtering replaces a filtered prompt as soon as its responses are there.
         one_by_one = self.args.algo.dynamic_filtering_enable and not self.args.adapt.enabled
         size = 1 if one_by_one else -(-len(box) // CALLS) or 1
         refs: dict[int, Any] = {}

@@ -1,12 +1,8 @@
 """From samples to experience: importance ratios, the KL target and group-relative advantages.
 
 As in OpenRLHF, log-probs come from today's actor and values from today's critic, for replayed samples as for fresh
-ones. Three more things are decided here: the policy in the denominator of the PPO ratio, the policy that the KL penalty
-pulls to, and how group-relative advantages are normalised (Eq. 2). What a model says of a sample comes back by the
-sample's position. So a batch is dealt to the ranks that train on it only once, after its review.
-
-A batch passes the experience maker in two halves, because the review of the batch comes between them:
-`origins_of` -> `forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
+ones. A batch passes the experience maker in two halves, because its review comes between them: `origins_of` ->
+`forward` -> `ForwardPass` -> review -> `finish` -> `BatchExperience`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,16 +31,9 @@ from bapo_openrlhf.training.trainer.samples import sample_of
 
 @dataclass(frozen=True)
 class SampleOrigin:
-    """A response that is trained on, and where it comes from.
+    """A response that is trained on, and where it comes from. On-policy means that today's weights generated it."""
 
-    Attributes:
-        source: One of fresh, reevaluated and replayed.
-        on_policy: Whether today's weights generated it.
-        group: The group that it belongs to.
-        response: The response.
-    """
-
-    source: str
+    source: str  # fresh, reevaluated or replayed
     on_policy: bool
     group: Group
     response: Response
@@ -55,10 +44,7 @@ class SampleOrigin:
 
 
 def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
-    """The responses of a batch that is trained on with the weights that the actor has had since trainer step `since`.
-
-    They are in the order of `Batch.with_sources`.
-    """
+    """The responses in the order of `Batch.with_sources`. The actor has had its weights since step `since`."""
     return [
         SampleOrigin(source, group.weights_version_of(response) >= since, group, response)
         for source, group in batch.with_sources()
@@ -72,9 +58,7 @@ class ForwardPass:
 
     Attributes:
         samples: Its samples, each with log-probs, values and KL of shape (1, A).
-        origins: Where each of them comes from.
         log_ratios: log pi_today(y|x) - log alpha(y|x) of each sample, summed over its tokens, shape (N,).
-        sums: Other sums over the tokens of each sample.
         reference_kept: Number of generated tokens that were not sent to the reference model.
     """
 
@@ -91,12 +75,9 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class BatchExperience(ForwardPass):
-    """What comes out of the experience maker: the experience of the samples that stayed, and numbers about it.
+    """The experience of the samples that stayed, with the metrics of `advantages.choose_baseline`.
 
-    Attributes:
-        tokens: What the loss takes of each source's tokens.
-        baseline: Metrics of the choice of the baseline (`advantages.choose_baseline`); none without a critic.
-        masked: Share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
+    `masked` is the share of the tokens that --adapt.max_second_moment leaves out; None without this limit.
     """
 
     tokens: Mapping[str, SourceTokens]
@@ -107,15 +88,10 @@ class BatchExperience(ForwardPass):
 class ExperienceMaker:
     """Makes experience of a batch of three sources, on any number of ranks.
 
-    The ranks of every model pass shares that differ by at most one sample (`dealing`), and each response passes the
-    reference model only once (`reference_name`).
-
     Args:
-        args: OpenRLHF's (nested) arguments.
         actor, critic, reference: OpenRLHF's groups of the models' processes; None if the run has no such model.
         kl_ctl: OpenRLHF's. It has the coefficient of the KL penalty.
-        pad: Token id of the padding.
-        reference_name: Name of the reference model, see `ReferenceLogProbs`.
+        reference_name: See `ReferenceLogProbs`.
     """
 
     def __init__(
@@ -127,12 +103,7 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def forward(self, origins: Sequence[SampleOrigin], *, policies: bool = True) -> ForwardPass:
-        """Pass a batch through today's models. An empty one passes none.
-
-        Args:
-            origins: The responses of the batch.
-            policies: Whether actor and reference pass it, too. If not, all log ratios and all KL are 0.
-        """
+        """Pass a batch through today's models. Without `policies`, only through the critic: log ratios and KL are 0."""
         known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
         samples = [origin.sample() for origin in origins]
         self._pass(samples, known, policies=policies)
@@ -148,13 +119,7 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def finish(self, passed: ForwardPass, kept: Sequence[int], *, monte_carlo: bool = False) -> BatchExperience:
-        """Make the experience of the samples that stay: old log-probs, KL target and advantages.
-
-        Args:
-            passed: What today's models say of the batch.
-            kept: Positions of the samples that stay, in order; at least one.
-            monte_carlo: Whether the returns are Monte Carlo returns. If so, --adapt.critic_lambd is not used.
-        """
+        """The experience of samples at the positions `kept`, at least one. Monte Carlo returns have the lambda 1."""
         samples, origins = passed.at(kept)
         corrections, loss_log_ratios = self._corrections(samples, origins), []
         for sample, origin in zip(samples, origins, strict=True):
@@ -175,10 +140,6 @@ class ExperienceMaker:
 
         Actor and reference pass them only if the returns need it: because of a KL penalty in the reward, or because
         V-trace corrects for the policy of a response. Then groups whose log-probs are not finite are left out.
-
-        Args:
-            groups: The groups.
-            since: First trainer step with today's weights.
         """
         origins, adapt = origins_of(Batch(fresh=list(groups)), since), self.args.adapt
         penalised = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
@@ -227,16 +188,7 @@ class ExperienceMaker:
         )
 
     def _pass(self, samples: list[Experience], known: ReferenceLogProbs, *, policies: bool) -> None:
-        """Pass a batch through today's models, and set log-probs, values and KL of its samples.
-
-        All models are asked before the first answer is awaited. But models that share GPUs (`--train.colocate_*`) are
-        asked one after the other, and each empties its cache.
-
-        Args:
-            samples: The samples. Only those that `known` lacks go to the reference model.
-            known: The log-probs under the reference model. It gets those that were unknown.
-            policies: See `forward`.
-        """
+        """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
         dealt = DealtBatch(samples, partial(forward_parts, self.args), self.pad)
         train, reference_model = self.args.train, self.reference if policies else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
@@ -254,14 +206,7 @@ class ExperienceMaker:
                 sample.kl = torch.zeros(sample.action_mask.shape)
 
     def _set_kl(self, sample: Experience, reference: torch.Tensor | None) -> None:
-        """Set the KL of each token to the reference model, shape (1, A), or give its log-probs to the loss.
-
-        Without a reference model, and if the KL is a term of the loss (`--algo.kl.use_loss`), it is 0 here.
-
-        Args:
-            sample: The sample. Its `action_log_probs` are today's.
-            reference: Log-probs under the reference model, shape (1, A); None if there is none.
-        """
+        """Set the KL of each token to the reference model, shape (1, A), or give its log-probs to the loss."""
         kl, log_probs, mask = self.args.algo.kl, sample.action_log_probs, sample.action_mask
         sample.base_action_log_probs = reference if kl.use_loss else None
         sample.kl = moved = torch.zeros_like(log_probs)
@@ -272,12 +217,7 @@ class ExperienceMaker:
         sample.info["logprobs_diff"] = token_mean(moved, mask)
 
     def _set_policies(self, sample: Experience, *, on_policy: bool) -> None:
-        """Set the old log-probs and the KL target of a sample as configured.
-
-        Args:
-            sample: The sample. Its `action_log_probs` are today's.
-            on_policy: Whether today's weights generated it.
-        """
+        """Set the old log-probs and the KL target of a sample as configured."""
         if self.args.adapt.kl_target == "behaviour":
             self._pull_towards_behaviour(sample)
         if self.args.adapt.ratio == "behaviour":
@@ -294,12 +234,7 @@ class ExperienceMaker:
         sample.info["kl"] = token_mean(sample.kl, mask)
 
     def _loss_log_ratio(self, recomputed: torch.Tensor, sample: Experience) -> torch.Tensor:
-        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (1, A).
-
-        Args:
-            recomputed: Log-probs under today's policy, shape (1, A).
-            sample: The sample with its old log-probs.
-        """
+        """Log of the ratio that OpenRLHF's loss clips before the first update, shape (1, A)."""
         gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
         corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
         old = sample.rollout_log_probs if corrected else sample.action_log_probs
@@ -336,14 +271,7 @@ def token_log_ratios(sample: Experience) -> torch.Tensor:
 
 
 def off_policy_log_ratios(sample: Experience, *, on_policy: bool) -> np.ndarray:
-    """The same for V-trace, shape (1, A): 0 for a sample that today's weights generated.
-
-    The log ratio of such a sample is only the rounding of the engine. V-trace must not correct for it.
-
-    Args:
-        sample: Its `action_log_probs` are today's.
-        on_policy: Whether today's weights generated it.
-    """
+    """`token_log_ratios` for V-trace: 0 with today's weights, because it must not correct the engine's rounding."""
     ratios: np.ndarray = token_log_ratios(sample).numpy()
     return np.zeros_like(ratios) if on_policy else ratios
 
@@ -354,14 +282,7 @@ def source_tokens(
     log_ratios: Sequence[torch.Tensor],
     origins: Sequence[SampleOrigin],
 ) -> SourceTokens:
-    """What the loss takes of the tokens of one source.
-
-    Args:
-        source: One of fresh, reevaluated and replayed.
-        samples: The experience of the batch.
-        log_ratios: Log of the ratio that the loss clips, shape (1, A), of each sample.
-        origins: Where each sample comes from.
-    """
+    """What the loss takes of the tokens of one source. The log ratios, shape (1, A), are those that it clips."""
     places = [place for place, origin in enumerate(origins) if origin.source == source]
 
     def joined(numbers: Iterable[torch.Tensor]) -> np.ndarray:
@@ -376,14 +297,5 @@ def source_tokens(
 
 
 def old_log_probs(recomputed: torch.Tensor, behaviour: torch.Tensor, *, on_policy: bool) -> torch.Tensor:
-    """Log-probs in the denominator of the PPO ratio, shape (1, A) (Eq. 3: rho = pi_theta / alpha).
-
-    If today's policy generated the sample, the actor's own log-probs are those of the behaviour policy. Otherwise the
-    stored log-probs are used.
-
-    Args:
-        recomputed: Log-probs under today's policy, shape (1, A).
-        behaviour: Stored log-probs, shape (1, A).
-        on_policy: Whether today's policy generated the sample.
-    """
+    """Log-probs in the denominator of the PPO ratio pi_theta / alpha (Eq. 3), shape (1, A): today's if on-policy."""
     return recomputed if on_policy else behaviour.to(recomputed.dtype)

@@ -15,26 +15,14 @@ from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class OneRound:
-    """A rollout asks for its fresh prompts once.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        method: Chooses prompts, and says how many responses it wants.
-        prompts: The prompts of the data.
-    """
+    """A rollout asks for its fresh prompts once."""
 
     def __init__(self, args: SimpleNamespace, method: Method, prompts: TrainingPrompts) -> None:
         self.args, self.method, self.prompts = args, method, prompts
         self.size, self.reward_range = args.rollout.batch_size, args.adapt.rewards() or UNIT
 
     def generate(self, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> None:
-        """Generate the fresh groups of a rollout.
-
-        Args:
-            rollout: The rollout, which gets them.
-            ask: Asks the engines.
-            send_hard: Sends the hard prompts of the rollout. It is called as soon as the fresh prompts are sent.
-        """
+        """Generate the fresh groups of a rollout. `send_hard` is called as soon as the fresh prompts are sent."""
         first, prompts = len(rollout.fresh), self._chosen(rollout)
         sent = ask.send("fresh", prompts, size=self.method.first_responses)
         if sent:
@@ -44,11 +32,7 @@ class OneRound:
             self._generate_more(rollout.fresh[first:], first, ask)
 
     def _chosen(self, rollout: Rollout) -> list[Prompt]:
-        """The next prompts of the data. A method may choose them among more of them.
-
-        Raises:
-            ValueError: It chose a wrong number of them, one twice, or one that does not exist.
-        """
+        """The next prompts of the data. A method may choose them among more; ValueError if its positions are wrong."""
         drawn = self.prompts.draw(self.size * self.method.candidates)
         rollout.drawn += len(drawn)
         count = min(self.size, len(drawn))
@@ -63,16 +47,7 @@ class OneRound:
         return [drawn[place] for place in chosen]
 
     def _generate_more(self, answers: list[Answers], first: int, ask: Ask) -> None:
-        """Add the responses for which the method asks, in stages.
-
-        Args:
-            answers: The answers so far.
-            first: Number of the first prompt.
-            ask: Asks the engines.
-
-        Raises:
-            ValueError: The method asks for more than G responses to a prompt.
-        """
+        """Add the responses for which the method asks, in stages. `first` is the number of the first prompt."""
         most = self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
             judged = [(number, each) for number, each in enumerate(answers, first) if each.judged]
@@ -93,5 +68,5 @@ class OneRound:
                 each.responses += more.responses
 
     def unfinished(self) -> list[dict[str, Any]]:
-        """The groups in flight that go on in the next step, as plain data and tensors. Here there are none."""
+        """The groups in flight that go on in the next step, as plain data; here there are none."""
         return []

@@ -1,8 +1,7 @@
 """Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and evaluations.
 
-OpenRLHF's trainer calls `generate_samples` and `generate_eval_samples`. How a rollout asks for fresh prompts and when
-it is made are two choices that do not know each other: once (`fresh`), in several rounds (`refill`) or in parts of
-responses (`partial`); in the step that trains on it (`InTurn`) or before it (`ahead`).
+How a rollout asks for fresh prompts and when it is made are two choices that do not know each other: once (`fresh`), in
+several rounds (`refill`) or in parts of responses (`partial`); in the step that trains on it (`InTurn`) or `ahead`.
 """
 
 import time
@@ -35,19 +34,10 @@ class Generator:
     """Generates for a run with batch adaptation.
 
     Args:
-        calls: Calls of the engines.
         evaluation: OpenRLHF's loader of the prompts of evaluations; None if there are none.
-        fresh: How a rollout asks for fresh prompts.
-        method: Names hard prompts.
-        state: Where the run is.
-        rollout_weights: The weights in the engines.
-        reward_model: Gives samples their rewards if they have none, while the engines rest.
         before_samples: Called before OpenRLHF's loop gets the samples of a step.
-        ahead: Whether generation is ahead of training.
 
     Attributes:
-        rollouts: Makes the rollouts, in turn or ahead of training.
-        last: The rollout that OpenRLHF's loop got last.
         evaluated, evaluation_failed: Groups of the last evaluation, and how many of them have no usable rewards.
     """
 
@@ -104,10 +94,7 @@ class Generator:
         return self.last.exhausted
 
     def _scored(self, generation: Mapping[str, Any]) -> Rollout:
-        """The next rollout, with rewards.
-
-        A reward model is not asked in the thread that generates: the ranks of a model must get all calls in one order.
-        """
+        """The next rollout, with rewards. Its thread does not ask for them: all ranks must get calls in one order."""
         rollout = self.rollouts.next(generation)
         self.reward_model.score([*rollout.fresh, *rollout.hard])
         return rollout
@@ -120,13 +107,7 @@ class Generator:
         return [sample for each in usable for sample in each.samples()]
 
     def generate(self, kind: str, prompts: Sequence[Prompt], generation: Mapping[str, Any]) -> list[Answers]:
-        """Responses to given prompts from the weights that the engines hold now.
-
-        Args:
-            kind: What they are for, for their seeds.
-            prompts: The prompts.
-            generation: OpenRLHF's arguments of the generation.
-        """
+        """Responses to prompts from the weights that the engines hold now. Each kind has seeds of its own."""
         ask = Ask(self.calls, self.state.step, generation)
         with self.calls.awake():
             answers = ask.answers(ask.send(kind, prompts))

@@ -26,19 +26,11 @@ class StopTraining(Exception):
 class MendedTrainer(Base):
     """OpenRLHF's trainer, whose `place` and `stop` may be called while `fit` goes on in another thread.
 
-    A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
-
     A trainer of this class calls `save_if_stopping` before it saves, and its generator calls `begin` before the samples
-    of each step.
-
-    Attributes:
-        state: Where the run is.
-        calls: Calls of the rollout engines.
-        recorder: Keeps the record. The subclass makes it.
-        restored: OpenRLHF's state in the checkpoint that the run goes on from.
+    of each step. A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
     """
 
-    recorder: StepRecorder
+    recorder: StepRecorder  # the subclass makes it
 
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         leave_to_driver()
@@ -66,10 +58,7 @@ class MendedTrainer(Base):
         state.begun, state.phase = state.step + 1, "generating"
 
     def evaluate_again(self) -> None:
-        """Make the evaluation after the step that a run goes on from, if it is due and was not made to its end.
-
-        OpenRLHF evaluates a step after it has saved it, so a run may stop in between.
-        """
+        """Evaluate the step that a run goes on from, if it is due: OpenRLHF evaluates a step after it has saved it."""
         step, flags = self.state.step, self.args.eval
         if not step or not self.eval_dataloader or step % flags.steps:
             return
@@ -113,8 +102,7 @@ class MendedTrainer(Base):
     def restore_best_checkpoint_state(self, checkpoint_states: Mapping[str, Any]) -> None:
         """Restore OpenRLHF's best evaluation, or the one after this checkpoint if its own is there and better.
 
-        OpenRLHF evaluates a step after it has saved it. So the checkpoint that a run goes on from does not know it.
-        If another number is asked for, or another evaluation, none was the best so far.
+        If another number is asked for than in the checkpoint, or another evaluation, none was the best so far.
         """
         key = self.best_eval_metric_key
         before = checkpoint_states.get(EVALUATION, self.evaluation)
@@ -132,10 +120,8 @@ class MendedTrainer(Base):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Log and save as OpenRLHF does. `client_states` are also those of `save_best_checkpoint` after this step.
-
-        A checkpoint of the end of an epoch goes on with the next one. OpenRLHF's would train that epoch again.
-        """
+        """Log and save as OpenRLHF does, but after the end of an epoch so that a resume goes on with the next one."""
+        # `save_best_checkpoint` gets the same dict after this step.
         client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
         client_states["episode"] += self.samples_generator.exhausted
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
@@ -143,11 +129,7 @@ class MendedTrainer(Base):
             self.recorder.warn(global_step, "not deleted", said)
 
     def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
-        """Warn if a run is resumed from its last step.
-
-        Args:
-            states: OpenRLHF's state in the checkpoint.
-        """
+        """Warn if a run is resumed from its last step."""
         step, episodes = states["global_step"], self.args.train.num_episodes
         if step and states["episode"] >= episodes:
             what = f"the checkpoint is the end of all {episodes} episodes (train.num_episodes)"

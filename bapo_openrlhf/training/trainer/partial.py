@@ -1,9 +1,8 @@
 """Partial rollouts (Kimi k1.5, arXiv 2501.12599, Sec. 2.6.2): a long response goes on in the next step.
 
-A response stops after N tokens, so no step waits for its longest one. A response that has stopped is asked for again
-with its prompt and its tokens so far, a seed of its own, and the weights that the engines hold then. Each token keeps
-the log-prob of the weights that sampled it. A group reaches the trainer when all of its responses are finished. Until
-then it is in flight.
+A response stops after N tokens, so no step waits for its longest one. It is asked for again with its prompt and its
+tokens so far, a seed of its own, and the weights that the engines hold then. Each token keeps the log-prob of the
+weights that sampled it. A group reaches the trainer when all of its responses are finished.
 """
 
 import itertools
@@ -50,15 +49,8 @@ def prefix_of(response: Response) -> Prefix:
 class InParts(OneRound):
     """A rollout goes on with the responses that have stopped, and begins new ones.
 
-    Only responses to fresh prompts stop. Hard prompts are generated again from today's weights, from the beginning to
-    the end. As long as no group of a step is complete, the step draws more prompts, and all responses go on with the
-    same weights. When the data of an epoch ends, all responses run to their end.
-
-    Args:
-        args, method, prompts: As for one round.
-
-    Attributes:
-        in_flight: Answers. Some of their responses may be unfinished.
+    Only responses to fresh prompts stop. As long as no group of a step is complete, the step draws more prompts, and
+    all responses go on with the same weights. When the data of an epoch ends, all responses run to their end.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -82,17 +74,7 @@ class InParts(OneRound):
         }
 
     def _go_on(self, kind: str, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> int:
-        """Up to N tokens more of each response that has stopped, and of those to the next prompts.
-
-        If the data of the epoch ends here, all responses are finished.
-
-        Args:
-            kind: Kind of the requests for the responses that have stopped.
-            rollout, ask, send_hard: As in `generate`.
-
-        Returns:
-            The number of responses that had stopped.
-        """
+        """Up to N tokens more of each stopped response, whose number is returned, and of those to the next prompts."""
         prompts, version = self.prompts.draw(self.size), rollout.weights_version
         rollout.drawn += len(prompts)
         limit = {"budget": None if self.prompts.epoch_done else self.args.adapt.partial_rollout_tokens}

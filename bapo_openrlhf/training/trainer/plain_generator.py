@@ -11,17 +11,7 @@ from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 
 
 class RecordedSamplesGenerator(SamplesGenerator):
-    """OpenRLHF's generator, which also reports the samples that its dynamic filtering drops.
-
-    Args:
-        calls: Calls of the engines.
-        filtered: List to which the samples of the dropped groups are added, in whole groups.
-        before_samples: Called before OpenRLHF's loop gets the samples of a step.
-        kwargs: Arguments of OpenRLHF's.
-
-    Attributes:
-        exhausted: Whether the last samples have the last prompts of an epoch.
-    """
+    """OpenRLHF's generator, which adds the samples that its dynamic filtering drops to `filtered`, in whole groups."""
 
     def __init__(
         self, *, calls: EngineCalls, filtered: list[Experience], before_samples: Callable[[], None], **kwargs: Any
@@ -47,11 +37,8 @@ class RecordedSamplesGenerator(SamplesGenerator):
 
     @extends(SamplesGenerator)
     def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
-        """Generate, and report the samples that OpenRLHF did not accept.
-
-        OpenRLHF asks for as many prompts of an evaluation at once as a training step has, and waits for them. With few
-        calls, all are asked for at once.
-        """
+        """Generate, and report the samples that OpenRLHF did not accept."""
+        # OpenRLHF asks for as many prompts of an evaluation as a training step has, and waits for them before the next.
         evaluated = getattr(self, "_eval_dataloader_iter", None)
         if self._calls.few and evaluated is not None and dataloader_iter is evaluated:
             num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch

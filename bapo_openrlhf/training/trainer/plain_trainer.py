@@ -45,14 +45,11 @@ class RecordedPPOTrainer(MendedTrainer):
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
-        """Train, and return what `MendedTrainer.fit` does.
-
-        OpenRLHF takes no step on the last batch if dynamic filtering dropped all of it. The record has a row for it.
-        """
+        """Train, and return what `MendedTrainer.fit` does. The record also has a last batch that was filtered whole."""
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
         self.calls.set_up()
         stopped = super().fit(global_step)
-        if self.filtered and stopped is None:
+        if self.filtered and stopped is None:  # OpenRLHF takes no step on a batch of which all was dropped
             step = self.recorder.step + 1
             self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
         return stopped
@@ -105,12 +102,7 @@ class RecordedPPOTrainer(MendedTrainer):
         self.state.saved = global_step if saves else self.state.saved
 
     def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
-        """Record what was generated since the last step. Returns its metrics.
-
-        Args:
-            trained: Samples of the batch. The samples that dynamic filtering dropped are in `self.filtered`.
-            step: The step, counted from 1.
-        """
+        """Record what was generated since the last step, also what was filtered. Returns its metrics."""
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
         dropped, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size

@@ -18,17 +18,7 @@ from bapo_openrlhf.training.trainer.run_state import RunState
 
 
 class CriticPretraining:
-    """Trains the critic on fresh responses before the first update of the actor.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        maker: Makes the experience.
-        reviewer: Takes out groups whose log-probs are not finite or that are too far from today's policy.
-        critic: OpenRLHF's group of the critic's processes; None without a critic.
-        train: Makes OpenRLHF's optimizer steps on what was sent to actor and critic. It takes the number of the step,
-            and returns OpenRLHF's metrics.
-    """
+    """Trains the critic on fresh responses before the first update of the actor."""
 
     def __init__(
         self,
@@ -46,17 +36,10 @@ class CriticPretraining:
         self.critic, self.train_critic = critic, train
 
     def train(self, fresh: list[Group], gap: Gap) -> dict[str, Any]:
-        """Train the critic on all fresh responses, also on those that the filter drops afterwards.
+        """Train the critic on all fresh responses, also on those that the filter drops afterwards. Returns the metrics.
 
         Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
         afterwards as in every step, and its values are those of the pretrained critic.
-
-        Args:
-            fresh: The fresh groups of this step.
-            gap: The gap of engine and actor that was measured last.
-
-        Returns:
-            Its metrics; none in a step without it.
         """
         step = self.state.step
         if not self.epochs or step >= self.steps:

@@ -37,19 +37,7 @@ REFERENCE = 512
 
 
 class GradientProbe:
-    """Probes gradients in some steps (`--run.gradient_probe`). It changes nothing of the run.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        recorder: Keeps the record, to which the probe adds.
-        generator: Generates the responses of the reference.
-        generate_kwargs: OpenRLHF's arguments of the generation.
-        rollout_weights: The weights in the engines.
-        maker: Makes the experience of the reference.
-        data: The data set with the prompts.
-        actor: OpenRLHF's group of the actor's processes.
-    """
+    """Probes gradients in some steps (`--run.gradient_probe`). It changes nothing of the run."""
 
     def __init__(
         self,
@@ -69,12 +57,7 @@ class GradientProbe:
         self.rollout_weights = rollout_weights
 
     def measure(self, reviewed: Review, experience: BatchExperience) -> dict[str, float]:
-        """Write a line of probes.jsonl for each group of the reviewed batch. Returns metrics of the step.
-
-        Args:
-            reviewed: The review of the batch.
-            experience: The experience of the batch, before the update.
-        """
+        """Write a line of probes.jsonl for each group of the batch, before the update. Returns metrics of the step."""
         step = self.state.step
         if not due(step, self.args.run.gradient_probe):
             return {}

@@ -19,15 +19,8 @@ def prompts_of(batches: Iterable[Any]) -> Iterator[Prompt]:
 class TrainingPrompts:
     """Draws the prompts of the training data in order. It takes the place of OpenRLHF's data loader.
 
-    One thread may draw while another one asks for the position, one at a time. Without the lock both could create the
-    loader's iterator, and a resumed run could then start its data from the beginning.
-
-    Args:
-        loader: OpenRLHF's data loader.
-
-    Attributes:
-        rng_after_first_draw: State of torch's generator of random numbers, set when a run is resumed. The first draw
-            of prompts makes it again.
+    One thread may draw while another one asks for the position. Without the lock both could create the loader's
+    iterator, and a resumed run could then start its data from the beginning.
     """
 
     def __init__(self, loader: Any) -> None:

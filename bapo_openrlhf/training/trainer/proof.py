@@ -32,15 +32,9 @@ class Proof:
     """Ends a run that does not prove what it must, before it trains on it.
 
     Engine and actor are compared on responses that today's weights generated from their first token on. This is done in
-    the first step of this process, so also after a resume, and in the first steps that follow a sync after an update.
-    An adapter that never arrives is 0 before. Steps are added up until there are ENOUGH tokens. Later, a gap is only
-    warned of. A run that generates ahead of training has such responses only in its first step, and if it re-evaluates.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        warn: Writes down a warning: step, kind and text.
-        actor: OpenRLHF's group of the actor's processes.
+    the first step of this process, so also after a resume, and in the first steps that follow a sync after an update,
+    because an adapter that never arrives is 0 before. Steps are added up until there are ENOUGH tokens. Later, a gap is
+    only warned of. A run ahead of training has such responses only in its first step, and if it re-evaluates.
     """
 
     def __init__(
@@ -89,10 +83,7 @@ class Proof:
         ray.get(self.actor.async_run_method(method_name="expect_first_ratio", limit=limit))
 
     def after_update(self, status: dict[str, Any]) -> None:
-        """Note whether the actor has looked, which it has not if it is frozen. A resumed run looks once more.
-
-        So what it saw is no metric of the step: otherwise a run that continues would have other rows.
-        """
+        """Note whether the actor has looked. It is no metric: a resumed run looks again, and its rows would differ."""
         self._first_ratio_is_1 |= status.pop(FIRST_RATIO, None) is not None
 
 

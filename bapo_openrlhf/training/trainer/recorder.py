@@ -36,18 +36,9 @@ logger = init_logger(__name__)
 
 
 class StepRecorder:
-    """Writes down every step and every evaluation of a run, and counts over the whole run.
+    """Writes down every step (from 1 on) and every evaluation of a run, and counts over the whole run.
 
-    Args:
-        folder: Folder of the record.
-        tokenizer: Tokenizer of the model.
-        answer_chars: Largest number of characters of a response in answers.jsonl; 0 for no such file.
-
-    Attributes:
-        record: The files of the record.
-        step: Last step whose groups are in the record. Steps count from 1, as OpenRLHF counts them.
-        rollouts: Number of responses generated so far.
-        tokens: Number of tokens so far, by kind: "generated" or "trained".
+    `rollouts` and `tokens` are responses and tokens so far. Without `answer_chars` there is no answers.jsonl.
     """
 
     def __init__(self, *, folder: Path, tokenizer: Any, answer_chars: int) -> None:
@@ -65,10 +56,7 @@ class StepRecorder:
         return cls(folder=run_folder(args), tokenizer=tokenizer, answer_chars=args.run.answer_chars)
 
     def resume(self, step: int) -> None:
-        """Continue the record after this step; a run at step 0 has none to continue.
-
-        Lines of later steps are dropped, because the run repeats them. It warns if lines of earlier steps are missing.
-        """
+        """Continue the record after this step. Lines of later steps are dropped, because the run repeats them."""
         if not step:
             return
         self.step = step
@@ -89,14 +77,7 @@ class StepRecorder:
     def add_groups(
         self, step: int, groups: Sequence[GeneratedGroup], states: Mapping[int, str], *, trained: int
     ) -> dict[str, int]:
-        """Write down what a step generated. Returns the metrics that say how much it was.
-
-        Args:
-            step: The step, counted from 1.
-            groups: All groups that the step generated.
-            states: State of each group by uid. A group without a state has failed.
-            trained: Number of tokens that the step trained on.
-        """
+        """Write down what a step generated. A group whose uid has no state has failed. Returns the metrics."""
         self.step = step
         self.record.append_rows(GROUPS, step, [group.row(states.get(group.uid, FAILED)) for group in groups])
         if self._answer_chars:
@@ -153,13 +134,7 @@ def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:
     """Lines of answers.jsonl: one response of each prompt that failed first, the best one of each newly solved prompt.
 
-    Only these responses are decoded.
-
-    Args:
-        groups: The groups of a step. One with a prefix does not tell how hard its prompt is.
-        prompts: What earlier groups have told of their prompts. It is updated.
-        tokenizer: Tokenizer of the model.
-        chars: Largest number of characters of a response.
+    A group with a prefix does not tell how hard its prompt is. What the groups tell is added to `prompts`.
     """
     rows = []
     for group in groups:

@@ -14,16 +14,7 @@ from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class Reevaluation:
-    """Generates the hard prompts of a step that no rollout takes along.
-
-    Args:
-        state: Where the run is.
-        method: Names the hard prompts.
-        generator: Generates for them.
-        rollout_weights: The weights in the engines.
-        generate_kwargs: OpenRLHF's arguments of the generation.
-        ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
-    """
+    """Generates the hard prompts of a step that no rollout takes along."""
 
     def __init__(
         self,
@@ -39,12 +30,8 @@ class Reevaluation:
         self.generate_kwargs, self.ahead = generate_kwargs, ahead
 
     def prompts(self, rollout: Rollout) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
-        """The hard prompts of this step to generate now, and those for the rollout that is asked for in it.
-
-        Args:
-            rollout: The rollout of this step. In synchronous mode the generator has named its hard prompts.
-        """
-        if not self.ahead:
+        """The hard prompts of this step to generate now, and those for the rollout that is asked for in it."""
+        if not self.ahead:  # the generator has named them
             return rollout.hard_prompts_left, []
         prompts = self.method.begin_step(self.state.step)
         return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])

@@ -1,9 +1,8 @@
 """Dynamic filtering with batch adaptation: a step generates for more prompts while too few groups have a signal (DAPO).
 
 OpenRLHF's dynamic filtering draws a new prompt for each dropped group as soon as its responses are there, and forgets
-the group. Here a step draws in whole rounds, each as large as the first, in the order of the data and from the same
-weights. So the prompts of a step follow from its rewards and not from which response came first. The method gets the
-groups of all rounds, also those without a signal, and each of them counts.
+the group. Here a step draws in whole rounds, from the same weights, so its prompts follow from its rewards and not from
+which response came first. The method gets the groups of all rounds, also those without a signal.
 """
 
 from collections.abc import Callable
@@ -20,14 +19,7 @@ from bapo_openrlhf.training.trainer.samples import Answers
 
 
 class Rounds(OneRound):
-    """A rollout asks for fresh prompts in several rounds.
-
-    After `ROUNDS` rounds, or at the end of an epoch's data, the step goes on with what it has.
-
-    Args:
-        args, method, prompts: As for one round. The method says how many groups with a signal it wants of a step.
-        between: A group has a signal if its mean reward is between these (`informative`).
-    """
+    """Asks for fresh prompts in up to `ROUNDS` rounds. A group with a mean reward `between` these has a signal."""
 
     def __init__(self, *args: Any, between: tuple[Fraction, Fraction]) -> None:
         super().__init__(*args)

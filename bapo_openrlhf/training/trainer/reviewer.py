@@ -11,13 +11,7 @@ from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 
 
 class Reviewer:
-    """Reviews batches, one after the other.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        state: Where the run is.
-        unusable: Warns of groups whose log-probs are not finite.
-    """
+    """Reviews batches, one after the other."""
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, unusable: UnusableGroups) -> None:
         self.state, self.unusable = state, unusable
@@ -26,11 +20,6 @@ class Reviewer:
 
     def review(self, batch: Batch, passed: ForwardPass, gap: Gap) -> Review:
         """The review of a batch that has passed today's models.
-
-        Args:
-            batch: The batch.
-            passed: What today's models say of it.
-            gap: The gap of engine and actor that was measured last.
 
         Raises:
             RuntimeError: Too many of its groups have log-probs that are not finite.

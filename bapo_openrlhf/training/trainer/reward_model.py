@@ -1,8 +1,7 @@
 """OpenRLHF's reward model, which scores responses as soon as they are generated.
 
-OpenRLHF asks its reward model together with the other models, when a batch becomes experience. Filters, thresholds and
-buffers need the rewards earlier. So here the generator hands over what it generated, while the engines sleep if they
-share GPUs. The responses are dealt to the ranks as for a forward pass of another model.
+OpenRLHF asks it when a batch becomes experience. Filters, thresholds and buffers need the rewards earlier. So here the
+generator hands over what it generated, while the engines sleep if they share GPUs.
 """
 
 import time
@@ -22,14 +21,7 @@ INPUTS = ("sequences", "attention_mask")  # of its forward pass
 
 
 class RewardModel:
-    """Gives samples their rewards, if the run has a reward model. Otherwise they have them already.
-
-    Args:
-        args: OpenRLHF's (nested) arguments.
-        workers: OpenRLHF's group of the reward model's processes; None if the run has no reward model.
-        state: Where the run is.
-        pad: Token id of the padding.
-    """
+    """Gives samples their rewards, if the run has a reward model. Otherwise they have them already."""
 
     def __init__(self, args: SimpleNamespace, workers: Any, *, state: RunState, pad: int) -> None:
         self.workers, self.state, self._pad = workers, state, pad
@@ -41,8 +33,8 @@ class RewardModel:
     def score(self, answers: Sequence[Answers]) -> None:
         """Set the reward of each response, as OpenRLHF does. One that is not a finite number is left out.
 
-        Equal responses to a prompt are scored once. In bfloat16, the padding of a batch changes a score a little. So
-        without this, a group of equal responses would seem to have a signal.
+        Equal responses to a prompt are scored once: in bfloat16, padding changes scores a little, which would be a
+        signal.
         """
         if self.workers is None or not answers:
             return

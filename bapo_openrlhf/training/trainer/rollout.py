@@ -16,19 +16,15 @@ class Rollout:
     """What was generated for a step.
 
     Attributes:
-        step: Trainer step for which it is.
         weights_version: Number of updates behind the weights that generated it.
         hard_prompts_left: Hard prompts that it did not take along.
         fresh: Responses to its fresh prompts; with partial rollouts, those of complete groups.
         hard: Responses to the hard prompts that were generated together with them.
-        drawn: Number of prompts that were drawn from the data.
-        passed_over: Number of these that were not generated for.
+        passed_over: Number of the drawn prompts that were not generated for.
         begins_epoch: Whether the data of an epoch had ended before it.
         exhausted: Whether it has the last prompts of an epoch.
         pass_rate: Responses of fresh groups with a signal for each 100 prompts drawn; None without dynamic filtering.
         added_seconds: Time that it waited for hard prompts after its fresh prompts were done.
-        seconds: Time that it took.
-        numbers: Other metrics of it.
     """
 
     step: int
@@ -61,15 +57,6 @@ class InTurn:
 
     Hard prompts are re-evaluated together with the fresh prompts of a step if the engines hold today's weights then.
     That needs no weight sync and fills the engines better. Otherwise they are re-evaluated afterwards.
-
-    Args:
-        make: Generates what a rollout lacks. It takes the rollout and OpenRLHF's arguments of the generation.
-        method: Names hard prompts.
-        state: Where the run is.
-        rollout_weights: The weights in the engines.
-
-    Attributes:
-        hard_prompts_left: Hard prompts that no rollout has taken along yet. They go with the next one.
     """
 
     KIND = "reevaluated"  # of the hard prompts that a rollout takes along, for their seeds
@@ -83,7 +70,7 @@ class InTurn:
         rollout_weights: RolloutWeights,
     ) -> None:
         self.make, self.method, self.state, self.rollout_weights = make, method, state, rollout_weights
-        self.hard_prompts_left: list[Prompt] = []
+        self.hard_prompts_left: list[Prompt] = []  # they go with the next rollout
 
     def hard(self, rollout: Rollout) -> Sequence[Prompt]:
         """The hard prompts that a rollout takes along. They are asked for once, when its fresh prompts are sent."""

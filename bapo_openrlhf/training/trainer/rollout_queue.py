@@ -7,10 +7,7 @@ from typing import Any
 
 
 class RolloutQueue(deque[Future[Any]]):
-    """The rollouts that the engines were asked for and that have not reached the trainer, in the order of their steps.
-
-    Without `--train.async_enable` there are none.
-    """
+    """Rollouts that were asked for and have not reached the trainer, by step; none without `--train.async_enable`."""
 
     def __init__(self) -> None:
         super().__init__()

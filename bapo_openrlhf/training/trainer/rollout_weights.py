@@ -16,14 +16,10 @@ DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
 
 
 class RolloutWeights:
-    """The weights in the rollout engines, which may be older than the actor's. It alone decides which these are.
+    """The weights in the rollout engines, which may be older than the actor's. Only this class decides which these are.
 
     Args:
-        engines: The rollout engines.
-        actor: OpenRLHF's group of the actor's processes.
-        schedule: Steps in which the engines get the actor's weights.
-        sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Their weights are then woken
-            before every use.
+        sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Each use then wakes their weights.
         queue: What the engines generate ahead of training. A sync waits for it, so that no response is of two versions.
 
     Attributes:
@@ -51,12 +47,7 @@ class RolloutWeights:
         self._alive = [engine.live.remote() for engine in self.engines]
 
     def follow(self, step: int, *, early: bool = False) -> None:
-        """Sync at multiples of v (Algorithm 1, lines 3-5), or if the actor is too far from the rollout policy.
-
-        Args:
-            step: Trainer step of the actor's weights.
-            early: Whether the engines get them although it is no multiple of v (`--adapt.max_shift_rollout`).
-        """
+        """Sync at multiples of v (Algorithm 1, lines 3-5), or early (`--adapt.max_shift_rollout`)."""
         if self.schedule.sync_due(step) or early:
             self.sync(step)
 
@@ -81,12 +72,7 @@ class RolloutWeights:
 
     @contextmanager
     def synced_to(self, step: int, *, next_rollout: int) -> Iterator[None]:
-        """During the block the engines hold today's weights, afterwards those that the next rollout needs.
-
-        Args:
-            step: Trainer step of today's weights.
-            next_rollout: Trainer step of the next rollout.
-        """
+        """During the block the engines hold today's weights, of `step`; afterwards what the next rollout needs."""
         self.queue.wait()
         delayed = self.weights_version
         comes_back = delayed != step and not self.schedule.sync_due(next_rollout)
@@ -110,16 +96,11 @@ class RolloutWeights:
         self._call(self.engines[:1], "save_weights", str(folder))
 
     def resume(self, saved: int, step: int, folder: Path, *, may_be_early: bool) -> None:
-        """Give the engines the weights that they held when the checkpoint was written.
+        """Give the engines the weights of step `saved` that they held when the checkpoint of step `step` was written.
 
         They get today's weights instead if the delay v was changed, so that the saved ones are not those of the
-        schedule.
-
-        Args:
-            saved: Trainer step of the weights that the engines held.
-            step: Trainer step of the checkpoint.
-            folder: Folder of the checkpoint. It has the weights only if `saved` is not `step`.
-            may_be_early: Whether a sync may come before the next multiple of v (`--adapt.max_shift_rollout`).
+        schedule. A sync may have been early with `--adapt.max_shift_rollout`. The checkpoint has no weights of `step`
+        itself.
         """
         due = self.schedule.rollout_step(step)
         usable = saved >= due if may_be_early else saved == due

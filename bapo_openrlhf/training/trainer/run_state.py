@@ -21,12 +21,9 @@ class RunState:
         weights_since: The first step with today's weights. It is `step`, unless updates since then left the actor as it
             was, because a batch was empty or the actor is frozen (`--critic.freezing_steps`).
         begun: Number of the step that was begun last, from 1; 0 before the first one of this process.
-        phase: What the run does now. Whoever begins something else sets it. The error of a run that fails names it.
-        stopping: Whether the run was told to stop at the end of a step.
+        phase: What the run does now. Whoever begins something else sets it.
         saved: The newest step that a whole checkpoint has; None if there is none.
-        generated: Number of groups generated so far.
         gap: The gap of engine and actor that was measured last in a batch.
-        reward_range: The least and the greatest reward of the task; None until it is measured.
     """
 
     step: int = 0
@@ -37,7 +34,7 @@ class RunState:
     saved: int | None = None
     generated: int = 0
     gap: Gap = Gap()
-    reward_range: Range | None = None
+    reward_range: Range | None = None  # None until it is measured
 
     @property
     def number(self) -> int:
@@ -46,11 +43,7 @@ class RunState:
 
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
-        """Put step and phase before the message of an error in the block.
-
-        Raises:
-            RuntimeError: The block raised an error.
-        """
+        """Put step and phase before the message of an error in the block, which becomes a RuntimeError."""
         try:
             yield
         except Exception as error:

@@ -29,7 +29,7 @@ def reward_of(value: Any) -> float | None:
 
 
 def response_of(sample: Experience) -> Response:
-    """A sample as the layer stores its response. One without a reward has nan, as have tokens without log-probs.
+    """A sample as the layer stores its response. A missing reward is nan, and so are missing log-probs.
 
     OpenRLHF's action_mask and rollout_log_probs have the shape (1, T - 1). Position i belongs to token i + 1.
     """
@@ -49,14 +49,7 @@ def response_of(sample: Experience) -> Response:
 
 
 def generated_response(answer: Mapping[str, Any], *, max_len: int = 2048, **_: Any) -> Response:
-    """A response as the layer stores it, from what an engine says of it.
-
-    It is what OpenRLHF's generator makes of the answer. But a reward that is not a finite number becomes nan.
-
-    Args:
-        answer: What an engine says.
-        max_len: Tokens beyond this length are cut. Other arguments of the generation are not read.
-    """
+    """What OpenRLHF's generator makes of an engine's answer. But a reward that is not a finite number becomes nan."""
     reward, score = reward_of(answer.get("reward")), reward_of(answer.get("scores"))
     if reward is None or score is None:
         score = reward  # OpenRLHF does the same if there is no score
@@ -89,12 +82,7 @@ def _number(value: Any) -> Any:
 
 @dataclass
 class Answers:
-    """The responses to a prompt, before it is known whether they can be used.
-
-    Attributes:
-        prompt: The prompt.
-        responses: The responses to it.
-    """
+    """The responses to a prompt, before it is known whether they can be used."""
 
     prompt: Prompt
     responses: list[Response]
@@ -149,8 +137,7 @@ def answers_of(samples: Sequence[Experience], size: int) -> list[Answers]:
 def sample_of(prompt: Prompt, response: Response) -> Experience:
     """A sample with the prompt and the response. `response_of` is the inverse.
 
-    OpenRLHF's tokens and masks are int64. Here tokens are int32, and masks are bool, until they are in the workers
-    (`dealing.WIDE`). A token then takes 10 bytes and not 28.
+    Tokens are int32, and masks bool, until the workers make them int64 (`packing.WIDE`): 10 bytes a token, and not 28.
     """
     length = len(response.token_ids)
     mask, log_probs = np.zeros(length, dtype=bool), np.zeros(length, dtype=np.float32)

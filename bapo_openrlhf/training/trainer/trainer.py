@@ -1,10 +1,8 @@
 """OpenRLHF's PPO trainer with batch adaptation.
 
 OpenRLHF's `fit` generates (Algorithm 1, line 6), calls `train_step`, and saves. `train_step` reads from top to bottom:
-hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> sync -> account. Each
-stage gets the values of the stages before it, and returns its own. The hooks of OpenRLHF stand below it. They call the
-parts of a run, which have files of their own: record, checkpoints, the critic's pretraining, the probe of gradients and
-demonstrations.
+hard prompts generated again -> groups -> batch -> log-probs -> review -> experience -> update -> sync -> account. The
+hooks of OpenRLHF stand below it.
 """
 
 import time
@@ -55,11 +53,7 @@ MOVES = {"actor_lr", "demonstrations/cross_entropy"}  # metrics of a step whose 
 
 
 class AdaptedPPOTrainer(MendedTrainer):
-    """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups.
-
-    Attributes:
-        ahead: Number of steps that generation is ahead of training; 0 in synchronous mode.
-    """
+    """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -210,12 +204,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         return status
 
     def _sync(self, rollout_shift: float) -> None:
-        """Count the step, also one without an update, so that v and m stay. Sync the engines if it is time.
-
-        Args:
-            rollout_shift: The actor's shift from the rollout policy. A sync comes early if it is above
-                --adapt.max_shift_rollout.
-        """
+        """Count the step, also one without an update, so that v and m stay. Sync the engines if it is time."""
         self.state.phase, limit = "syncing weights", self.args.adapt.max_shift_rollout
         self.state.step += 1
         self.rollout_weights.follow(self.state.step, early=limit is not None and rollout_shift > limit)
@@ -230,9 +219,7 @@ class AdaptedPPOTrainer(MendedTrainer):
 
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
-        """Train, and return what `MendedTrainer.fit` does.
-
-        At the start the engines hold the actor's initial weights, which are those of step 0.
+        """Train, and return what `MendedTrainer.fit` does. The engines start with the weights of step 0.
 
         Raises:
             RuntimeError: The run failed. The message names the step and the phase.

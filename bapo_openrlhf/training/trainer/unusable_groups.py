@@ -4,13 +4,7 @@ from collections.abc import Callable
 
 
 class UnusableGroups:
-    """Warns of groups that cannot be used, and stops a run that has so many that something must be broken.
-
-    Args:
-        max_share: Largest share of such groups (`--adapt.max_failed_share`).
-        warn: Writes down a warning: step, kind and text.
-        failed_calls: What the rollout engines say of failed calls, to go on a sentence.
-    """
+    """Warns of groups that cannot be used, and stops a run that has so many that something must be broken."""
 
     def __init__(
         self, *, max_share: float, warn: Callable[[int, str, str], None], failed_calls: Callable[[], str]
@@ -18,14 +12,7 @@ class UnusableGroups:
         self.max_share, self.warn, self.failed_calls = max_share, warn, failed_calls
 
     def check(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
-        """Warn of the unusable groups of a step.
-
-        Args:
-            step: The step, counted from 1.
-            kind: The state of such groups.
-            unusable: Number of groups that cannot be used.
-            total: Number of all groups.
-            what: What is wrong with them.
+        """Warn of the unusable groups of a step, which counts from 1.
 
         Raises:
             RuntimeError: Their share is larger than --adapt.max_failed_share.

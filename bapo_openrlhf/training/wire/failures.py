@@ -8,13 +8,7 @@ from typing import Self
 
 @dataclass
 class Failures:
-    """Failed calls.
-
-    Attributes:
-        kinds: Their number by kind, see `RewardFailure`.
-        causes: Their number by kind and place (FILE:LINE, empty if unknown).
-        first: What the first one of each kind and place said, on one line.
-    """
+    """Failed calls by kind (see `RewardFailure`), and by place (FILE:LINE, or empty), with what the first one said."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     causes: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -36,13 +36,7 @@ class PackedGroup:
     def of(
         cls, shared: dict[str, Any], prompt_tokens: Sequence[int], made: Sequence[tuple[Any, dict[str, Any]]]
     ) -> Self:
-        """Pack the responses to a prompt.
-
-        Args:
-            shared: See the attribute.
-            prompt_tokens: See the attribute.
-            made: What vLLM generated for each response (`Generated`), and its other entries.
-        """
+        """Pack what vLLM generated for each response to a prompt (`Generated`), and its other entries."""
         parts = [generated for generated, _ in made]
         known = [np.array(part.log_probs, dtype=np.float32) for part in parts if part.log_probs is not None]
         return cls(
@@ -75,10 +69,7 @@ class PackedGroup:
 class Prefix:
     """What a response has already: it goes on in a later step (partial rollouts), or its prompt has a prefix.
 
-    Attributes:
-        tokens: Its token ids, int32, shape (P,).
-        log_probs: Their log-probs under the weights that sampled them, float32, shape (P,); None if the tokens are
-            context, so that they are not the response's own.
+    Tokens are int32, and log-probs float32, of shape (P,). Without log-probs, the tokens are context, and not its own.
     """
 
     tokens: np.ndarray

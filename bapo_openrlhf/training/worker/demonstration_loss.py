@@ -19,16 +19,9 @@ def demonstration_loss(
     token_level: bool = True,
     cross_entropy: bool = False,
 ) -> torch.Tensor:
-    """The mean loss of the tokens of demonstrations in a micro-batch, as `aggregate_loss` normalises it.
+    """The mean loss of the tokens of demonstrations: -f(p) A for each (`adapt.demonstrations.shaped`), or -log p.
 
-    It is -f(p) A for each token (`adapt.demonstrations.shaped`).
-
-    Args:
-        log_probs: log p of each token, shape (B, A).
-        experience: The micro-batch.
-        normalisers: See `updates.LossContext`.
-        token_level: Whether all tokens count alike, and not all samples.
-        cross_entropy: Whether the loss is -log p, of all tokens alike.
+    log p has the shape (B, A). `aggregate_loss` normalises it: all tokens count alike, or all samples.
     """
     mask = experience.action_mask.bool() & experience.rollout_log_probs.isnan()
     losses = -log_probs if cross_entropy else -shaped(log_probs.exp()) * experience.advantages

@@ -1,7 +1,6 @@
 """The first ratio is 1: before the first update, the loss computes the log-probs that the actor has computed before.
 
-Both are of the same weights and tokens. They may only differ by rounding, because micro-batches have other shapes in
-the two passes. On a CPU they are equal to the last bit if the shapes are.
+They may only differ by rounding. On a CPU they are equal to the last bit if the micro-batches have equal shapes.
 """
 
 import torch
@@ -11,14 +10,7 @@ from bapo_openrlhf.adapt.shift import ENOUGH
 
 
 class FirstRatio:
-    """Compares the log-probs of a rank's tokens in the first optimizer step.
-
-    Args:
-        limit: Largest mean of |log ratio| (`adapt.shift.Gap.explained`).
-
-    Attributes:
-        tokens: Number of tokens so far.
-    """
+    """Compares log-probs in the first optimizer step. Mean |log ratio| has a limit (`adapt.shift.Gap.explained`)."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self.tokens, self._moved = limit, 0, torch.zeros(())

@@ -15,18 +15,10 @@ Rows = Mapping[Hashable, Sequence[Experience]]
 def probe_gradients(
     trainer: Any, pad: int, reference: Rows, groups: Rows, sources: Mapping[int, str]
 ) -> dict[Hashable, tuple[float, float]]:
-    """Cosine with the reference and norm of the gradient of each group, and of the sum over each source.
+    """Cosine with the reference and norm of the gradient of each group (by uid), and of the sum over each source.
 
-    Args:
-        trainer: OpenRLHF's trainer of the actor.
-        pad: Token id that pads shorter samples.
-        reference: Samples of the reference, in halves 0 and 1.
-        groups: Samples of each group of the batch, by uid.
-        sources: Source of each group, by uid.
-
-    Returns:
-        (cosine, norm) by uid and by source, and under "halves" the cosine of the halves and the norm of their sum. A
-        cosine with a gradient of 0 is nan.
+    The reference has the halves 0 and 1. Under "halves" are their cosine and the norm of their sum. A cosine with a
+    gradient of 0 is nan.
     """
     first, second = (policy_gradient(trainer, reference[half], pad) for half in (0, 1))
     whole = first + second
@@ -42,8 +34,7 @@ def probe_gradients(
 def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch.Tensor:
     """Gradient of OpenRLHF's policy loss, summed over samples; float32, shape (P,) for P trained parameters.
 
-    KL loss and entropy are left out. The model is run without DeepSpeed's engine, which would take the backward pass
-    for one of the training. `torch.autograd.grad` does not touch the gradients that the engine gathers.
+    KL loss and entropy are left out. So is DeepSpeed's engine, which would count this backward pass as one of training.
     """
     actor, engine, size = trainer.actor, trainer.actor.model, trainer.args.train.micro_batch_size
     parameters = [parameter for parameter in actor.parameters() if parameter.requires_grad]

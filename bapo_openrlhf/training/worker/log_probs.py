@@ -1,8 +1,7 @@
 """Log-probs and entropies of response tokens, without the logits of all positions in float32.
 
-OpenRLHF's actor turns the logits of all positions, (B, S, V), into float32, and keeps several copies of this size until
-the backward pass. The loss needs only the log-prob and the entropy of the response tokens. Here the output head takes
-only the positions of these tokens, and its logits become float32 in tiles. docs/performance.md has what this saves.
+OpenRLHF's actor turns the logits of all positions, (B, S, V), into float32, and keeps several copies of this size. Here
+the output head takes only the positions of response tokens, and logits become float32 in tiles (docs/performance.md).
 
 For a token with logits x (after the temperature), log-sum-exp l and p = exp(x - l):
 
@@ -32,12 +31,7 @@ NOT_FOR_THE_MODEL = ("allgather_logits", "return_logprobs", "packed_seq_lens")
 
 
 class _TokenLogProbs(torch.autograd.Function):
-    """See `token_log_probs`.
-
-    The vocabulary is cut into blocks of so many columns that a block's logits have at most BLOCK elements. So each row
-    of the head's gradient is one product, which is rounded once. If there is only one block, its logits are kept for
-    the backward pass. Otherwise they are computed again.
-    """
+    """The logits of a single block are kept for the backward pass. Those of several are computed again."""
 
     @staticmethod
     def forward(
@@ -50,6 +44,7 @@ class _TokenLogProbs(torch.autograd.Function):
         entropy: bool,
     ) -> torch.Tensor:
         tokens, vocabulary = len(hidden), len(weight)
+        # Blocks have whole columns, so that each row of the head's gradient is one product, which is rounded once.
         columns = min(vocabulary, max(1, BLOCK // max(tokens, 1)))
         blocks = [slice(start, start + columns) for start in range(0, vocabulary, columns)]
         total = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)  # l over the blocks so far
@@ -133,34 +128,19 @@ def token_log_probs(
     temperature: float = 1.0,
     entropy: bool = False,
 ) -> torch.Tensor:
-    """Log-probs of tokens, and the entropies of their distributions.
+    """Log-probs of tokens, and entropies in nats: float32 of shape (N, 2), or (N, 1) without entropies.
 
-    As in OpenRLHF, logits have the dtype of the head, and everything after them is computed in float32.
-
-    Args:
-        hidden: Inputs of the output head, (N, H).
-        weight: The head's weight, (V, H).
-        bias: The head's bias, (V,); None if it has none.
-        labels: The tokens, (N,).
-        temperature: The logits are divided by it.
-        entropy: Whether entropies are wanted.
-
-    Returns:
-        float32 of shape (N, 2), log-probs and entropies in nats; (N, 1) without entropies.
+    As in OpenRLHF, logits have the dtype of the head, and everything after them is computed in float32. The inputs of
+    the head have the shape (N, H), its weight (V, H), its bias (V,), and the tokens (N,).
     """
     return _TokenLogProbs.apply(hidden, weight, bias, labels, temperature, entropy)
 
 
 @dataclass
 class TokensAsked:
-    """Tokens whose log-probs an output head is asked for, and what it answered.
+    """Tokens whose log-probs an output head is asked for, and what it answered (`TokenHead.forward`).
 
-    Attributes:
-        places: Positions in the flattened input of the head, (N,).
-        labels: The tokens that these positions predict, (N,).
-        temperature: The logits are divided by it.
-        entropy: Whether entropies are wanted.
-        answer: Of the last call, see `TokenHead.forward`.
+    `places` are positions in the flattened input of the head, (N,), and `labels` the tokens that these predict, (N,).
     """
 
     places: torch.Tensor
@@ -171,13 +151,9 @@ class TokensAsked:
 
 
 class TokenHead(torch.nn.Linear):
-    """An output head with the weight of another one. It can be asked for log-probs in the place of its logits.
+    """An output head with the weight of another one. It can be asked for log-probs in the place of its logits."""
 
-    Attributes:
-        asked: The tokens that it is asked for; None while it gives logits.
-    """
-
-    asked: TokensAsked | None = None
+    asked: TokensAsked | None = None  # None while it gives logits
 
     @classmethod
     def of(cls, head: torch.nn.Linear) -> Self:
@@ -204,9 +180,7 @@ class TokenHead(torch.nn.Linear):
 
 
 class SlicedActor(Actor):
-    """OpenRLHF's actor, which computes log-probs and entropies only of response tokens, in tiles.
-
-    Other positions have 0. OpenRLHF multiplies them by 0, or masks them.
+    """OpenRLHF's actor, which computes log-probs and entropies only of response tokens. Other positions have 0.
 
     A model is run as OpenRLHF runs it if its output head is not one matrix, because tensor parallelism cuts one that is
     not that of the embeddings, or if the model changes the logits after the head (as Gemma 2 does).
@@ -233,10 +207,7 @@ class SlicedActor(Actor):
         return_entropy: bool = False,
         **others: Any,
     ) -> Any:
-        """Log-probs of the response tokens, float32 of shape (B, A), and the model's output if it is wanted.
-
-        The output has `entropy`, float32 of shape (B, S - 1), if it is wanted.
-        """
+        """Log-probs of response tokens, float32 (B, A), and the output if wanted. Its `entropy` is (B, S - 1)."""
         plain = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
         head = self.model.get_output_embeddings()
         if action_mask is None or not self.sliced or type(head) is not TokenHead:
@@ -276,15 +247,12 @@ class SlicedActor(Actor):
         return (log_probs, output) if return_output else log_probs
 
     def _inputs(self, sequences: torch.Tensor, mask: torch.Tensor, images: dict[str, Any]) -> dict[str, Any]:
-        """What the model takes beside tokens that are not packed: mask, positions, and images with their places.
-
-        A model of text counts positions without the padding. A vision-language model finds them itself, and is told
-        which tokens stand for an image (1) or a video (2), under the name that its family has for this.
-        """
+        """What the model takes beside tokens that are not packed: mask, positions, and images with their places."""
         if not getattr(self, "is_vlm", False):
             positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 1)
             return {"attention_mask": mask, "position_ids": positions, **images}
         if images:
+            # An image is told by 1, a video by 2, and a family of models has its own name for this.
             kinds = (sequences == self._vlm_config.image_token_id).to(torch.int32)
             video = getattr(self._vlm_config, "video_token_id", None)
             if video is not None:

@@ -7,10 +7,7 @@ import torch.distributed as dist
 
 
 class Means:
-    """Weighted means of numbers over micro-batches and ranks.
-
-    Numbers may be on the GPU. Nothing waits for them before `reduced`.
-    """
+    """Weighted means of numbers over micro-batches and ranks. Nothing waits for the GPU before `reduced`."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}

@@ -8,11 +8,7 @@ import torch
 
 
 def restore_normalisation(model: torch.nn.Module) -> None:
-    """Give both buffers the numbers in the configuration of the model; 0 and 1 if it has none.
-
-    Args:
-        model: A reward model or a critic of OpenRLHF, which may be inside other modules.
-    """
+    """Give both buffers the numbers in the configuration of the model; 0 and 1 if it has none."""
     for module in model.modules():
         if "normalize_reward" in vars(module):  # an engine of DeepSpeed would answer for the model inside
             module.mean.fill_(getattr(module.config, "mean", 0.0))

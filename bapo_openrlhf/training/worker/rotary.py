@@ -1,9 +1,9 @@
 """Rotary frequencies in float32, also under ZeRO stage 3.
 
-A rotary position embedding turns queries and keys by the angle position times frequency. transformers computes the
-frequencies in float32. Under ZeRO stage 3, DeepSpeed gives the model's dtype to each tensor that is made while the
-model is built. So the frequencies of the rope type `default`, which most models have, become bfloat16. An angle is then
-wrong by up to 2^-8 of itself, and angles grow with the position. The lower stages keep float32, as vLLM does.
+transformers computes the frequencies in float32. Under ZeRO stage 3, DeepSpeed gives the model's dtype to each tensor
+that is made while the model is built. So the frequencies of the rope type `default`, which most models have, become
+bfloat16. An angle, position times frequency, is then wrong by up to 2^-8 of itself. The lower stages keep float32, as
+vLLM does.
 """
 
 import logging
@@ -16,13 +16,9 @@ logger = logging.getLogger(__name__)
 
 
 def restore_frequencies(model: torch.nn.Module) -> None:
-    """Compute the frequencies again that ZeRO stage 3 rounded, as transformers computes them in the lower stages.
+    """Compute the frequencies again that ZeRO stage 3 rounded. If that is impossible, a warning names the module.
 
-    It must come last: after the engine of DeepSpeed was made, and after a checkpoint was loaded. A model of another
-    stage is left as it is. A module whose frequencies cannot be computed again keeps them, and a warning names it.
-
-    Args:
-        model: A model of transformers, which may be inside other modules.
+    It must come last: after the engine of DeepSpeed was made, and after a checkpoint was loaded.
     """
     if not any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return
@@ -52,17 +48,13 @@ def _with_owners(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module,
 
 
 def _computed_again(module: torch.nn.Module, owner: PreTrainedModel | None, rounded: dict[str, torch.Tensor]) -> bool:
-    """Put float32 in the place of the rounded buffers; if that is impossible, change nothing and return False.
-
-    In the lower stages a model is first built without data, and its `_init_weights` fills the frequencies. Here it does
-    so again. It would also fill weights, so a module with weights of its own is left alone.
-    """
+    """Put float32 in the place of the rounded buffers; if that is impossible, change nothing and return False."""
     if owner is None or next(module.parameters(), None) is not None:
         return False
     for key, buffer in rounded.items():
         setattr(module, key, torch.full_like(buffer, torch.nan, dtype=torch.float32))
     with torch.no_grad():
-        owner._init_weights(module)
+        owner._init_weights(module)  # as in the lower stages; it would also fill weights of the module's own
     if not any(getattr(module, key).isnan().any() for key in rounded):
         return True
     for key, buffer in rounded.items():

@@ -9,13 +9,9 @@ logger = logging.getLogger(__name__)
 
 
 def make_savable(model: torch.nn.Module) -> None:
-    """Say that a model samples if its generation_config.json is only valid then.
+    """Say that a model samples if its generation_config.json is only valid then. How a run generates stays as it is.
 
-    Some models have a temperature there and no `do_sample`. transformers would refuse to save them, after the run has
-    trained them. How a run generates does not depend on this.
-
-    Args:
-        model: A model of transformers, which may be inside other modules.
+    transformers would refuse to save a model that has a temperature there and no `do_sample`.
 
     Raises:
         ValueError: transformers could not save it with `do_sample` either.

@@ -10,13 +10,9 @@ from deepspeed.utils import safe_get_local_grad
 
 
 def part_of(parameter: torch.nn.Parameter, of: torch.Tensor | None = None) -> torch.Tensor:
-    """What this rank has of a parameter: all of it, unless ZeRO-3 divides it.
+    """What this rank has of a parameter, or of what is divided as it is (`of`): all of it, unless ZeRO-3 divides it.
 
-    The last parts may be filled up. DeepSpeed never writes to that memory, so it may hold anything, and is left out.
-
-    Args:
-        parameter: The parameter.
-        of: What is divided as it is, such as its gradient; None for its weights.
+    DeepSpeed never writes to the memory that fills up the last parts, so it may hold anything, and is left out.
     """
     if not hasattr(parameter, "ds_tensor"):
         return parameter.data
@@ -25,10 +21,7 @@ def part_of(parameter: torch.nn.Parameter, of: torch.Tensor | None = None) -> to
 
 
 def gradient_part(parameter: Any) -> torch.Tensor:
-    """This rank's part of a parameter's gradient between the last backward pass and the optimizer step, flat.
-
-    The parts of all ranks are the whole gradient, once.
-    """
+    """This rank's flat part of a gradient before the optimizer step. The parts of all ranks are the gradient, once."""
     if hasattr(parameter, "ds_tensor"):
         return part_of(parameter, safe_get_local_grad(parameter))
     if hasattr(parameter, "_hp_grad") or not hasattr(parameter, "_hp_mapping"):
@@ -51,10 +44,7 @@ def head_energy(model: torch.nn.Module) -> float:
 
 @contextmanager
 def optimizer_left_out(engine: Any) -> Iterator[None]:
-    """In the block, DeepSpeed's step forgets the gradient, but the optimizer and the schedule are not called.
-
-    A gradient of 0 would not do, because Adam would go on by its momentum.
-    """
+    """In the block, DeepSpeed's step only forgets the gradient. With a gradient of 0, Adam's momentum would go on."""
     optimizer, step, schedule = engine.basic_optimizer, engine.basic_optimizer.step, engine.lr_scheduler
     optimizer.step, engine.lr_scheduler = lambda *_, **__: None, None
     try:

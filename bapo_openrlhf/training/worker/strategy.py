@@ -23,15 +23,7 @@ class Strategy(DeepspeedStrategy):
     ) -> None:
         """Save a checkpoint, after the older ones that are too many were deleted, or else were moved out of the way.
 
-        OpenRLHF then has none to delete. If it had, one that cannot be deleted would end the run.
-
-        Args:
-            model: DeepSpeed's engine.
-            save_dir: Folder of the model's checkpoints, in `ckpt.path`.
-            tag: Name of the checkpoint. There is one whose name begins with "best", which does not count.
-            max_num: Largest number of checkpoints.
-            max_mem: Largest size of those that are there before, in GiB.
-            args, kwargs: Further arguments of OpenRLHF's method.
+        OpenRLHF then has none to delete. If it had, one that cannot be deleted would end the run. `max_mem` is in GiB.
         """
         if self.is_rank_0():
             make_room(Path(save_dir), tag, max_num, max_mem)
@@ -46,11 +38,7 @@ class Strategy(DeepspeedStrategy):
 
 
 def make_room(folder: Path, tag: str, max_num: int, max_mem: float) -> None:
-    """Delete the best checkpoint before a new best one, and the oldest of the others while they are too many or large.
-
-    Args:
-        folder, tag, max_num, max_mem: See `Strategy.save_ckpt`.
-    """
+    """Delete the best checkpoint before a new best one, and the oldest others while they are too many or too large."""
     saved = sorted((path for path in folder.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
     best = [path for path in saved if path.name.startswith("best")]
     others = [path for path in saved if path not in best]

@@ -1,28 +1,10 @@
 """The updates of actor and critic: the loop over the micro-batches of a batch.
 
-It takes the place of OpenRLHF's loop, for three reasons. OpenRLHF steps the optimizer when DeepSpeed has counted
-`train.batch_size` samples. The size of an adapted batch is seldom a multiple of this, so the rest would stay in the
-gradient buffers and leak into the next step; here the last optimizer step of a batch takes the samples that are left. A
-rank that has one micro-batch less than another rank trains on a filler, a fully masked sample (see `dealing`), which
-adds nothing to a gradient, to a metric or to the auxiliary loss of a mixture of experts. And OpenRLHF's loop waits for
-the GPU several times in each micro-batch, because it reads each metric there. Here metrics stay on the GPU, and all of
-them are reduced over the ranks in one call, after the last micro-batch.
-
-Models, losses, optimizers and schedules are OpenRLHF's. All that its loop reads of the arguments is read here as well.
-The tests are in tests/unit/training (unit) and tests/stack (stack):
-
-| OpenRLHF's argument | here | tested by |
-| --- | --- | --- |
-| `train.max_epochs` | `_WholeBatch.ppo_train` | stack: test_ragged |
-| `train.batch_size`, `train.micro_batch_size` | `WholeBatchReplayBuffer.set_up` | unit: test_whole_batch |
-| `train.dynamic_batch_enable`, `train.max_tokens_per_gpu` | the same | the same; stack: test_ragged |
-| `ds.tensor_parallel_size` | `_WholeBatch._shuffles`, and the buffer's plan | unit: test_dealing |
-| `ds.packing_samples` | `WholeBatchReplayBuffer.loader`, and the models | unit: test_whole_batch |
-| `actor.entropy_coef` | `WholeBatchActorTrainer.loss` | unit: test_updates |
-| `algo.kl`: `use_loss`, `init_coef`, `estimator`, `unbiased_gradient` | `WholeBatchActorTrainer._kl` | the same |
-| `actor.aux_loss_coef`, also the critic's | `_WholeBatch._balance` | unit: test_updates |
-| `train.enable_ema`, `train.ema_beta` | `WholeBatchActorTrainer._average_weights` | stack: test_training |
-| those of `PolicyLoss` and `ValueLoss` | OpenRLHF's constructors | stack: test_ragged |
+OpenRLHF's loop steps the optimizer when DeepSpeed has counted `train.batch_size` samples. The size of an adapted batch
+is seldom a multiple of this, so the rest would stay in the gradient buffers and leak into the next step. It also waits
+for the GPU several times in each micro-batch, because it reads each metric there. Here the last optimizer step takes
+the samples that are left, and all metrics are reduced over the ranks in one call. Models, losses, optimizers and
+schedules are OpenRLHF's, and all that its loop reads of the arguments is read here as well.
 """
 
 import math
@@ -66,7 +48,6 @@ class LossContext(NamedTuple):
     """A micro-batch, and what its loss needs to know of the batch.
 
     Attributes:
-        plan: Its place in the plan.
         tokens: Generated tokens in it, and those of demonstrations; 0 if it is a filler.
         whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
@@ -82,25 +63,14 @@ class LossContext(NamedTuple):
 
 
 class _WholeBatch:
-    """A mixin for OpenRLHF's actor and critic trainers, which lets them train on every sample of a batch.
-
-    The last micro-batch of a batch closes its optimizer step. A loss that is not finite stops the run before its
-    gradient reaches the weights.
-
-    Attributes:
-        name: Of the model, as metrics name it.
-        engine: DeepSpeed's.
-        optimizer: DeepSpeed's.
-        scheduler: Of the learning rate.
-        use, tripped: Which use of the batch it is, from 1 on, and whether its uses have ended early.
-    """
+    """Lets OpenRLHF's trainers train on every sample. A loss that is not finite never reaches the weights."""
 
     name: str
     engine: Any
     optimizer: Any
     scheduler: Any
-    use: int
-    tripped: bool
+    use: int  # which use of the batch it is, from 1 on
+    tripped: bool  # whether its uses have ended early
 
     def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(strategy, *args, **kwargs)
@@ -136,14 +106,7 @@ class _WholeBatch:
         return metrics
 
     def _require_applied(self, skipped: int) -> None:
-        """Raise FloatingPointError unless the gradients of all optimizer steps were finite.
-
-        DeepSpeed says nothing of such a gradient, and its norm is finite. In the stages 0 to 2 of ZeRO it skips the
-        optimizer step, and in stage 3 the weights are not finite after it.
-
-        Args:
-            skipped: Number of optimizer steps that were skipped before.
-        """
+        """Raise FloatingPointError if a gradient was not finite. In ZeRO-3 the weights are then not finite, either."""
         what = f"a gradient of {type(self).__name__} is not finite"
         if self.engine.skipped_steps > skipped:
             raise FloatingPointError(f"{what}; it was not applied")
@@ -154,17 +117,11 @@ class _WholeBatch:
 
     @property
     def _shuffles(self) -> bool:
-        """Whether the samples are shuffled.
-
-        A plan by tokens depends on their places. The processes of a tensor-parallel group must see the same samples.
-        """
+        """A plan by tokens depends on the places, and a tensor-parallel group must see the same samples."""
         return most_tokens(self.args, "train") is None and self.args.ds.tensor_parallel_size <= 1
 
     def _with_normalisers(self, step: Step) -> list[tuple[Experience, LossContext]]:
-        """The micro-batches of an optimizer step, with what their losses need to know of all ranks' samples.
-
-        Losses are divided by the tokens and samples of all of them, also of those that are skipped.
-        """
+        """The micro-batches of a step. Losses are divided by tokens and samples of all ranks, also by skipped ones."""
         ranks = data_parallel_ranks(self.strategy)
         accumulated = 1 if self.args.train.dynamic_batch_enable else self.strategy.accumulated_gradient
         tokens = [float(experience.action_mask.sum()) for _, experience in step.parts]
@@ -181,10 +138,7 @@ class _WholeBatch:
         ]
 
     def train_micro_batch(self, experience: Experience, part: LossContext, *loss_arguments: Any) -> None:
-        """Add a micro-batch to the gradient, and step the optimizer if this one closes a step.
-
-        Between two optimizer steps, this waits for the GPU only where the model does.
-        """
+        """Add a micro-batch to the gradient, and step the optimizer if this one closes a step."""
         device = torch.cuda.current_device()
         for name in READ:
             value = getattr(experience, name)
@@ -206,7 +160,6 @@ class _WholeBatch:
         return nullcontext()
 
     def _require_finite(self) -> None:
-        """Raise FloatingPointError unless the losses of an optimizer step are finite."""
         losses, self._losses = self._losses, 0.0
         if not torch.isfinite(losses):
             raise FloatingPointError(
@@ -226,19 +179,12 @@ class _WholeBatch:
 
 
 class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
-    """OpenRLHF's actor trainer on a batch of any number of micro-batches.
-
-    Attributes:
-        gate: Ends the uses of a batch (`--adapt.reuse_gate`); None if there is no gate.
-        rate_factor: On the learning rate of the optimizer steps to come (`--adapt.scale_learning_rate`).
-        cross_entropy: Whether the loss is only that of fine-tuning on demonstrations.
-        first_ratio: Looks at the next optimizer step, whose ratio must be 1; None if nothing does.
-    """
+    """OpenRLHF's actor trainer on a batch of any number of micro-batches."""
 
     name = "actor"
-    rate_factor = 1.0
-    cross_entropy = False
-    first_ratio: FirstRatio | None = None
+    rate_factor = 1.0  # of the optimizer steps to come (`--adapt.scale_learning_rate`)
+    cross_entropy = False  # whether the loss is only that of fine-tuning on demonstrations
+    first_ratio: FirstRatio | None = None  # looks at the next optimizer step, whose ratio must be 1
 
     gate = cached_property(lambda self: ReuseGate.of(self.args.adapt))
     engine = property(lambda self: self.actor.model)
@@ -273,7 +219,6 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         return optimizer_left_out(self.engine) if self.tripped else nullcontext()
 
     def _set_rates(self, factor: float) -> None:
-        """Set the optimizer's learning rates to those of the schedule, times the factor."""
         groups = self.engine.optimizer.param_groups
         for group, rate in zip(groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = factor * rate
@@ -287,13 +232,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
                 average.copy_(torch.lerp(current, average.to(current.device), self.ema_beta))
 
     def loss(self, experience: Experience, part: LossContext, kl_coef: float) -> torch.Tensor:
-        """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy.
-
-        Args:
-            experience: The micro-batch, with what the loss reads on the device of the model.
-            part: See `LossContext`.
-            kl_coef: Coefficient of the KL loss.
-        """
+        """The actor's loss of a micro-batch (Eq. 1, 3), with the terms for KL, experts and entropy."""
         mask, images = experience.action_mask, {}
         if experience.mm_train_inputs and self.actor.is_vlm:
             images = merge_mm_train_inputs(experience.mm_train_inputs, mask.device)
@@ -360,12 +299,9 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         return aggregate_loss(terms, experience.action_mask, **part.normalisers), difference
 
     def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: LossContext) -> None:
-        """Count the numbers of a micro-batch, weighted by its tokens.
-
-        A loss is divided by the tokens (or samples) of an average micro-batch of a whole optimizer step. It is
-        corrected if the step has fewer micro-batches. OpenRLHF weights it by its tokens once more, which makes it no
-        mean over the tokens of the batch. The loss of fine-tuning, which is not OpenRLHF's, is such a mean.
-        """
+        """Count the numbers of a micro-batch, weighted by its tokens."""
+        # OpenRLHF's losses are divided by the tokens of an average micro-batch. Weighted by tokens once more, they are
+        # no means over tokens. That of fine-tuning is one.
         scale = part.plan.step_parts / part.whole
         if self.cross_entropy:
             scale = part.normalisers["batch_num_tokens"] / (part.normalisers["dp_size"] * max(part.tokens, 1))
@@ -375,10 +311,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             self.means.add(name, value, part.tokens - part.shown)
 
     def _metrics(self) -> dict[str, float]:
-        """OpenRLHF's metrics of the actor. Those of samples do not depend on the updates.
-
-        In `extra_logs`, nan means that a sample has no such number. A number of the run itself that is nan is shown.
-        """
+        """OpenRLHF's metrics of the actor. In `extra_logs` nan means no number; a nan of the run itself is shown."""
         counted, filler = set(self.means.names), self.replay_buffer.filler
         for sample in (*self.replay_buffer.passed, filler):
             own = sample is not filler and not is_demonstration(sample)
@@ -398,12 +331,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     scheduler = property(lambda self: self.critic_scheduler)
 
     def loss(self, experience: Experience, part: LossContext) -> torch.Tensor:
-        """The critic's loss of a micro-batch (Appendix A.9), with the term for experts.
-
-        Args:
-            experience: The micro-batch, with what the loss reads on the device of the model.
-            part: See `LossContext`.
-        """
+        """The critic's loss of a micro-batch (Appendix A.9), with the term for experts."""
         mask, plan = experience.action_mask, part.plan
         values, output = self.critic(
             experience.sequences,
@@ -419,7 +347,7 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
         return loss + self._balance(output, part)
 
     def _metrics(self) -> dict[str, float]:
-        """OpenRLHF's metrics of the critic. The norm is the mean over optimizer steps."""
+        """The norm is the mean over optimizer steps."""
         norms, rates = list(map(float, self._norms)), self._rates
         metrics = {"critic_lr": sum(rates) / len(rates), "critic_grad_norm": sum(norms) / len(norms)}
         return self.means.reduced(torch.cuda.current_device()) | metrics

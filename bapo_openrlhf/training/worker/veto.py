@@ -13,11 +13,6 @@ def after_veto(
     """The advantages of a micro-batch, shape (B, A), with 0 for tokens that leave the loss, and its metrics.
 
     A token that leaves still counts in the mean over tokens, so that the others do not count more.
-
-    Args:
-        log_probs: log pi of each token in this update, shape (B, A).
-        experience: The micro-batch.
-        limit: See `adapt.corrections.vetoed`; None if there is no veto.
     """
     if limit is None:
         return experience.advantages, {}

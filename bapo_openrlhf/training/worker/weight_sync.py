@@ -1,14 +1,10 @@
 """Send the actor's weights to the engines in parcels, few large messages with many tensors each.
 
 OpenRLHF sends each tensor by itself, with a call to each engine, and for each tensor vLLM looks through all parameters
-of its model. On a GPU that actor and engine share, a sync of a tiny model took 0.7 s so
-(docs/performance.md#on-a-gpu). Parcels travel in one of two ways. If actor and engine share GPUs, the engine opens the
-memory of the parcel (CUDA IPC). Otherwise rank 0 of the actor broadcasts it.
-
-What OpenRLHF's sync reads of the arguments is read here as well: `ds.zero_stage` and `ds.tensor_parallel_size` say how
-a tensor is gathered, `vllm.enable_prefix_caching` whether the engines forget keys and values, and the vision tower of a
-model with images stays out, because it is frozen. With `vllm.sync_with_ray`, or without `weights` among `run.faster`,
-the sync is OpenRLHF's own.
+of its model. On a GPU that actor and engine share, a sync of a tiny model took 0.7 s so (docs/performance.md#on-a-gpu).
+There the engine opens the memory of a parcel (CUDA IPC). Otherwise rank 0 of the actor broadcasts it. The vision tower
+of a model with images stays out, because it is frozen. With `vllm.sync_with_ray`, or without `weights` among
+`run.faster`, the sync is OpenRLHF's own.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,26 +28,17 @@ PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel,
 
 
 class Parcel(NamedTuple):
-    """Tensors of one dtype, one after the other.
-
-    Attributes:
-        pieces: Their names and shapes, in order.
-        flat: Their numbers, of shape (N,).
-    """
+    """Tensors of one dtype, one after the other: names and shapes in order, and numbers, of shape (N,)."""
 
     pieces: list[Piece]
     flat: torch.Tensor
 
 
 def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[Parcel]:
-    """Collect tensors into parcels.
+    """Collect tensors in parcels of at most `limit` bytes. A larger one has a parcel of its own, without a copy.
 
     A tensor is copied before the next one is asked for, because a gathered tensor is then gone. A parcel holds until
     the next one is asked for.
-
-    Args:
-        tensors: Names and tensors.
-        limit: Largest number of bytes in a parcel. A tensor that is larger has a parcel of its own, without a copy.
     """
     pieces: list[Piece] = []
     copies: list[torch.Tensor] = []

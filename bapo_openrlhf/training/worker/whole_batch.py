@@ -1,12 +1,9 @@
 """The samples of one rank's share of a batch, and the micro-batches and optimizer steps in which it trains on them.
 
-OpenRLHF trains only on whole micro-batches, and with dynamic batching only on whole optimizer steps; it drops the rest.
-Here every sample is trained on. The last micro-batch of a rank may be smaller, and so may the last optimizer step. A
-filler is a fully masked sample. It takes the place of a micro-batch that a rank would have less than another, so all
-ranks have equally many micro-batches.
-
-A skipped sample (`--adapt.skip_zero_advantage`) is planned as every other one, and then left out of its micro-batch.
-Its optimizer step still divides by it. A micro-batch that has no other sample is not passed.
+OpenRLHF drops what fills no micro-batch, or with dynamic batching no optimizer step. Here every sample is trained on,
+so the last of these may be smaller. A filler, a fully masked sample, takes the place of a micro-batch that a rank would
+have less than another. A skipped sample (`--adapt.skip_zero_advantage`) is planned as every other one, and then left
+out. Its optimizer step still divides by it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,13 +27,7 @@ from bapo_openrlhf.flags.sizes import most_tokens
 
 
 class Drawn(NamedTuple):
-    """The samples of one micro-batch of the plan.
-
-    Attributes:
-        experience: Those that pass the model; a filler if there are none.
-        count: Their number.
-        skipped: Generated tokens of each of the others.
-    """
+    """A micro-batch of samples that pass the model, or of the filler; their number; and the tokens of skipped ones."""
 
     experience: Experience
     count: int
@@ -44,12 +35,7 @@ class Drawn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What this rank does in one optimizer step.
-
-    Attributes:
-        parts: Its micro-batches.
-        skipped: Generated tokens of each of its skipped samples.
-    """
+    """This rank's micro-batches of an optimizer step, and the generated tokens of each of its skipped samples."""
 
     parts: list[tuple[MicroBatch, Experience]]
     skipped: list[int]
@@ -58,19 +44,13 @@ class Step(NamedTuple):
 class WholeBatchReplayBuffer:
     """The samples of one rank, in the place of OpenRLHF's buffer. Every sample in it is trained on.
 
-    Args:
-        sample_batch_size: Samples of a micro-batch, if micro-batches have a number of samples.
-        packing_samples: Whether samples are packed and not padded.
-
     Attributes:
         plan: This rank's micro-batches of an epoch, in order.
-        total: Number of samples of the batch on all ranks.
+        total: Number of samples of the batch on all ranks, also of those that are skipped.
         items: This rank's samples, without the filler.
-        filler: A fully masked sample.
-        skips: Whether there may be skipped samples on some rank.
     """
 
-    skips = False
+    skips = False  # whether there may be skipped samples on some rank
 
     def __init__(self, sample_batch_size: int, packing_samples: bool = False) -> None:
         self.sample_batch_size, self.packing_samples = sample_batch_size, packing_samples
@@ -88,14 +68,7 @@ class WholeBatchReplayBuffer:
         self.items = []
 
     def take(self, share: Experience | None, filler: Experience, total: int, skipped: Sequence[Skipped] = ()) -> None:
-        """Take this rank's share of a batch. It replaces a share that was not trained on (`--critic.freezing_steps`).
-
-        Args:
-            share: The samples that pass the model; None if the rank has none.
-            filler: A fully masked sample, in case one is needed.
-            total: Number of samples of the batch on all ranks, also of those that are skipped.
-            skipped: The rank's skipped samples, in order, with their places in its share.
-        """
+        """Take this rank's share of a batch in the place of one that was not trained on (`--critic.freezing_steps`)."""
         (self.filler,) = without_padding(filler)
         self.items = [] if share is None else [*without_padding(share)]
         for sample in skipped:
@@ -127,12 +100,7 @@ class WholeBatchReplayBuffer:
         ]
 
     def loader(self, shuffle: bool, pin_memory: bool) -> DataLoader:
-        """The micro-batches of an epoch, in the order of the plan, in the memory of the CPU.
-
-        Args:
-            shuffle: Whether the samples change their places. Those of a plan by tokens never do.
-            pin_memory: Whether a GPU is to copy them from pinned memory.
-        """
+        """The micro-batches of an epoch, in the order of the plan, in the memory of the CPU."""
         return DataLoader(
             [*self.items, self.filler],  # type: ignore[arg-type]
             batch_sampler=MicroBatches(self.plan, shuffle),
@@ -171,12 +139,7 @@ class WholeBatchReplayBuffer:
 
 
 class MicroBatches(Sampler[list[int]]):
-    """Yields the buffer positions of each micro-batch of a plan. The filler has the last position.
-
-    Args:
-        plan: The micro-batches.
-        shuffle: Whether the samples are drawn in random order.
-    """
+    """Yields the buffer positions of each micro-batch of a plan. The filler has the last position."""
 
     def __init__(self, plan: list[MicroBatch], shuffle: bool) -> None:
         self.plan = plan

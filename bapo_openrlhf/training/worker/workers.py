@@ -1,8 +1,7 @@
 """The processes of actor, critic, reference and reward model.
 
-Actor, critic and reference load their models in this project's words, so that they have this project's classes without
-a name of OpenRLHF being rebound. All that OpenRLHF's words read of the arguments is read here as well
-(tests/unit/training/test_workers.py compares the calls). Each worker ends with `restore_frequencies`, see `rotary`.
+Actor, critic and reference load their models here, so that they have this project's classes without a name of OpenRLHF
+being rebound. All that OpenRLHF reads of the arguments is read here, too (tests/unit/training/test_workers.py).
 """
 
 import os
@@ -39,17 +38,11 @@ REFERENCE, REWARD = plain_class(launcher.ReferenceModelActor), plain_class(launc
 
 
 class _Worker:
-    """A mixin for OpenRLHF's workers, which keeps the port of their process group.
-
-    OpenRLHF chooses a free port, releases it, and listens on it only after the models' processes have started. In the
-    meantime an engine or Ray may take the port. Here the socket with which the port was chosen stays bound. The kernel
-    then gives the port to no process that asks for any free port. torch can listen on it, because torch binds with
-    SO_REUSEADDR, as this socket does.
-    """
+    """Keeps the port of a worker's process group. OpenRLHF releases it, and then an engine or Ray may take it."""
 
     @extends(launcher.BaseDistributedActor)
     def _get_free_port(self) -> int:
-        self._port_holder = socket.socket()
+        self._port_holder = socket.socket()  # torch can listen on its port, because torch binds with SO_REUSEADDR, too
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port_holder.bind(("", 0))
         return self._port_holder.getsockname()[1]
@@ -68,11 +61,7 @@ class _Worker:
 
 
 class _TrainingWorker(_Worker):
-    """A mixin for OpenRLHF's workers that train.
-
-    They take the shares that `dealing.training_shares` makes, and give checkpoints the state of the generator that
-    shuffles the samples.
-    """
+    """Takes the shares of `dealing.training_shares`. Checkpoints have the random generator that shuffles samples."""
 
     def rng_state(self) -> list[torch.Tensor]:
         """States of torch's generators as uint8: of the CPU, and of this rank's GPU if there is one."""
@@ -95,11 +84,7 @@ class _TrainingWorker(_Worker):
 
 
 class PlainPolicyWorker(_Worker, POLICY):
-    """OpenRLHF's actor worker, which loads its models and builds its trainer in this project's words.
-
-    Attributes:
-        trainer_class: A subclass of OpenRLHF's trainer of the actor.
-    """
+    """OpenRLHF's actor worker, which loads its models and builds its trainer in this project's words."""
 
     trainer_class: type = ParcelActorTrainer
 
@@ -107,14 +92,7 @@ class PlainPolicyWorker(_Worker, POLICY):
     def init_model_from_pretrained(
         self, strategy: Any, pretrain: str, max_steps: int | None = None, vllm_engines: Any = None
     ) -> None:
-        """Load the actor, its average and its checkpoint, and build the trainer.
-
-        Args:
-            strategy: OpenRLHF's strategy, with the arguments of the run.
-            pretrain: Name or folder of the model.
-            max_steps: Optimizer steps that the learning-rate schedule spans.
-            vllm_engines: The rollout engines, which get the actor's weights.
-        """
+        """Load the actor, its average and its checkpoint. The learning-rate schedule spans so many optimizer steps."""
         args = strategy.args
         self.save_hf_ckpt, self.disable_ds_ckpt = args.ckpt.save_hf, args.ckpt.disable_ds
         self.max_steps, self.vllm_engines = max_steps, vllm_engines
@@ -166,36 +144,20 @@ class PlainPolicyWorker(_Worker, POLICY):
     def save_checkpoint(
         self, tag: str, client_states: Any = None, metric_value: Any = None, metric_key: Any = None
     ) -> None:
-        """Save what OpenRLHF saves, and the average of the weights.
-
-        If there are too many checkpoints, the oldest one is deleted.
-
-        DeepSpeed has a file for each rank if the ranks have parts of the weights (ZeRO-3), and one for all otherwise.
-        Then only one rank writes it, and only that one copies the average.
-        """
+        """Save what OpenRLHF saves, and the average of the weights, which only one rank copies without ZeRO-3."""
         parts = own_parts(self.ema_model) if self.ema_model and self.actor.model.save_non_zero_checkpoint else []
         average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
         super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
 
 
 class PlainCriticWorker(_Worker, CRITIC):
-    """OpenRLHF's critic worker, which loads its model and builds its trainer in this project's words.
-
-    Attributes:
-        trainer_class: OpenRLHF's trainer of the critic, or a subclass.
-    """
+    """OpenRLHF's critic worker, which loads its model and builds its trainer in this project's words."""
 
     trainer_class: type = ppo_critic.CriticPPOTrainer
 
     @extends(CRITIC)
     def init_model_from_pretrained(self, strategy: Any, pretrain: str, max_steps: int) -> None:
-        """Load the critic and its checkpoint, and build the trainer.
-
-        Args:
-            strategy: OpenRLHF's strategy, with the arguments of the run.
-            pretrain: Name or folder of the model.
-            max_steps: Optimizer steps of the actor. The learning-rate schedule spans those of the critic.
-        """
+        """Load the critic and its checkpoint, and build the trainer. `max_steps` are optimizer steps of the actor."""
         args = strategy.args
         self.disable_ds_ckpt = args.ckpt.disable_ds
         self._setup_distributed(strategy)
@@ -237,12 +199,7 @@ class PlainCriticWorker(_Worker, CRITIC):
 
 
 def _metric(tag: str, value: Any) -> Any:
-    """The evaluation that OpenRLHF notes with a checkpoint. Only the best one has it.
-
-    OpenRLHF deletes the checkpoint with the worst evaluation before it writes a new one. That may be the newest one, so
-    that a crash meanwhile would lose all steps since an early evaluation that was better. Of checkpoints without a
-    note it deletes the oldest one, and never the best.
-    """
+    """Only for the best checkpoint: OpenRLHF deletes the one with the worst evaluation, which may be the newest one."""
     return value if tag.startswith("best") else None
 
 
@@ -277,12 +234,7 @@ def quieten(model: Any, adapt: AdaptConfig) -> None:
 
 
 def optimizer_of(model: Any, steps: int | None) -> dict[str, Any]:
-    """The optimizer and the schedule of a model, as `DeepspeedStrategy.prepare` takes them.
-
-    Args:
-        model: The arguments of the model, such as `args.actor`.
-        steps: Optimizer steps that the learning-rate schedule spans.
-    """
+    """The optimizer and the schedule of a model (such as `args.actor`), as `DeepspeedStrategy.prepare` takes them."""
     names = ("optim", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
     optimizers = {"muon": vars(model.muon), "adam": vars(model.adam)}
     return {name: getattr(model, name) for name in names} | optimizers | {"scheduler_steps": steps}
@@ -335,12 +287,8 @@ def load_checkpoint(strategy: Any, engine: Any, name: str) -> dict[str, Any]:
 def undo_sharing(optimizer: torch.optim.Optimizer, decays: list[float]) -> None:
     """Undo what DeepSpeed shares when it loads a universal checkpoint under ZeRO stage 3.
 
-    All groups of parameters have the settings of the first one, and torch's Adam has one count of steps for all parts
-    of a model, which each part then counts up.
-
-    Args:
-        optimizer: The optimizer that DeepSpeed wraps.
-        decays: The weight decay of each group before the checkpoint was loaded. A resume does not change it.
+    All groups of parameters have the settings of the first one, also its weight decay instead of those in `decays`, and
+    torch's Adam has one count of steps for all parts of a model, which each part then counts up.
     """
     for group, decay in zip(optimizer.param_groups, decays, strict=True):
         group["weight_decay"] = decay
@@ -401,12 +349,7 @@ class ReferenceWorker(_Worker, REFERENCE):
 
     @extends(REFERENCE)
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
-        """Load the model.
-
-        Args:
-            strategy: OpenRLHF's strategy, with the arguments of the run.
-            pretrain: Name or folder of the model.
-        """
+        """Load the model."""
         args = strategy.args
         self._setup_distributed(strategy)
         model = actor_class_of(args)(
