@@ -147,7 +147,7 @@ class PlainPolicyWorker(_Worker, POLICY):
         """Save what OpenRLHF saves, and the average of the weights, which only one rank copies without ZeRO-3."""
         parts = own_parts(self.ema_model) if self.ema_model and self.actor.model.save_non_zero_checkpoint else []
         average = {AVERAGE: [part.to("cpu", copy=True) for part in parts]} if parts else {}
-        super().save_checkpoint(tag, (client_states or {}) | average, _metric(tag, metric_value), metric_key)
+        super().save_checkpoint(tag, (client_states or {}) | average, metric_value, metric_key)
 
 
 class PlainCriticWorker(_Worker, CRITIC):
@@ -191,16 +191,6 @@ class PlainCriticWorker(_Worker, CRITIC):
             micro_train_batch_size=args.train.micro_batch_size,
             value_clip=args.critic.value_clip,
         )
-
-    @extends(CRITIC)
-    def save_checkpoint(self, tag: str, metric_value: Any = None, metric_key: Any = None) -> None:
-        """Save what OpenRLHF saves. If there are too many checkpoints, the oldest one is deleted."""
-        super().save_checkpoint(tag, _metric(tag, metric_value), metric_key)
-
-
-def _metric(tag: str, value: Any) -> Any:
-    """Only for the best checkpoint: OpenRLHF deletes the one with the worst evaluation, which may be the newest one."""
-    return value if tag.startswith("best") else None
 
 
 def actor_class_of(args: Any) -> type[Actor]:

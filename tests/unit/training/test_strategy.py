@@ -52,14 +52,15 @@ class Engine(module.deepspeed.DeepSpeedEngine):
 @pytest.mark.parametrize("limits", [(2, math.inf), (1, math.inf), (9, 2.5 / 1024), (3, 1.5 / 1024)])
 @pytest.mark.parametrize("best", [(), (2,), (1, 4), (3, 4, 5)])
 def test_the_same_are_deleted_as_by_openrlhf(strategy, tmp_path, monkeypatch, limits, best):
-    """And OpenRLHF itself has none left to delete."""
+    """And OpenRLHF itself has none left to delete: it would delete the newest one, which has the worst evaluation."""
     left = {}
     for name, save in (("theirs", module.DeepspeedStrategy.save_ckpt), ("ours", Strategy.save_ckpt)):
         if name == "ours":
             monkeypatch.setattr(module.shutil, "rmtree", refuse_within(module.__file__, shutil.rmtree))
         for step in range(1, 7):
             for tag in [f"global_step{step}", *([f"best_global_step{step}"] if step in best else [])]:
-                save(strategy, Engine(), str(tmp_path / name / "_actor"), tag, *limits)
+                value = -step if name == "ours" else None
+                save(strategy, Engine(), str(tmp_path / name / "_actor"), tag, *limits, metric_value=value)
                 os.utime(tmp_path / name / "_actor" / tag, (step, step))
             left[name, step] = sorted(os.listdir(tmp_path / name / "_actor"))
     assert [left["ours", step] for step in range(1, 7)] == [left["theirs", step] for step in range(1, 7)]

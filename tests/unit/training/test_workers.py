@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +11,8 @@ from bapo_openrlhf.cpu import stack as cpu
 cpu.prepare_environment()
 cpu.install()
 
-import deepspeed  # noqa: E402
 import torch  # noqa: E402
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
-from openrlhf.utils.deepspeed import deepspeed as deepspeed_of_openrlhf  # noqa: E402
 
 from bapo_openrlhf.cli import arguments  # noqa: E402
 from bapo_openrlhf.training.worker import workers  # noqa: E402
@@ -63,38 +58,6 @@ class TestWorkerGenerators:
         worker = object.__new__(workers.PolicyWorker)
         worker.seed_rng(5)
         assert torch.equal(worker.rng_state()[0], torch.Generator().manual_seed(5).get_state())
-
-
-@pytest.mark.parametrize("kind", [workers.PlainPolicyWorker, workers.PlainCriticWorker])
-def test_the_oldest_checkpoint_makes_room(monkeypatch, tmp_path, kind):
-    """Not the one with the worst evaluation, which may be the newest. The best one stays."""
-    monkeypatch.setattr(deepspeed_of_openrlhf, "torch_dist_barrier_and_cuda_sync", lambda: None)
-    monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
-
-    class Engine(deepspeed.DeepSpeedEngine):
-        def __init__(self):
-            torch.nn.Module.__init__(self)
-
-        def __del__(self):
-            pass
-
-        def save_checkpoint(self, folder, tag, client_state, save_latest):
-            (Path(folder) / tag).mkdir()
-
-    worker, strategy = object.__new__(kind), object.__new__(deepspeed_of_openrlhf.DeepspeedStrategy)
-    ckpt = SimpleNamespace(path=str(tmp_path), max_num=2, max_mem=math.inf)
-    strategy.args = SimpleNamespace(ckpt=ckpt)
-    worker.strategy, worker.disable_ds_ckpt, worker.save_hf_ckpt, worker.ema_model = strategy, False, False, None
-    worker.actor, worker.critic = SimpleNamespace(model=Engine()), Engine()
-    policy, latest = kind is workers.PlainPolicyWorker, None
-    saved = tmp_path / ("_actor" if policy else "_critic")
-    for step, accuracy in enumerate((0.5, 0.45, 0.44, 0.46), 1):
-        worker.save_checkpoint(f"global_step{step}", metric_value=latest, metric_key="eval_x_pass1")
-        os.utime(saved / f"global_step{step}", (step, step))
-        if step == 1:
-            worker.save_checkpoint("best_global_step1", metric_value=accuracy, metric_key="eval_x_pass1")
-        latest = accuracy
-    assert sorted(path.name for path in saved.iterdir()) == ["best_global_step1", "global_step3", "global_step4"]
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
