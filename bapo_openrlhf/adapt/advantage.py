@@ -15,8 +15,7 @@ class Estimator:
     Attributes:
         formula: What a reward r becomes, in words. b are the rewards that it is compared with (`Group.relative_to`).
         relative: Takes r and b, without rounding, and eps, and returns what r becomes.
-        whitened: Whether advantages are whitened over the batch.
-        critic: Whether a critic's values make the advantages, by GAE or V-trace.
+        whitened, critic: Whether advantages are whitened over the batch, and made of a critic's values.
     """
 
     formula: str
@@ -36,8 +35,7 @@ def group_relative_advantages(
 
     Args:
         rewards: Rewards r of the responses that are trained on, shape (n,).
-        baseline: Rewards b that they are compared with, shape (G,): those of the responses that the group was generated
-            with, or r itself (`Group.relative_to`).
+        baseline: Rewards b that they are compared with, shape (G,), or r itself (`Group.relative_to`).
         ends: The least and the greatest reward of the task.
     """
     return _standardised(*_without_rounding(rewards, baseline, ends), eps)
@@ -77,8 +75,7 @@ def relative_rewards(
 ) -> np.ndarray:
     """What an estimator makes of the rewards of one group: its advantages, before the KL penalty and any whitening.
 
-    The estimator is one of ESTIMATORS, or this raises a ValueError. The rest is as in `group_relative_advantages`. For
-    rloo, the baseline contains the rewards.
+    An estimator that is not in ESTIMATORS is a ValueError. For rloo, the baseline contains the rewards.
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")

@@ -1,9 +1,8 @@
 """Batch arithmetic: how the samples of a batch become micro-batches and optimizer steps on data-parallel ranks.
 
-A batch may hold any number of groups, and a model may have any number of ranks. Each model's samples are dealt to its
-ranks in shares that differ by at most one. All ranks must make the same number of forward passes and train on the same
-number of micro-batches, because they meet in collective calls. If a rank would have one less, it gets a *filler*: a
-fully masked sample, which changes no gradient and is counted in no metric.
+Each model's samples are dealt to its ranks in shares that differ by at most one. All ranks must make the same number of
+forward passes and train on the same number of micro-batches, because they meet in collective calls. If a rank would
+have one less, it gets a *filler*: a fully masked sample, which changes no gradient and is counted in no metric.
 """
 
 import math
@@ -16,8 +15,7 @@ class BatchArithmetic:
     """Counts that follow from a configuration.
 
     Attributes:
-        group_size: G, responses for each prompt.
-        capacity: B. A training batch holds at most B x G samples: this many groups of G.
+        group_size, capacity: G and B. A training batch holds at most B x G samples: B groups of G.
         rollout_groups: Prompts of a rollout batch.
         train_batch: Samples of an optimizer step.
         ranks: Number of data-parallel ranks of actor, critic and reference, by name.
@@ -53,11 +51,7 @@ class BatchArithmetic:
 
 
 def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Positions of the samples that each rank gets. The numbers of two ranks differ by at most one.
-
-    The samples are dealt by their numbers of tokens, so that ranks get about equally many tokens. Each share is in
-    order of length, so that neighbours need little padding.
-    """
+    """Positions of each rank's samples, by length: ranks get about equal tokens, and neighbours need little padding."""
     by_length = sorted(range(len(lengths)), key=lambda position: lengths[position])
     return [by_length[rank::ranks] for rank in range(ranks)]
 
@@ -77,11 +71,8 @@ def in_step(parts: Sequence[list[list[int]]]) -> list[list[list[int]]]:
 class MicroBatch:
     """A micro-batch of one rank, and the optimizer step that it belongs to.
 
-    Attributes:
-        samples: Samples of the batch in it. 0 means that it is a filler.
-        closes: Whether the optimizer steps after it.
-        step_samples: Samples of the optimizer step, on all ranks.
-        step_parts: Micro-batches of the optimizer step, on all ranks, without fillers.
+    Without `samples` it is a filler. The optimizer steps after it if it `closes`. `step_samples` and `step_parts` are
+    the samples and the micro-batches, without fillers, of the optimizer step on all ranks.
     """
 
     samples: int
@@ -99,13 +90,8 @@ def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train
     """The micro-batches of one rank for one epoch, in order.
 
     In each optimizer step but the last, a rank takes `train_batch / ranks` of its samples, so that the step holds
-    exactly `train_batch` samples. In the last step it takes what is left. The order of its samples does not matter.
-
-    Args:
-        total: Samples of the batch, on all ranks.
-        rank_samples: Samples of this rank: total / ranks, rounded down or up.
-        size: Samples of a micro-batch.
-        train_batch: Samples of an optimizer step, a multiple of ranks x size.
+    exactly `train_batch` samples, a multiple of ranks x size. In the last step it takes what is left. `total` are the
+    samples on all ranks, and `rank_samples` those of this one: total / ranks, rounded down or up.
     """
     plan = []
     for step, samples in enumerate(step_totals(total, train_batch)):
@@ -121,8 +107,7 @@ def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train
 def parts_by_tokens(lengths: Sequence[int], most: int, *, padded: bool) -> list[list[int]]:
     """Positions of the samples of each micro-batch, so that none has more than `most` tokens (first-fit decreasing).
 
-    A sample that is longer than this has a micro-batch of its own. With `padded`, each sample counts as long as the
-    longest of its micro-batch.
+    A longer sample is by itself. With `padded`, each counts as long as the longest of its micro-batch.
     """
     parts: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
@@ -141,13 +126,8 @@ def token_plan(
 ) -> list[MicroBatch]:
     """The micro-batches of one rank for one epoch, in order, if they were made by tokens.
 
-    Each argument has one entry for each optimizer step. Fillers make up for what this rank has less than another.
-
-    Args:
-        totals: Samples on all ranks.
-        rank_sizes: Samples of each micro-batch of this rank.
-        counts: Micro-batches of the rank that has most.
-        real: Micro-batches on all ranks, without fillers.
+    For each optimizer step, `totals` has the samples on all ranks, `rank_sizes` the samples of each micro-batch of this
+    rank, `counts` the micro-batches of the rank that has most, and `real` those on all ranks, without fillers.
     """
     return [
         MicroBatch(samples, part == count, total, parts)

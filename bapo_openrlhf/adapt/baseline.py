@@ -16,7 +16,6 @@ def explained_variance(returns: np.ndarray, values: np.ndarray) -> float | None:
 def critic_leaves_less(returns: np.ndarray, values: np.ndarray, otherwise: np.ndarray) -> bool:
     """Whether var(G - V) < var(G - b) over tokens, with G and V as `returns` and `values`; not if there are none.
 
-    `otherwise` is G - b, with another baseline b. If b is one number for all tokens, this says that the explained
-    variance is above 0.
+    `otherwise` is G - b. If b is one number for all tokens, this says that the explained variance is above 0.
     """
     return bool(len(returns) and np.var(returns - values) < np.var(otherwise))

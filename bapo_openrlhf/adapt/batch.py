@@ -13,12 +13,8 @@ class Demonstration:
     """A worked solution of a prompt that a step trains on: a member of X4.
 
     No policy of this run wrote it, so its tokens have no behaviour log-probs, and it is not a `Response`. Its tokens
-    are not here: the trainer finds them by the prompt.
-
-    Attributes:
-        uid: Number of the group that it is shown for.
-        prompt: The prompt.
-        rewards: The rewards that its advantage is relative to (Eq. 2). Its own is the last one.
+    are not here: the trainer finds them by the prompt. `uid` is that of the group that it is shown for. Its advantage
+    is relative to `rewards` (Eq. 2), of which the last one is its own.
     """
 
     uid: int
@@ -39,13 +35,11 @@ class Batch:
         unimproved: Groups generated again that are still too hard.
         solved: Groups generated again that have nothing left to learn from.
         unsteered: Groups with a prefix and without a signal.
-        demonstration: Groups that are not trained on, because the worked solution of their prompt is: in this step, or
-            in a later one if it has to wait.
+        demonstration: Groups that are not trained on, because the worked solution of their prompt is, now or later.
         cut: Groups that were selected for X1 or X2, or have a prefix, but did not fit, because the batch is full.
         too_far: Groups selected for X1 on which the shift of today's policy is larger than allowed.
         nonfinite: Such groups whose importance ratio today is not a finite number.
-        unused: Groups that were drawn for X3 and left out for one of the last two reasons. An earlier step generated
-            them.
+        unused: Groups of earlier steps that were drawn for X3 and left out for one of the last two reasons.
         demonstrations: X4, worked solutions that the update trains on together with X1, X2 and X3.
         fine_tuned: Prompts on whose worked solutions the actor is fine-tuned after the update.
     """
@@ -101,19 +95,15 @@ def fill(
 ) -> Batch:
     """A batch of at most `capacity` responses: X1, X2 and groups with a prefix, and X3 in the room they leave (Eq. 7).
 
-    If those do not fit, the groups with the highest reward variance stay (see `highest_variance`). The others are
-    cut.
+    If those do not fit, the groups with the highest reward variance stay (`highest_variance`). The others are cut.
 
     Args:
         capacity: Responses that the batch holds at most: B x G.
-        fresh: All fresh groups of the step.
         keep: Says of each fresh group whether it belongs to X1. The others are filtered.
         reevaluated: X2.
         prefixed: Groups with a prefix that are worth training on.
-        most_fresh: Responses of X1 at most, for a method that reserves places for X2 or X3. None means that there is no
-            limit but the capacity.
-        replay: Draws X3. It takes the number of responses that still fit. The stored groups that it returns have at
-            most so many.
+        most_fresh: Responses of X1 at most, to reserve places for X2 or X3. None means no limit but the capacity.
+        replay: Draws X3: stored groups with at most as many responses as it is given, which still fit.
     """
     filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
     x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
@@ -145,8 +135,7 @@ def fitting(groups: Iterable[Group], free: int) -> list[Group]:
 def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
     """The groups with the highest reward variance (Prop. A.3) that fit into `free` responses, in the order they came.
 
-    Of equal variances, the newer policy stays, then the group that was generated last. A stored response does not make
-    a group older.
+    Of equal variances, the newer policy stays, then the newer group. A stored response does not make a group older.
     """
     if sum(group.size for group in groups) <= free:
         return list(groups)
@@ -169,10 +158,7 @@ def without_silent(batch: Batch) -> Batch:
 class Skipped:
     """A sample of a silent group. It counts where a batch is divided, and no model passes it.
 
-    Attributes:
-        place: Its position among all samples of the batch.
-        total_length: Its tokens, with those of the prompt.
-        tokens: Its generated tokens.
+    `place` is its position in the batch, `total_length` counts all its tokens, and `tokens` the generated ones.
     """
 
     place: int
@@ -193,13 +179,9 @@ def skipped(batch: Batch) -> list[Skipped]:
 
 
 def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] = frozenset()) -> Batch:
-    """The batch without the groups that turned out to be unfit once their log-probs were known.
+    """The batch without groups that turned out to be unfit once their log-probs were known, and what is shown for them.
 
-    What is shown for such a group leaves, too.
-
-    Args:
-        too_far: uids of groups whose policy is too far from today's.
-        nonfinite: uids of groups with a ratio that is not finite. A group that is in both sets counts as nonfinite.
+    `too_far` and `nonfinite` are uids. A group that is in both sets counts as nonfinite.
     """
     far, unfit = too_far - nonfinite, too_far | nonfinite
     selected = batch.fresh + batch.reevaluated + batch.prefixed

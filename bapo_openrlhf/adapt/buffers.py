@@ -20,10 +20,7 @@ from bapo_openrlhf.adapt.state import group_from_state, group_state, prompt_stat
 
 @dataclass(frozen=True)
 class HardPrompt:
-    """An entry of the hard buffer: a prompt that was too hard, its last group mean reward, and the step of that group.
-
-    The buffer keeps only the prompt, because re-evaluation generates new responses (Eq. 6).
-    """
+    """A prompt that was too hard, its last group mean reward and that group's step. Eq. 6 needs no old responses."""
 
     prompt: Prompt
     mean: Fraction
@@ -31,14 +28,11 @@ class HardPrompt:
 
 
 class HardBuffer:
-    """B_bad: prompts that have had a failed group (mean <= c1), first in, first out, one entry a prompt.
+    """B_bad: at most `capacity` prompts with a failed group (mean <= c1), first in, first out, one entry a prompt.
 
     A newer failure of a stored prompt replaces its entry and goes to the back. A newer fresh group that does not fail
     changes nothing, because Algorithm 1 takes no prompt out for it: the next re-evaluation decides. A prompt that is
     generated again stays here, but is not named a second time while it is in flight: between `send` and `back`.
-
-    Args:
-        capacity: Most prompts stored. If the buffer is full, the oldest is evicted.
 
     Raises:
         ValueError: The capacity is below 1.
@@ -137,11 +131,9 @@ class HardBuffer:
 
 
 class ReplayBuffer:
-    """B_high: informative groups with their behaviour log-probs, first in, first out.
+    """B_high: at most `capacity` informative groups with their behaviour log-probs, first in, first out.
 
-    Args:
-        capacity: Most groups stored. If the buffer is full, the oldest is evicted.
-        max_age: Most trainer steps that a group is kept for (3 in the paper). None means that groups never expire.
+    A group is kept for at most `max_age` trainer steps (3 in the paper). With None, groups never expire.
 
     Raises:
         ValueError: The capacity is below 1, or max_age is negative.
@@ -208,9 +200,6 @@ class ReplayBuffer:
         only as many as fit: `batch.fitting` of a larger draw would keep the oldest.
 
         Args:
-            count: Most groups drawn.
-            rng: Generator of the draw.
-            accept: Says of a group whether it may be drawn.
             priority: Weight of a group, at least 0. Each draw takes one of the groups left with probability
                 proportional to it, and never one whose share of all weights is 0. None means that all groups are
                 equally likely.
@@ -266,18 +255,11 @@ class ReplayBuffer:
 
 
 class ResponseCache:
-    """The last responses of each prompt, first in, first out, as the groups that they were generated in.
+    """The last responses of each prompt, at most `capacity`, as the groups that they were generated in.
 
-    The oldest group of a prompt may have lost its first responses.
-
-    Args:
-        capacity: Most responses of a prompt. Beyond them, its oldest leave.
-
-    Attributes:
-        counts: Numbers of responses: added = evicted + self.responses.
-        responses: Number of responses that are held.
-        nbytes: Bytes of their tokens and sampled log-probs. This number and `responses` are updated with every change,
-            because the cache may hold all prompts of the data.
+    The oldest group of a prompt may have lost its first responses. `counts` are numbers of responses: added = evicted +
+    self.responses. `responses` and `nbytes`, of tokens and sampled log-probs, are updated with every change, because
+    the cache may hold all prompts of the data.
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare("""
@@ -295,7 +277,6 @@ class ResponseCache:
         self._groups: dict[str, deque[Group]] = {}  # by prompt id, oldest first
 
     def __len__(self) -> int:
-        """Prompts with cached responses."""
         return len(self._groups)
 
     def __iter__(self) -> Iterator[Group]:
@@ -341,11 +322,7 @@ class ResponseCache:
             raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {held}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups and counters, as plain data and arrays.
-
-        Raises:
-            RuntimeError: A response was lost, see `check`.
-        """
+        """Groups and counters, as plain data and arrays. It raises RuntimeError if a response was lost (`check`)."""
         self.check()
         return {"groups": [group_state(group) for group in self], "counts": dict(self.counts)}
 

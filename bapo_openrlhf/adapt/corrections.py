@@ -42,9 +42,6 @@ def learning_rate_factor(log_ratios: np.ndarray, full: int) -> float:
     It is sqrt((sum w)^2 / (F sum w^2)) with w = pi(y|x) / alpha(y|x), in [1 / sqrt(F), 1]. For a full batch it is the
     factor of VCPO (arXiv 2602.17616), so a batch in which a few responses outweigh the others makes a smaller step.
     Here, so does a batch that has few responses, because Adam's steps are as long for noise as for a signal.
-
-    Args:
-        log_ratios: log w of each response, shape (N,), N at least 1.
-        full: F, the responses that the batch's optimizer steps would hold if they were full, at least N.
+    `log_ratios` are log w of N responses, shape (N,), and `full` is F >= N, what full optimizer steps would hold.
     """
     return math.sqrt(importance_summary(log_ratios)["effective_share"] * len(log_ratios) / full)

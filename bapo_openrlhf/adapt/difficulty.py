@@ -61,10 +61,7 @@ class SuccessCounts:
             self._counts[place] = kept + np.array([right, group.size - right])
 
     def nearest(self, prompts: Sequence[Prompt], count: int, target: float, rng: np.random.Generator) -> list[int]:
-        """Thompson sampling: positions of up to `count` prompts, ascending: those with the least |draw - target|.
-
-        A draw is a success probability from the posterior of a prompt, Beta(a, b).
-        """
+        """Thompson sampling: ascending positions of the `count` prompts with draws of Beta(a, b) nearest `target`."""
         counts = self.of(prompts)[0]
         draws = rng.beta(counts[:, 0], counts[:, 1])
         return sorted(np.argsort(np.abs(draws - target), kind="stable")[:count].tolist())
@@ -96,9 +93,7 @@ def forecast_metrics(
 ) -> dict[str, float]:
     """How well P groups were predicted: FORECAST_METRICS but the first. Numbers of no group are left out.
 
-    Args:
-        predicted: Success probabilities before these groups were known, shape (P,).
-        known: Whether the prompt had a group before, shape (P,).
+    `predicted` are success probabilities from before, `known` says whether a prompt had a group, shape (P,) each.
     """
     if not groups:
         return {}

@@ -18,10 +18,7 @@ Between = tuple[Fraction | float, Fraction | float]  # a mean is strictly betwee
 
 
 def informative(rewards: Sequence[Fraction], between: Between | None = None) -> bool:
-    """Whether the rewards of a group have a signal: they differ, and their mean is strictly `between` two numbers.
-
-    `has_signal` says the same of a group, and what the numbers are for. Without them the mean does not matter.
-    """
+    """Whether rewards differ, and their mean is strictly `between` two numbers, if any are given (`has_signal`)."""
     if len(set(rewards)) < 2:
         return False
     return between is None or between[0] < exact_mean(rewards) < between[1]
@@ -102,10 +99,7 @@ def make_filter(
     share: Fraction = Fraction(9, 10),
     between: Between | None = None,
 ) -> FreshFilter:
-    """The fresh filter called `name`: range, gaussian, uniform, top_p or none. Another name is a KeyError.
-
-    `mean` and `std` are the gaussian filter's, `share` is that of top_p, and `between` that of range (`has_signal`).
-    """
+    """The fresh filter called `name`, with those of the parameters that are its own. Another name is a KeyError."""
     return {
         "range": range_filter(between),
         "gaussian": gaussian_filter(mean, std),

@@ -1,9 +1,7 @@
 """Limits that the study of docs/results.md found. `check` and `watch` compare a run with them.
 
 FARTHEST_SHIFT was found with replayed groups, which had been trained on before. Groups that had not are worth half of a
-fresh one up to a TV distance of 0.16.
-
-The module imports nothing, so that looking at a run needs no numpy.
+fresh one up to a TV distance of 0.16. The module imports nothing, so that looking at a run needs no numpy.
 """
 
 MOST_X2 = 0.2  # responses of X2 for each response of the rollouts: 0.25 cost 2.6 points, and 1 cost 7

@@ -19,12 +19,10 @@ class Clip:
 
 @dataclass(frozen=True)
 class SourceTokens:
-    """The generated tokens of one source, all responses in one row: N of them.
+    """The N generated tokens of one source, all responses in one row. Shape (N,) each.
 
-    Attributes:
-        log_ratios: log rho, shape (N,): log-probs of the policy that the step starts from minus the loss's old ones.
-        advantages: Advantages as the loss takes them, shape (N,).
-        value_errors: Value minus return, shape (N,). None without a critic.
+    `log_ratios` are log rho: log-probs of the policy that the step starts from minus the loss's old ones. `advantages`
+    are as the loss takes them. `value_errors` are value minus return, and None without a critic.
     """
 
     log_ratios: np.ndarray

@@ -1,8 +1,7 @@
 """The ledger: every group that was generated ends in exactly one counted state, and so does every response.
 
-The state says what became of a group in the step that generated it. A group may also be stored and replayed in later
-steps. The buffers count what they hold and what left them. A response has the state of its group, or it is *dropped*
-because its group was trained on without it.
+The state says what became of a group in the step that generated it, also if later steps replay it. A response has the
+state of its group, or it is *dropped* because its group was trained on without it.
 """
 
 from collections import Counter
@@ -22,12 +21,8 @@ def states_of(batch: Batch) -> dict[int, str]:
 class Ledger:
     """Counts of generated groups and responses by state, over the whole run.
 
-    Invariant, at every step: `generated` equals the sum of the states, `failed` included, for groups and for responses.
-
-    Attributes:
-        counts: Number of groups in each state.
-        responses: Number of responses in each state.
-        trained: In how many steps each group was trained on, by uid. It grows by one number for each such group.
+    `generated` equals the sum of the states, `failed` included, at every step, for groups and for responses. `trained`
+    has the number of steps in which each group was trained on, by uid. It grows by one number for each such group.
     """
 
     def __init__(self) -> None:
@@ -38,9 +33,7 @@ class Ledger:
     def settle(
         self, generated: Iterable[Group], batch: Batch, *, failed: Sequence[int] = ()
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Enter one step, and check that each of its groups is in the batch exactly once.
-
-        Returns this step's count of groups in each state, and `generated`, and then the same for responses.
+        """Enter one step. Returns its count of groups in each state, and `generated`, and then the same for responses.
 
         Args:
             generated: All groups of this step, fresh and re-evaluated.

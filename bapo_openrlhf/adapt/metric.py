@@ -16,10 +16,8 @@ class Metric:
 
     Attributes:
         name: Name in metrics.jsonl. SOURCE in it stands for each of the sources.
-        unit: Unit of the number. "" if it has none.
+        unit, paper: Unit, and equation or place in the paper. "" if there is none.
         title: Title of a figure that shows it.
-        sentence: What it says.
-        paper: Equation or place in the paper. "" if there is none.
         when: Which steps or settings have it. "" if every step has it.
         algorithms: Values of `--algorithm` whose runs have it.
         optional: Whether `when` names a setting or an incident, so that a run may end without it.
@@ -35,12 +33,7 @@ class Metric:
     optional: bool = False
 
     def names(self, algorithm: str, *, optional: bool = True) -> list[str]:
-        """Its names in a run of this algorithm. Without batch adaptation all groups are fresh.
-
-        Args:
-            algorithm: Value of `--algorithm`.
-            optional: Whether to include that of groups with a prefix, which few methods have.
-        """
+        """Its names in a run of this algorithm, with prefixes if `optional`. Plain ones have only fresh groups."""
         if algorithm not in self.algorithms:
             return []
         sources = SOURCES[: 1 if algorithm not in ADAPTED else 4 if optional else 3]

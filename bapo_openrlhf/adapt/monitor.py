@@ -14,12 +14,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 
 def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
-    """How full the batch is, why groups were filtered, and how long responses are, by source.
-
-    Filtered groups with a signal were dropped by the filter's draw, or by the range of dynamic filtering. The others
-    have equal rewards, either at least 1 (all right) or below 1 (none right). `attempts` is the number of hard prompts
-    that were generated again and gave a group.
-    """
+    """How full the batch is, why groups were filtered, and lengths. `attempts` are hard prompts that gave a group."""
     without = batch.silent
     right = sum(group.mean >= 1 for group in without)
     lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
@@ -36,16 +31,10 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
 
 
 def replay_ages(batch: Batch, step: int, delay: int, uses: Sequence[int]) -> dict[str, float]:
-    """Age of the replayed groups, in trainer steps since they were generated and in weight syncs since their policy.
+    """Age of the replayed groups in trainer steps and in weight syncs, and in how many earlier steps each was used.
 
-    Also how often they were trained on before. There are no metrics if nothing is replayed.
-
-    The age of a group follows from its own step and weights_version. If its responses are from several steps, these are
-    those of the oldest one. A stored response in a group of this step is not counted here, but by its method.
-
-    Args:
-        delay: v, steps between two syncs.
-        uses: In how many earlier steps each replayed group was trained on.
+    `delay` is v, the steps between two syncs. If the responses of a group are from several steps, its age is that of
+    the oldest one. A stored response in a group of this step is not counted here, but by its method.
     """
     metrics: dict[str, float] = {}
     if batch.replayed:
@@ -67,8 +56,7 @@ def off_policy(
     several policies generated, the log-ratio of each response is that to its own policy, and the source is the group's.
 
     Args:
-        log_ratios: log pi_today(y|x) - log alpha(y|x) of its responses, shape (N,), in the order of
-            `Batch.with_sources`.
+        log_ratios: log pi_today(y|x) - log alpha(y|x), shape (N,), in the order of `Batch.with_sources`.
         constants: K1, K2 and K3 (Eq. 11-13).
         eps: Smoothing of the variance in Eq. 2.
     """
@@ -97,10 +85,7 @@ def off_policy(
 
 
 def shifts(batch: Batch, sums: TokenSums, since: int, gap: Gap) -> dict[str, float]:
-    """Shift of today's policy and its KL divergence by source, before the step's first update.
-
-    `sums` are in the order of `Batch.with_sources`, and `since` is the first trainer step with today's weights.
-    """
+    """Shift and KL of today's policy by source, before the first update. `sums` are in the order of `with_sources`."""
     metrics, start = {}, 0
     for source in SOURCES:
         from_current = on_policy(getattr(batch, source), since)

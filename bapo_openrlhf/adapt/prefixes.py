@@ -1,9 +1,9 @@
 """Prefixes: the first tokens of a stored response, from which a prompt is generated again (arXiv 2605.05112).
 
 A prompt that mostly fails begins with a part of one of its own best responses, and a prompt that mostly passes with a
-part of one of its worst. The longer the part, the easier or harder the rest. The share is steered so that about half of
-the responses are right. All responses of a group have one prefix. It is context (`Prompt.prefix`), so that only tokens
-of today's policy are trained on. A group with a prefix does not tell how hard its prompt is.
+part of one of its worst. The share is steered so that about half of the responses are right. All responses of a group
+have one prefix, as context (`Prompt.prefix`), so that only tokens of today's policy are trained on. A group with a
+prefix does not tell how hard its prompt is.
 """
 
 from collections import Counter, OrderedDict
@@ -35,12 +35,8 @@ class PrefixShare:
     """The share of a stored response that is its prefix, steered towards a mean reward of 1/2.
 
     The moving average of the group mean rewards begins at 1/2. If it is more than 0.03 away, the share changes by 0.05,
-    and then not again in the next five steps that have groups of this kind.
-
-    Args:
-        share: The first share, in (0, 1).
-        helps: Whether a longer prefix makes the rest easier. A wrong one makes it harder.
-        moves: Whether the share changes at all.
+    and then not again in the next five steps that have groups of this kind. `helps` says that a longer prefix makes the
+    rest easier. A wrong one makes it harder. `moves` says whether the share changes at all.
     """
 
     def __init__(self, share: Fraction, *, helps: bool, moves: bool) -> None:
@@ -82,8 +78,7 @@ class Start:
 class Prefixes:
     """The starts that wait, first in, first out, one for each prompt, and the share of each kind.
 
-    A start is used once. A newer one replaces that of its prompt. If `capacity` of them wait, the oldest is evicted.
-    `share` is the first share of each kind, in (0, 1), and `moves` says whether it changes.
+    A start is used once. A newer one replaces that of its prompt. `share` is the first share of each kind, in (0, 1).
     """
 
     METRICS: ClassVar[tuple[Metric, ...]] = declare(
@@ -114,11 +109,7 @@ class Prefixes:
         return len(self._starts)
 
     def store(self, groups: Iterable[Group], rng: np.random.Generator) -> None:
-        """Store a start of each unbalanced group that was generated without a prefix.
-
-        It is one of the responses with the greatest reward if the mean is below 3/10, and with the least if it is above
-        7/10. Of several, one is drawn.
-        """
+        """Store a drawn start of each group without a prefix: a best response if it mostly fails, or a worst one."""
         low, high = BALANCED
         for group in groups:
             if group.prompt.prefix or low <= group.mean <= high or not has_signal(group):
@@ -143,10 +134,9 @@ class Prefixes:
     def take(
         self, count: int, never_right: Iterable[Prompt] = (), solutions: Mapping[str, np.ndarray] | None = None
     ) -> list[Prompt]:
-        """Up to `count` prompts with their prefixes, to be generated again.
+        """Up to `count` prompts with their prefixes: those that wait, and then those `never_right`, oldest first.
 
-        `never_right` are prompts without a right response. They follow the stored starts, oldest first, and begin with
-        their worked solution (token ids by prompt id). One without a solution is left out.
+        The latter begin with their worked solution (token ids by prompt id). One without a solution is left out.
         """
         known, solutions = set(self._starts), solutions or {}
         starts = [self._starts.popitem(last=False)[1] for _ in range(min(count, len(self)))]

@@ -10,17 +10,12 @@ class ReuseGate:
     """Ends the uses of a batch when the energy of the head's gradient rises faster than it did before.
 
     The energy g is the squared norm of the gradient of the output head in an optimizer step, and d = g - g' is its
-    increment since the optimizer step before. With mean m and standard deviation s of the last `window` increments, the
-    gate trips if (d - m) / s > `threshold`: from the second use of a batch on, and with a full window. Then the
-    optimizer is not called, and the rest of the batch's uses is left out.
+    increment since the optimizer step before. With mean m and standard deviation s of the last `window` increments (at
+    least 2), the gate trips if (d - m) / s > tau, the `threshold` (at least 0): from the second use of a batch on, and
+    with a full window. Then the optimizer is not called, and the rest of the batch's uses is left out.
 
     Only the abstract and others' summaries of the paper could be read. What they do not say is this project's: s is
-    that of the population, the window is of optimizer steps that were made, and a gradient that was dropped leaves no
-    trace in it.
-
-    Args:
-        threshold: tau, at least 0.
-        window: Number of increments, at least 2.
+    that of the population, the window is of optimizer steps that were made, and a dropped gradient leaves no trace.
     """
 
     def __init__(self, threshold: float, window: int) -> None:

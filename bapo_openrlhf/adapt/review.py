@@ -14,15 +14,11 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 @dataclass(frozen=True)
 class Review:
-    """The result of a review.
-
-    Groups with a log ratio that is not finite do not count in any of the last four attributes.
+    """The result of a review. From `gap` on, groups with a log ratio that is not finite do not count.
 
     Attributes:
-        batch: The batch without the groups that must not be trained on.
         kept: Positions of the responses that stay, among those of the batch before the review.
         nonfinite: Number of groups that left because a log ratio of theirs is not finite.
-        gap: The gap of engine and actor, measured in this step if it has on-policy responses.
         rollout_shift: Shift of today's policy on the fresh groups. It is 0 if there are none.
         shifts, distances: Shift and sampled TV distance of each group to today's policy, also if it is too far.
     """
@@ -54,16 +50,14 @@ def review(
 ) -> Review:
     """Find the groups whose log ratios are not finite and those that are too far from today's policy.
 
-    A fresh group may have responses of several policies. Each response counts with its own policy. The shift and the
-    distance of a response that today's policy generated are 0, because its log ratio is only the difference in rounding
-    between the rollout engine and the actor.
+    Each response of a group counts with its own policy. The shift and the distance of one that today's policy generated
+    are 0, because its log ratio is only the difference in rounding between the rollout engine and the actor.
 
     Args:
         log_ratios: Log ratios of all responses, shape (N,), in the order of `Batch.with_sources`, as `sums`.
         gap: The gap of engine and actor that was measured last.
         since: First trainer step with today's weights.
-        max_shift_fresh: Largest shift of a fresh group, in the place of delta_1 of Eq. 9; None for no limit.
-        max_shift_replayed: Largest shift of a replayed group, in the place of delta_3 of Eq. 10; None for no limit.
+        max_shift_fresh, max_shift_replayed: Largest shift, in the place of delta_1 and delta_3 (Eq. 9, 10), if any.
     """
     groups = [group for _, group in batch.with_sources()]
     if not groups:

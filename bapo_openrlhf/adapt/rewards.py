@@ -21,8 +21,7 @@ STEPS = 4  # of float32, by which rewards may differ and still be equal
 def as_fraction(value: Fraction | float | str) -> Fraction:
     """Exact value of a threshold as the user wrote it: "1/8", 0.1 and 0.125 become 1/8, 1/10 and 1/8.
 
-    A float is read by its shortest decimal form, so 0.1 means one tenth and not the nearest binary float. A value that
-    is not a finite number is a ValueError.
+    A float is read by its shortest decimal form. A value that is not a finite number is a ValueError.
     """
     if isinstance(value, Fraction):
         return value
@@ -69,8 +68,7 @@ def as_range(given: Sequence[Fraction | float | str]) -> Range:
 def measured_range(rewards: Iterable[float]) -> Range:
     """The range of a task whose rewards have no known bounds: from the 1st to the 99th percentile of some of them.
 
-    Both are rewards among them: the least one that is at least as large as 1 % and as 99 % of them. If the two are the
-    same reward, this is a ValueError.
+    Both are rewards: the least ones that are at least as large as 1 % and 99 % of them. Equal ones are a ValueError.
     """
     ordered = sorted(map(float, rewards))
     low, high = (ordered[-(-len(ordered) * percent // 100) - 1] for percent in (1, 99))
@@ -80,10 +78,7 @@ def measured_range(rewards: Iterable[float]) -> Range:
 
 
 def same_reward(first: float, second: float, size: float = 1.0) -> bool:
-    """Whether two rewards differ by at most `STEPS` rounding steps of float32.
-
-    The steps are those at `size`, the size of the parts that they are sums of, or at that of a larger reward.
-    """
+    """Whether rewards differ by at most `STEPS` rounding steps of float32 at `size`, that of their parts, or theirs."""
     with np.errstate(over="ignore", invalid="ignore"):
         step = np.spacing(np.float32(max(abs(first), abs(second), size)))
     return first == second or bool(abs(first - second) <= STEPS * float(step))
@@ -94,8 +89,8 @@ def without_rounding(rewards: Iterable[float], ends: Sequence[float] = (0.0, 1.0
 
     From the least to the greatest, a reward is the same as the least one that differs from it only by rounding
     (`same_reward`). So all are equal if and only if the greatest is the same as the least. Rewards that are the same
-    become the one with the shortest decimal form, or one of `ends` that is the same as one of them. These are the least
-    and the greatest reward of the task, which have the size of its parts.
+    become the one with the shortest decimal form, or one of `ends`, the least and the greatest reward of the task, that
+    is the same as one of them.
     """
     rewards, size = tuple(map(float, rewards)), max(map(abs, ends))
     distinct = sorted(set(rewards))
@@ -132,10 +127,7 @@ def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fracti
 
 
 def marks(rewards: np.ndarray, reward_range: Range) -> np.ndarray:
-    """Single rewards of any shape, mapped from the range of the task to [0, 1].
-
-    One that differs from full marks only by rounding is 1. They need not be of one group.
-    """
+    """Single rewards of any shape, mapped from the task's range to [0, 1]. Those of full marks up to rounding are 1."""
     distinct, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
     values = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)
     return values[places].reshape(np.shape(rewards))

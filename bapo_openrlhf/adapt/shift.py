@@ -1,14 +1,13 @@
 """The shift: how far today's policy has moved from the one that generated the tokens, without the engine's rounding.
 
-For a generated token let r = log pi - log alpha. pi is today's policy, and alpha is the one that generated the token.
-An engine and the actor round differently, so r is not 0 even if both hold the same weights. This part of r does not
-depend on the policy's move, so the squares add up:
+For a generated token let r = log pi - log alpha, with pi today's policy and alpha the one that generated it. An engine
+and the actor round differently, so r is not 0 even if both hold the same weights. This part of r does not depend on the
+policy's move, so the squares add up:
 
     mean of r^2 over the tokens = shift + gap
 
-The *gap* is the same mean over on-policy responses, which today's weights generated. It was measured last in a step
-that had such responses. Neither number grows with the length of a response, as the TV distance does (Eq. 9, 10). A mean
-of |r| could not be corrected by subtracting.
+The *gap* is the same mean over on-policy responses, in the last step that had some. Neither number grows with the
+length of a response, as the TV distance does (Eq. 9, 10). A mean of |r| could not be corrected by subtracting.
 """
 
 import math
@@ -38,14 +37,9 @@ ROUNDING = 0.01  # mean |log ratio| of the actor with itself that is rounding, h
 
 
 class TokenSums(NamedTuple):
-    """Sums over the generated tokens of each response, shape (N,) each.
+    """Sums over the generated tokens of each response, shape (N,) each: of 1, r^2, k3, |r|, and 1 outside of BAND.
 
-    Attributes:
-        tokens: Number of tokens.
-        squares: Sum of r^2.
-        k3: Sum of e^r - 1 - r, with r capped at 20 in the power. Its mean over tokens from alpha is KL(alpha || pi).
-        absolute: Sum of |r|.
-        outside: Number of tokens whose weight e^r = pi / alpha is outside of BAND.
+    k3 = e^r - 1 - r, with r capped at 20 in the power. Its mean over tokens from alpha is KL(alpha || pi).
     """
 
     tokens: np.ndarray
@@ -76,7 +70,6 @@ class Gap:
         tv: Their sampled TV distance (Eq. 9, 10), which is all rounding.
         kl, absolute: Means of k3 and of |r| over their tokens.
         cut_share: Share of their tokens that truncated or masked weights would cut, with the limits of BAND.
-        tokens: Number of their tokens.
         step: Trainer step in which it was measured. None if it never was. Then the numbers are 0.
     """
 
@@ -126,18 +119,16 @@ def _moved(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> np.ndarray:
 def shift(sums: TokenSums, from_current: np.ndarray, gap: Gap) -> float:
     """The shift of today's policy on these responses, at least 0. It is 0 if there are no tokens. All sums are finite.
 
-    A response that today's policy generated (`from_current`, bool of shape (N,)) counts with its tokens, and its shift
-    is 0. The gap is the one that was measured last.
+    A response that today's policy generated (`from_current`, bool of shape (N,)) counts with its tokens and no shift.
     """
     return max(0.0, float(_moved(sums, from_current, gap).sum() / max(sums.tokens.sum(), 1)))
 
 
 def group_shifts(sums: TokenSums, from_current: np.ndarray, sizes: Sequence[int], gap: Gap) -> np.ndarray:
-    """The shift of today's policy on each group of one source, at least 0, shape (groups,).
+    """The shift of today's policy on each group of one source, at least 0, shape (groups,): the mean over its tokens.
 
-    It is the mean over all tokens of the group, so a long response counts more than a short one. A group whose
-    responses come from earlier policies has BORROWED tokens more, at the mean of all such responses. The arguments are
-    as in `shift`, for the responses of the source, group after group, and `sizes` are their numbers.
+    A group whose responses come from earlier policies has BORROWED tokens more, at the mean of all such responses. The
+    arguments are as in `shift`, group after group, and `sizes` are the groups' numbers of responses.
     """
     if not sizes:
         return np.zeros(0)

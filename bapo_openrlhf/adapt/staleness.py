@@ -18,8 +18,7 @@ LOG_RATIO_CAP = 20.0  # because a response that is e^1000 times as likely today 
 def sync_age(weights_version: int, step: int, delay: int) -> int:
     """Syncs of the rollout engines since the weights of `weights_version`: multiples of v in (weights_version, step].
 
-    It is 0 for groups that the engines' present weights generated, and for re-evaluated ones since the last sync. v is
-    the `delay`, and `weights_version` the number of updates behind the weights, at most `step`.
+    It is 0 for groups of the engines' present weights, and for re-evaluated ones since the last sync. `delay` is v.
     """
     return step // delay - weights_version // delay
 
@@ -51,8 +50,7 @@ def by_group(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
 def group_tv(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """Sampled TV(pi(.|x), alpha(.|x)) of each prompt (Eq. 9, 10): the mean over its responses of max(0, 1 - w).
 
-    The distances are in [0, 1], of shape (groups,). The estimate is unbiased, but it comes from few responses: with n,
-    its standard deviation is up to 1 / (2 sqrt(n)).
+    Shape (groups,), in [0, 1]. It is unbiased. With n responses, its standard deviation is up to 1 / (2 sqrt(n)).
     """
     return np.array([sampled_tv(group) for group in by_group(log_ratios, sizes)])
 

@@ -26,8 +26,8 @@ def vtrace(
         v_s = V_s + rho_s delta_s + gamma c_s (v_{s+1} - V_{s+1})
         A_s = delta_s + gamma lambda (v_{s+1} - V_{s+1})
 
-    A_s does not contain rho_s, because the loss multiplies it by the ratio. With lambda = 1 it is the paper's
-    r_s + gamma v_{s+1} - V_s. If all log-ratios are 0 (and c_max is at least 1), both are GAE(gamma, lambda).
+    A_s does not contain rho_s, because the loss multiplies it by the ratio. With lambda = 1 it is the paper's r_s +
+    gamma v_{s+1} - V_s. If all log-ratios are 0 (and c_max is at least 1), both are GAE(gamma, lambda).
 
     A masked position counts as in OpenRLHF's GAE: its value and reward are 0, and its ratio is 1. If lambda = 1 and
     rho_max = c_max >= 1, this is Eq. 1 without the positions between two turns, except for their discount.
@@ -37,13 +37,11 @@ def vtrace(
     by 1 - TV(pi, alpha) for each token between them.
 
     Args:
-        values: V of today's critic, shape (rows, A).
-        rewards: r at each position, shape (rows, A).
+        values, rewards: V of today's critic and r at each position, shape (rows, A).
         log_ratios: log pi - log alpha of each token, shape (rows, A). It must be 0 for tokens of today's weights.
             Otherwise the rounding difference between engine and actor would end every trace after some hundred tokens.
         mask: Whether a position is a token that the policy generated, shape (rows, A).
-        gamma, lambd: Discount and lambda of GAE. Lambda is one number, or one of each row, shape (rows,).
-        rho_max, c_max: Truncations of the ratio, see above.
+        lambd: Lambda of GAE: one number, or one of each row, shape (rows,).
 
     Returns:
         A and v, both float64 of shape (rows, A).

@@ -25,9 +25,7 @@ class Data:
 
     Attributes:
         prompts: Number of prompts that a run takes from it; None if a part of it was not read.
-        problem: Prompt and label of its first row as a run gets them; None if none was read.
-        warnings: What is seldom meant, a sentence each; also of the data that the run is evaluated on.
-        not_found: What is to be said of rows if responses can only be found by their prompts.
+        problem, warnings, not_found: As in `rows.Looked`; warnings also of the data that the run is evaluated on.
         kept: The folders in which the rows were kept, as the value of each flag that names data.
     """
 
@@ -48,12 +46,9 @@ def check_data(
 ) -> Data:
     """Read and check the data that a run trains on, and the data on which it is evaluated meanwhile.
 
-    Args:
-        args: The run's arguments.
-        folder: In which the rows are kept.
-        ahead: Whether the run is yet to come, perhaps on another machine. Nothing is downloaded then.
-        without: Flags whose data is not read.
-        takes: Whether the reward function finds an answer right that is made of a label; None if that is not known.
+    The rows are kept in `folder`. With `ahead` the run is yet to come, perhaps on another machine, so nothing is
+    downloaded. The data of the flags in `without` is not read. `takes` says whether the reward function finds an answer
+    right that is made of a label.
 
     Raises:
         ConfigError: The data cannot be read, or rows are not as a run needs them.
@@ -90,7 +85,6 @@ def check_data(
 
 
 def _in_both(evaluated: Mapping[bytes, str], trained: Mapping[bytes, str]) -> list[str]:
-    """A warning of prompts that a run is evaluated on and trains on, by the places of both."""
     both = [prompt for prompt in evaluated if prompt in trained]
     return [
         f"{evaluated[prompt]}: the prompt is that of {trained[prompt]}; so it is with {len(both)} of {len(evaluated)} "
@@ -131,7 +125,6 @@ def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
 
 
 def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> None:
-    """Refuse a model without an end token, and special tokens without embeddings. Worked solutions need the former."""
     special = tokenizer.special()
     if solutions and "eos_token" not in special:
         raise ConfigError(

@@ -41,12 +41,9 @@ def is_text_of_messages(content: Any) -> bool:
 
 
 def left_out(content: Any, prompt: str, render: Callable[[Any], str]) -> tuple[int, str] | None:
-    """Number and role of the first message that changes nothing in the prompt; None if there is none.
+    """Number and role of the first message that changes nothing in `prompt`; None if there is none.
 
-    Args:
-        content: A text, or messages in the right form.
-        prompt: What the chat template made of it.
-        render: What makes a prompt. It is asked only if a text is not in the prompt, because a template may change one.
+    `render` is asked only if a text is not in the prompt, because a template may change one.
     """
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     for number, message in enumerate(messages, 1):
@@ -86,15 +83,13 @@ def _is_filled(value: Any) -> bool:
 
 
 def _parts(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The parts of a message's content; a text is one part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def as_written(rows: Any) -> Any:
     """A `datasets.Dataset`, with messages as their rows wrote them.
 
-    A file with types, such as Parquet, gives each object the keys of all rows, with null for those that its own row has
-    not written. A chat template would write them, as in a call of a tool with an argument that nobody gave.
+    A file with types, such as Parquet, fills the keys of other rows with null, which a chat template would write.
     """
     kinds = ((name, getattr(kind, "feature", None)) for name, kind in rows.features.items())
     typed = [name for name, kind in kinds if isinstance(kind, dict) and "role" in kind]
@@ -109,7 +104,6 @@ def as_written(rows: Any) -> Any:
 
 
 def _without_null(value: Any, kept: str = "content") -> Any:
-    """A list of messages without the keys that are null; the content, which each message has, stays."""
     if isinstance(value, list):
         return [_without_null(one, kept) for one in value]
     if not isinstance(value, dict):

@@ -19,13 +19,7 @@ TOKENIZER_NAME = re.compile(r".*tokenizer.*|(vocab|merges|tekken|byte_maps).*|.*
 
 
 def fill(content: Any, template: str | None, apply_chat_template: Callable[..., str] | None) -> str:
-    """The prompt that OpenRLHF makes of the content of a row's prompt column.
-
-    Args:
-        content: A text, or a list of messages if there is a chat template.
-        template: Input template, or None. It is not used if there is a chat template.
-        apply_chat_template: The tokenizer's method, or None.
-    """
+    """The prompt that OpenRLHF makes of a text or of messages. A chat template takes the place of an input template."""
     preprocess = module_of("datasets/prompts_dataset.py").preprocess_data
     prompt: str = preprocess({"input": content}, template, "input", None, apply_chat_template)[0]
     return prompt
@@ -46,13 +40,10 @@ def local_tokenizer(model: str) -> str | None:
 
 
 def check_tokenizer(flag: str, model: str) -> None:
-    """Check that a model has a tokenizer if it is a folder.
+    """Raise ConfigError if a model is a folder without a tokenizer.
 
     Without one, transformers makes a tokenizer of the name of the architecture in config.json. It has no vocabulary, so
     that each prompt is empty.
-
-    Raises:
-        ConfigError: The message names the flag and the folder.
     """
     if Path(model).is_dir() and local_tokenizer(model) is None:
         raise ConfigError(
@@ -62,28 +53,14 @@ def check_tokenizer(flag: str, model: str) -> None:
 
 
 class Renderer:
-    """Makes prompts and counts their tokens, as a run does with the same model and flags.
-
-    Attributes:
-        tokenizer: That of the run; None if it is not on this machine.
-    """
+    """Makes prompts and counts their tokens as a run does. `tokenizer` is None if it is not on this machine."""
 
     def __init__(
         self, flag: str, model: str | None, *, template: str | None, chat: bool, fast: bool = True, quick: bool = False
     ) -> None:
-        """Load the tokenizer.
+        """Load the tokenizer, unless it is not on this machine (no `model`). A ConfigError names `flag`.
 
-        Args:
-            flag: The flag that names the model. Errors name it.
-            model: Folder or hub name of the model. None means that its tokenizer is not on this machine.
-            template: Input template, or None.
-            chat: Whether to apply the tokenizer's chat template.
-            fast: Whether the tokenizer may be the one that is written in Rust.
-            quick: Whether to load it in a process of its own (`tokenizer_process`), because this one may not need
-                torch.
-
-        Raises:
-            ConfigError: The tokenizer cannot be loaded, or it has no chat template and one is asked for.
+        With `quick` it is loaded in a process of its own (`tokenizer_process`), because this one may not need torch.
         """
         self.tokenizer: Tokenizer | None = None
         self._template, self._chat = template, chat
@@ -110,22 +87,14 @@ class Renderer:
         return self.tokenizer is not None or (self._template is not None and not self._chat)
 
     def __call__(self, content: Any) -> str:
-        """The prompt that a run makes of the content of a row's prompt column.
-
-        Raises:
-            Exception: The chat template refuses it.
-        """
+        """The prompt that a run makes of the content of a prompt column, or the Exception of a chat template."""
         chat = self.tokenizer.apply_chat_template if self._chat and self.tokenizer is not None else None
         if chat is None and self._template is None and isinstance(content, str):
             return content  # as OpenRLHF's function does, whose file imports torch
         return fill(content, self._template, chat)
 
     def doubts(self, content: Any, prompt: str) -> Iterator[tuple[str, str, str]]:
-        """Kind, text and advice of each thing that is seldom meant in the prompt that was made of a content.
-
-        Raises:
-            Exception: The chat template refuses what it is tried with.
-        """
+        """Kind, text and advice of what is seldom meant in a prompt, or the Exception of a chat template."""
         if self.tokenizer is None:
             return
         if self._chat and (found := left_out(content, prompt, self)) is not None:

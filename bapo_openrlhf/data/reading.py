@@ -24,15 +24,10 @@ DATA = {*ENDINGS} - {".json"}  # endings of files that hold rows; a .json file m
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set that flags name, and that was read.
+    """One data set that flags name, and that was read. Errors name `where`: flag and data set.
 
-    Attributes:
-        where: Flag and data set. Errors name them.
-        kept: The folder with its rows. It has only the columns that the flags name.
-        rows: These rows, a `datasets.Dataset`.
-        names: All columns of the data set.
-        is_csv: Whether it is of CSV files, so that each value is a text.
-        unread: Data files of its folder that are of another kind than those that were read.
+    `kept` is the folder with its `rows`, a `datasets.Dataset` with only the columns that the flags name. `names` are
+    all of its columns. `unread` are data files of its folder that are of another kind than those that were read.
     """
 
     where: str
@@ -49,13 +44,7 @@ class DataSet:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read.
-
-    Attributes:
-        parts: The data sets that are on this machine, in their order.
-        elsewhere: Names on the hub that were not looked at.
-        rows: Number of rows that a run takes. None if a data set is elsewhere.
-    """
+    """What was read. `rows` is None if a data set is `elsewhere`: a name on the hub that was not looked at."""
 
     parts: list[DataSet]
     elsewhere: list[DataSource]
@@ -68,16 +57,7 @@ class Read:
 
 
 def read(flags: SourceFlags, folder: Path, *, download: bool) -> Read:
-    """Read the data sets that flags name.
-
-    Args:
-        flags: What to read.
-        folder: In which the rows are kept.
-        download: Whether to read what is on the hub.
-
-    Raises:
-        ConfigError: A data set is missing, empty or unreadable, or the folder cannot be written.
-    """
+    """Read the data sets that flags name into `folder`, the hub's with `download`. ConfigError names what fails."""
     if mark := next((mark for mark in ",@" if mark in str(folder)), None):
         raise ConfigError(
             f"{flags.flag} is {flags.names}; its rows would be kept in {folder}, and OpenRLHF splits this path at "
@@ -111,13 +91,10 @@ def _blended(flags: SourceFlags, names: str, probabilities: str | None = None) -
 
 @contextmanager
 def _quiet(cache: Path | None) -> Iterator[None]:
-    """`datasets` without progress bars, without messages that it logs before it raises them, and without counting.
+    """`datasets` without progress bars, messages that it logs before it raises them, and counting.
 
-    For each local file it asks the hub to count a download, which takes seconds on a machine without a network.
-
-    Args:
-        cache: Where it keeps what it reads; None: where it always does. There it would find what it has kept of a file
-            that another one replaced with the same time.
+    For each local file it asks the hub to count a download, which takes seconds without a network. Without a `cache` of
+    its own it would find what it kept of a file that another one replaced with the same time.
     """
     import datasets
 
@@ -187,7 +164,6 @@ def _no_part(flags: SourceFlags, where: str, parts: Iterable[str]) -> ConfigErro
 
 
 def _typed(flags: SourceFlags, source: DataSource, where: str) -> tuple[Iterator[Row], list[str]]:
-    """The rows of a data set whose columns have types, with the columns that are used, and the names of all."""
     try:
         rows = _blended(flags, source.name)
     except AttributeError as error:

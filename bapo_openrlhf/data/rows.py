@@ -46,8 +46,7 @@ class Looked:
     """What is known of rows without errors.
 
     Attributes:
-        problem: Prompt and label of the first row as the reward function gets them; None if no row is on this machine.
-            If the tokenizer is not on this machine, messages are JSON.
+        problem: Prompt and label of the first row as a run gets them, or messages as JSON; None if no row is here.
         warnings: What is seldom meant, a sentence each.
         not_found: What is to be said of prompts that are not in their queries as they are; empty if all are.
         places: The place of the first row of each prompt, with its images.
@@ -60,11 +59,9 @@ class Looked:
 
 
 class Values:
-    """Looks at the values of the columns that are used: whether each has the right form, and all labels one type.
+    """Looks at the values of the used columns: whether each has the right form, and all labels one type.
 
-    Args:
-        columns: The columns by the flags that name them. The first one has the prompt.
-        chat: Whether a prompt may be a list of messages.
+    The columns are by the flags that name them, the prompt's first. With `chat` a prompt may be a list of messages.
     """
 
     def __init__(self, columns: Mapping[str, str], *, chat: bool) -> None:
@@ -98,14 +95,7 @@ class Values:
 
 
 class RowCheck:
-    """Looks at rows one after the other.
-
-    Args:
-        flags: What was read.
-        args: The run's arguments.
-        render: Makes prompts; None if they are not made here.
-        takes: Whether an answer that is made of a label is right; None if that is not known.
-    """
+    """Looks at rows one after the other. Without `render` prompts are not made here. `takes` is as in `check_data`."""
 
     def __init__(
         self,
@@ -131,12 +121,7 @@ class RowCheck:
         self._problem: tuple[str, Any] | None = None
 
     def look(self, read: Read) -> Looked:
-        """Look at all rows.
-
-        Raises:
-            ConfigError: Rows are not as a run needs them. The message has a line for each kind of error, with the
-                first row that has it.
-        """
+        """Look at all rows. A ConfigError has a line for each kind of error, with the first row that has it."""
         for part in read.parts:
             missing = list(self._values.missing(part.names))
             self._warn_of_columns(part)
@@ -191,7 +176,6 @@ class RowCheck:
         )
 
     def _is_good(self, place: str, row: Row) -> bool:
-        """Whether a run can use the row. What is wrong is kept."""
         wrong = list(self._values.wrong(place, row))
         for kind, text in wrong:
             self._findings.error(kind, f"{place}: {text}")
@@ -204,7 +188,6 @@ class RowCheck:
         return not wrong
 
     def _prompt(self, place: str, row: Row) -> Iterator[Unmeasured]:
-        """Compare the row with those before it, and make its prompt."""
         content, solution = row[self._flags.prompt], row.get(self._solution)
         self._solved += bool(solution)
         images = row.get(self._args.data.image_key)
@@ -249,7 +232,6 @@ class RowCheck:
             self._findings.count("other label", f"{text}, and the label is another one")
 
     def _check_mixed(self) -> None:
-        """Refuse rows with and without images in one run."""
         if len(self._pictured) == 2:
             without, with_some = self._pictured[False], self._pictured[True]
             self._findings.error(
@@ -260,7 +242,6 @@ class RowCheck:
             )
 
     def _measure(self, prompts: list[Unmeasured]) -> None:
-        """Count the tokens of prompts, and of worked solutions with their ends."""
         if self._render is None or self._render.tokenizer is None or not prompts:
             return
         texts_and_images = [(one.prompt, vision.counted(one.images)) for one in prompts]

@@ -19,11 +19,9 @@ class SourceFlags:
     """What a run reads, and which columns it uses. Errors name the flags.
 
     Attributes:
-        flag: The flag that names the data sets.
-        names: Its value: names of data sets, separated by commas. A folder can have a part: FOLDER@PART.
+        names: Names of data sets, separated by commas. A folder can have a part: FOLDER@PART.
         probabilities: How often each data set is drawn from, as the flag has it. None means one after the other.
         split: The part of a data set that has several.
-        split_flag: The flag of this part.
         most: The most rows of each data set, and of all of them together.
         seed: Seed of the order in which they are drawn from.
         modelscope: Whether names that are not on this machine are ModelScope's.
@@ -55,13 +53,7 @@ class SourceFlags:
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set that flags name.
-
-    Attributes:
-        name: As it was given.
-        path: Where it is, if it is on this machine.
-        here: Whether it is on this machine.
-    """
+    """One data set that flags name. Its `path` counts only if it is `here`, on this machine."""
 
     name: str
     path: Path
@@ -98,11 +90,7 @@ def _named(columns: dict[str, str | None]) -> dict[str, str]:
 
 
 def sources(flags: SourceFlags) -> list[DataSource]:
-    """The data sets that flags name.
-
-    Raises:
-        ConfigError: One is empty, or neither a file that OpenRLHF reads, nor a folder, nor can it be a name on the hub.
-    """
+    """The data sets that flags name; a ConfigError if a name can be neither a file, a folder, nor one on the hub."""
     if not flags.names:
         raise ConfigError(f"{flags.flag} is not set; it must be a file, a folder or a data set's hub name")
     names = [name.strip() for name in flags.names.split(",")]

@@ -27,14 +27,7 @@ def kind_of(path: Path) -> str:
 def rows_of(where: str, path: Path) -> Iterator[Row]:
     """The rows of a file that ends in .json, .jsonl or .csv, or such a file packed with gzip.
 
-    Only a .json file is held in memory as a whole.
-
-    Args:
-        where: Flag and file. Errors name them.
-        path: The file.
-
-    Raises:
-        ConfigError: A line is not what its ending says. The message names the line.
+    Only a .json file is held in memory as a whole. A line that is not what its ending says is a ConfigError.
     """
     if kind_of(path) == ".csv":
         return _csv_rows(where, _lines(where, path))

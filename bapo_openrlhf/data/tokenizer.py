@@ -20,15 +20,7 @@ class Tokenizer:
     """The tokenizer that OpenRLHF loads (`get_tokenizer`); of a model with vision, that of its processor."""
 
     def __init__(self, model: str, fast: bool) -> None:
-        """Load it.
-
-        Args:
-            model: Folder or hub name of the model.
-            fast: Whether it may be the one that is written in Rust.
-
-        Raises:
-            Exception: The folder has none, or a damaged one.
-        """
+        """Load that of a folder or a hub name, which may be in Rust if it is `fast`. A damaged one is an Exception."""
         import transformers
 
         kind = transformers.AutoProcessor if has_vision(model) else transformers.AutoTokenizer
@@ -65,11 +57,7 @@ class Tokenizer:
         return None if self._loaded is self._tokenizer else getattr(self._loaded, "image_token", None)
 
     def apply_chat_template(self, messages: Any, **options: Any) -> str:
-        """The text of messages.
-
-        Raises:
-            Exception: The template refuses them.
-        """
+        """The text of messages. If the template refuses them, it raises an Exception."""
         text: str = self._loaded.apply_chat_template(messages, **options)
         return text
 
@@ -94,11 +82,7 @@ class Tokenizer:
     def measured(self, prompts: list[tuple[str, Any]], most: int) -> list[tuple[int, bool, str]]:
         """The number of tokens of each prompt, whether it stays in their text, and what is wrong with its images.
 
-        That text is what a reward function gets: of all tokens of images, and without those that are cut.
-
-        Args:
-            prompts: Text and images of each.
-            most: Tokens of a prompt without images that are not cut.
+        That text is what a reward function gets: of all tokens of images, and only of the last `most` of the others.
         """
         result = []
         for (text, images), ids in zip(prompts, self._ids([text for text, _ in prompts]), strict=True):
@@ -135,7 +119,6 @@ class Tokenizer:
 
     @cached_property
     def _highest(self) -> int:
-        """The highest id of its tokens. Its vocabulary is large, so it is gone through only once."""
         return max(self._tokenizer.get_vocab().values(), default=0)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
@@ -155,7 +138,6 @@ def another_day(form: str) -> str:
 
 
 def _local_config(model: str, name: str = "config.json") -> dict[str, Any] | None:
-    """What a JSON file of a folder has; None if there is none."""
     file = Path(model) / name
     return json.loads(file.read_text()) if file.is_file() else None
 
@@ -183,13 +165,9 @@ _Server.register("Tokenizer", Tokenizer)
 
 
 def tokenizer_process(model: str, fast: bool) -> Tokenizer:
-    """A tokenizer in a process of its own, without torch if it can be loaded so.
+    """A tokenizer in a process of its own, without torch if it can be loaded so. Errors are those of `Tokenizer`.
 
-    transformers imports torch if there is one, and its parts for training with it. No tokenizer needs them but that of
-    a processor, and one that brings code of its own.
-
-    Raises:
-        Exception: As `Tokenizer`.
+    transformers imports torch if there is one, which only processors and tokenizers with their own code need.
     """
     if not has_vision(model):
         try:

@@ -19,17 +19,7 @@ NOT_FILES = ("http://", "https://", "data:image")  # OpenRLHF takes these too; t
 
 
 def check_model(model: str, folder: Path, config: Mapping[str, Any], args: SimpleNamespace) -> None:
-    """Check that a local model that gets images has vision and an image processor.
-
-    Args:
-        model: Flag and value. Errors name them.
-        folder: The model's folder.
-        config: What its config.json has.
-        args: Parsed arguments.
-
-    Raises:
-        ConfigError: One of them is missing.
-    """
+    """Raise ConfigError if a local `model` (flag and value) that gets images has no vision or no image processor."""
     if args.data.max_images_per_prompt < 1:
         return
     asked = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {model}"
@@ -42,13 +32,7 @@ def check_model(model: str, folder: Path, config: Mapping[str, Any], args: Simpl
 def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None:
     """Check that a row's images can be read whole, are not too many, and are as many as the prompt has places for.
 
-    Args:
-        where: File and row. Errors name them.
-        row: One row of the data.
-        args: Parsed arguments.
-
-    Raises:
-        ConfigError: The message names the row and the image.
+    A ConfigError names the image and `where`, which is file and row.
     """
     data = args.data
     images = images_of(row.get(data.image_key))

@@ -14,11 +14,7 @@ THINK = "<think>"
 def wrong_response(prompt: str, response: str, *, end: str = "", header: str = "") -> str | None:
     """What there is once too often in a response that follows a prompt; None if there is nothing.
 
-    Args:
-        prompt: The prompt as a run gives it.
-        response: The text that would be learned after it.
-        end: The tokenizer's end token; "" if it has none.
-        header: What the chat template writes before each response; "" if that is nothing.
+    `end` is the tokenizer's end token, and `header` is what the chat template writes before each response.
     """
     opened = prompt.rstrip().endswith(THINK)
     if response.count(THINK) + opened > 1:

@@ -85,7 +85,6 @@ def _takes(f: Flags, name: str) -> bool:
 
 
 def _unused(f: Flags) -> list[str]:
-    """Flags that were chosen and that nothing reads."""
     if f.adapted:
         of_methods = [name for name, *_ in described(GROUPS, "of_method") if name in f.chosen]
         return [name for name in of_methods if not _takes(f, name.removeprefix("adapt."))]
@@ -102,7 +101,6 @@ def _unused_text(f: Flags) -> str:
 
 
 def _counts_only(flag: str, only: str) -> Rule:
-    """The warning of a flag that only counts with another one (see `flag.flag`)."""
     name, _, value = only.partition("=")
     other = f"adapt.{name}"
     return Rule(flag, lambda f: f.adapted and flag in f.chosen and _takes(f, name)
@@ -167,7 +165,6 @@ NO_EFFECT = [
 
 
 def _of_all_steps(flag: str, says: str, broken: Callable[[Flags], Any]) -> Rule:
-    """The warning of a number that is too large for the steps of the run."""
     return Rule(flag, lambda f: f.steps is not None and f.steps >= FEW_STEPS and broken(f),
                 "{it}, and the run has {f.steps} trainer steps: " + says)  # fmt: skip
 

@@ -18,11 +18,7 @@ UNWHITENED = [name for name, estimator in ESTIMATORS.items() if not estimator.wh
 
 
 def check_combinations(args: SimpleNamespace, **facts: Any) -> None:
-    """Refuse flags that cannot be combined.
-
-    Args:
-        facts: What is known of the run, as attributes of `Flags`.
-    """
+    """Refuse flags that cannot be combined. `facts` of the run are attributes of `Flags`."""
     check_rules(COMBINATIONS, Flags.of(args, **facts))
 
 

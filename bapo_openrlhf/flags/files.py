@@ -95,11 +95,7 @@ class Layers:
                 )
 
     def chosen(self, algorithm: str | None, method: str) -> set[str]:
-        """Flags that were given for this algorithm and method.
-
-        Those of a file that was written for another algorithm or method are left out: with a switch it is meant that
-        they have no effect.
-        """
+        """Flags that were given for this algorithm and method. With a switch, those for another have no effect."""
         names = set(self.words)
         for file in self.files.values():
             its_algorithm = file.get("algorithm")

@@ -15,9 +15,6 @@ def flag(
     """A dataclass field that is also a flag. Its rules are made of this description.
 
     Args:
-        default: Value if the flag is not given.
-        help: Meaning of the flag, for `--help` and the docs.
-        symbol: The paper's symbol.
         source: Where the paper, or another one, has it.
         allowed: A key of `errors.ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
         of_method: Whether it is an argument of methods, so that it has no effect with one that does not take it.

@@ -29,10 +29,7 @@ def expand_home(flat: argparse.Namespace) -> None:
 
 
 def make_absolute(args: SimpleNamespace) -> None:
-    """Make local paths absolute, because Ray's workers may have another working directory.
-
-    A name on the model hub and an address stay as they are.
-    """
+    """Make local paths absolute, because Ray's workers may have another working directory. Names of a hub stay."""
     for name in WRITTEN:
         if value := _get(args, name):
             _set(args, name, str(Path(value).resolve()))
@@ -77,10 +74,7 @@ def _absolute(name: str, *, data: bool = False) -> str:
 
 
 def check_read(args: SimpleNamespace) -> None:
-    """Check that names are UTF-8, and that no absolute path is read as something else.
-
-    OpenRLHF splits lists at commas, and data at @. `datasets` reads the path of data as a pattern.
-    """
+    """Check that names are UTF-8, and that OpenRLHF splits no absolute path and `datasets` reads none as a pattern."""
     for name in READ:
         check_utf8(f"{name} is {_get(args, name)}", Path(str(_get(args, name))))
     for name in LISTS:

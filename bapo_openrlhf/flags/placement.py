@@ -28,12 +28,8 @@ class Block(NamedTuple):
 def blocks_of(args: SimpleNamespace, *, critic: bool, reference: bool) -> dict[str, Block]:
     """The GPUs of a run, by the role for which they are reserved.
 
-    Args:
-        args: OpenRLHF's (nested) arguments. A critic without a model of its own has as many GPUs as the actor.
-        critic, reference: Whether the run has these models.
-
-    Returns:
-        The roles are "actor", "reference", "critic", "reward" (a reward model) and "engines" (vLLM).
+    The roles are "actor", "reference", "critic", "reward" (a reward model) and "engines" (vLLM). A critic without a
+    model of its own has as many GPUs as the actor.
     """
     train, vllm = args.train, args.vllm
     beside_actor = "actor" if train.colocate_all else None

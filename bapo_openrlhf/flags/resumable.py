@@ -1,7 +1,6 @@
 """What may change when a run is resumed. A change of any other flag since the run's beginning is refused.
 
-A name with * at its end stands for all flags that begin so. docs/reliability.md has the same list, and a test compares
-the two.
+A name with * at its end stands for all flags that begin so. A test compares docs/reliability.md with the list.
 """
 
 from bapo_openrlhf.flags.config import GROUPS
@@ -9,7 +8,6 @@ from bapo_openrlhf.flags.flag import FROM_NOW_ON, HOW, described
 
 
 def _described(row: str) -> list[str]:
-    """This project's flags whose description names a row of MAY_CHANGE."""
     return [name for name, its, _ in described(GROUPS, "resumes") if its == row]
 
 

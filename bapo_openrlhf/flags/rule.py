@@ -150,14 +150,9 @@ def beside(
     broken: Callable[[Flags], Any] | None = None,
     when: Callable[[Flags], Any] | None = None,
 ) -> Rule:
-    """What another flag must be if a flag is set.
+    """What another flag must be if `cause` is set; `must` are the words after "it must".
 
-    Args:
-        cause: The flag that asks for it.
-        flag: The other one.
-        must: The words after "it must".
-        broken: Whether the other flag is not so; without it, whether it has a value.
-        when: Whether the cause is set; without it, whether it has a value that counts.
+    Without `broken`, the other flag is wrong if it has a value. Without `when`, the cause is set if its value counts.
     """
     counts = when or (lambda f: f[cause] and (f.adapted or not cause.startswith("adapt.")))
     wrong = broken or (lambda f: f[flag])

@@ -21,11 +21,7 @@ BYTES_OF_A_NAME = 255  # of a file or a folder
 
 
 def check_values(flags: Mapping[str, Any]) -> None:
-    """Refuse a value outside its range, and flags that contradict each other.
-
-    Args:
-        flags: Values by dotted name, as they were given, before OpenRLHF completes them.
-    """
+    """Refuse a value (by dotted name, as it was given) outside its range, and flags that contradict each other."""
     check_rules([*NEVER_RUN, *IMAGES, PACKED], flags)
     check_ranges(flags, VALUES)
     check_rules([*SIZES, *OPTIONS, *PLACEMENT], flags)
@@ -55,7 +51,6 @@ IMAGES = [
 
 
 def _data_sets(f: Flags) -> int:
-    """Number of data sets of the prompts, which commas separate."""
     return (f["data.prompt_dataset"] or "").count(",") + 1
 
 

@@ -49,10 +49,9 @@ def most_skipped(args: SimpleNamespace, capacity: int) -> int:
 
 
 def left_over(args: SimpleNamespace, samples: int) -> int:
-    """Samples of a batch of `samples` that plain OpenRLHF does not train on.
+    """Samples of a batch of `samples` that plain OpenRLHF does not train on, which may be small at the end of the data.
 
-    Each rank trains on whole micro-batches. With dynamic batching all ranks train on whole optimizer steps. There are
-    fewer samples than usual at the end of the data.
+    Each rank trains on whole micro-batches. With dynamic batching all ranks train on whole optimizer steps.
     """
     sizes = batch_arithmetic(args)
     if args.train.dynamic_batch_enable:
@@ -65,11 +64,7 @@ def left_over(args: SimpleNamespace, samples: int) -> int:
 
 
 def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
-    """Trainer steps of one pass through `prompts` prompts of the data.
-
-    Args:
-        candidates: Prompts that a step takes from the data for each prompt for which it generates responses.
-    """
+    """Trainer steps of one pass through the data. A step draws `candidates` prompts for each that it generates for."""
     drawn: int = args.rollout.batch_size * candidates
     if args.adapt.partial_rollout_tokens is not None:
         return prompts // drawn + 1  # the last one may have no prompts, and finish what is in flight
@@ -82,16 +77,15 @@ def passes_for(steps: int, of_a_pass: int) -> int:
 
 
 def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
-    """Trainer steps of a whole run: of all its passes. The arguments are those of `epoch_steps`."""
+    """Trainer steps of a whole run: of all its passes."""
     episodes: int = args.train.num_episodes
     return epoch_steps(args, prompts, candidates) * episodes
 
 
 def actor_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
-    """Optimizer steps that the actor's learning-rate schedule spans. The arguments are those of `epoch_steps`.
+    """Optimizer steps that the actor's learning-rate schedule spans.
 
-    With batch adaptation it is the largest possible number, because a cosine would rise again after too small a number:
-    every batch counts as a full one.
+    With batch adaptation every batch counts as a full one, because a cosine would rise again after too few steps.
     """
     train = args.train
     if not args.adapt.enabled:  # as OpenRLHF counts them
@@ -115,10 +109,7 @@ def fits_solution(args: SimpleNamespace, prompt: int, solution: int) -> bool:
 
 
 def most_rounds(args: SimpleNamespace) -> int:
-    """Largest number of rollout batches of prompts whose fresh groups reach the trainer in one step.
-
-    With partial rollouts, the groups of a step were begun in so many rounds as a response takes at most.
-    """
+    """Rollout batches whose fresh groups reach the trainer in one step, at most; several with partial rollouts."""
     if args.algo.dynamic_filtering_enable:
         return ROUNDS
     budget = args.adapt.partial_rollout_tokens
@@ -128,9 +119,7 @@ def most_rounds(args: SimpleNamespace) -> int:
 def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
     """Largest number of optimizer steps of the critic, in which its learning-rate schedule ends.
 
-    Args:
-        args: OpenRLHF's (nested) arguments. With --adapt.critic_groups generated, a step of the critic has all groups
-            that the trainer step generates, and a batch of replayed ones at most.
+    With --adapt.critic_groups generated, its step has all groups that the trainer step generates and a replayed batch.
     """
     if args.adapt.critic_groups == "batch":
         return actor_steps + pretraining_steps(args)
@@ -147,12 +136,9 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
 
 
 def pretraining_steps(args: SimpleNamespace) -> int:
-    """Largest number of optimizer steps that the critic takes before the actor takes any (--adapt.value_pretraining).
-
-    Args:
-        args: OpenRLHF's (nested) arguments. `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
-    """
+    """Largest number of optimizer steps of the critic before the actor takes any (--adapt.value_pretraining)."""
     rollout, train = args.rollout, args.train
+    # `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
     epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
     responses = most_rounds(args) * rollout.batch_size * rollout.n_samples_per_prompt
     steps: int = epochs * math.ceil(responses / train.batch_size)
@@ -160,11 +146,7 @@ def pretraining_steps(args: SimpleNamespace) -> int:
 
 
 def most_tokens(args: SimpleNamespace, phase: str) -> int | None:
-    """Tokens of a micro-batch at most, on one rank; None if micro-batches have a number of samples.
-
-    Args:
-        phase: "train" or "rollout", which is when experience is made.
-    """
+    """Tokens of a micro-batch at most, on one rank, in `phase` "train" or "rollout"; None if it counts samples."""
     tokens = args.adapt.micro_batch_tokens
     if tokens is None and args.train.dynamic_batch_enable:
         tokens = getattr(args, phase).max_tokens_per_gpu

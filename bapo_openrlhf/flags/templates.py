@@ -6,10 +6,7 @@ PLACE = "{}"  # of the prompt
 
 
 def check_template(flag: str, template: str | None) -> None:
-    """Check that an input template has a place for the prompt, and that Python's `str.format` can fill it.
-
-    OpenRLHF leaves out a template without {}, and fails at the first row with one that cannot be filled.
-    """
+    """Check that an input template has {} once. OpenRLHF leaves out one without it, or fails at the first row."""
     if template is None:
         return
     rule = "it must have {} in place of the prompt, once, and {{ and }} for braces of its own"

@@ -9,17 +9,11 @@ from bapo_openrlhf import machine
 
 @contextmanager
 def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
-    """Start a Ray on this machine for the time of the block.
+    """Start a Ray for the time of the block. Yields the environment variables with which a run connects to it.
 
-    If RAY_ADDRESS names a cluster that is already up, the runs go there and no Ray is started.
-
-    Args:
-        devices: Devices of all runs that train at the same time. On the CPU, Ray only counts them. With GPUs, Ray
-            counts this machine's GPUs and the number has no effect.
-        runs: Number of these runs. On the CPU, they share the cores.
-
-    Yields:
-        The environment variables with which the process of a run connects to this Ray.
+    If RAY_ADDRESS names a cluster that is already up, the runs go there and no Ray is started. On the CPU, Ray only
+    counts the `devices` of the `runs` that train at the same time, and these share the cores. With GPUs, it counts
+    those of this machine.
     """
     if os.environ.get("RAY_ADDRESS") and not machine.on_cpu():
         yield {}

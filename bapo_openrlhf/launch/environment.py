@@ -27,10 +27,7 @@ def check_environment() -> None:
 
 
 def _check_working_folder() -> None:
-    """Check that the working folder has a name in UTF-8, and that nothing in it would be imported for a library.
-
-    Ray's workers look there first, also if this process does not.
-    """
+    """Ray's workers import from the working folder first, also if this process does not."""
     here = Path.cwd()
     check_utf8(f"the working folder is {here}", here)
     installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
@@ -51,7 +48,6 @@ def _origin(name: str, folders: list[str]) -> Path | None:
 
 
 def _check_temporary_folder() -> None:
-    """Check that there is a folder for temporary files that can be written, and that sockets fit into it."""
     try:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:

@@ -52,11 +52,7 @@ class Letters:
 
 
 def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
-    """Load the agent, and let it play an episode if there is a problem (prompt and label).
-
-    Returns:
-        A warning if an executor of the user's own could not play, because its model's tokenizer is not here.
-    """
+    """Load the agent, and play an episode if there is a problem. Returns a warning if a tokenizer is not here."""
     sampling = None if problem is None else _sampling(args)
     seconds = args.verifier.timeout if args.verifier.processes else None  # an episode has its own, see `_play`
     trial = Trial(FLAG, args.train.agent_func_path, "the agent", EPISODE, seconds)

@@ -11,10 +11,7 @@ SECONDS = 20  # to wait for the hub
 
 
 def check_hub_models(args: SimpleNamespace) -> None:
-    """Ask for each model that is not a folder: first what was downloaded before, then the hub.
-
-    `check` does not do this, because it needs no network.
-    """
+    """Ask the cache, then the hub, for each model that is no folder. `check` does not, because it needs no network."""
     for model in Flags.of(args).loaded:
         if model == "ref":  # it is the actor
             continue

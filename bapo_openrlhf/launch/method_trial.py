@@ -41,22 +41,18 @@ def try_method(
     reward_range: Range = UNIT,
     steps: int = STEPS,
 ) -> list[Batch]:
-    """Take a few steps of a method with made-up groups, as the trainer takes them.
+    """Take a few steps of a method with made-up groups, as the trainer takes them. Returns their batches.
 
     Rewards are the two ends of the range. Some groups have no signal, some prompts that are named again give no group,
-    and some groups leave the batch, because their log-probs are not finite. After each step the state is saved to a
-    file. A second method loads it, and has to make the same batch in the next step, and hold the same after it.
+    and some groups leave the batch, because their log-probs are not finite. (A batch is returned as it was before.)
+    After each step the state is saved to a file. A second method loads it, and has to make the same batch in the next
+    step, and hold the same after it.
 
     Args:
-        make: Makes the method.
         capacity, group_size: B and G, as the method knows them.
         prompts: Prompts of a rollout batch. B without it, and fewer if they have more than 256 responses.
         prompt: The made-up prompts are this one, followed by a number of spaces.
         reward_range: The least and the greatest reward of the task.
-        steps: How many steps.
-
-    Returns:
-        The batches of all steps, before groups leave them.
 
     Raises:
         ConfigError: The method raised an error, or it breaks the contract of `Method`: the batch is too large, a group
@@ -103,11 +99,9 @@ class _Trial:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def refuse(self, what: str) -> None:
-        """Raise ConfigError."""
         raise ConfigError(f"{TRIED} {self.step}: {what}")
 
     def call(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function, or ConfigError."""
         try:
             return function(*arguments)
         except ConfigError:
@@ -116,17 +110,13 @@ class _Trial:
             raise ConfigError(f"{TRIED} {self.step}: {what}: {described(error)}") from error
 
     def listed(self, what: str, kind: type, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function returns, as a list of things of a kind, or ConfigError."""
         result: list[Any] = self.call(what, lambda: list(function(*arguments)))
         if wrong := [one for one in result if not isinstance(one, kind)]:
             self.refuse(f"{what} returned {wrong[0]!r}, a {type(wrong[0]).__name__}; it must be a {kind.__name__}")
         return result
 
     def draws(self, candidates: int) -> Mapping[str, Any]:
-        """The prompts of a step, the number of its first group, and how many responses of each group are right.
-
-        They do not depend on what the method does.
-        """
+        """Prompts, first uid and right responses of a step, which do not depend on what the method does."""
         first = self.step % ROUNDS * candidates
         return {
             "uid": 4 * candidates * self.step,  # a step has fewer groups
@@ -138,7 +128,6 @@ class _Trial:
         return Prompt(self.prompt.text + " " * number, self.prompt.label)
 
     def take(self, method: Method, count: int, draws: Mapping[str, Any]) -> tuple[Batch, str]:
-        """One step. Returns its batch, and what the method did in it, as one text."""
         prompts, right = draws["prompts"], draws["right"]
         self.call("wanted", lambda: int(method.wanted(self.step, count)))
         taught = prompts[::2] if method.demonstrates or method.prefixed else []
@@ -175,7 +164,6 @@ class _Trial:
         return {group: 0.01 * (group.uid % 7) for _, group in reviewed.with_sources()}
 
     def _sizes(self, method: Method, right: Sequence[int], groups: int) -> list[int]:
-        """How many responses each fresh group has, of a method that asks for them little by little."""
         if method.first_responses is None:
             return [self.group_size] * groups
         sizes = [method.first_responses] * groups
@@ -194,7 +182,6 @@ class _Trial:
         return [high if place < right else low for place in range(size)]
 
     def _group(self, uid: int, prompt: Prompt, right: int, size: int | None = None) -> Group:
-        """A group of responses with three tokens of a prompt and two of their own."""
         responses = (
             Response(np.arange(5) + place, ((3, 5),), np.full(2, -0.5), reward)
             for place, reward in enumerate(self._rewards(right, size or self.group_size))
@@ -202,7 +189,6 @@ class _Trial:
         return Group(uid, prompt, tuple(responses), self.step, self.step, self.reward_range)
 
     def _numbers(self, method: Method) -> dict[str, float]:
-        """The metrics and constants of the step. Each must be a number, and no metric may have a name of the run."""
         numbers: dict[str, float] = self.call("metrics", lambda: dict(method.metrics()))
         constants = self.listed("constants", Real, method.constants)
         if len(constants) != 3:

@@ -39,11 +39,7 @@ def read_json(path: Path) -> Any:
 
 
 def config_of(model: str, folder: Path) -> dict[str, Any]:
-    """The content of a model's config.json.
-
-    Args:
-        model: Flag and value. Errors begin with them.
-    """
+    """The content of a model's config.json. Errors begin with `model`, which is flag and value."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except ValueError:
@@ -59,8 +55,7 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
     """The files of a folder's weights, which are the same for transformers and for vLLM.
 
     transformers loads the first of FORMS that is there. vLLM loads all safetensors files that the index names, without
-    an index all of them, and all .bin files only if there is none. So the actor and its engines would load different
-    weights if the folder had two sets.
+    an index all of them, and all .bin files only if there is none. So they would load different weights of two sets.
     """
 
     def refuse(says: str) -> ConfigError:
@@ -158,11 +153,7 @@ def positions_of(config: Mapping[str, Any]) -> float:
 
 
 def check_adapters(model: str, targets: Sequence[str], shapes: Shapes, *, tied: bool) -> None:
-    """Check that each of `ds.lora.target_modules` is the end of the name of a matrix of a model, as PEFT compares them.
-
-    Args:
-        targets: The flag's names; "all-linear" without the flag.
-    """
+    """Check that each of `ds.lora.target_modules` is the end of the name of a model's matrix, as PEFT compares them."""
     if "lm_head" in targets and tied:
         raise ConfigError(
             f"ds.lora.target_modules is {' '.join(targets)}; lm_head must not be among them, because in {model} it is "

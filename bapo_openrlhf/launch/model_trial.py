@@ -1,9 +1,8 @@
 """Ask transformers and vLLM about the models of a run, without their weights.
 
 transformers loads each model as OpenRLHF does, but all its tensors are on torch's meta device: they have shapes and no
-numbers. So its own rules say which weights would be missing, which are too many, and which have another shape: those
-about tied weights, prefixes, renamed and merged tensors. vLLM reads the configuration as an engine does, without a
-device.
+numbers. So its own rules say which weights would be missing, too many, or of another shape: those about tied weights,
+prefixes, renamed and merged tensors. vLLM reads the configuration as an engine does, without a device.
 """
 
 import math
@@ -26,7 +25,6 @@ class OfModel:
 
     @property
     def about(self) -> str:
-        """Flag and value."""
         return f"{self.flag} is {self.folder}"
 
 
@@ -145,7 +143,6 @@ class Noisy(OfModel):
     """Whether a model would train with dropout, also if that is the default of the model's kind."""
 
     def answer(self) -> list[str]:
-        """A warning of it."""
         from transformers import CONFIG_MAPPING
 
         config = config_of(self.about, Path(self.folder))
@@ -173,7 +170,6 @@ class Scheduled:
 
     @property
     def about(self) -> str:
-        """Flag and value."""
         return f"{self.model}.lr_scheduler is {self.kind}"
 
     def answer(self) -> list[str]:
@@ -193,7 +189,6 @@ class Scheduled:
         return []
 
     def _schedule(self) -> Callable[[int], float]:
-        """The factor of the rate by the number of steps that were made, as OpenRLHF asks transformers for it."""
         import torch
         from transformers import get_scheduler
 
@@ -213,10 +208,7 @@ def load(folder: str) -> Any:
 
 
 def _load(folder: str, role: str, head: str | None = None) -> tuple[Any, dict[str, Any], str | None]:
-    """A model without numbers, what transformers says of its weights, and the name of its head.
-
-    The name is None if it is a language model. The arguments are those of `Loaded`.
-    """
+    """A model without numbers, what transformers says of its weights, and the name of its head; None for an actor."""
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 

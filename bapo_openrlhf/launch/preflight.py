@@ -53,7 +53,7 @@ def check_inputs(
     keep: bool = True,
     elsewhere: int | None = None,
 ) -> Checked:
-    """Check everything that a run reads, as far as that needs no loaded model.
+    """Check everything that a run reads, as far as that needs no loaded model. The checkpoint is chosen later.
 
     Args:
         data: Whether to read the data sets. They cannot be read before they are prepared.
@@ -61,9 +61,6 @@ def check_inputs(
         elsewhere: Rows of the training data, if it is on another machine.
         ahead: See `check_data`.
         keep: Whether the rows stay in `run.dir`, for the run. Those of a run that is yet to come never do.
-
-    Returns:
-        What the checks worked out; the checkpoint is chosen later.
     """
     check_environment()
     check_allocator(args)
@@ -181,20 +178,13 @@ def _has_folders(parent: Path) -> bool:
 
 
 def _nearest(path: Path) -> str:
-    """The end of an error about a folder that is not there: the one beside it whose name is most like its name."""
     names = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
 def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool, ahead: bool) -> list[str]:
-    """Check each model that is loaded, and that the actor fits its engines and `data.max_len`.
-
-    What only transformers and vLLM know is asked.
-
-    Returns:
-        A warning for each model that is not on this machine, if nothing is downloaded (`ahead`).
-    """
+    """Returns a warning for each model that is not on this machine, if nothing is downloaded (`ahead`)."""
     models = {
         "actor": args.actor.model_name_or_path,
         "critic": args.critic.model_name_or_path,
@@ -242,7 +232,6 @@ def _ask_models(args: SimpleNamespace, questions: Questions, here: Mapping[str, 
 
 
 def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> None:
-    """Ask for the learning rates of all optimizer steps, of which the actor makes so many at most."""
     most = {"actor": steps}
     if args.critic.model_name_or_path:
         most["critic"] = critic_steps(args, steps)

@@ -94,7 +94,6 @@ class Questions:
 
 
 def _answer(pipe: Connection) -> None:
-    """What the process does until the other end of the pipe is closed."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     nothing = os.open(os.devnull, os.O_WRONLY)

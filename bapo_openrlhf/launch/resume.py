@@ -79,10 +79,8 @@ def choose_start(args: SimpleNamespace) -> Start:
     from the beginning, as in OpenRLHF.
 
     Raises:
-        ConfigError: The run cannot start: a new run would write over an earlier one, or next to its checkpoints; or no
-            checkpoint is whole; or they were written without batch adaptation, or by another number of ranks, and
-            cannot be loaded; or the record in the run's folder is that of another run, or of one whose checkpoints are
-            not there; or a folder cannot be read.
+        ConfigError: A new run would write over an earlier one, or next to its checkpoints; or no checkpoint is whole,
+            or of this kind of run and number of ranks; or the record is that of another run or cannot be read.
     """
     asked, folder = args.ckpt.load_enable, run_folder(args)
     start = _newest(args) if asked else Start()
@@ -102,10 +100,7 @@ def choose_start(args: SimpleNamespace) -> Start:
 
 
 def take(start: Start, args: SimpleNamespace) -> None:
-    """Make OpenRLHF start as chosen, and say so if `--ckpt.load_enable` was given.
-
-    A checkpoint that a crash left unfinished is deleted, because it can never be loaded.
-    """
+    """Make OpenRLHF start as chosen, and delete what a crash left unfinished, because it can never be loaded."""
     asked = args.ckpt.load_enable
     args.ckpt.load_enable, args.ds.use_universal_ckpt = start.tag is not None, start.universal
     if not asked:
@@ -127,13 +122,11 @@ def take(start: Start, args: SimpleNamespace) -> None:
 
 
 def _did_not_end(args: SimpleNamespace) -> bool:
-    """Whether the run's folder has a run that made a step and has no summary."""
     folder = run_folder(args)
     return record.holds_run(folder) and not args.run.overwrite and not (folder / record.SUMMARY).exists()
 
 
 def _check_free(args: SimpleNamespace) -> None:
-    """Check that the run's folders have no earlier run, or that all of it may be deleted."""
     folder, output = run_folder(args), Path(args.ckpt.output_dir)
     if args.run.overwrite:
         for flag in ("actor", "critic", "reward"):
@@ -161,7 +154,6 @@ def _check_free(args: SimpleNamespace) -> None:
 
 
 def _check_no_checkpoints(args: SimpleNamespace) -> None:
-    """Check that a new run does not write next to the checkpoints of an earlier one, of any kind."""
     path = Path(args.ckpt.path)
     # With --run.overwrite, checkpoints in the run's folder are deleted together with the earlier run.
     if args.run.overwrite and path.resolve() == (run_folder(args) / record.CHECKPOINTS).resolve():
@@ -176,10 +168,7 @@ def _check_no_checkpoints(args: SimpleNamespace) -> None:
 
 
 def _check_nothing_saved(args: SimpleNamespace) -> None:
-    """Check that a run that starts again has lost no checkpoint, because its record is deleted.
-
-    A checkpoint is sealed after the record of its step. So a later step shows that it was whole.
-    """
+    """A checkpoint is sealed after the record of its step, so a later step shows that it was whole."""
     folder = run_folder(args)
     run, steps = record.read_run(folder), max((row["step"] for row in record.read_metrics(folder)), default=0)
     flags = run.get("config", {})
@@ -204,11 +193,7 @@ def _check_nothing_saved(args: SimpleNamespace) -> None:
 
 
 def _other_place(args: SimpleNamespace, run: Mapping[str, Any]) -> str | None:
-    """`ckpt.path` of the run in the run's folder, if `ckpt.path` belongs to another one. Both may have been moved.
-
-    Args:
-        run: run.json of the run in its folder; one of an older version says less.
-    """
+    """`ckpt.path` of the run in the run's folder, if `ckpt.path` belongs to another one. Both may have been moved."""
     place: str | None = run.get("config", {}).get("ckpt.path")
     if place is None or Path(place).resolve() == Path(args.ckpt.path).resolve():
         return None
@@ -241,8 +226,7 @@ def _newest(args: SimpleNamespace) -> Start:
 def _openrlhfs(args: SimpleNamespace) -> str | None:
     """The newest checkpoint that OpenRLHF has finished without batch adaptation.
 
-    DeepSpeed writes `latest` last, so a crash in the first save leaves none. A crash in a later one may leave a newer
-    actor than critic. Then the older checkpoint is one of both.
+    DeepSpeed writes `latest` last, so a crash may leave a newer actor than critic. Then the older one is of both.
     """
     files = _latest_files(args)
     if not all(file.exists() for file in files):
@@ -260,7 +244,6 @@ def _openrlhfs(args: SimpleNamespace) -> str | None:
 
 
 def _latest_files(args: SimpleNamespace) -> list[Path]:
-    """Where DeepSpeed writes the tag of each model's newest checkpoint."""
     return [Path(args.ckpt.path) / part / "latest" for part in _store(args).models]
 
 
@@ -297,11 +280,7 @@ def saved_step(args: SimpleNamespace) -> int:
 
 
 def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -> dict[str, tuple[Any, Any]]:
-    """Compare the settings of a run that resumes with those of its last start.
-
-    Returns:
-        What changed and may do so: the old and the new value by flag. It is also said on standard error.
-    """
+    """Refuse changed settings. Returns those that may change, old and new by flag, and says them on standard error."""
     path, before = Path(args.ckpt.path), _settings(args)
     if before is None:
         _report(f"{path / SETTINGS} is not there, so it is not known whether the run was begun with the same settings")
@@ -325,7 +304,6 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -
 
 
 def _refuse(changed: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raise ConfigError if there are changes. They are the old and the new value by flag."""
     if changed:
         said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in changed.items())
         raise ConfigError(
@@ -342,11 +320,7 @@ def _check_estimator(args: SimpleNamespace) -> None:
 
 
 def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> None:
-    """Write the settings next to the checkpoints, if there may be any.
-
-    Args:
-        started: The time of its first start, by which its record and its checkpoints know each other.
-    """
+    """Write the settings next to the checkpoints, which the record knows by `started`, the time of its first start."""
     ckpt = args.ckpt
     if not ckpt.disable_ds:  # a signal may ask for a checkpoint in any run
         Path(ckpt.path).mkdir(parents=True, exist_ok=True)
@@ -354,7 +328,6 @@ def keep_settings(args: SimpleNamespace, settings: Settings, started: str) -> No
 
 
 def _settings(args: SimpleNamespace) -> dict[str, Any] | None:
-    """What `keep_settings` wrote; None if it did not."""
     file = Path(args.ckpt.path) / SETTINGS
     try:
         return read_document(file, SETTINGS_KIND) if file.exists() else None
@@ -364,10 +337,7 @@ def _settings(args: SimpleNamespace) -> dict[str, Any] | None:
 
 
 def products_by_step(args: SimpleNamespace, way: str, start: Start) -> dict[str, str]:
-    """How the run multiplies bfloat16 matrices (`cpu.products.way`), by the step from which it does so.
-
-    If an earlier part of the run did it the other way, this is said on standard error.
-    """
+    """How the run multiplies bfloat16 matrices (`cpu.products.way`), by first step. It reports a change."""
     if start.tag is None:
         return {"1": way}
     first = start.step + 1

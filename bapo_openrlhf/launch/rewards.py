@@ -20,13 +20,8 @@ NOT_READY = (502, 503, 504)  # statuses of HTTP with which a server or what is b
 def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str] = ()) -> list[str]:
     """Check that the reward function, the agent or the server exists, and call it once if a row is given.
 
-    Function and server must give one finite reward for an empty response, the agent must play an episode.
-
-    Args:
-        not_found: What is to be said if responses can only be found by their prompts (`Data`).
-
-    Returns:
-        A warning for each that could not be called, and what is to be said of prompts.
+    Function and server must give one finite reward for an empty response, the agent must play an episode. Returns a
+    warning for each that could not be called, and `not_found` if the function can only find responses by their prompts.
     """
     endpoints, agent = args.reward.remote_url or [], args.train.agent_func_path
     if agent:
@@ -49,7 +44,6 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_fou
 def _call(
     trial: Trial, problem: tuple[str, Any] | None, verifier: Any, begins: Begins, not_found: Sequence[str]
 ) -> list[str]:
-    """Load a reward file, and call its function once if a row is given. Returns what is to be said of prompts."""
     function = getattr(user_file.load(FLAG, Path(trial.file)), "reward_func", None)
     if not callable(function):
         raise ConfigError(f"{FLAG} {trial.file} defines no function reward_func(queries, prompts, labels)")
@@ -78,8 +72,7 @@ def check_reward_servers(
 ) -> list[str]:
     """Check the addresses, and ask each server for the reward of an empty response if there is a problem.
 
-    Returns:
-        A warning for each server that does not answer: it may be started later, or be reached only from elsewhere.
+    A server that does not answer is a warning: it may be started later, or be reached only from elsewhere.
     """
     commas = "; there is a comma between two addresses, and none in a name" if len(endpoints) > 1 else ""
     for endpoint in endpoints:

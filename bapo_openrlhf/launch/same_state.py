@@ -21,13 +21,7 @@ def differing(one: Any, other: Any, without: Container[str]) -> list[str]:
 
 
 def _same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
-    """Whether two values are the same.
-
-    Objects are by their attributes. What has neither attributes nor a comparison of its own, as a lock, is the same.
-
-    Args:
-        seen: Pairs that are compared already, because objects may refer to each other.
-    """
+    """Objects are by their attributes. What has neither attributes nor a comparison, as a lock, is the same."""
     if one is other or (id(one), id(other)) in seen:
         return True
     if type(one) is not type(other):

@@ -9,10 +9,7 @@ from bapo_openrlhf.user_file import at_home
 
 
 def check_same_tokens(args: SimpleNamespace, flag: str, name: str) -> None:
-    """Check that a model reads the actor's tokens, as far as both are folders here.
-
-    It gets their numbers. So each must mean the same token in both models, and each position must have an embedding.
-    """
+    """Check that a model reads the actor's tokens and has an embedding for each position, if both are folders here."""
     folder, actor = at_home(name), at_home(args.actor.model_name_or_path)
     if not (folder.is_dir() and actor.is_dir()):
         return
@@ -40,7 +37,6 @@ def check_same_tokens(args: SimpleNamespace, flag: str, name: str) -> None:
 
 
 def _tokens_of(folder: Path) -> dict[int, str]:
-    """The tokens of a folder's tokenizer by their numbers; none if it has no tokenizer.json."""
     tokenizer = read_json(folder / "tokenizer.json")
     if not tokenizer:
         return {}

@@ -31,16 +31,11 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
-    """The settings of a run.
+    """The settings of a run. `prompts` are rows of the training data; None if it is not on this machine.
 
-    Args:
-        prompts: Rows of the training data; None if it is not on this machine.
-
-    Returns:
-        "config": Every flag by its dotted name, as the user gave it.
-        "inputs": A text for each flag that names data, models or code, and the numbers of actor and critic ranks.
-        Files of equal content have equal texts, wherever they are. A name on a hub, an address and the name of a
-        method stand for themselves.
+    "config" has every flag by its dotted name, as the user gave it. "inputs" has a text for each flag that names data,
+    models or code, and the numbers of actor and critic ranks. Files of equal content have equal texts, wherever they
+    are. A name on a hub, an address and the name of a method stand for themselves.
     """
     flags = flags_of(args)
     hidden = {name: record.HIDDEN for name in record.SECRETS if flags.get(name)}
@@ -56,8 +51,7 @@ def settings_of(args: SimpleNamespace, prompts: int | None) -> Settings:
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """The old and the new value of every flag that is not the same, without those that say where files are.
 
-    A flag that only one of them has says nothing, because versions of this project have different ones. The rows of the
-    training data are compared if both know their number.
+    A flag that only one has says nothing, because versions differ. Rows of the training data count if both know them.
     """
     old, new = before["config"], now["config"]
     pairs = {name: (old[name], new[name]) for name in old if name in new and not is_one_of(name, NOT_COMPARED)}
@@ -87,7 +81,6 @@ def _parts(value: Any) -> list[str]:
 
 
 def _known(flag: str, text: str) -> str:
-    """A digest instead of the path of what is on this machine; otherwise the name itself."""
     place, mark, inner = text.partition("@") if flag == DATA else (text, "", "")  # a folder in a data set
     if flag == "adapt.method":
         if ".py:" not in text:
@@ -117,12 +110,7 @@ def _files(flag: str, folder: Path) -> Iterable[Path]:
 
 @lru_cache(maxsize=4096)
 def _digest(path: Path, size: int, _changed: int, *, ends: bool) -> str:
-    """A digest of a file. Of a large file of a model it has the size and the ends, because reading all takes too long.
-
-    Args:
-        size, _changed: Its size and the time of its last change, so that a file that has changed is read again.
-        ends: Whether the file belongs to a model.
-    """
+    """Of a large file only its `ends` are read, because reading all takes too long. `_changed` is for the cache."""
     digest = blake2b(str(size).encode(), digest_size=16)
     with path.open("rb") as file:
         if ends and size > 2 * END:

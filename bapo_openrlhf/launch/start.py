@@ -57,10 +57,7 @@ def logical_gpus(args: SimpleNamespace) -> int:
 def launch(
     args: SimpleNamespace, checked: Checked, signals: Signals, command: Sequence[str] = ("bapo-openrlhf", "train")
 ) -> Path:
-    """Train to the end and write the summary.
-
-    Args:
-        checked: What `preflight.check_inputs` worked out; the run gets it as `args.checked`.
+    """Train to the end and write the summary. The run gets what `preflight.check_inputs` worked out as `args.checked`.
 
     Raises:
         ConfigError: The run cannot start. Nothing was loaded.

@@ -50,10 +50,7 @@ class Synced(OfEngine):
 
 
 def _written(model: Any, shapes: Shapes) -> Counter[str]:
-    """How many numbers of each parameter of an engine's model are written, if it gets tensors of these shapes.
-
-    What vLLM itself returns is not enough: it leaves out the parts of mixtures of experts.
-    """
+    """How many numbers of each parameter are written. vLLM itself leaves out the parts of mixtures of experts."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -44,10 +44,8 @@ class Trial:
     def run(self, call: Call) -> list[str]:
         """What a call returns in a child of this process. The child begins with all that is loaded here.
 
-        What the child prints is cut as in a run, also if a program or a library in C prints it.
-
-        Args:
-            call: It says where the user's function begins, by its argument, before it calls that.
+        What the child prints is cut as in a run, also if a program or a library in C prints it. The call says where the
+        user's function begins, by its argument, before it calls that.
 
         Raises:
             ConfigError: The call raised an error, ended its process, or took too long and was killed.

@@ -13,11 +13,7 @@ from bapo_openrlhf.user_file import ORIGIN, at_home
 
 
 def keep_user_files(args: SimpleNamespace, folder: Path) -> None:
-    """Copy the reward file, the agent's and the method's into the record, and let the run use the copies.
-
-    Raises:
-        OSError: A file cannot be copied.
-    """
+    """Copy the user's files into the record, and let the run use the copies. OSError if one cannot be copied."""
     place = folder / CODE
     shutil.rmtree(place, ignore_errors=True)  # of an earlier start
     args.reward.remote_url = [_kept(name, place) for name in args.reward.remote_url or []] or args.reward.remote_url
@@ -29,7 +25,6 @@ def keep_user_files(args: SimpleNamespace, folder: Path) -> None:
 
 
 def _kept(name: str, place: Path) -> str:
-    """The copy of a file, beside which its own path is written. An address stays as it is."""
     path = at_home(name)
     if not name.endswith(".py") or not path.is_file():
         return name

@@ -156,7 +156,6 @@ class BAPO(FilteredMethod):
             self.prefixes.load_state_dict(state["prefixes"])
 
     def _review(self, reevaluated: Sequence[Group]) -> tuple[list[Group], list[Group], list[Group]]:
-        """Divide the groups into X2, still too hard, and solved. Only a prompt that is too hard stays in the buffer."""
         x2: list[Group] = []
         unimproved: list[Group] = []
         solved: list[Group] = []

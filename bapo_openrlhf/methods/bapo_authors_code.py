@@ -42,7 +42,6 @@ class AuthorsCode(FilteredMethod):
     it for both groups; here it is for the newer one.
 
     Args:
-        c1, c2, c3, reevaluate_every, max_reevaluated_prompts: As the --adapt flags.
         replay_steps: 0 turns X3 off. Any other number has no effect.
         buffer_size: Most groups stored, above 8.
         moving: Whether c2 and c3 move. They are at the high ends of their intervals if the mean reward of the store is
@@ -139,7 +138,6 @@ class AuthorsCode(FilteredMethod):
         return batch
 
     def _cut(self, groups: Sequence[Group], most: int) -> list[Group]:
-        """The groups with at most `most` of their responses, chosen at random if there are more."""
         places = [(group, position) for group in groups for position in range(group.size)]
         if len(places) <= most:
             return list(groups)

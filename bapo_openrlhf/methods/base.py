@@ -21,12 +21,9 @@ from bapo_openrlhf.errors import ALLOWED
 class Method(ABC):
     """Chooses the groups that a step trains on. Pure: no Ray, no torch, no files; all randomness from one generator.
 
-    The trainer calls a method in this order in step t. `wanted(t, ...)` says how many groups should have a signal, with
-    dynamic filtering. `choose_prompts(t, ...)` selects the prompts to generate for, if more are drawn than needed.
-    `begin_step(t)` names prompts to generate again with today's policy. `more_responses` asks for more responses to a
-    prompt, with `first_responses`. After generation, `unanswered(prompts)` tells which of them gave no group, and
-    `build_batch(t, fresh, reevaluated)` returns the batch. Then `observe_distances(t, distances)` reports how far the
-    policy has moved from its groups.
+    The trainer calls a method in this order in step t: `wanted` with dynamic filtering, `choose_prompts` if more
+    prompts are drawn than needed, `begin_step`, and `more_responses` with `first_responses`. After generation come
+    `unanswered`, `build_batch` and `observe_distances`.
 
     With `--train.async_enable`, generation is q steps ahead: `begin_step(t)` comes right before `build_batch(t)`, and
     the groups of the prompts that it names come to `build_batch(t + q)`.
@@ -41,8 +38,7 @@ class Method(ABC):
         candidates: Prompts drawn from the data for each prompt that is generated for. 1 means that none are chosen.
         asynchronous: Whether groups of prompts that it names may come in a later step.
         related_to_generated: Whether it trains on groups without some of the responses that their means are over.
-        adds_rewards: Whether its filter sees fresh groups with a reward that they were not generated with, of a worked
-            solution or of a stored success.
+        adds_rewards: Whether its filter sees fresh groups with a reward of a worked solution or of a stored success.
         demonstrates: Whether it trains on worked solutions (`Batch.demonstrations`, `Batch.fine_tuned`).
         prefixed: Whether `begin_step` names prompts with a prefix (`adapt.prefixes`).
         first_responses: Responses to each prompt that are generated first. None means that all G are.
@@ -69,37 +65,27 @@ class Method(ABC):
     solutions: Mapping[str, np.ndarray] = MappingProxyType({})
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
-        """The prompts to generate for in this step: positions among the candidates, each at most once.
+        """The prompts to generate for in this step: positions of exactly `count` of the candidates, each at most once.
 
-        Called before `begin_step`, and only if the attribute `candidates` is above 1. A step with several rounds of
-        prompts (`wanted`) calls it again for each further round.
-
-        Args:
-            step: Trainer step.
-            candidates: Prompts drawn from the data: `count` times the attribute `candidates`, fewer at the data's end.
-            count: How many prompts to select, exactly. There are more candidates.
+        Called before `begin_step`, and only if the attribute `candidates` is above 1. The candidates are that many
+        times `count`, or fewer at the data's end, but more than `count`. A step with several rounds of prompts
+        (`wanted`) calls it again for each further round.
         """
         return list(range(count))
 
     def more_responses(self, rewards: Sequence[Sequence[Fraction]]) -> list[int]:
         """How many more responses to generate for each prompt of a round; at most G in all.
 
-        Called if `first_responses` is set, again and again, until it is 0 for each prompt.
-
-        Args:
-            rewards: Rewards of the responses to each prompt so far, as `Group.rewards`. A prompt with a reward that
-                failed is not among them.
+        Called if `first_responses` is set, again and again, until it is 0 for each prompt. `rewards` are those of the
+        responses so far, as `Group.rewards`. A prompt with a reward that failed is not among them.
         """
         return [0] * len(rewards)
 
     def wanted(self, step: int, prompts: int) -> int:
         """How many fresh groups with a signal this step wants (--algo.dynamic_filtering_enable).
 
-        Called before `begin_step`, and only with this flag. While fewer are there, the step generates for more prompts.
-
-        Args:
-            step: Trainer step.
-            prompts: Number of prompts that a step generates for at a time.
+        Called before `begin_step`, and only with this flag. While fewer are there, the step generates for `prompts`
+        more.
         """
         return prompts
 
@@ -115,22 +101,16 @@ class Method(ABC):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The batch of this step: X1, X2 and X3 (Eq. 5), and what became of every other group that is given here.
 
-        The run stops if the batch has more than B x G responses, or if a group is in none of its lists or in two.
-
-        Args:
-            step: Trainer step, as given to `begin_step`.
-            fresh: Groups that the rollout policy generated for this step.
-            reevaluated: Groups of the prompts that `begin_step` named, generated by the policy of the step that named
-                them.
+        The run stops if the batch has more than B x G responses, or if a group is in none of its lists or in two. The
+        rollout policy generated the groups in `fresh`. Those in `reevaluated` are of prompts that `begin_step` named,
+        generated by the policy of the step that named them.
         """
 
     def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:
-        """Called after `build_batch` and before the update.
+        """Called after `build_batch` and before the update, with the TV distance of each group to today's policy.
 
-        Args:
-            step: Trainer step, as given to `begin_step`.
-            distances: Sampled TV distance (Eq. 9, 10; from 0 on, no unit) of each group of the batch to today's policy.
-                It has groups that are too far to be trained on, and none whose log-probs are not finite.
+        The distances are sampled (Eq. 9, 10; from 0 on, no unit). Groups that are too far to be trained on have one,
+        and those whose log-probs are not finite have none.
         """
         return
 
@@ -204,7 +184,6 @@ class FilteredMethod(Method):
 
     Args:
         capacity, group_size: B and G. A batch holds at most B x G responses.
-        seed: Seed of all random draws.
         filter, gaussian_mean, gaussian_std, top_p_share: The fresh filter, as the `--adapt` flags of these names.
         signal_between: The filter `range` takes only groups whose mean is strictly between these two numbers.
 

@@ -27,11 +27,9 @@ TARGET = 0.5  # success probability; alpha in the authors' code
 class HistoryPredictor:
     """Predicts the success probability of a prompt from its own past groups. It does not read the prompt.
 
-    The prediction is the mean of its groups' s / n, where the k-th last one has the weight lam^(k-1). A prompt without
-    a group gets the mean over all responses so far, or the target if there are none.
-
-    Args:
-        decay: lam, within [0, 1].
+    The prediction is the mean of its groups' s / n, where the k-th last one has the weight lam^(k-1), with lam the
+    `decay`, within [0, 1]. A prompt without a group gets the mean over all responses so far, or the target if there are
+    none.
     """
 
     def __init__(self, decay: float) -> None:
@@ -62,13 +60,10 @@ class HistoryPredictor:
 
 
 class LatestGroups(ReplayBuffer):
-    """The last group of each prompt if it is informative, first in, first out, without a limit of age.
-
-    A newer group of a prompt takes the older one out. That counts as evicted.
-    """
+    """The last group of each prompt if it is informative, first in, first out, without a limit of age."""
 
     def add(self, group: Group) -> None:
-        """Store a group if it is informative. The older one of its prompt leaves in any case."""
+        """Store a group if it is informative. The older one of its prompt leaves in any case, and counts as evicted."""
         self.remove(stored for stored in self if stored.prompt.id == group.prompt.id)
         if has_signal(group):
             super().add(group)

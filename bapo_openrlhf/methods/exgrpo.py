@@ -27,9 +27,8 @@ RIGHT = 1  # a response is right if its reward is at least this
 class StoredSuccess:
     """What is stored of a prompt.
 
-    Attributes:
-        solved: k, from 1 to G - 1: how many responses were right in its last group that had a right one.
-        group: The group that generated its success of lowest entropy, with only that response.
+    `solved` is k, from 1 to G - 1: how many responses were right in its last group that had a right one. `group` is the
+    one that generated its success of lowest entropy, with only that response.
     """
 
     solved: int
@@ -66,9 +65,7 @@ class ExGRPO(FilteredMethod):
     all responses are right. X2 has no limit of distance (`--adapt.max_shift_fresh` is for X1).
 
     Args:
-        group_size: G.
-        reevaluate_every: How often prompts of the store are generated again, as the --adapt flag.
-        experience_share: rho, share of the batch that these are, within [0, 1].
+        experience_share: rho, share of the batch that stored prompts are, within [0, 1].
         start_above: Pass@1, within [0, 1], above which stored successes are used. 0 starts after the first one.
     """
 

@@ -58,10 +58,9 @@ class PODS(FilteredMethod):
 
 
 def most_varied(rewards: Sequence[Fraction], size: int) -> list[int]:
-    """Positions of the `size` rewards with the greatest variance, in order.
+    """Positions of the `size` rewards with the greatest variance, in order: the i highest and the `size` - i lowest.
 
-    These are the i highest and the `size` - i lowest rewards, for some i. Of equal variances, the first one in the
-    authors' order is taken: i = `size`, then 0, 1, and so on.
+    Of equal variances, the first one in the authors' order is taken: i = `size`, then 0, 1, and so on.
     """
     ranked = sorted(range(len(rewards)), key=rewards.__getitem__)
     lows = [0, *range(size, 0, -1)]

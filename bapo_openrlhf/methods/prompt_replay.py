@@ -43,8 +43,8 @@ class PromptReplay(FilteredMethod):
     or the next one has not come, and at most `most_uses` times. The groups of named prompts are X2 and update pass
     rates as fresh ones do. If a prompt gave no group, its cooldown begins again.
 
-    The authors' setting is `--adapt.reevaluate_every 1 --adapt.rollout_delay 1`, with `--rollout.batch_size`
-    1 - `replay_share` of `--adapt.batch_size`.
+    The authors' setting is `--adapt.reevaluate_every 1 --adapt.rollout_delay 1`, with `--rollout.batch_size` 1 -
+    `replay_share` of `--adapt.batch_size`.
 
     Deviations: groups with equal rewards are not trained on. While too few prompts are stored, batches are smaller; the
     authors fill them with fresh groups. A named prompt may also be a fresh one of the same step. With generation ahead
@@ -53,7 +53,6 @@ class PromptReplay(FilteredMethod):
     window, the cooldown, the uses (the code has 0.24 to 0.7, 5, 20), and a share of 3/4, but the code allows 1/2.
 
     Args:
-        reevaluate_every: As the --adapt flag, here for stored prompts.
         replay_share: Greatest share of the capacity that is generated again, within [0, 1].
         lowest, highest: Pass rates of stored prompts, above 0 and below 1.
         cooldown: Least number of steps from a prompt's last group to the step that names it.

@@ -22,7 +22,7 @@ SHARED = {"base", "registry", "stored_successes"}  # the files of this folder th
 
 
 def _names() -> list[str]:
-    """The names of the methods: a file of this folder holds the method of its name. Those of BAPO come first."""
+    """A file of this folder holds the method of its name. Those of BAPO come first."""
     files = [info.name for info in pkgutil.iter_modules([str(Path(__file__).parent)]) if info.name not in SHARED]
     return sorted(files, key=lambda name: (not name.startswith("bapo"), name))
 
@@ -91,11 +91,7 @@ def overview() -> dict[str, tuple[str, ...]]:
 
 
 def method_class(name: str) -> type[Method]:
-    """The class that --adapt.method stands for: one of METHODS, or FILE.py:CLASS.
-
-    Raises:
-        ConfigError: There is no such class, or it is not a method.
-    """
+    """The class that --adapt.method stands for: one of METHODS, or FILE.py:CLASS; a ConfigError if there is none."""
     if name in METHODS:
         return _built_in(name)
     place, colon, attribute = name.rpartition(":")
@@ -125,7 +121,6 @@ def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) 
     """A method for this run.
 
     Args:
-        kind: The class of the method.
         given: capacity (B), group_size (G), seed, signal_between and the --adapt flags, by name. Those that are no
             parameter of the constructor are ignored.
         options: The method's options, each as NAME=VALUE.
@@ -174,7 +169,6 @@ def _options(
 
 
 def _alike(default: Any, value: Any) -> bool:
-    """Whether a parameter with this default may get this value: both are numbers, or of one type."""
     if default is inspect.Parameter.empty or default is None:
         return True
     kinds = [Number if isinstance(one, Number) and not isinstance(one, bool) else type(one) for one in (default, value)]

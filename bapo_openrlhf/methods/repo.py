@@ -23,15 +23,14 @@ class RePO(FilteredMethod):
     """GRPO on fresh groups, J_on, plus GRPO on replayed ones, J_off: J = J_on + J_off.
 
     The last responses of each prompt are cached. If a prompt comes again as a fresh group and enough responses of it
-    are cached, G cached responses are trained on as well. They are a group of their own, in X3, so their advantages
-    are computed without the fresh ones (the paper's "split" estimation): (r - mean r_off) / std r_off. Fresh groups
-    that the filter keeps come first. Replayed groups take the room that is left, those with the highest reward
-    variance.
+    are cached, G cached responses are trained on as well. They are a group of their own, in X3, so their advantages are
+    computed without the fresh ones (the paper's "split" estimation): (r - mean r_off) / std r_off. Fresh groups that
+    the filter keeps come first. Replayed groups take the room that is left, those with the highest reward variance.
 
     The responses of a replayed group may be from several steps. Its `step` and `weights_version` are those of its
     oldest response, so the group counts as off-policy and as old as that one. Each response keeps its own
-    `weights_version` and the log-probs of the policy that generated it, so importance ratios are exact. The `uid` of
-    the group is that of the newest stored group in it.
+    `weights_version` and log-probs, so importance ratios are exact. The `uid` of the group is that of the newest stored
+    group in it.
 
     Deviations: k is G, because groups are whole (the paper's 8 on + 8 off). `all` replays the cached groups as they
     were generated, each with its own advantages, but the authors normalise the whole cache at once. Fresh groups with
@@ -45,15 +44,14 @@ class RePO(FilteredMethod):
     The cache holds responses of every prompt of the data. The metric `cache/bytes` says how much that is.
 
     Args:
-        group_size: G, and k of the paper.
         strategy: Which cached responses of a prompt are replayed.
             all: Every cached group that is still whole.
             random: G of them, uniformly without replacement.
             highest: The G with the highest rewards, as in the authors' script. Once G of them are right, these have
                 equal rewards, and the prompt is not replayed.
             recent: The last G, which are the prompt's last group.
-            variance: The G whose rewards have the greatest variance. Of several such choices, the one with the
-                greatest sum.
+            variance: The G whose rewards have the greatest variance. Of several such choices, the one with the greatest
+                sum.
         cache_responses: Most responses cached of a prompt. Beyond them, the oldest leave. 0 stands for 2 G (the
             authors' 16, with G = 8).
         warm_up: A prompt is replayed once so many of its responses are cached. 0 stands for a full cache (the authors'
@@ -142,10 +140,7 @@ class RePO(FilteredMethod):
 
 
 def group_of(responses: Sequence[tuple[Group, Response]]) -> Group:
-    """Stored responses of one prompt, each with the group that it was generated in, as one group.
-
-    `uid` is that of its newest, `step` and `weights_version` are those of its oldest.
-    """
+    """Stored responses of one prompt as one group: the uid of the newest, step and weights_version of the oldest."""
     groups = [group for group, _ in responses]
     return Group(
         uid=max(group.uid for group in groups),
@@ -161,9 +156,8 @@ def most_varied(rewards: Sequence[Fraction], size: int) -> list[Fraction]:
     """The `size` rewards with the greatest variance. Of several such choices, the one with the greatest sum.
 
     With the others fixed, the variance is a convex function of one chosen reward. So if unchosen rewards lie on both
-    sides of it, exchanging it for one of them does not reduce the variance. After all such exchanges the choice is the
-    i lowest and the `size` - i highest rewards, for some i. So only `size` + 1 choices are compared. The authors' code
-    compares all subsets.
+    sides of it, exchanging it for one of them does not reduce the variance. So the choice is the i lowest and the
+    `size` - i highest rewards, for some i. The authors' code compares all subsets.
     """
     ranked = sorted(rewards)
     choices = [ranked[:low] + ranked[len(ranked) - size + low :] for low in range(size + 1)]

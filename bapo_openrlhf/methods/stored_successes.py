@@ -50,10 +50,9 @@ class StoredSuccesses(FilteredMethod):
         """Whether a group is without success."""
 
     def help(self, group: Group, stored: Response) -> Group:
-        """A failed group with a stored success in the place of its first response.
+        """A failed group whose first response gives way to a stored success, with its log-probs and `weights_version`.
 
-        It makes no difference which response gives way, because all are draws of one policy and all failed alike. The
-        stored one keeps the log-probs and the `weights_version` of the policy that generated it.
+        Which response gives way makes no difference, because all are draws of one policy and all failed alike.
         """
         return group.exchange(0, stored)
 

@@ -30,10 +30,7 @@ def task_of_file(file: str) -> Task | None:
 
 
 def task_of(benchmark: str, data: Path) -> Task:
-    """The task that a benchmark belongs to; a ConfigError if there is none.
-
-    `data` is the folder that `prepare` wrote to. It knows the benchmarks of tasks that are configured.
-    """
+    """The task of a benchmark, which may be one that `prepare` wrote to the folder `data`, or a ConfigError."""
     tasks = [get_task(name) for name in TASKS]
     for task in tasks:
         prepared = task.configure is not None and (data / task.name / f"{benchmark}.jsonl").is_file()

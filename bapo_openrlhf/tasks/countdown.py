@@ -230,10 +230,7 @@ def _different(rng: random.Random, level: str, split: str, count: int) -> list[P
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different, solvable problems. Equal arguments give equal problems. Errors are those of `make_puzzles`.
-
-    Training problems are never test problems. cd34 and cd4 may share some.
-    """
+    """`n` different problems, equal for equal arguments. Training ones are no test ones; cd34 and cd4 may overlap."""
     return iter([puzzle.problem for puzzle in make_puzzles(generator, part, n, seed)])
 
 
@@ -254,8 +251,8 @@ class ExpressionError(ValueError):
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     """The exact value of an expression, and its numbers from left to right.
 
-    Only non-negative decimal integers, + - * / with two operands, and parentheses are allowed. The text is parsed with
-    `ast` in eval mode, and the value is computed from the tree. Nothing is compiled or run.
+    Only non-negative decimal integers, + - * / with two operands, and parentheses are allowed. The value is computed
+    from the tree of `ast` in eval mode. Nothing is compiled or run.
 
     Raises:
         ExpressionError: The text is not such an expression, divides by zero, or exceeds MAX_LENGTH or MAX_DEPTH.
@@ -348,10 +345,7 @@ def answer(response: str) -> str | None:
 
 
 def _solution(sides: Sequence[str]) -> str | None:
-    """The first side of an equation that is no number. None: a side is no expression, or two have other values.
-
-    A false chain such as 3+4=7=8 says two things, and a policy would learn to add what cannot be wrong.
-    """
+    """None also for a false chain such as 3+4=7=8, because a policy would learn to add what cannot be wrong."""
     if not all(_ALLOWED.fullmatch(side) for side in sides):
         return None
     if len(sides) > 1:
@@ -369,9 +363,8 @@ def reward_func(
 ) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function: 1.0 for a right answer, otherwise 0.0. The words of the prompts do not matter.
 
-    Labels are problems, for example "3 5 7:22". "extra_logs" has "well_formed": 1.0 if the answer is an expression with
-    exactly the source numbers, whatever its value. A label that is not of this task is a ValueError. A response never
-    raises one.
+    Labels are problems, for example "3 5 7:22"; another one is a ValueError. "extra_logs" has "well_formed": 1.0 if the
+    answer is an expression with exactly the source numbers, whatever its value. A response never raises an error.
     """
     rewards, well_formed = [], []
     for response, label in zip(written(queries, prompts, responses), labels, strict=True):

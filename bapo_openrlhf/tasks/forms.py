@@ -2,8 +2,7 @@ r"""Whether an answer has a form that can be right, before mathematics compares 
 
 math-verify is a lenient reader: it takes HTMA for a product of four letters, 2024-12-25 for a difference, and 42=43 for
 its last number. It also evaluates what it reads. So it finds wrong answers equal to labels, and a policy learns to
-write them. Each function here is one rule and says why there is one. All texts are in the notation of
-`notation.parts`.
+write them. Each function here is one rule and says why. All texts are in the notation of `notation.parts`.
 """
 
 import re
@@ -113,7 +112,6 @@ def alike(value: str, reference: str) -> tuple[str, str]:
 
 
 def _as_tuple(text: str) -> str | None:
-    """A vector as a tuple. None: it is no matrix of one column or of one row."""
     matrix = _VECTOR.fullmatch(text)
     rows = [row.strip() for row in matrix[2].strip().removesuffix("\\\\").split("\\\\")] if matrix else []
     cells = [cell.strip() for cell in rows[0].split("&")] if len(rows) == 1 else rows
@@ -158,7 +156,6 @@ def _named(text: str) -> dict[str, str] | None:
 
 
 def _in_order(value: str, wanted: dict[str, str]) -> tuple[str, str] | None:
-    """Answer and label as tuples in the label's order. An answer without names has that order itself."""
     label = f"({', '.join(wanted.values())})"
     if (given := _named(value)) is not None:
         return (f"({', '.join(given[name] for name in wanted)})", label) if given.keys() == wanted.keys() else None
@@ -238,10 +235,7 @@ _NESTED = re.compile(r"[)}!]!|\^[^()]*\)\^")  # A factorial of a calculation, or
 
 
 def is_large(value: str, reference: str) -> bool:
-    """Numbers with more than about 10,000 digits are not evaluated, because that can take all time and memory.
-
-    Such an answer is right only if it is written as the label is.
-    """
+    """Numbers with more than about 10,000 digits are not evaluated. Such an answer is right if written as the label."""
     return value != reference and (_has_large_number(value) or _has_large_number(reference))
 
 

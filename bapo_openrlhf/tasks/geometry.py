@@ -82,10 +82,7 @@ def _png(image: "Image") -> bytes:
 
 
 def _opened(content: bytes) -> tuple[bytes, str]:
-    """The content to keep after all pixels were decoded, and a digest of the pixels.
-
-    Transparent pixels become white. Vision models ignore transparency and would see black lines on black.
-    """
+    """The content and a digest of its pixels. Transparent ones become white: vision models would see black on black."""
     from PIL import Image
 
     try:
@@ -128,8 +125,7 @@ class Figure(NamedTuple):
     Attributes:
         name: What it shows, for example "right triangle (3, 4, 5), find 5".
         corners: Points (x, y) in any unit, counter-clockwise.
-        sides: The label of the side from each corner to the next; empty for none.
-        angles: The label at each corner; empty for none.
+        sides, angles: The label of the side from each corner to the next, and at each corner; empty for none.
     """
 
     name: str
@@ -209,10 +205,7 @@ def draw(figure: Figure, turned: float) -> bytes:
 
 
 def generate(generator: str, part: str, n: int, seed: int) -> Iterator[Problem]:
-    """`n` different drawn problems, or a ConfigError if there are fewer.
-
-    Equal arguments give equal problems. No two parts share a problem.
-    """
+    """`n` different drawn problems, equal for equal arguments, or a ConfigError. No two parts share a problem."""
     candidates = [figure for figure in figures() if figure.part == part]
     if n > len(candidates):
         raise ConfigError(f"the number of problems is {n}; it must be at most {len(candidates)}, all that {part} has")

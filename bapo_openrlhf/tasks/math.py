@@ -97,7 +97,6 @@ def boxed(response: str) -> str | None:
 
 
 def _content(response: str, start: int) -> tuple[str | None, int]:
-    """The content of a box that was opened before this place, and where it ends."""
     if (bare := _BARE.match(response, start)) is not None:
         return bare[1], bare.end()
     end = closes(response[start:]) if response.startswith("{", start) else None
@@ -152,10 +151,7 @@ def _side(side: str, reference: str) -> bool:
 
 
 def _same(value: str, reference: str) -> bool:
-    """Whether math-verify finds two answers equal. An answer that it cannot read or compare in time is wrong.
-
-    Its alarm works only in the main thread. For other threads `--verifier.*` limits the time.
-    """
+    """Whether math-verify finds two answers equal in time. Its alarm works only in the main thread (`--verifier.*`)."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -188,10 +184,7 @@ def _same(value: str, reference: str) -> bool:
 
 
 def score(response: str, label: str) -> float:
-    r"""r(x, y): 1.0 if the answer in the last box of the response equals the label, otherwise 0.0.
-
-    A box within unfinished thinking is no answer.
-    """
+    """r(x, y): 1.0 if the answer in the last box, outside of unfinished thinking, equals the label, otherwise 0.0."""
     content = boxed(said(response))
     return float(content is not None and equal(content, str(label)))
 
@@ -206,10 +199,7 @@ def reward_func(
     queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """OpenRLHF's reward function.
-
-    "extra_logs" has "boxed": 1.0 if there is an answer in a box, right or wrong.
-    """
+    """OpenRLHF's reward function. "extra_logs" has "boxed": 1.0 if there is an answer in a box, right or wrong."""
     texts = written(queries, prompts, responses)
     rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
     boxed = vector([float(answer(text) is not None) for text in texts])

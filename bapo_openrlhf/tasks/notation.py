@@ -236,10 +236,7 @@ def _name(unit: re.Match[str]) -> str | None:
 
 
 def _unit_name(text: str) -> str | None:
-    r"""A unit in full and in the singular, for example "meter/second^2" for m/s^2. None: the text is no unit.
-
-    Any noun is a unit, because a label is often a bare number and the answer says of what.
-    """
+    """A unit such as "meter/second^2" for m/s^2. Any noun is one, because the answer says of what a number is."""
     text = re.sub(r"\b([ap])\. ?m\b", r"\1m", text.casefold())
     text = re.sub(r"\\cdot|\.", " ", text).strip()
     words = _WORD.findall(text)

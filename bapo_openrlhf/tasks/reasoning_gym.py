@@ -125,10 +125,8 @@ class Kind(NamedTuple):
 
     Attributes:
         name: Its name here, which is also that of its benchmark.
-        task, parameters: The task of the library.
         weight: Its share of the training data. With 0 it is only a benchmark.
-        steps: Share of the warm-up's solutions that write their steps, if `worked` can write those of the task. The
-            others are only an answer.
+        steps: Share of the warm-up's solutions that write their steps, if `worked` can. The others are only an answer.
     """
 
     name: str
@@ -289,7 +287,6 @@ def _plain(value: Any) -> Any:
 
 
 def _trained(kinds: Sequence[Kind], part: str) -> list[Kind]:
-    """The kinds with a weight. Only those with answers are in the warm-up."""
     return [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
 
 
@@ -376,10 +373,7 @@ def reward_func(
     queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], responses: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """OpenRLHF's reward function, with the labels that `prepare` wrote. Rewards are within 0..1.
-
-    "extra_logs" has "answered": 1.0 if the response has an answer within tags.
-    """
+    """OpenRLHF's reward function, in 0..1. "extra_logs" has "answered": 1.0 if there is an answer within tags."""
     texts = written(queries, prompts, responses)
     rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
     answered = vector([float(answer(text) is not None) for text in texts])
@@ -396,7 +390,7 @@ def _no_rows(row: Mapping[str, Any]) -> Problem:
 
 
 def configured(tasks: str | None, config: Path | None) -> Task:
-    """The task with the kinds of problems that `--tasks` and `--config` name (`asked`), each also a benchmark."""
+    """The task with the kinds that `--tasks` and `--config` name (`requested_kinds`), each also a benchmark."""
     if tasks is None and config is None:
         raise ConfigError("reasoning_gym needs --tasks NAME,... or --config FILE; it has no default")
     kinds = requested_kinds(tasks, config)

@@ -1,8 +1,7 @@
 """The parts of a task: where its data is published, how a row becomes a problem, and how a response is judged.
 
-Each task is one file with its published data, its prompts, its reward function, and a `TASK` that names them.
-`bapo-openrlhf prepare` turns published rows into files that OpenRLHF reads. `bapo-openrlhf evaluate` runs the
-benchmarks. Nothing here needs torch, a network or a tokenizer.
+Each task is one file with its published data, its prompts, its reward function, and a `TASK` that names them. Nothing
+here needs torch, a network or a tokenizer.
 """
 
 import re
@@ -25,7 +24,7 @@ class Problem:
         label: The input of the reward function. It is a string because OpenRLHF's loader needs one type in a column.
         key: Equal for two forms of the same problem. It shows duplicates, and overlap of training and test data.
         images: Contents of the image files, in the order in which the text refers to them.
-        solution: A worked solution with its answer, for a supervised warm-up. None means that there is none.
+        solution: A worked solution with its answer, for a supervised warm-up.
     """
 
     text: str
@@ -37,10 +36,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Source:
-    """A table of a published data set. `hub` is its name on the model hub, `columns` are those that are read.
-
-    `rows` is their published number. A different number is reported.
-    """
+    """A table of a published data set, by its name on the hub. A number other than `rows` is reported."""
 
     hub: str
     columns: tuple[str, ...]
@@ -53,12 +49,8 @@ class Source:
 class Part:
     """Training data or a benchmark: some of the different problems of a source.
 
-    Attributes:
-        title: Name in the paper's tables.
-        first, count: The part takes `count` problems of the source, beginning with number `first`. A count of None
-            means all the rest.
-        shuffled: Whether the seed shuffles the source before the problems are taken. Then several parts can divide one
-            source.
+    These are `count` problems, beginning with number `first`, or all the rest. If `shuffled`, the seed shuffles the
+    source before, so that several parts can divide it. `title` is the name in the paper's tables.
     """
 
     title: str
@@ -73,9 +65,7 @@ class Task:
     """One task.
 
     Attributes:
-        name: Name for `bapo-openrlhf prepare`.
         file: The file of the task. It is also the reward file (`--reward.remote_url`).
-        train: The training data.
         benchmarks: The benchmarks by name, in the order of the paper's Table 1.
         problem: Makes a Problem from a published row. It raises BadRow if that is impossible.
         prompts: Functions that make a prompt without chat markup, by name. The first is the default.
@@ -130,8 +120,8 @@ THINK = "<think>"
 def written(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[str] | None) -> list[str]:
     """What the model wrote, after the `<think>` with which its prompt may end.
 
-    OpenRLHF's own engine gives no responses; then each is what follows the prompt in its query, and nothing if the
-    prompt is not there as it was, because the rest of it could have an answer.
+    OpenRLHF's own engine gives no responses. Then each is what follows the prompt in its query, and nothing if the
+    prompt is not there as it was, because the rest could have an answer.
     """
     if responses is None:
         pairs = zip(queries, prompts, strict=True)

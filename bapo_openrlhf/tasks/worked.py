@@ -81,10 +81,7 @@ STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
 
 
 def solution(task: str, entry: Mapping[str, Any], *, steps: bool = True) -> str | None:
-    """The worked solution of an entry of reasoning-gym with its answer, or None if the entry has no answer.
-
-    Without `steps`, or if STEPS cannot write them, the solution is only the answer.
-    """
+    """The worked solution of a reasoning-gym entry, or only its answer without `steps` or STEPS; None: it has none."""
     if task in WITHOUT_ANSWER:
         return None
     written = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps and task in STEPS else []
