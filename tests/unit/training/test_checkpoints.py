@@ -415,30 +415,6 @@ class TestState:
         run.trainer.fit()
         return run
 
-    def test_says_all_that_the_next_step_depends_on(self, run):
-        state = run.trainer.checkpoints.state_dict()
-        assert (state["step"], state["weights_version"], state["group_size"]) == (8, 6, 4)
-        assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
-        assert state["ledger"]["groups"]["generated"] == state["generated"]
-        assert torch.equal(state["torch_rng"], torch.get_rng_state())
-        assert [len(state["worker_rng"][name]) for name in ("actor", "critic")] == [1, 1]
-        assert len(state["method"]["replay"]["groups"]) == len(run.trainer.method.replay) > 0
-        assert len(state["method"]["hard"]["entries"]) == len(run.trainer.method.hard) > 0
-
-    def test_load_is_the_inverse(self, run, world):
-        state = run.trainer.checkpoints.state_dict()
-        other = world(algorithm="ba_ppo")
-        other.trainer.checkpoints.load_state_dict(state)
-        other.trainer.rollout_weights.weights_version = state["weights_version"]  # the engines get these weights later
-        other.trainer._epoch_done = state["epoch_done"]
-        torch.set_rng_state(state["torch_rng"])
-        assert repr(other.trainer.checkpoints.state_dict()) == repr(state)
-
-    def test_is_of_a_run_without_a_critic_too(self, world):
-        state = world().trainer.checkpoints.state_dict()
-        assert list(state["worker_rng"]) == ["actor"]
-        world().trainer.checkpoints.load_state_dict(state)
-
     @pytest.mark.parametrize(
         ("changed", "text"),
         [
@@ -456,19 +432,6 @@ class TestState:
         assert (
             other.trainer.state.step == other.trainer.state.generated == other.trainer.ledger.counts["generated"] == 0
         )
-
-    @pytest.mark.parametrize("epoch_done", [False, True])
-    def test_this_processs_generator_goes_on_where_it_was(self, run, world, epoch_done):
-        state = run.trainer.checkpoints.state_dict() | {"epoch_done": epoch_done}
-        other = world(algorithm="ba_ppo")
-        torch.manual_seed(99)
-        before = torch.get_rng_state()
-        other.trainer.checkpoints.load_state_dict(state)
-        waiting = other.trainer.prompts_dataloader.rng_after_first_draw
-        if epoch_done:  # the next thing drawn is another epoch
-            assert torch.equal(torch.get_rng_state(), state["torch_rng"]) and waiting is None
-        else:  # OpenRLHF makes the data loader's iterator first, which draws
-            assert torch.equal(torch.get_rng_state(), before) and torch.equal(waiting, state["torch_rng"])
 
     @staticmethod
     def generators(world, saved, now, *, step=4, seed=7):

@@ -329,13 +329,6 @@ class TestTake:
             group.take(experiences)
         assert [len(call["skipped"][0]) for _, call in calls] == [1, 0]
 
-    def test_a_filler_can_be_collated_with_samples(self):
-        (call,) = appended(batched([[0, 1, 2]], {0: 3, 1: 5, 2: 4}), 1)
-        buffer = taken(call)
-        batch = make_experience_batch([*buffer.items, buffer.filler])
-        assert numbers_of(batch) == [0, 2, 1, 0] and batch.action_mask[-1].tolist() == [0] * 4
-        assert [float(value) for value in batch.info["kl"]] == [0.25, 0.25, 0.25, 0.0]
-
     @pytest.mark.parametrize("ranks", [1, 2, 4])
     def test_metrics_are_in_the_same_order_on_all_ranks(self, ranks):
         """The ranks reduce them one after the other, by their order. One that a sample does not have is nan."""
@@ -436,40 +429,6 @@ class TestPacked:
 
 
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
-
-
-class TestDealtBatches:
-    @given(
-        lengths=st.lists(st.integers(2, 7), min_size=1, max_size=20).map(lambda each: dict(enumerate(each))),
-        ranks=st.integers(1, 7),
-        draw=st.randoms(use_true_random=False),
-    )
-    @SLOW
-    def test_nothing_is_lost_and_the_ranks_have_equally_many(self, lengths, ranks, draw):
-        """Whatever parts a rank's share is cut into."""
-        wanted, cuts = dealt(lengths, ranks), []
-
-        def cut(given_: list[int], shares: list[list[int]]) -> list[list[list[int]]]:
-            assert given_ == list(lengths.values()) and shares == wanted
-            for share in shares:
-                size = draw.randint(1, 4)
-                cuts.append([share[at : at + size] for at in range(0, len(share), size)])
-            return cuts
-
-        samples = [sample(number, length) for number, length in lengths.items()]
-        before = [everything(one) for one in samples]
-        actual = dealt_batches(samples, ranks, cut, PAD)
-        assert [everything(one) for one in samples] == before
-        assert len(actual) == ranks and {len(rank_batches) for rank_batches in actual} == {max(map(len, cuts))}
-        shortest = min(lengths.values())
-        for rank_batches, parts in zip(actual, cuts, strict=True):
-            for place, batch in enumerate(rank_batches):
-                if place < len(parts):
-                    together = Experience.concat_experiences([samples[number] for number in parts[place]], PAD)
-                    assert everything(batch) == everything(together)
-                    continue
-                assert batch.index == [] and not batch.action_mask.any() and batch.attention_mask.all()
-                assert batch.sequences.shape == (1, shortest)
 
 
 class Rank:
@@ -575,19 +534,6 @@ class TestForwardPasses:
                 assert sorted(number for load in loads[:rank_share] for number in load) == sorted(share)
                 assert all(sum(lengths[number] for number in load) <= limit for load in loads[:rank_share])
 
-    def test_an_info_key_that_a_sample_does_not_have_is_nan(self):
-        """OpenRLHF passes samples together only if they have the same keys."""
-        samples = [sample(0, 3), sample(1, 4), sample(2, 5)]
-        samples[1].info["depth"] = torch.tensor([2])
-        samples[2].info = {"width": torch.tensor([0.5])} | samples[2].info
-        (batch,) = dealt_batches(samples, 1, lambda _, shares: [[share] for share in shares], PAD)[0]
-        assert list(batch.info) == ["reward", "kl", "turns", "depth", "width"]
-        ranks = [share["experience"][0].info for share in dealing.training_shares(samples, 2)]
-        assert [list(info) for info in ranks] == [list(batch.info)] * 2
-        assert str([info["turns"].flatten().tolist() for info in ranks]) == "[[0, 2], [1]]"
-        assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2]]"
-        assert str([info["width"].flatten().tolist() for info in ranks]) == "[[nan, 0.5], [nan]]"
-
     @given(drawn=passes(), micro=st.integers(1, 6))
     @SLOW
     def test_by_samples(self, drawn, micro):
@@ -602,6 +548,7 @@ class TestForwardPasses:
                 wanted = [share[at : at + micro] for at in range(0, len(share), micro)]
                 loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
                 assert len(loads) == longest and loads[: len(wanted)] == wanted
+                assert all(call["sequences"].shape == (1, min(lengths.values())) for call in calls[len(wanted) :])
                 for load, call in zip(loads, calls, strict=True):
                     assert ("mm_train_inputs_list" in call) == any(number % 2 for number in lengths)
                     pixels = call.get("mm_train_inputs_list", [None] * len(load))

@@ -58,15 +58,6 @@ def test_loras_own_dropout_stays():
     assert {rate for name, rate in rates.items() if "lora" not in name} == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("flags", "stays"), [({"method": "bapo"}, False), ({"method": "bapo", "keep_dropout": True}, True), ({}, True)]
-)
-def test_only_batch_adaptation_without_the_flag_sets_it_to_0(flags, stays):
-    model = made("gpt2")
-    quieten(model, AdaptConfig(**flags))
-    assert bool(noise_of(model.config.to_dict())) == stays
-
-
 def test_what_is_noise():
     settings = {"attn_pdrop": 0.1, "dropout": 0, "layerdrop": None, "token_dropout": True, "drop_path_rate": 1,
                 "jitter_noise": 0.2, "hidden_size": 8}  # fmt: skip

@@ -314,48 +314,12 @@ class TestGroupsOfAnySize:
         assert experience.rewards.tolist() == [-1.0] and experience.advantages.count_nonzero() == 0
 
 
-class TestCritic:
-    def test_lambda_1_is_the_reward_minus_the_value(self):
-        rewards = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]
-        given = made_up(rewards, seed=5)
-        values = by_sample(given, "values")
-        samples = maker("gae").with_advantages(given)
-        returns, advantages = by_sample(samples, "returns"), by_sample(samples, "advantages")
-        raw = [[reward - value for value in row] for reward, row in zip(rewards, values, strict=True)]
-        tokens = [value for row in raw for value in row]
-        mean = sum(tokens) / len(tokens)
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in tokens) / len(tokens))
-        for sample in range(len(raw)):
-            assert returns[sample] == pytest.approx([rewards[sample]] * len(raw[sample]), abs=1e-5)
-            wanted = [(value - mean) / deviation for value in raw[sample]]
-            assert advantages[sample] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
-
-    def test_equal_advantages_stay_finite(self):
-        given = made_up([1.0, 1.0])
-        for one in given:
-            one.values = torch.zeros_like(one.values)
-        advantages = by_sample(maker("gae", case=Case(2)).with_advantages(given), "advantages")
-        assert {number for numbers in advantages for number in numbers} == {0.0}
-
-
-@given(
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
-    gamma=st.sampled_from([1.0, 0.99, 0.5]),
-    lambd=st.sampled_from([1.0, 0.95, 0.0]),
-    seed=st.integers(0, 99),
-)
-@settings(derandomize=True, database=None)
-def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
-    rng = torch.Generator().manual_seed(seed)
-    values, rewards = torch.randn(2, *shape, generator=rng)
-    mask, experience_maker = torch.rand(shape, generator=rng) < 0.7, maker("gae")
-    theirs = RemoteExperienceMaker.get_advantages_and_returns(
-        experience_maker, values, rewards, mask.long(), gamma, lambd
-    )
-    for ours, wanted in zip(gae(values, rewards, mask, Discounts(gamma, lambd, lambd)), theirs, strict=True):
-        assert torch.equal(ours, wanted)
-    wanted = RemoteExperienceMaker.get_cumulative_returns(experience_maker, rewards, mask.long(), gamma)
-    assert torch.equal(discounted_sums(mask * rewards, gamma), wanted)
+def test_equal_advantages_stay_finite():
+    given = made_up([1.0, 1.0])
+    for one in given:
+        one.values = torch.zeros_like(one.values)
+    advantages = by_sample(maker("gae", case=Case(2)).with_advantages(given), "advantages")
+    assert {number for numbers in advantages for number in numbers} == {0.0}
 
 
 def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
@@ -376,30 +340,22 @@ def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
     return [delta[s] + gamma * lambd * (targets[s + 1] - values[s + 1]) for s in range(length)], targets[:-1]
 
 
-def by_kind(kind: str):
-    """GAE or V-trace, which has one argument more: the log ratios."""
-    if kind == "vtrace":
-        return corrected_returns
-    return lambda values, rewards, mask, log_ratios, discounts: gae(values, rewards, mask, discounts)
-
-
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
     gamma=st.sampled_from([1.0, 0.99, 0.5]),
     lambdas=st.tuples(*[st.sampled_from([1.0, 0.95, 0.3, 0.0])] * 2),
-    kind=st.sampled_from(["gae", "vtrace"]),
     seed=st.integers(0, 999),
 )
 @settings(derandomize=True, database=None, max_examples=3 * settings.default.max_examples)
-def test_two_lambdas_are_the_definition(shape, gamma, lambdas, kind, seed):
-    """Each token's advantage and return as a sum over all tokens that follow. V-trace is on policy here."""
+def test_two_lambdas_are_the_definition(shape, gamma, lambdas, seed):
+    """Each token's advantage and return as a sum over all tokens that follow."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, shape[1] + 1, shape[0])
     mask = (np.arange(shape[1]) < lengths[:, None]) & (rng.random(shape) < 0.8)  # of several turns
     values, rewards = rng.normal(size=(2, *shape)) * mask
     actor, critic = lambdas
     given = [torch.from_numpy(numbers + 7.0 * ~mask).float() for numbers in (values, rewards)]  # masked ones count not
-    result = by_kind(kind)(*given, torch.from_numpy(mask), np.zeros(shape), Discounts(gamma, *lambdas))
+    result = gae(*given, torch.from_numpy(mask), Discounts(gamma, *lambdas))
     for row in range(shape[0]):
         about = values[row], rewards[row], np.zeros(shape[1]), mask[row], gamma
         (advantages, _), (_, targets) = by_definition(*about, actor), by_definition(*about, critic)
@@ -464,15 +420,6 @@ def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
         assert list(one.info) == list(other.info)
         for name in ("kl", "logprobs_diff"):
             assert torch.equal(one.info[name], other.info[name]), name
-
-
-def test_a_response_without_generated_tokens_has_no_kl():
-    """An agent's executor may return one."""
-    batch = Experience(
-        action_mask=torch.tensor([[1, 1, 0], [0, 0, 0]]), action_log_probs=torch.full((2, 3), -1.0), info={}
-    )
-    maker()._set_kl(batch, torch.full((2, 3), -1.5))
-    assert [batch.info[name].tolist() for name in ("kl", "logprobs_diff")] == [[0.5, 0.0]] * 2
 
 
 # --- samples and models -----------------------------------------------------------------------------------------------

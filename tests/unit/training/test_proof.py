@@ -117,12 +117,6 @@ def test_it_ends_by_the_mean_over_a_thousand_tokens_before_and_after_the_first_u
         moved_so_far |= moves
 
 
-def test_what_is_proven_is_only_warned_of_later():
-    run = Run()
-    assert [run.step(0.001, 1000, moved=False), run.step(5.0, 2000)] == ["", "warns"]
-    assert [run.step(0.001, 400), run.step(0.001, 600), run.step(5.0, 2000)] == ["", "", "warns"]
-
-
 def test_an_agent_is_named_if_there_is_one():
     for agent in (None, "agent.py"):
         run = Run(agent=agent)

@@ -312,20 +312,6 @@ class TestKept:
         assert_same(make(experience_maker, responses), after)
         assert models.seen == []
 
-    def test_goes_with_a_checkpoint(self, tmp_path):
-        _, experience_maker = prepared()
-        responses = tuple(response(number, images=True) for number in range(4))
-        wanted = make(experience_maker, list(responses))
-        buffer, again = ReplayBuffer(4, 3), ReplayBuffer(4, 3)
-        buffer.add(Group(0, PROMPT, responses, 0, 0))
-        save_state(tmp_path, buffer.state_dict())
-        again.load_state_dict(load_state(tmp_path))
-        assert again.nbytes == buffer.nbytes
-        models, experience_maker = prepared()
-        (group,) = again
-        assert_same(make(experience_maker, list(group.responses)), wanted)
-        assert models.seen == []
-
     def test_counts_among_the_bytes(self):
         one = response(3)
         before = one.nbytes

@@ -118,11 +118,6 @@ class TestRounds:
         assert [call.prompt for call in requests(run)] == ["0", "0", "1", "1", "2", "2", "3"]
         assert len({call.seed for call in requests(run)}) == 7
 
-    def test_an_evaluation_makes_none(self):
-        run = refilling([(0.0, 0.0)] * 9, batch=1, wanted=[1])
-        samples = run.generator.generate_eval_samples(n_samples_per_prompt=2)
-        assert [sample.prompts[0] for sample in samples] == ["0", "0", "1", "1"] and run.begun == []
-
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
 

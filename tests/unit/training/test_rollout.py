@@ -289,17 +289,6 @@ class TestAlong:
         assert last_tokens(again) == [[10, 11]] * 3  # the G of a prompt in their order
         assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
 
-    def test_are_asked_for_once_for_each_rollout(self):
-        run = generation(*"abcdefg", with_fresh=hard("h"))
-        for step in range(3):
-            run.clock.step = step
-            assert texts(rollout_of(run).hard) == ["h", "h"]
-        assert run.asked == [0, 1, 2]
-        assert run.generator.exhausted and run.generator.fresh.prompts.epoch_done
-        run.clock.step = 3
-        run.generator.generate_samples()  # another epoch
-        assert run.asked == [0, 1, 2, 3]
-
     def test_wait_if_the_engines_hold_older_weights(self):
         """Those of a resumed run come first, also after the end of an epoch that gave no samples."""
         run = generation("a", "b", "c", with_fresh=hard("h"))
@@ -310,13 +299,6 @@ class TestAlong:
         assert rollout_of(run).hard_prompts_left == hard("i", "h")  # of another epoch
         assert run.generator.rollouts.hard_prompts_left == []
         assert {request.prompt for request in run.requests()} == set("abc")
-
-    def test_no_rollout_no_question(self):
-        run = generation("a", "b", "c", with_fresh=hard("h"))
-        run.generator.generate_samples()
-        assert not run.generator.fresh.prompts.epoch_done
-        assert run.generator.generate_samples() == ([], None, 0, True)
-        assert run.asked == [5] and run.generator.fresh.prompts.epoch_done
 
     def test_evaluation_and_reevaluation_ask_for_none(self):
         run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")

@@ -153,20 +153,6 @@ class TestResponse:
         assert all(value < 0 for value in response.log_probs)
         assert response.reward == 0.25
 
-    @pytest.mark.parametrize(
-        ("mask", "spans"),
-        [
-            ([], ()),
-            ([0, 0], ()),
-            ([1], ((0, 1),)),
-            ([1, 1, 0, 1], ((0, 2), (3, 4))),
-            ([0, 1, 0, 1, 0], ((1, 2), (3, 4))),
-        ],
-    )
-    def test_spans(self, mask, spans):
-        assert spans_of(np.array(mask)) == spans
-        assert spans_of(np.array(mask, dtype=bool)) == spans
-
 
 class TestGroups:
     def test_a_group_with_segments_is_as_old_as_its_oldest_token(self):

@@ -219,13 +219,6 @@ class TestRun:
         run.trainer.fit()
         assert run.noted("restore") and run.noted("fit") == [[[], []]] * 8
 
-    def test_each_engine_gets_tokenizer_and_verifier_once_before_anything_is_generated(self, world):
-        run = world(engines=3, **{"verifier.timeout": 17})
-        run.trainer.fit()
-        assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, True)] * 3
-        names = [name for name, _ in run.events]
-        assert names.index("fit") > max(place for place, name in enumerate(names) if name == "set_up")
-
     def test_seeds_of_a_repeatable_run_are_all_different(self, world):
         run = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
         run.trainer.fit()
@@ -374,21 +367,6 @@ class TestFailedGroups:
         assert trained and not trained & failing
         assert not failing & {entry.prompt.text for entry in run.trainer.method.hard.oldest(99)}
         assert rows[-1]["rollouts/total"] == 4 * len(run.requests)
-
-    def test_numbers_of_groups_are_never_used_twice(self, world):
-        run = world(**{"adapt.max_failed_share": 1})
-        plain = run.reward
-        run.reward = lambda prompt, weights, sample: None if prompt == "prompt 3" else plain(prompt, weights, sample)
-        seen, build = [], run.trainer.method.build_batch
-
-        def build_batch(step, fresh, reevaluated):
-            seen.extend(group.uid for group in [*fresh, *reevaluated])
-            return build(step, fresh, reevaluated)
-
-        run.trainer.method.build_batch = build_batch
-        run.trainer.fit()
-        assert len(set(seen)) == len(seen) == run.trainer.state.generated - run.trainer.ledger.counts["failed"]
-        assert seen == sorted(seen) and max(seen) < run.trainer.state.generated
 
     def test_hard_prompts_that_fail_count_too(self, world):
         run = world(prompts=8, **{"adapt.max_failed_share": 1, "adapt.reevaluate_every": 1, "adapt.rollout_delay": 1})
