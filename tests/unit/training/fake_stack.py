@@ -16,32 +16,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer import ppo_trainer  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-from bapo_openrlhf.adapt import vocabulary  # noqa: E402
-from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.flags.checked import Checked  # noqa: E402
-from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
-from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
-from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
-from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
-from bapo_openrlhf.training.engine.engines import request_seed  # noqa: E402
-from bapo_openrlhf.training.trainer import mended_trainer  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import generated_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import answers_of  # noqa: E402
-from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.wire.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS  # noqa: E402
+from bapo_openrlhf.adapt import vocabulary
+from bapo_openrlhf.adapt.rewards import UNIT
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.flags.checked import Checked
+from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags
+from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.launch.resume import choose_start, take
+from bapo_openrlhf.record.run_record import read_metrics
+from bapo_openrlhf.training.engine.engines import request_seed
+from bapo_openrlhf.training.trainer import mended_trainer
+from bapo_openrlhf.training.trainer.generated import generated_groups
+from bapo_openrlhf.training.trainer.samples import answers_of
+from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer
+from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
 
 STATES = (*vocabulary.STATES, vocabulary.FAILED)
 

@@ -1,7 +1,5 @@
 """Samples on their way to the ranks of a model, against shares and fillers that are written out here."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math
@@ -14,38 +12,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.models import PolicyLoss, ValueLoss  # noqa: E402
-from openrlhf.models.loss import aggregate_loss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+from openrlhf.models import PolicyLoss, ValueLoss
+from openrlhf.models.loss import aggregate_loss
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     balance_experiences,
     make_experience_batch,
     split_experience_batch,
 )
-from openrlhf.trainer.ray import launcher  # noqa: E402
+from openrlhf.trainer.ray import launcher
 
-from bapo_openrlhf.adapt.batch import Skipped  # noqa: E402
-from bapo_openrlhf.training.trainer import dealing  # noqa: E402
-from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
+from bapo_openrlhf.adapt.batch import Skipped
+from bapo_openrlhf.training.trainer.dealing import (
     DealtActorGroup,
     DealtBatch,
-    dealt_batches,
     filler_of,
     forward_parts,
     length_of,
 )
-from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
-from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 PAD = 9
 SLOW = settings(derandomize=True, database=None)

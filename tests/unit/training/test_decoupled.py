@@ -3,8 +3,6 @@
 pi is the policy that is being trained, prox is today's policy before the update, and alpha generated the sample.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +10,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from fake_stack import World
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ray import ppo_actor
-
-import torch  # isort: skip
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.training.trainer import experience as experience_module

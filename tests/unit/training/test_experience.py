@@ -1,7 +1,5 @@
 """Importance ratios, KL targets and advantages of a batch of three sources. Ray is not started."""
 
-from __future__ import annotations
-
 import copy
 import math
 import statistics
@@ -14,6 +12,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+import torch
 from fake_stack import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,16 +22,13 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray import launcher
 
-import ray  # isort: skip
-import torch  # isort: skip
-
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer import experience as experience_module
-from bapo_openrlhf.training.trainer.advantages import Discounts, corrected_returns, discounted_sums, gae, set_advantages
+from bapo_openrlhf.training.trainer.advantages import Discounts, gae, set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,

@@ -1,7 +1,5 @@
 """Groups of what a step generated, from OpenRLHF's samples."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

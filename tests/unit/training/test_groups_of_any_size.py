@@ -1,7 +1,5 @@
 """Groups with fewer responses than G on their way through the trainer: generated in stages, kept in part, replayed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs without batch adaptation on the fake stack, and their record."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -30,9 +28,8 @@ def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_th
 
 class TestRecord:
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-    def test_of_a_run_without_batch_adaptation(self, world, algorithm):
-        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
-        run.trainer.fit()
+    def test_of_a_run_without_batch_adaptation(self, fitted, algorithm):
+        run = fitted(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
         assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, False)]  # of the engines
         rows, metrics = read_groups(run.record), run.metrics()
         assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
@@ -52,9 +49,8 @@ class TestRecord:
         assert read_answers(run.record)
 
     @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-    def test_of_groups_that_dynamic_filtering_dropped(self, world, algorithm):
-        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
-        run.trainer.fit()
+    def test_of_groups_that_dynamic_filtering_dropped(self, fitted, algorithm):
+        run = fitted(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
         rows, metrics = read_groups(run.record), run.metrics()
         assert [row["uid"] for row in rows] == list(range(len(run.requests))) == list(range(60))
         ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(30)}
@@ -84,10 +80,9 @@ class TestRecord:
         assert metrics[-1]["rollouts/total"] == 4 * len(run.requests)
         assert {row["mean"] for row in rows if row["state"] == "filtered"} == {0, 1}
 
-    def test_of_a_range_that_drops_groups_with_a_signal(self, world):
+    def test_of_a_range_that_drops_groups_with_a_signal(self, fitted):
         changed = {"algo.dynamic_filtering_range": (0.3, 0.6), "train.num_episodes": 1}
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
-        run.trainer.fit()
+        run = fitted(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
         rows, metrics = read_groups(run.record), run.metrics()
         assert {row["mean"] for row in rows if row["state"] == "fresh"} == {0.5}
         kinds = {None: "by_draw", 0: "none_right", 1: "all_right"}
@@ -141,11 +136,10 @@ class TestRecord:
         (warning,) = read_warnings(again.record)
         assert warning["text"].endswith("nothing is left to train")
 
-    def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, tmp_path):
+    def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, fitted, tmp_path):
         words = {"algorithm": "grpo", "kind": RecordedPPOTrainer, "folder": tmp_path, "ckpt.save_steps": 1}
         words |= {"algo.kl.init_coef": 0.02, "algo.kl.target": 1, "algo.kl.horizon": 32}
-        run = world(**words)
-        run.trainer.fit()
+        run = fitted(**words)
         coefficient = run.trainer.kl_ctl.value
         again = world(**words, **{"ckpt.load_enable": True, "train.num_episodes": 3})
         assert coefficient != again.trainer.kl_ctl.value == 0.02

@@ -1,7 +1,5 @@
 """Rows of groups.jsonl and answers.jsonl from OpenRLHF's samples."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 from fake_stack import generated_rows as rows
 from fake_stack import generated_sample as sample
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record.answers import PromptStates
 from bapo_openrlhf.record.run_record import RunRecord, read_warnings
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance

@@ -1,7 +1,5 @@
 """Responses pass the reference model once: against OpenRLHF's experience maker, which sends it every sample."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random
@@ -13,25 +11,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ray import launcher
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-from openrlhf.trainer.ray import launcher  # noqa: E402
-
-from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
-from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
-from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import sample_of  # noqa: E402
+from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin
+from bapo_openrlhf.training.trainer.samples import sample_of
 
 PROMPT = Prompt("prompt", "label")
 PAIR = ("actor", "reference")

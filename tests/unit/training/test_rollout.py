@@ -1,7 +1,5 @@
 """Generation with engines that answer at once: seeds of requests, hard prompts sent along, order, missing rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -10,31 +8,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_trainer import compute_eval_metrics
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from vllm import SamplingParams
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed  # noqa: E402
-from bapo_openrlhf.training.trainer import ask  # noqa: E402
-from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
-from bapo_openrlhf.training.trainer.engine_calls import EngineCalls  # noqa: E402
-from bapo_openrlhf.training.trainer.fresh import OneRound  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers  # noqa: E402
-from bapo_openrlhf.training.trainer.generator import Generator  # noqa: E402
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed
+from bapo_openrlhf.training.trainer import ask
+from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
+from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
+from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of
 
 SEED = 42
 HUGE = 10**400  # no float holds it

@@ -1,36 +1,27 @@
 """Samples that OpenRLHF's generator makes, as groups and back."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
-from bapo_openrlhf.training.trainer.prompts import prompts_of  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import (  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.trainer.generated import groups_of
+from bapo_openrlhf.training.trainer.prompts import prompts_of
+from bapo_openrlhf.training.trainer.samples import (
     Answers,
     answers_of,
     response_of,
     samples_of,
-    spans_of,
 )
-from bapo_openrlhf.training.wire.packing import WIDE  # noqa: E402
+from bapo_openrlhf.training.wire.packing import WIDE
 
 
 def made_by_openrlhf(

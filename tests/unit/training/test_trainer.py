@@ -1,7 +1,5 @@
 """Whole runs of the trainer on the fake stack: which weights generate, what is counted, how a run fails."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -33,10 +31,9 @@ class TestRun:
         ("delay", "again", "evaluation"),
         [(1, 1, 0), (1, 2, 2), (2, 2, 0), (3, 2, 0), (3, 0, 2), (4, 3, 3), (3, 3, 1), (5, 1, 2), (20, 3, 5)],
     )
-    def test_every_group_is_of_the_weights_that_algorithm_1_says(self, world, delay, again, evaluation):
+    def test_every_group_is_of_the_weights_that_algorithm_1_says(self, fitted, delay, again, evaluation):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "train.num_episodes": 3}
-        run = world(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
-        run.trainer.fit()
+        run = fitted(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
         assert run.trainer.state.step == 12 and len(run.metrics()) == 12
         reevaluated = 0
         for step in range(12):
@@ -54,15 +51,14 @@ class TestRun:
         if delay == 1 or (not evaluation and (not again or again % delay == 0)):
             assert not run.noted("keep", "restore")
 
-    def test_the_numbers_of_ranks_change_nothing(self, world):
+    def test_the_numbers_of_ranks_change_nothing(self, fitted):
         """The groups of a batch are seldom a multiple of anything; each model deals them to its own ranks."""
         words = {"algorithm": "ba_ppo", "train.batch_size": 12, "algo.kl.init_coef": 0.02, "rollout.batch_size": 5}
         words |= {"prompts": 24, "rollout.n_samples_per_prompt": 5, "adapt.batch_size": 9}
         runs = []
         for ranks in ((1, 1, 1), (3, 2, 1), (2, 1, 3)):
             models = {f"{name}.num_gpus_per_node": n for name, n in zip(("actor", "critic", "ref"), ranks, strict=True)}
-            run = world(**words, **models)
-            run.trainer.fit()
+            run = fitted(**words, **models)
             runs.append(run)
         one, *others = runs
         counts = [5 * sum(row[f"groups/{source}"] for source in SOURCES) for row in one.metrics()]
@@ -82,9 +78,8 @@ class TestRun:
                         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-    def test_ledger_and_record_balance(self, world, algorithm):
-        run = world(algorithm=algorithm, prompts=18)
-        run.trainer.fit()
+    def test_ledger_and_record_balance(self, fitted, algorithm):
+        run = fitted(algorithm=algorithm, prompts=18)
         rows = run.metrics()
         assert [row["step"] for row in rows] == list(range(1, 11))  # 4, 4, 4, 4 and 2 prompts, twice
         for step, row in enumerate(rows):
@@ -164,11 +159,10 @@ class TestRun:
         assert sum(row["groups/with_signal"] for row in run.metrics()) > 5
 
     @pytest.mark.parametrize("limit", [0.0, 0.002, 0.003, 1.0])
-    def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
+    def test_weights_come_early_where_the_rollout_policy_is_far(self, fitted, limit):
         """By the distances that the run itself logs: after a step above the limit, and at multiples of v."""
         words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": limit}
-        run = world(prompts=32, **words)
-        run.trainer.fit()
+        run = fitted(prompts=32, **words)
         held, early = 0, 0
         for step, row in enumerate(run.metrics()):
             assert {request.weights for request in run.requests if request.step == step} == {held}
@@ -179,10 +173,9 @@ class TestRun:
                 held = step + 1
         assert (early > 0) is (limit < 1)
 
-    def test_hard_prompts_are_sent_with_fresh_ones_if_no_sync_is_needed(self, world):
+    def test_hard_prompts_are_sent_with_fresh_ones_if_no_sync_is_needed(self, fitted):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
-        run = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
-        run.trainer.fit()
+        run = fitted(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
         rows = run.metrics()
         assert [bool(row["groups/reevaluation_attempts"]) for row in rows] == [n in (3, 6, 9) for n in range(10)]
         assert ["timing/reevaluation" in row for row in rows] == [n in (3, 9) for n in range(10)]
@@ -191,41 +184,36 @@ class TestRun:
         assert run.noted("sync") == [2, 3, 4, 6, 8, 9, 10] and not run.noted("keep", "restore")
 
     @pytest.mark.parametrize("again", [0, 5, 6])
-    def test_a_method_may_name_prompts_in_any_step(self, world, tmp_path, again):
+    def test_a_method_may_name_prompts_in_any_step(self, fitted, tmp_path, again):
         """A method of one's own needs no `--adapt.reevaluate_every`; the delayed weights come back after each step."""
         (tmp_path / "eager.py").write_text(EAGER)
         flags = {"adapt.method": f"{tmp_path / 'eager.py'}:Eager", "adapt.reevaluate_every": again}
-        run = world(prompts=20, **flags, **{"adapt.rollout_delay": 5, "train.num_episodes": 1})
-        run.trainer.fit()
+        run = fitted(prompts=20, **flags, **{"adapt.rollout_delay": 5, "train.num_episodes": 1})
         assert run.noted("sync") == [1, 2, 3, 4, 5] and run.noted("keep") == [0]  # the weights of step 0 come back
         assert run.noted("restore") == [0, 0, 0]  # step 4 is the last one before a sync, so they need not
 
     @pytest.mark.parametrize("sleep", [False, True])
-    def test_weights_are_awake_when_they_are_kept_or_restored(self, world, sleep):
+    def test_weights_are_awake_when_they_are_kept_or_restored(self, fitted, sleep):
         changed = {"vllm.enable_sleep": True, "train.colocate_all": True} if sleep else {}
-        run = world(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
-        run.trainer.fit()
+        run = fitted(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
         before = [run.events[n - 1] for n, (name, _) in enumerate(run.events) if name in ("keep", "restore", "sync")]
         assert len(before) == 8
         assert all(event == ("wake_up", ["weights"]) for event in before) is sleep
         assert bool(run.noted("wake_up")) is sleep
 
-    def test_engines_sleep_while_the_models_train(self, world):
+    def test_engines_sleep_while_the_models_train(self, fitted):
         """Also after hard prompts were generated again with today's weights and the delayed ones came back."""
         flags = {"adapt.rollout_delay": 4, "train.num_episodes": 1, "eval.steps": 3}
-        run = world(
+        run = fitted(
             prompts=32, evaluation=2, engines=2, **flags, **{"vllm.enable_sleep": True, "train.colocate_all": True}
         )
-        run.trainer.fit()
         assert run.noted("restore") and run.noted("fit") == [[[], []]] * 8
 
-    def test_seeds_of_a_repeatable_run_are_all_different(self, world):
-        run = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
-        run.trainer.fit()
+    def test_seeds_of_a_repeatable_run_are_all_different(self, fitted):
+        run = fitted(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
         seeds = [request.seed for request in run.requests]
         assert len(set(seeds)) == len(seeds) and None not in seeds
-        again = world(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
-        again.trainer.fit()
+        again = fitted(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
         ours, theirs = ({(one.prompt, one.step, one.seed) for one in each.requests} for each in (again, run))
         assert ours == theirs
 
@@ -328,9 +316,8 @@ class TestPretraining:
 
 
 class TestChoice:
-    def test_prompts_are_generated_for_that_the_method_chose(self, world):
-        run = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
-        run.trainer.fit()
+    def test_prompts_are_generated_for_that_the_method_chose(self, fitted):
+        run = fitted(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
         assert run.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
         asked = run.trainer.method.asked
         # Of 3 prompts nothing is to be chosen.
@@ -523,9 +510,8 @@ class TestCounts:
         with pytest.raises(RuntimeError, match="4 groups were generated, 5 are accounted for"):
             run.trainer.fit()
 
-    def test_a_step_without_a_rollout_trains_on_what_is_stored(self, world):
-        run = world(prompts=8, **{"train.num_episodes": 1})
-        run.trainer.fit()
+    def test_a_step_without_a_rollout_trains_on_what_is_stored(self, fitted):
+        run = fitted(prompts=8, **{"train.num_episodes": 1})
         assert len(run.trainer.method.replay)
         status, step = run.trainer.train_step([Rollout(2, 2)], 2)
         assert status["groups/generated"] == 0 and math.isnan(status["reward/fresh_mean"]) and step == 3

@@ -4,21 +4,18 @@ OpenRLHF's ranks are threads here. The model has three weights; DeepSpeed's part
 micro-batches and averages them over micro-batches and ranks, is written out.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from ranks import Ranks, arguments
-
-import torch  # isort: skip
 from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
+from ranks import Ranks, arguments
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped

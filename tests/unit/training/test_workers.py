@@ -1,26 +1,18 @@
 """The workers: what they load and build, generators of random numbers, and the critic's schedule."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import deepspeed
 import pytest
+import torch
+from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
+from openrlhf.utils.deepspeed import deepspeed as deepspeed_of_openrlhf
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import deepspeed  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
-from openrlhf.utils.deepspeed import deepspeed as deepspeed_of_openrlhf  # noqa: E402
-
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training.worker import workers  # noqa: E402
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.training.worker import workers
 
 
 @pytest.fixture(autouse=True)
