@@ -83,17 +83,11 @@ def same_steps(actual, expected, first):
 
 
 class Fault(NamedTuple):
-    """A fault, and what becomes of the run.
+    """A fault, and what becomes of the run."""
 
-    Attributes:
-        what: VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py).
-        says: Texts in the output.
-        resumes_at: Step of the newest whole checkpoint.
-    """
-
-    what: str
-    says: tuple[str, ...]
-    resumes_at: int
+    what: str  # VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py)
+    says: tuple[str, ...]  # texts in the output
+    resumes_at: int  # step of the newest whole checkpoint
 
 
 def stops_and_resumes(train, name, faults, run, reference, **flags):
