@@ -214,8 +214,11 @@ def test_logits_are_those_of_response_tokens(watched, model):
 
 
 def test_ranks_stay_together(watched, model):
-    """All ranks step the optimizer after the same micro-batches, on whole optimizer steps until the last of a batch."""
-    case, steps = watched.case, 0
+    """All ranks step the optimizer after the same micro-batches, on whole optimizer steps until the last of a batch.
+
+    Fillers stand in where a rank has a micro-batch less, and nowhere else.
+    """
+    case, steps, stood_in = watched.case, 0, 0
     for groups, update in zip(filter(None, case.sizes), watched.notes[model], strict=True):
         wanted = case.windows(groups) * EPOCHS
         steps += len(wanted)
@@ -230,18 +233,8 @@ def test_ranks_stay_together(watched, model):
                 fillers = [is_filler(batch) for batch in rank["micro_batches"]]
                 all_parts = math.ceil(max(shares) / case.micro)
                 assert fillers == ([False] * parts + [True] * (all_parts - parts)) * EPOCHS
-
-
-def test_fillers_stand_in_where_a_rank_has_a_micro_batch_less(watched, model):
-    """And nowhere else; without one in any case, the other tests would say nothing of them."""
-    case, fillers = watched.case, 0
-    for update in watched.notes[model]:
-        needed = [math.ceil(len(rank["given"]) / case.micro) for rank in update]
-        result = [sum(map(is_filler, rank["micro_batches"])) for rank in update]
-        assert case.tokens or result == [EPOCHS * (max(needed) - count) for count in needed]
-        assert max(result) <= EPOCHS
-        fillers += sum(result)
-    assert fillers or case.ranks(model) < 3 or case.micro > 3 or case.tokens
+                stood_in += sum(fillers)
+    assert stood_in or case.ranks(model) < 3 or case.micro > 3 or case.tokens
 
 
 def test_every_sample_is_trained_on_once_an_epoch(watched, model):

@@ -10,6 +10,7 @@ import hashlib
 import math
 import pickle
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -462,9 +463,9 @@ class World:
         hardness = digest(prompt) % 8
         return float(digest(prompt, weights // 2, sample) % 8 >= hardness)
 
-    def score(self, tokens: list[int]) -> float:
+    def score(self, tokens: Sequence[int]) -> float:
         """The reward model's, which bfloat16 holds: from -3 to 5."""
-        return digest(tokens) % 33 / 4 - 3
+        return digest([*tokens]) % 33 / 4 - 3
 
     def log_probs(self, tokens: list[int], weights: int) -> list[float]:
         """Of all tokens but the first."""
@@ -544,6 +545,13 @@ def rows_of(experiences: list, *names: str) -> list[tuple]:
 def tokens_of(request: SimpleNamespace) -> int:
     """Generated tokens of a request's four responses, if they do not depend on seeds."""
     return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
+
+
+def responses_to(request: SimpleNamespace) -> list[tuple[int, ...]]:
+    """The tokens of a request's four responses."""
+    seeds = [request.seed and request_seed(request.seed, n) for n in range(4)]
+    drawn = [digest(request.prompt, request.weights, n, seed) for n, seed in enumerate(seeds)]
+    return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
 
 
 def groups_in_flight(run: World) -> int:

@@ -266,12 +266,9 @@ def assert_each_in_flight_is_somewhere(run: World) -> None:
 
 
 def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
-    """Make runs one after the other. Each run continues from the last checkpoint, with other flags.
+    """Make runs with these flags one after the other, each from the last checkpoint. All prompts are hard.
 
-    All answers are wrong, so all prompts are hard.
-
-    Args:
-        segments: Flags of each run. "steps" are those after which it stops; None: at the end of its data.
+    A run stops after its "steps"; None: at the end of its data.
     """
     tag, done = None, 0
     for segment in segments:

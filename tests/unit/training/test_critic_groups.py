@@ -6,14 +6,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from fake_stack import digest, rows_of, trained
+from fake_stack import digest, responses_to, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks, arguments
 from test_experience import by_definition
 from test_updates import VALUE_CLIP, trainer
 
-from bapo_openrlhf.training.engine.engines import request_seed
 from bapo_openrlhf.training.trainer.dealing import training_shares
 from bapo_openrlhf.training.wire.packing import packed, unpacked
 from bapo_openrlhf.training.worker.updates import WholeBatchCriticTrainer
@@ -31,21 +30,13 @@ def samples_of(experiences):
     )
 
 
-def tokens_of_request(request):
-    """The tokens of its four responses, as the fake engine makes them."""
-    drawn = [
-        digest(request.prompt, request.weights, n, request.seed and request_seed(request.seed, n)) for n in range(4)
-    ]
-    return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
-
-
 def generated_in(run, step):
     """The tokens of each response that a step generated, counted; without groups that have no reward."""
     result = Counter()
     for request in run.requests:
         rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
         if request.step == step and None not in rewards:
-            result += Counter(tokens_of_request(request))
+            result += Counter(responses_to(request))
     return result
 
 
@@ -136,7 +127,7 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
     for step, experiences in dict(run.taught).items():
         actor, before = samples_of(dict(run.trained).get(step, [])), updates[step]
         behind = {tokens: request.weights for request in run.requests if request.step == step
-                  for tokens in tokens_of_request(request)}  # fmt: skip
+                  for tokens in responses_to(request)}  # fmt: skip
         for tokens, reward, values, returns in rows_of(experiences, "values", "returns"):
             if tokens in actor:
                 continue

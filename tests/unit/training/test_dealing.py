@@ -447,11 +447,7 @@ def model(of: int, ranks: int, copies: int, kind: type = launcher.RayActorGroup)
 
 
 def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = None, tensor: int = 1) -> DealtBatch:
-    """Samples of these lengths on their way to models.
-
-    Args:
-        tokens: of a forward pass, if batching is dynamic.
-    """
+    """Samples of these lengths on their way to models. `tokens` are those of a forward pass, if batching is dynamic."""
     args = SimpleNamespace(
         train=SimpleNamespace(dynamic_batch_enable=tokens is not None),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=tokens),

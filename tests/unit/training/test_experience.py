@@ -83,14 +83,10 @@ def response() -> SimpleNamespace:
 
 
 class WholeGroups(ExperienceMaker):
-    """An experience maker that can be asked for the advantages of some samples right away.
+    """An experience maker that can be asked for the advantages of some samples right away."""
 
-    Attributes:
-        groups: The group of each sample. Empty for groups of G responses in a row.
-        log_ratios: For V-trace, of each sample.
-    """
-
-    groups, log_ratios = (), ()
+    groups = ()  # the group of each sample; empty for groups of G responses in a row
+    log_ratios = ()  # for V-trace, of each sample
 
     def with_advantages(self, samples):
         size = self.args.rollout.n_samples_per_prompt

@@ -53,16 +53,6 @@ class TestObserve:
         assert any(tv > 0 for _, distances, _ in heard for tv in distances.values())
         assert (dropped > 0) is (limit < 1)
 
-    def test_a_run_replays_by_measured_distances(self, fitted):
-        words = {"adapt.method": "bapo_bound", "adapt.replay_steps": 4}
-        run = fitted(prompts=40, **words)
-        method, rows = run.trainer.method, run.metrics()
-        assert {row[0] for row in method.last} <= {group.uid for group in method.replay}
-        assert [age for age, *_ in sorted(method.sums)][:2] == [1, 2]
-        replayed = [row for row in rows if row["groups/replayed"]]
-        assert replayed and all(row["bound/tv_predicted"] >= 0 and row["tv/replayed"] >= 0 for row in replayed)
-        assert any(row["bound/tv_predicted"] > 0 for row in replayed) and "threshold/c2" not in rows[0]
-
 
 class TestReference:
     """A replayed response is not sent to the reference model again, and nothing else of the run changes."""

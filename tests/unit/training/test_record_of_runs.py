@@ -112,17 +112,3 @@ class TestCatalogue:
         wanted = metrics.names(algorithm, optional=False) - WORKERS
         assert actual - WORKERS >= wanted
         assert actual <= metrics.names(algorithm, optional=True)
-
-    @pytest.mark.parametrize(
-        ("words", "right", "name"),
-        [
-            ({}, True, "skipped_update"),
-            ({"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3}, False, "timing/reevaluation"),
-        ],
-    )
-    def test_has_what_some_steps_write(self, world, words, right, name):
-        run = world(prompts=40, **{"train.num_episodes": 1}, **words)
-        run.reward = (lambda *_: 1.0) if right else run.reward
-        run.trainer.fit()
-        result = {name for row in run.metrics() for name in row} - {"step"}
-        assert name in result and result <= metrics.names("bapo_grpo", optional=True)

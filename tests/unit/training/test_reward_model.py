@@ -4,25 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from fake_stack import SCORED, digest, generated_sample, request_seed
+from fake_stack import SCORED, digest, generated_sample, responses_to, rows_of
 
 from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings
 from bapo_openrlhf.training.trainer.samples import answers_of
-
-
-def responses_to(request) -> list[list[int]]:
-    """The tokens of the four responses that the fake engine gives to a request."""
-    responses = []
-    for number in range(4):
-        seed = None if request.seed is None else request_seed(request.seed, number)
-        drawn = digest(request.prompt, request.weights, number, seed)
-        responses.append([3, 4, *(5 + drawn // 7**place % 40 for place in range(1 + drawn % 4))])
-    return responses
-
-
-def tokens_of(experience, row) -> list[int]:
-    return experience.sequences[row][experience.attention_mask[row].bool()].tolist()
-
 
 MODES = (
     {},
@@ -51,9 +36,8 @@ def test_every_response_has_the_score_of_its_own_tokens(fitted, words):
     means = [row["mean"] for row in read_groups(run.record)]
     assert sorted(means) == pytest.approx(sorted((np.mean(group) - low) / (high - low) for group in scores))
     for _, experiences in run.trained:
-        for experience in experiences:
-            for row, reward in enumerate(experience.rewards.tolist()):
-                assert reward == run.score(tokens_of(experience, row))
+        for tokens, reward in rows_of(experiences):
+            assert reward == run.score(tokens)
     evaluated = [request for request in run.requests if request.prompt.startswith("eval")]
     assert len(evaluated) == 12
     for number, row in enumerate(read_evaluations(run.record)):

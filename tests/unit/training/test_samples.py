@@ -28,16 +28,7 @@ def made_by_openrlhf(
     prompt_tokens: int = 3, turns: tuple[tuple[int, int], ...] = ((4, 0),), *, score: float | None = 1.0,
     max_len: int = 2048, seed: int = 0, **changed: Any,
 ) -> Experience:  # fmt: skip
-    """What OpenRLHF makes of a vLLM response.
-
-    Args:
-        prompt_tokens: Tokens before the first generated one.
-        turns: Generated tokens and the tokens of the environment's answer, turn by turn.
-        score: The score.
-        max_len: Tokens that are kept.
-        seed: Of tokens and log-probs.
-        changed: Other values of the response.
-    """
+    """What OpenRLHF makes of a vLLM response. A turn has generated tokens, and those of the environment's answer."""
     rng = np.random.default_rng(seed)
     log_probs, ranges = [0.0] * prompt_tokens, []
     for generated, answered in turns:

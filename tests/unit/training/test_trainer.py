@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers
+from fake_stack import CHOOSING, SOURCES, STATES, Ref, by_position, numbers
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.record.run_record import read_warnings
@@ -76,25 +76,6 @@ class TestRun:
                     assert samples_found[index][0] == tokens
                     for ours, theirs in zip(samples_found[index][1:], numbers_, strict=True):
                         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-
-    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-    def test_ledger_and_record_balance(self, fitted, algorithm):
-        run = fitted(algorithm=algorithm, prompts=18)
-        rows = run.metrics()
-        assert [row["step"] for row in rows] == list(range(1, 11))  # 4, 4, 4, 4 and 2 prompts, twice
-        for step, row in enumerate(rows):
-            asked = [request for request in run.requests if request.step == step]
-            assert row["groups/generated"] == len(asked) == sum(row[f"groups/{state}"] for state in STATES)
-            assert row["rollouts/total"] == 4 * sum(request.step <= step for request in run.requests)
-            assert row["groups/reevaluation_attempts"] == len(asked) - (4, 4, 4, 4, 2)[step % 5]
-            assert row["staleness/rollout_policy"] == step % 3
-            (experiences,) = [experiences for at, experiences in run.trained if at == step]
-            trained = len(experiences)
-            assert trained == 4 * sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
-            assert row["rollout/num_samples"] == trained
-        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
-        assert any(row["groups/replayed"] for row in rows) and any(row["groups/reevaluated"] for row in rows)
-        assert run.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
 
     def test_mean_reward_is_that_of_the_fresh_responses(self, world):
         """Without those of groups that failed."""
@@ -443,41 +424,6 @@ class TestEmptyBatch:
 
 
 class TestCounts:
-    @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 3), (3, 2)])
-    @pytest.mark.parametrize("count", [1, 2, 3, 5])
-    def test_a_batch_may_have_any_number_of_groups(self, world, make_group, ranks, count):
-        """On models with these numbers of ranks; one of its groups leaves in the review, if there are several."""
-        words = {"actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1], "train.batch_size": 12}
-        words |= {"adapt.max_failed_share": 1, "adapt.batch_size": 5, "adapt.max_gap": 9}  # its log-probs are made up
-        run = world(algorithm="ba_ppo", **words)
-        extras = EXTRAS | {"info": {"reward": 0.5}}
-        batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
-        run.trainer.method.build_batch = lambda *_: batch
-        run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
-        forward = run.trainer.experience_maker.forward
-
-        def broken(origins):
-            """The log ratio of the sixth sample is not finite."""
-            passed = forward(origins)
-            if count > 1:
-                passed.log_ratios[5] = math.nan
-            return passed
-
-        run.trainer.experience_maker.forward = broken
-        status, _ = run.trainer.train_step([Rollout(0, 0)], 0)
-        ((_, experiences),) = run.trained
-        stay = [n for n in range(count) if count == 1 or n != 1]
-        assert [one.prompts for one in experiences] == [[f"p{n}"] for n in stay for _ in range(4)]
-        assert run.updates == {"actor": 1, "critic": 1} and status["groups/capacity_used"] == len(stay) / 5
-        run.updates.update(actor=0, critic=0)
-        for experience in experiences:  # the models' answers came back to their own samples
-            for actual, wanted in (
-                (experience.action_log_probs, run.groups["actor"].forward(experience.sequences)),
-                (experience.values, run.groups["critic"].forward(experience.sequences)),
-            ):
-                mask = experience.action_mask.bool()
-                assert mask.any() and torch.equal(actual[mask], wanted[mask])
-
     @pytest.mark.parametrize(("words", "capacity"), [({}, 4), ({"adapt.batch_size": 6}, 6)])
     def test_a_batch_may_not_be_larger_than_its_capacity(self, world, make_group, words, capacity):
         run = world(**words)

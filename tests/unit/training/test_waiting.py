@@ -26,11 +26,7 @@ class Ref:
 
 
 class Driver:
-    """A driver that waits. Its trainer says at each time where it is, and some of its workers answer late.
-
-    Attributes:
-        events: (seconds, function) of what happens meanwhile.
-    """
+    """A driver that waits. Its trainer says at each time where it is, and some of its workers answer late."""
 
     def __init__(self, monkeypatch, **flags) -> None:
         self.now, self.told, self.said, self.events = 0.0, [], [], []
