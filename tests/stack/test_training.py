@@ -154,11 +154,11 @@ def test_the_critic_trains_on_all_groups(watched):
 
 
 def recomputed(model, data, index):
-    """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers only."""
-    import torch
+    """Log-probs of a sample's tokens under a model of transformers, which may be a folder, and its action mask."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     real = data[f"{index}/attention_mask"].astype(bool)
     tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
     with torch.no_grad():

@@ -250,15 +250,6 @@ class TestSeedsOfAStep:
             "i": prompt_seed(SEED, 5, "reevaluated", 1),
         }
 
-    def test_of_an_evaluation_do_not_depend_on_what_came_before(self):
-        run = generation("a", "b", evaluation="vwxyz")
-        run.generator.generate_samples()
-        run.generator.generate("reevaluated", hard("h", "i"), {})
-        del run.calls[:]
-        run.generator.generate_eval_samples(n_samples_per_prompt=1)
-        wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
-        assert run.seeds() == wanted
-
 
 # --- hard prompts -----------------------------------------------------------------------------------------------------
 
