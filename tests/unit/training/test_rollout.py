@@ -560,15 +560,6 @@ class TestUsable:
         wanted = [one for number, one in enumerate(made) if not any(bad[number * size :][:size])]
         assert list(map(id, usable_answers(made))) == list(map(id, wanted))
 
-    def test_the_log_names_the_prompt(self, monkeypatch):
-        from bapo_openrlhf.training.trainer import generated
-
-        said = []
-        monkeypatch.setattr(generated.logger, "warning", said.append)
-        bad = Answers(Prompt("1 + 1"), answers(reward=None).responses)
-        usable_answers([answers(), bad])
-        assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
-
 
 class TestEvaluation:
     """OpenRLHF makes one tensor of all rewards: a response without one would end the run."""
