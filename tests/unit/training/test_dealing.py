@@ -83,8 +83,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def everything(experience: Experience, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {item.name: plain(getattr(experience, item.name)) for item in fields(Experience) if item.name not in without}
+def everything(experience: Experience) -> dict[str, Any]:
+    return {item.name: plain(getattr(experience, item.name)) for item in fields(Experience)}
 
 
 def number_of(experience: Experience, row: int = 0) -> int:

@@ -15,14 +15,11 @@ from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, ex
 
 @pytest.fixture
 def tokenizer():
-    asked = []
-
     def decode(tokens, skip_special_tokens):
         assert skip_special_tokens
-        asked.append(tokens)
         return " ".join(map(str, tokens))
 
-    return SimpleNamespace(decode=decode, asked=asked)
+    return SimpleNamespace(decode=decode)
 
 
 def test_a_response_of_several_turns_and_an_empty_one(tokenizer):
