@@ -255,7 +255,7 @@ def test_groups_and_answers_are_recorded(watched, workspace):
     data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     assert {row["prompt"] for row in groups} <= {Prompt(row["input"], row["label"]).id for row in data}
     assert [row["uid"] for row in groups] == list(range(len(groups)))
-    assert result.summary["rollouts"] == 4 * len(groups)
+    assert (result.summary["algorithm"], result.summary["rollouts"]) == ("ba_ppo", 4 * len(groups))
     assert {row["kind"] for row in answers} == {"failed", "solved"}
     assert all(row["label"] == dict((d["input"], d["label"]) for d in data)[row["text"]] for row in answers)
     assert any(row["response"] for row in answers)
