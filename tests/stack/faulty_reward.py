@@ -1,7 +1,5 @@
 """reward.py, but of the prompts 1+1=, 2+2= ... the verifier fails: hangs, raises, dies, allocates, gives nan."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -33,23 +33,14 @@ NORM_ERROR = 0.02
 
 
 class Episode(NamedTuple):
-    """A response as the agent saw it. Masks and log-probs are by token, without the shift of OpenRLHF's.
-
-    Attributes:
-        prompt: The prompt.
-        generation: How often the prompt was generated before.
-        tokens: Prompt, turn, feedback, turn, feedback.
-        mask: 1 for tokens that vLLM sampled.
-        log_probs: Of vLLM; 0 for other tokens.
-        reward: Sum over both turns.
-    """
+    """A response as the agent saw it. Masks and log-probs are by token, without the shift of OpenRLHF's."""
 
     prompt: str
-    generation: int
-    tokens: tuple[int, ...]
-    mask: np.ndarray
-    log_probs: np.ndarray
-    reward: float
+    generation: int  # how often the prompt was generated before
+    tokens: tuple[int, ...]  # prompt, turn, feedback, turn, feedback
+    mask: np.ndarray  # 1 for tokens that vLLM sampled
+    log_probs: np.ndarray  # of vLLM; 0 for other tokens
+    reward: float  # sum over both turns
 
 
 def episode(line, encode):
@@ -65,25 +56,15 @@ def episode(line, encode):
 
 
 class Runs(NamedTuple):
-    """A run that stopped, and in `make test-all` also one that was resumed.
+    """A run that stopped, and in `make test-all` also one that was resumed."""
 
-    Attributes:
-        stopped: Result of the first part, with steps 0 to 2.
-        result: Result of the last part.
-        total: Number of steps of all parts.
-        folder: What the probes wrote; first/ and second/ are the parts.
-        episodes: Whole episodes by their tokens.
-        steps: The steps at which each prompt was generated, in order.
-        stop: The token that ends a turn.
-    """
-
-    stopped: object
-    result: object
-    total: int
-    folder: Path
-    episodes: dict
-    steps: dict
-    stop: int
+    stopped: object  # result of the first part, with steps 0 to 2
+    result: object  # of the last part
+    total: int  # steps of all parts
+    folder: Path  # what the probes wrote; first/ and second/ are the parts
+    episodes: dict  # whole ones by their tokens
+    steps: dict  # at which each prompt was generated, in order
+    stop: int  # the token that ends a turn
 
     def part(self, step):
         return self.folder / ("first" if step < STOPS else "second")

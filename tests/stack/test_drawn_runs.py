@@ -4,8 +4,6 @@ The configurations are drawn from the table of flags (tests/unit/flags/drawn_fla
 the same; those marked slow are other ones each time. A failure names its seed: DRAWN_SEED=SEED draws the same again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

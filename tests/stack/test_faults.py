@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,24 +47,21 @@ def marked(mark):
     return {"environment": {"MARK": mark, client.ADDRESS: ""}, "own_ray": True}
 
 
-def survivors(mark):
-    """Processes that carry the mark in their environment or in their command line."""
-    result = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                if mark.encode() in (entry / "environ").read_bytes() + command:
-                    result.append(command.replace(b"\0", b" ").decode(errors="replace"))
-            except OSError:
-                continue
+def processes_of(mark):
+    """The command lines of the processes that carry the mark in it or in their environment, by their numbers."""
+    result = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes()
+            if mark.encode() in (entry / "environ").read_bytes() + command:
+                result[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return result
 
 
 def assert_nothing_is_left(mark):
     """All processes of the run end. After a kill -9 of the driver, Ray's agents wait a minute for its server."""
     for _ in range(150):
-        left = survivors(mark)
+        left = processes_of(mark)
         if not left:
             return
         time.sleep(1)
@@ -83,17 +81,11 @@ def same_steps(actual, expected, first):
 
 
 class Fault(NamedTuple):
-    """A fault, and what becomes of the run.
+    """A fault, and what becomes of the run."""
 
-    Attributes:
-        what: VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py).
-        says: Texts in the output.
-        resumes_at: Step of the newest whole checkpoint.
-    """
-
-    what: str
-    says: tuple[str, ...]
-    resumes_at: int
+    what: str  # VICTIM/STEP/PHASE/SECONDS (fault_probe_classes.py)
+    says: tuple[str, ...]  # texts in the output
+    resumes_at: int  # step of the newest whole checkpoint
 
 
 def stops_and_resumes(train, name, faults, run, reference, **flags):

@@ -66,20 +66,12 @@ PPO = SHARED | {
 
 
 class Run(NamedTuple):
-    """A run that was killed and resumed.
+    """A run that was killed and resumed."""
 
-    Attributes:
-        saved: Steps before the checkpoint.
-        before: Rows of the run that was killed, to the last step that it finished.
-        rows: Rows of the whole run, which has the steps after the checkpoint from the resumed one.
-        output: What both wrote.
-        folder: The record.
-    """
-
-    saved: int
-    before: list[dict]
-    rows: list[dict]
-    output: str
+    saved: int  # steps before the checkpoint
+    before: list[dict]  # rows of the run that was killed, to the last step that it finished
+    rows: list[dict]  # of the whole run, which has the steps after the checkpoint from the resumed one
+    output: str  # of both
     folder: Path
 
 
@@ -88,9 +80,7 @@ def killed_and_resumed(
 ):
     """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
 
-    `initial` is for the first part only.
-
-    In the step `told`, the resumed part gets a SIGTERM.
+    `initial` is for the first part only. In the step `told`, the resumed part gets a SIGTERM.
     """
     initial, saved = initial or {}, values["ckpt__save_steps"]
     more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/{phase}/0.05"}

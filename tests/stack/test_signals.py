@@ -11,7 +11,6 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from test_faults import (
@@ -23,8 +22,8 @@ from test_faults import (
     SWITCHES,
     assert_nothing_is_left,
     marked,
+    processes_of,
     same_steps,
-    survivors,
     uninterrupted,
 )
 
@@ -155,22 +154,12 @@ def sent(train, name, number, when, *, everyone=False, environment=None, **flags
     return result
 
 
-def processes_of(mark):
-    """The numbers of all processes of a run."""
-    processes = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            if mark.encode() in (entry / "environ").read_bytes():
-                processes.append(int(entry.name))
-    return processes
-
-
 def driver_of(mark):
     """The number of the run's first process, which leads its group."""
     drivers = []
-    for number in processes_of(mark):
+    for number, command in processes_of(mark).items():
         with suppress(OSError):
-            if os.getpgid(number) == number and b"train_ppo_ray" in Path(f"/proc/{number}/cmdline").read_bytes():
+            if os.getpgid(number) == number and "train_ppo_ray" in command:
                 drivers.append(number)
     return drivers
 
@@ -181,7 +170,7 @@ def driver_of(mark):
 def test_before_the_first_step(train, name, process):
     def there(mark):
         time.sleep(0.5)
-        return any(process in command for command in survivors(mark))
+        return any(process in command for command in processes_of(mark).values())
 
     result = sent(train, f"signals_{name}", signal.SIGTERM, there)
     assert result.status == 143 and "Traceback" not in result.output

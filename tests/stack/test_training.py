@@ -154,11 +154,11 @@ def test_the_critic_trains_on_all_groups(watched):
 
 
 def recomputed(model, data, index):
-    """Log-probs of a sample's tokens under the weights in the folder `model`, by transformers only."""
-    import torch
+    """Log-probs of a sample's tokens under a model of transformers, which may be a folder, and its action mask."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     real = data[f"{index}/attention_mask"].astype(bool)
     tokens = torch.from_numpy(data[f"{index}/sequences"][real])[None]
     with torch.no_grad():
@@ -216,41 +216,6 @@ def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
     assert kept > 0 and checked >= 8
 
 
-def test_delayed_fresh_samples_are_off_policy(watched):
-    for step in (1, 2, 4, 5):
-        data = np.load(watched[1] / f"experience{step}.npz")
-        fresh = data["source"] == "fresh"
-        assert not data["on_policy"][fresh].any()
-    sources = {source for step in range(6) for source in np.load(watched[1] / f"experience{step}.npz")["source"]}
-    assert sources == {"fresh", "reevaluated", "replayed"}
-
-
-def test_every_batch_is_trained_whole(watched):
-    """The learning rate moves once an optimizer step: ceil(samples / 16) of them, whatever the batch's size."""
-    result, _ = watched
-    # cosine with warm-up: recompute the schedule and find each logged rate on it
-    steps = np.cumsum([math.ceil(row["rollout/num_samples"] / 16) for row in result.metrics])
-    total = 6 * 2
-    warmup = math.ceil(total * 0.03)
-    for row, taken in zip(result.metrics, steps, strict=True):
-        progress = (taken - warmup) / (total - warmup)
-        factor = taken / warmup if taken < warmup else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress))
-        assert row["actor_lr"] == pytest.approx(1e-3 * factor, rel=1e-6)
-
-
-def test_counts_of_the_record_balance(watched):
-    result, _ = watched
-    for row in result.metrics:
-        fresh = row["groups/fresh"] + row["groups/filtered"]
-        again = row["groups/reevaluated"] + row["groups/unimproved"] + row["groups/solved"]
-        assert fresh + again + row["groups/cut"] == row["groups/generated"]
-        assert (row["groups/fresh"] + row["groups/reevaluated"] + row["groups/replayed"]) * 4 == row[
-            "rollout/num_samples"
-        ]
-    assert result.summary["rollouts"] == 4 * sum(row["groups/generated"] for row in result.metrics)
-    assert result.summary["algorithm"] == "ba_ppo"
-
-
 def catalogued(rows, algorithm):
     """Each name in the rows is in the catalogue, and each that the catalogue promises is in some row.
 
@@ -290,27 +255,13 @@ def test_groups_and_answers_are_recorded(watched, workspace):
     data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     assert {row["prompt"] for row in groups} <= {Prompt(row["input"], row["label"]).id for row in data}
     assert [row["uid"] for row in groups] == list(range(len(groups)))
-    for row in result.metrics:
-        of_step = [group for group in groups if group["step"] == row["step"]]
-        assert row["groups/generated"] == len(of_step)
-        for state in ("fresh", "reevaluated", "filtered", "unimproved"):
-            assert row[f"groups/{state}"] == sum(group["state"] == state for group in of_step)
-        assert row["tokens/generated"] == sum(group["tokens"] for group in of_step)
+    assert (result.summary["algorithm"], result.summary["rollouts"]) == ("ba_ppo", 4 * len(groups))
     assert {row["kind"] for row in answers} == {"failed", "solved"}
     assert all(row["label"] == dict((d["input"], d["label"]) for d in data)[row["text"]] for row in answers)
     assert any(row["response"] for row in answers)
     metadata = record.read_run(result.folder)
     assert (metadata["total_steps"], metadata["config"]["adapt.rollout_delay"]) == (6, DELAY)
     assert metadata["started"] == result.summary["started"]
-
-
-def test_off_policy_sources_are_clipped(watched):
-    """clip/SOURCE is of the first update: if today's weights generated a sample, its ratio is 1."""
-    rows = watched[0].metrics
-    assert all(row["clip/fresh"] == 0 for row in rows[::DELAY] if row["groups/fresh"])
-    assert all(row["clip/reevaluated"] == 0 for row in rows if row["groups/reevaluated"])
-    assert any(row["clip/replayed"] > 0 for row in rows if row["groups/replayed"])
-    assert all(0 < row["value/fresh_error"] < 10 for row in rows if row["groups/fresh"])
 
 
 # ── Batch adaptation off, or on with nothing to adapt, is OpenRLHF ──

@@ -3,8 +3,6 @@
 The module must be on PYTHONPATH, so that Ray's workers can import it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import ray

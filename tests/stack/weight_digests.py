@@ -4,8 +4,6 @@ Nothing of OpenRLHF is imported here, because a function that an engine's proces
 OpenRLHF's models cannot be imported there without flash-attn.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Fixtures for tests on the fake stack, which is in `fake_stack`."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable
@@ -10,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from bapo_openrlhf.cpu import stack as cpu
+
+cpu.prepare_environment()
+cpu.install()  # before anything imports torch, Ray, DeepSpeed or vLLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -47,6 +49,18 @@ def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Call
             folder or tmp_path / str(next(numbers)), words, prompts=prompts, evaluation=evaluation, engines=engines
         )
         run.make_trainer(kind)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def fitted(world: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a world as `world` does, and trains to the end."""
+
+    def make(**words: Any) -> Any:
+        run = world(**words)
+        run.trainer.fit()
         return run
 
     return make

@@ -10,38 +10,33 @@ import hashlib
 import math
 import pickle
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from openrlhf.trainer import ppo_trainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer import ppo_trainer  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
-
-from bapo_openrlhf.adapt import vocabulary  # noqa: E402
-from bapo_openrlhf.adapt.rewards import UNIT  # noqa: E402
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.flags.checked import Checked  # noqa: E402
-from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags  # noqa: E402
-from bapo_openrlhf.flags.sizes import batch_arithmetic  # noqa: E402
-from bapo_openrlhf.launch.resume import choose_start, take  # noqa: E402
-from bapo_openrlhf.record.run_record import read_metrics  # noqa: E402
-from bapo_openrlhf.training.engine.engines import request_seed  # noqa: E402
-from bapo_openrlhf.training.trainer import mended_trainer  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import generated_groups  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import answers_of  # noqa: E402
-from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer  # noqa: E402
-from bapo_openrlhf.training.wire.failures import Failures  # noqa: E402
-from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS  # noqa: E402
+from bapo_openrlhf.adapt import vocabulary
+from bapo_openrlhf.adapt.rewards import UNIT
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.flags.checked import Checked
+from bapo_openrlhf.flags.openrlhf_flags import has_reference, set_openrlhf_flags
+from bapo_openrlhf.flags.sizes import batch_arithmetic
+from bapo_openrlhf.launch.resume import choose_start, take
+from bapo_openrlhf.record.run_record import read_metrics
+from bapo_openrlhf.training.engine.engines import request_seed
+from bapo_openrlhf.training.trainer import mended_trainer
+from bapo_openrlhf.training.trainer.generated import generated_groups
+from bapo_openrlhf.training.trainer.samples import answers_of
+from bapo_openrlhf.training.trainer.trainer import AdaptedPPOTrainer
+from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
 
 STATES = (*vocabulary.STATES, vocabulary.FAILED)
 
@@ -468,9 +463,9 @@ class World:
         hardness = digest(prompt) % 8
         return float(digest(prompt, weights // 2, sample) % 8 >= hardness)
 
-    def score(self, tokens: list[int]) -> float:
+    def score(self, tokens: Sequence[int]) -> float:
         """The reward model's, which bfloat16 holds: from -3 to 5."""
-        return digest(tokens) % 33 / 4 - 3
+        return digest([*tokens]) % 33 / 4 - 3
 
     def log_probs(self, tokens: list[int], weights: int) -> list[float]:
         """Of all tokens but the first."""
@@ -550,6 +545,13 @@ def rows_of(experiences: list, *names: str) -> list[tuple]:
 def tokens_of(request: SimpleNamespace) -> int:
     """Generated tokens of a request's four responses, if they do not depend on seeds."""
     return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
+
+
+def responses_to(request: SimpleNamespace) -> list[tuple[int, ...]]:
+    """The tokens of a request's four responses."""
+    seeds = [request.seed and request_seed(request.seed, n) for n in range(4)]
+    drawn = [digest(request.prompt, request.weights, n, seed) for n, seed in enumerate(seeds)]
+    return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
 
 
 def groups_in_flight(run: World) -> int:

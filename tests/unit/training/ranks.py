@@ -1,19 +1,12 @@
 """Data-parallel ranks as threads; their collectives meet at a barrier."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-from bapo_openrlhf.cpu import stack as cpu
+import torch
 
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-
-from bapo_openrlhf.training.worker import means, shards, updates, whole_batch  # noqa: E402
+from bapo_openrlhf.training.worker import means, shards, updates, whole_batch
 
 
 class Ranks:

@@ -1,7 +1,5 @@
 """Runs on the fake stack in which generation is ahead of training (`--train.async_enable`)."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile
@@ -11,20 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from fake_stack import SCORED, STATES, World, groups_in_flight, numbers, trained, without_times
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_checkpoints import REPEATABLE, continued, resumed
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from fake_stack import SCORED, STATES, World, groups_in_flight, numbers, trained, without_times  # noqa: E402
-from test_checkpoints import REPEATABLE, resumed  # noqa: E402
-
-from bapo_openrlhf.record.state_file import load_state  # noqa: E402
-from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
+from bapo_openrlhf.record.state_file import load_state
+from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 
 
 def ahead(queue: int, delay: int, again: int = 2, **words) -> dict:
@@ -143,11 +135,10 @@ def test_no_two_prompts_of_a_run_have_the_same_seed(world, queue, delay, again):
 
 
 @pytest.mark.parametrize("queue", [1, 3])
-def test_evaluations_have_the_seeds_of_their_step(world, tmp_path, queue):
+def test_evaluations_have_the_seeds_of_their_step(fitted, tmp_path, queue):
     """Whether a rollout was asked for in the step or not; so a resumed run has them too."""
     words = ahead(queue, 1, **{"eval.steps": 1}) | REPEATABLE
-    run = world(prompts=9, evaluation=2, **words)
-    run.trainer.fit()
+    run = fitted(prompts=9, evaluation=2, **words)
     assert run.trainer.state.step == 9 and any(row["rollouts/step"] for row in run.metrics())
 
     def of_evaluations(run: World) -> list[tuple[int, str, int]]:
@@ -158,14 +149,12 @@ def test_evaluations_have_the_seeds_of_their_step(world, tmp_path, queue):
         for step in range(1, 10)
         for place in (0, 1)
     ]
-    again = resumed(run, tmp_path / "again", "global_step6", **words)
-    again.trainer.fit()
+    again = continued(run, tmp_path / "again", "global_step6", **words)
     assert of_evaluations(again) == of_evaluations(run)[12:]
 
 
-def test_staleness_is_bounded_below_the_queue(world):
-    run = world(**ahead(3, 2, **{"adapt.max_staleness": 1}))
-    run.trainer.fit()
+def test_staleness_is_bounded_below_the_queue(fitted):
+    run = fitted(**ahead(3, 2, **{"adapt.max_staleness": 1}))
     lags = [row["staleness/rollout_policy"] for row in run.metrics()]
     assert lags == [0, 1, 2, 1] + [2, 1] * 4
 
@@ -182,18 +171,16 @@ def test_staleness_is_bounded_below_the_queue(world):
     ids=lambda case: " ".join(map(str, case.values())),
 )
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, every):
+def test_a_resumed_run_is_the_run_that_was_never_stopped(fitted, tmp_path, case, every):
     """From each checkpoint but the last, or from every fourth."""
     words = ahead(case["queue"], case["delay"]) | REPEATABLE
     words |= {name: value for name, value in case.items() if "." in name or name == "algorithm"}
-    run = world(prompts=case["prompts"], **words)
-    run.trainer.fit()
+    run = fitted(prompts=case["prompts"], **words)
     tags = sorted(run.trainer.checkpoints.store.tags())
     assert len(tags) == run.trainer.state.step
     for tag in tags[:-1][::every]:
         step = int(tag.rpartition("step")[2])
-        again = resumed(run, tmp_path / f"from {tag}", tag, **words)
-        again.trainer.fit()
+        again = continued(run, tmp_path / f"from {tag}", tag, **words)
         assert trained(again, 0) == trained(run, step), tag
         assert without_times(again) == without_times(run)
         assert (again.record / "groups.jsonl").read_text() == (run.record / "groups.jsonl").read_text()
@@ -209,7 +196,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(world, tmp_path, case, 
         ) - in_flight_of(run, tag)
 
 
-def test_a_checkpoint_waits_for_rollouts_that_still_read_prompts(world, tmp_path, monkeypatch):
+def test_a_checkpoint_waits_for_rollouts_that_still_read_prompts(fitted, tmp_path, monkeypatch):
     """Otherwise a resumed run would read these prompts a second time."""
     draw = TrainingPrompts.draw
 
@@ -219,10 +206,8 @@ def test_a_checkpoint_waits_for_rollouts_that_still_read_prompts(world, tmp_path
 
     monkeypatch.setattr(TrainingPrompts, "draw", slow)
     words = ahead(1, 4, 0) | REPEATABLE
-    run = world(prompts=14, **words)
-    run.trainer.fit()
-    again = resumed(run, tmp_path / "again", "global_step2", **words)
-    again.trainer.fit()
+    run = fitted(prompts=14, **words)
+    again = continued(run, tmp_path / "again", "global_step2", **words)
     assert trained(again, 0) == trained(run, 2)
 
 
@@ -281,12 +266,9 @@ def assert_each_in_flight_is_somewhere(run: World) -> None:
 
 
 def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
-    """Make runs one after the other. Each run continues from the last checkpoint, with other flags.
+    """Make runs with these flags one after the other, each from the last checkpoint. All prompts are hard.
 
-    All answers are wrong, so all prompts are hard.
-
-    Args:
-        segments: Flags of each run. "steps" are those after which it stops; None: at the end of its data.
+    A run stops after its "steps"; None: at the end of its data.
     """
     tag, done = None, 0
     for segment in segments:
@@ -381,23 +363,20 @@ def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
         assert not set(named[step]) & set(flying)
 
 
-def test_a_checkpoint_with_rollouts_is_not_for_a_synchronous_run(world, tmp_path):
+def test_a_checkpoint_with_rollouts_is_not_for_a_synchronous_run(fitted, tmp_path):
     words = ahead(2, 1) | REPEATABLE
-    run = world(**words)
-    run.trainer.fit()
+    run = fitted(**words)
     words.pop("train.async_enable")
     again = resumed(run, tmp_path / "again", "global_step3", **words)
     with pytest.raises(RuntimeError, match="global_step3 has 2 rollouts that were not trained on yet; resume it with"):
         again.trainer.fit()
 
 
-def test_a_synchronous_run_goes_on_ahead(world, tmp_path):
+def test_a_synchronous_run_goes_on_ahead(fitted, tmp_path):
     words = {"adapt.rollout_delay": 1, "train.num_episodes": 3} | REPEATABLE
-    run = world(**words)
-    run.trainer.fit()
+    run = fitted(**words)
     more = {"train.async_enable": True, "train.async_queue_size": 2}
-    again = resumed(run, tmp_path / "again", "global_step4", **words, **more)
-    again.trainer.fit()
+    again = continued(run, tmp_path / "again", "global_step4", **words, **more)
     assert [row["staleness/rollout_policy"] for row in again.metrics()] == [0] * 4 + [0, 1] + [2] * 6
 
 
@@ -428,8 +407,7 @@ def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp
     flying = {hard._entries[name].prompt.text for name in hard._in_flight}
     assert flying
     words.pop("train.async_enable")
-    again = resumed(run, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
-    again.trainer.fit()
+    again = continued(run, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
     assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight
 
 

@@ -1,17 +1,14 @@
 """The baseline of the actor's advantages, and its lambda by length, against sums that are written out."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
+import torch
 from fake_stack import by_position
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_experience import MASKS, by_definition, by_sample, made_up, maker, off_policy, whole_group
-
-import torch  # isort: skip
 
 from bapo_openrlhf.training.trainer.advantages import set_advantages
 
@@ -131,11 +128,10 @@ def test_lambda_by_length(returns, alpha):
         assert row == pytest.approx(other - mean, abs=1e-5)
 
 
-def test_a_run_chooses_on_fresh_groups(world):
+def test_a_run_chooses_on_fresh_groups(fitted):
     """With the values of the fake critic, which knows nothing: the advantages of every step are those of the means."""
     words = {"algorithm": "ba_ppo", "adapt.critic_baseline": "group"}
-    run = world(**words)
-    run.trainer.fit()
+    run = fitted(**words)
     for (_, experiences), row in zip(run.trained, run.metrics(), strict=True):
         assert row["value/critic_is_baseline"] == 0 and row["value/explained_variance_fresh"] < 0
         groups = torch.cat([e.rewards for e in experiences]).view(-1, 4)

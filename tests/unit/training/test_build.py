@@ -1,29 +1,22 @@
 """The composition of a run, compared with OpenRLHF's `train`: Ray and the classes of all processes write down calls."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import ray
+from openrlhf.cli import train_ppo_ray
+from openrlhf.trainer import ppo_trainer, ppo_trainer_async
+from openrlhf.trainer.ray import launcher, vllm_engine
 
+from bapo_openrlhf import host
+from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-from openrlhf.cli import train_ppo_ray  # noqa: E402
-from openrlhf.trainer import ppo_trainer, ppo_trainer_async  # noqa: E402
-from openrlhf.trainer.ray import launcher, vllm_engine  # noqa: E402
-
-from bapo_openrlhf import host  # noqa: E402
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training.driver import build, own_ray  # noqa: E402
-from bapo_openrlhf.training.engine import engines  # noqa: E402
-from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer  # noqa: E402
-from bapo_openrlhf.training.worker import workers  # noqa: E402
+from bapo_openrlhf.training.driver import build, own_ray
+from bapo_openrlhf.training.engine import engines
+from bapo_openrlhf.training.trainer import dealing, plain_trainer, trainer
+from bapo_openrlhf.training.worker import workers
 
 FLAGS = {
     "algorithm": "grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py", "data.max_len": 77,

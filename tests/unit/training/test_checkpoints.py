@@ -1,7 +1,5 @@
 """Checkpoints of runs on the fake stack, and runs that continue from them."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from collections.abc import Callable
@@ -9,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, copied, numbers, trained
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from fake_stack import CHOOSING, DYNAMIC, SCORED, STATES, Group, World, copied, numbers, trained  # noqa: E402
-
-from bapo_openrlhf.methods.registry import METHODS, method_class  # noqa: E402
-from bapo_openrlhf.record.checkpoint_store import CheckpointStore  # noqa: E402
-from bapo_openrlhf.record.run_record import read_evaluations, read_warnings  # noqa: E402
-from bapo_openrlhf.training.trainer import checkpoints  # noqa: E402
+from bapo_openrlhf.methods.registry import METHODS, method_class
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.run_record import read_evaluations, read_warnings
+from bapo_openrlhf.training.trainer import checkpoints
 
 
 def watch_store(run: World) -> None:
@@ -181,10 +173,9 @@ class TestSaving:
             (3, CHOOSING, [1, 2]),
         ],
     )
-    def test_the_episode_to_go_on_in(self, world, prompts, method, ends):
+    def test_the_episode_to_go_on_in(self, fitted, prompts, method, ends):
         # OpenRLHF sees the end of the data when it asks for more than is left: with 8 prompts, in the next step
-        run = world(prompts=prompts, **{"ckpt.save_steps": 1, "adapt.method": method})
-        run.trainer.fit()
+        run = fitted(prompts=prompts, **{"ckpt.save_steps": 1, "adapt.method": method})
         result = []
         for step in range(1, len(ends) + 1):
             path = run.checkpoints / "_actor" / f"global_step{step}" / "model.pt"
@@ -209,6 +200,13 @@ def resumed(
     again.reward = run.reward
     assert again.choose_start() == tag
     again.make_trainer()
+    return again
+
+
+def continued(*of_run: Any, **words: Any) -> World:
+    """The same, trained to the end."""
+    again = resumed(*of_run, **words)
+    again.trainer.fit()
     return again
 
 
@@ -267,18 +265,16 @@ class TestResume:
         "case", CASES + SLOW, ids=lambda case: " ".join(Path(str(value)).name for value in case.values())
     )
     @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-    def test_is_the_run_that_was_never_stopped(self, world, tmp_path, case, every):
+    def test_is_the_run_that_was_never_stopped(self, fitted, tmp_path, case, every):
         """From each checkpoint, or from every fourth: one case from the first, fifth, ..., the next from the second."""
-        run = world(**REPEATABLE, **case)
-        run.trainer.fit()
+        run = fitted(**REPEATABLE, **case)
         words = REPEATABLE | {name: value for name, value in case.items() if name not in ("prompts", "evaluation")}
         tags = sorted(run.trainer.checkpoints.store.tags())
         assert len(tags) >= 6
         if run.evaluation:
             assert any(tag.startswith("best") for tag in tags)
         for tag in tags[(self.CASES + self.REST).index(case) % every :: every]:
-            again = resumed(run, tmp_path / f"from {tag}", tag, **words)
-            again.trainer.fit()
+            again = continued(run, tmp_path / f"from {tag}", tag, **words)
             step = int(tag.rpartition("step")[2])
             wanted = [request for request in run.requests if request.step >= step]
             if run.evaluation:  # the one of that step was before the checkpoint, or is not made up for
@@ -340,26 +336,21 @@ class TestResume:
         again.trainer.fit()
         assert ("best_global_step3" in again.noted("begin")) is best  # step 3 is worse than step 2
 
-    def test_of_one_that_had_ended_trains_nothing(self, world, tmp_path):
-        run = world(prompts=6, **REPEATABLE)
-        run.trainer.fit()
+    def test_of_one_that_had_ended_trains_nothing(self, fitted, tmp_path):
+        run = fitted(prompts=6, **REPEATABLE)
         assert run.noted("load") == []  # the first start is not told to load
-        again = resumed(run, tmp_path / "again", "global_step4", **REPEATABLE)
-        again.trainer.fit()
+        again = continued(run, tmp_path / "again", "global_step4", **REPEATABLE)
         assert again.requests == [] and again.trained == [] and numbers(again.metrics()) == numbers(run.metrics())
         (said,) = [row["text"] for row in read_warnings(again.record) if row["kind"] == "nothing left"]
         assert "step 4" in said and "train.num_episodes" in said
         # more episodes are
-        more = resumed(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
-        more.trainer.fit()
+        more = continued(run, tmp_path / "more", "global_step4", **REPEATABLE | {"train.num_episodes": 3})
         assert [row["step"] for row in more.metrics()] == [1, 2, 3, 4, 5, 6]
 
-    def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, world, tmp_path):
+    def test_the_weights_of_a_resumed_run_are_kept_where_they_are_needed(self, fitted, tmp_path):
         words = REPEATABLE | {"adapt.rollout_delay": 4, "train.num_episodes": 1}
-        run = world(prompts=32, **words)
-        run.trainer.fit()
-        again = resumed(run, tmp_path / "again", "global_step5", **words)
-        again.trainer.fit()
+        run = fitted(prompts=32, **words)
+        again = continued(run, tmp_path / "again", "global_step5", **words)
         result = [event for event in again.events if event[0] in ("sync", "load", "keep", "restore")]
         assert result == [("load", 4), ("keep", 4), ("sync", 6), ("restore", 4), ("sync", 8)]
 
@@ -374,12 +365,10 @@ class TestResume:
             {"vllm.num_engines": 1, "adapt.max_shift_fresh": 0.5},
         ],
     )
-    def test_what_may_change(self, world, tmp_path, changed):
-        run = world(**REPEATABLE)
-        run.trainer.fit()
+    def test_what_may_change(self, fitted, tmp_path, changed):
+        run = fitted(**REPEATABLE)
         for step in (1, 5):
-            again = resumed(run, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
-            again.trainer.fit()
+            again = continued(run, tmp_path / f"from {step}", f"global_step{step}", **REPEATABLE | changed)
             rows = again.metrics()
             assert [row["step"] for row in rows] == list(range(1, 9))
             assert numbers(rows[:step]) == numbers(run.metrics()[:step])
@@ -389,18 +378,16 @@ class TestResume:
             for at in range(delay * (step // delay + 1), 8):  # from the next sync on as if it had always been so
                 assert {request.weights for request in again.of_step(at)[0]} == {at - at % delay}
 
-    def test_groups_in_flight_need_partial_rollouts(self, world, tmp_path):
-        run = world(prompts=16, **REPEATABLE | {"adapt.partial_rollout_tokens": 1})
-        run.trainer.fit()
+    def test_groups_in_flight_need_partial_rollouts(self, fitted, tmp_path):
+        run = fitted(prompts=16, **REPEATABLE | {"adapt.partial_rollout_tokens": 1})
         (count,) = (row["groups/in_flight"] for row in run.metrics() if row["step"] == 3)
         again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
         with pytest.raises(RuntimeError, match=rf"global_step3 has {count:g} groups .*--adapt.partial_rollout_tokens"):
             again.trainer.fit()
         assert count > 0 and again.requests == []
 
-    def test_an_actor_of_another_step_is_refused(self, world, tmp_path):
-        run = world(**REPEATABLE)
-        run.trainer.fit()
+    def test_an_actor_of_another_step_is_refused(self, fitted, tmp_path):
+        run = fitted(**REPEATABLE)
         again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
         again.groups["actor"].workers[0].client_states["global_step"] = 2
         with pytest.raises(RuntimeError, match=r"^step 0, resuming: ValueError: .*global_step3 .* step 3 .* step 2"):
@@ -410,34 +397,9 @@ class TestResume:
 
 class TestState:
     @pytest.fixture
-    def run(self, world):
-        run = world(algorithm="ba_ppo", **{"adapt.rollout_delay": 3})
-        run.trainer.fit()
+    def run(self, fitted):
+        run = fitted(algorithm="ba_ppo", **{"adapt.rollout_delay": 3})
         return run
-
-    def test_says_all_that_the_next_step_depends_on(self, run):
-        state = run.trainer.checkpoints.state_dict()
-        assert (state["step"], state["weights_version"], state["group_size"]) == (8, 6, 4)
-        assert state["generated"] == len(run.requests) and state["rollouts"] == 4 * len(run.requests)
-        assert state["ledger"]["groups"]["generated"] == state["generated"]
-        assert torch.equal(state["torch_rng"], torch.get_rng_state())
-        assert [len(state["worker_rng"][name]) for name in ("actor", "critic")] == [1, 1]
-        assert len(state["method"]["replay"]["groups"]) == len(run.trainer.method.replay) > 0
-        assert len(state["method"]["hard"]["entries"]) == len(run.trainer.method.hard) > 0
-
-    def test_load_is_the_inverse(self, run, world):
-        state = run.trainer.checkpoints.state_dict()
-        other = world(algorithm="ba_ppo")
-        other.trainer.checkpoints.load_state_dict(state)
-        other.trainer.rollout_weights.weights_version = state["weights_version"]  # the engines get these weights later
-        other.trainer._epoch_done = state["epoch_done"]
-        torch.set_rng_state(state["torch_rng"])
-        assert repr(other.trainer.checkpoints.state_dict()) == repr(state)
-
-    def test_is_of_a_run_without_a_critic_too(self, world):
-        state = world().trainer.checkpoints.state_dict()
-        assert list(state["worker_rng"]) == ["actor"]
-        world().trainer.checkpoints.load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("changed", "text"),
@@ -456,19 +418,6 @@ class TestState:
         assert (
             other.trainer.state.step == other.trainer.state.generated == other.trainer.ledger.counts["generated"] == 0
         )
-
-    @pytest.mark.parametrize("epoch_done", [False, True])
-    def test_this_processs_generator_goes_on_where_it_was(self, run, world, epoch_done):
-        state = run.trainer.checkpoints.state_dict() | {"epoch_done": epoch_done}
-        other = world(algorithm="ba_ppo")
-        torch.manual_seed(99)
-        before = torch.get_rng_state()
-        other.trainer.checkpoints.load_state_dict(state)
-        waiting = other.trainer.prompts_dataloader.rng_after_first_draw
-        if epoch_done:  # the next thing drawn is another epoch
-            assert torch.equal(torch.get_rng_state(), state["torch_rng"]) and waiting is None
-        else:  # OpenRLHF makes the data loader's iterator first, which draws
-            assert torch.equal(torch.get_rng_state(), before) and torch.equal(waiting, state["torch_rng"])
 
     @staticmethod
     def generators(world, saved, now, *, step=4, seed=7):

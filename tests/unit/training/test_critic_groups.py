@@ -1,34 +1,24 @@
 """`--adapt.critic_groups generated`: which samples the critic trains on, their returns, and the loss of its ranks."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
 import numpy as np
 import pytest
-from fake_stack import digest, rows_of, trained
+import torch
+from fake_stack import digest, responses_to, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks, arguments
 from test_experience import by_definition
 from test_updates import VALUE_CLIP, trainer
 
-import torch  # isort: skip
-
-from bapo_openrlhf.training.engine.engines import request_seed
 from bapo_openrlhf.training.trainer.dealing import training_shares
 from bapo_openrlhf.training.wire.packing import packed, unpacked
 from bapo_openrlhf.training.worker.updates import WholeBatchCriticTrainer
 
 GENERATED = {"algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.max_failed_share": 1}
 BATCH = GENERATED | {"adapt.critic_groups": "batch"}
-
-
-def fitted(world, words, **options):
-    run = world(**words, **options)
-    run.trainer.fit()
-    return run
 
 
 def samples_of(experiences):
@@ -40,21 +30,13 @@ def samples_of(experiences):
     )
 
 
-def tokens_of_request(request):
-    """The tokens of its four responses, as the fake engine makes them."""
-    drawn = [
-        digest(request.prompt, request.weights, n, request.seed and request_seed(request.seed, n)) for n in range(4)
-    ]
-    return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
-
-
 def generated_in(run, step):
     """The tokens of each response that a step generated, counted; without groups that have no reward."""
     result = Counter()
     for request in run.requests:
         rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
         if request.step == step and None not in rewards:
-            result += Counter(tokens_of_request(request))
+            result += Counter(responses_to(request))
     return result
 
 
@@ -91,9 +73,9 @@ def test_the_critic_trains_once_on_all_that_a_random_step_generated(
     assert run.updates["critic"] == sum(bool(row["tokens/critic"]) for row in run.metrics())
 
 
-def test_the_actors_batch_does_not_change(world):
+def test_the_actors_batch_does_not_change(fitted):
     """The values of the fake critic depend only on the number of its updates."""
-    run, plain = fitted(world, GENERATED), fitted(world, BATCH)
+    run, plain = fitted(**GENERATED), fitted(**BATCH)
     assert all(row["groups/fresh"] + row["groups/replayed"] for row in run.metrics())
     assert sum(row["groups/filtered"] for row in run.metrics())
     assert trained(run, 0) == trained(plain, 0)
@@ -145,7 +127,7 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
     for step, experiences in dict(run.taught).items():
         actor, before = samples_of(dict(run.trained).get(step, [])), updates[step]
         behind = {tokens: request.weights for request in run.requests if request.step == step
-                  for tokens in tokens_of_request(request)}  # fmt: skip
+                  for tokens in responses_to(request)}  # fmt: skip
         for tokens, reward, values, returns in rows_of(experiences, "values", "returns"):
             if tokens in actor:
                 continue
@@ -176,8 +158,8 @@ def test_an_empty_batch_trains_only_the_critic(world):
         assert {"timing/make_experience", "timing/ppo_train"} <= row.keys()
 
 
-def test_explained_variance_of_all_groups_by_numpy(world):
-    run = fitted(world, GENERATED)
+def test_explained_variance_of_all_groups_by_numpy(fitted):
+    run = fitted(**GENERATED)
     for (_, experiences), row in zip(run.taught, run.metrics(), strict=True):
         values, returns = (
             np.concatenate(numbers)
@@ -189,9 +171,9 @@ def test_explained_variance_of_all_groups_by_numpy(world):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("tokens", [None, 12])
-def test_loss_of_a_micro_batch_by_numpy(world, ranks, tokens):
+def test_loss_of_a_micro_batch_by_numpy(fitted, ranks, tokens):
     """Of what a run sends to the critic: every token weighs the same, whether its group was dropped or not."""
-    run = fitted(world, GENERATED)
+    run = fitted(**GENERATED)
     _, experiences = max(run.taught, key=lambda sent: len(sent[1]))
     assert any(row["groups/filtered"] for row in run.metrics())
     group, weight = Ranks(ranks), torch.tensor([0.3, -0.2, 0.1], dtype=torch.double, requires_grad=True)

@@ -1,7 +1,5 @@
 """Samples on their way to the ranks of a model, against shares and fillers that are written out here."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math
@@ -14,38 +12,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from openrlhf.models import PolicyLoss, ValueLoss  # noqa: E402
-from openrlhf.models.loss import aggregate_loss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+from openrlhf.models import PolicyLoss, ValueLoss
+from openrlhf.models.loss import aggregate_loss
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     balance_experiences,
     make_experience_batch,
     split_experience_batch,
 )
-from openrlhf.trainer.ray import launcher  # noqa: E402
+from openrlhf.trainer.ray import launcher
 
-from bapo_openrlhf.adapt.batch import Skipped  # noqa: E402
-from bapo_openrlhf.training.trainer import dealing  # noqa: E402
-from bapo_openrlhf.training.trainer.dealing import (  # noqa: E402
+from bapo_openrlhf.adapt.batch import Skipped
+from bapo_openrlhf.training.trainer.dealing import (
     DealtActorGroup,
     DealtBatch,
-    dealt_batches,
     filler_of,
     forward_parts,
     length_of,
 )
-from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked  # noqa: E402
-from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 PAD = 9
 SLOW = settings(derandomize=True, database=None)
@@ -93,8 +83,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def everything(experience: Experience, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    return {item.name: plain(getattr(experience, item.name)) for item in fields(Experience) if item.name not in without}
+def everything(experience: Experience) -> dict[str, Any]:
+    return {item.name: plain(getattr(experience, item.name)) for item in fields(Experience)}
 
 
 def number_of(experience: Experience, row: int = 0) -> int:
@@ -329,13 +319,6 @@ class TestTake:
             group.take(experiences)
         assert [len(call["skipped"][0]) for _, call in calls] == [1, 0]
 
-    def test_a_filler_can_be_collated_with_samples(self):
-        (call,) = appended(batched([[0, 1, 2]], {0: 3, 1: 5, 2: 4}), 1)
-        buffer = taken(call)
-        batch = make_experience_batch([*buffer.items, buffer.filler])
-        assert numbers_of(batch) == [0, 2, 1, 0] and batch.action_mask[-1].tolist() == [0] * 4
-        assert [float(value) for value in batch.info["kl"]] == [0.25, 0.25, 0.25, 0.0]
-
     @pytest.mark.parametrize("ranks", [1, 2, 4])
     def test_metrics_are_in_the_same_order_on_all_ranks(self, ranks):
         """The ranks reduce them one after the other, by their order. One that a sample does not have is nan."""
@@ -438,40 +421,6 @@ class TestPacked:
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
 
 
-class TestDealtBatches:
-    @given(
-        lengths=st.lists(st.integers(2, 7), min_size=1, max_size=20).map(lambda each: dict(enumerate(each))),
-        ranks=st.integers(1, 7),
-        draw=st.randoms(use_true_random=False),
-    )
-    @SLOW
-    def test_nothing_is_lost_and_the_ranks_have_equally_many(self, lengths, ranks, draw):
-        """Whatever parts a rank's share is cut into."""
-        wanted, cuts = dealt(lengths, ranks), []
-
-        def cut(given_: list[int], shares: list[list[int]]) -> list[list[list[int]]]:
-            assert given_ == list(lengths.values()) and shares == wanted
-            for share in shares:
-                size = draw.randint(1, 4)
-                cuts.append([share[at : at + size] for at in range(0, len(share), size)])
-            return cuts
-
-        samples = [sample(number, length) for number, length in lengths.items()]
-        before = [everything(one) for one in samples]
-        actual = dealt_batches(samples, ranks, cut, PAD)
-        assert [everything(one) for one in samples] == before
-        assert len(actual) == ranks and {len(rank_batches) for rank_batches in actual} == {max(map(len, cuts))}
-        shortest = min(lengths.values())
-        for rank_batches, parts in zip(actual, cuts, strict=True):
-            for place, batch in enumerate(rank_batches):
-                if place < len(parts):
-                    together = Experience.concat_experiences([samples[number] for number in parts[place]], PAD)
-                    assert everything(batch) == everything(together)
-                    continue
-                assert batch.index == [] and not batch.action_mask.any() and batch.attention_mask.all()
-                assert batch.sequences.shape == (1, shortest)
-
-
 class Rank:
     """A process of a model, whose answer to each token depends on what stands before it; also to padding."""
 
@@ -498,11 +447,7 @@ def model(of: int, ranks: int, copies: int, kind: type = launcher.RayActorGroup)
 
 
 def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = None, tensor: int = 1) -> DealtBatch:
-    """Samples of these lengths on their way to models.
-
-    Args:
-        tokens: of a forward pass, if batching is dynamic.
-    """
+    """Samples of these lengths on their way to models. `tokens` are those of a forward pass, if batching is dynamic."""
     args = SimpleNamespace(
         train=SimpleNamespace(dynamic_batch_enable=tokens is not None),
         rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=tokens),
@@ -575,19 +520,6 @@ class TestForwardPasses:
                 assert sorted(number for load in loads[:rank_share] for number in load) == sorted(share)
                 assert all(sum(lengths[number] for number in load) <= limit for load in loads[:rank_share])
 
-    def test_an_info_key_that_a_sample_does_not_have_is_nan(self):
-        """OpenRLHF passes samples together only if they have the same keys."""
-        samples = [sample(0, 3), sample(1, 4), sample(2, 5)]
-        samples[1].info["depth"] = torch.tensor([2])
-        samples[2].info = {"width": torch.tensor([0.5])} | samples[2].info
-        (batch,) = dealt_batches(samples, 1, lambda _, shares: [[share] for share in shares], PAD)[0]
-        assert list(batch.info) == ["reward", "kl", "turns", "depth", "width"]
-        ranks = [share["experience"][0].info for share in dealing.training_shares(samples, 2)]
-        assert [list(info) for info in ranks] == [list(batch.info)] * 2
-        assert str([info["turns"].flatten().tolist() for info in ranks]) == "[[0, 2], [1]]"
-        assert str([info["depth"].flatten().tolist() for info in ranks]) == "[[nan, nan], [2]]"
-        assert str([info["width"].flatten().tolist() for info in ranks]) == "[[nan, 0.5], [nan]]"
-
     @given(drawn=passes(), micro=st.integers(1, 6))
     @SLOW
     def test_by_samples(self, drawn, micro):
@@ -602,6 +534,7 @@ class TestForwardPasses:
                 wanted = [share[at : at + micro] for at in range(0, len(share), micro)]
                 loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
                 assert len(loads) == longest and loads[: len(wanted)] == wanted
+                assert all(call["sequences"].shape == (1, min(lengths.values())) for call in calls[len(wanted) :])
                 for load, call in zip(loads, calls, strict=True):
                     assert ("mm_train_inputs_list" in call) == any(number % 2 for number in lengths)
                     pixels = call.get("mm_train_inputs_list", [None] * len(load))

@@ -1,33 +1,25 @@
 """Demonstrations as samples, and the loss of a micro-batch that has some, against LUFFY's objective written out."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.models.loss import PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import (  # noqa: E402
+import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
     split_experience_batch,
 )
-from test_demonstrations_in_runs import Letters  # noqa: E402
+from test_demonstrations_in_runs import Letters
 
-from bapo_openrlhf.adapt.batch import Demonstration  # noqa: E402
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.trainer import demonstrations  # noqa: E402
-from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of  # noqa: E402
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens  # noqa: E402
-from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations  # noqa: E402
+from bapo_openrlhf.adapt.batch import Demonstration
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.trainer import demonstrations
+from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of
+from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
+from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
 
 
 def solutions(*pairs, max_new=4, max_len=8) -> Solutions:

@@ -1,7 +1,5 @@
 """Whole runs with worked solutions on the fake stack: what reaches the actor, in which order, and what is counted."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -6,13 +6,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bapo_openrlhf.cpu import stack as cpu
-from bapo_openrlhf.flags.config import AdaptConfig
 
 cpu.prepare_environment()
 cpu.install()
 
 from bapo_openrlhf.training.worker.dropout import noise_of, without_noise  # noqa: E402
-from bapo_openrlhf.training.worker.workers import quieten  # noqa: E402
 
 SMALL = {"vocab_size": 17, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
 # Of each kind of code: noise in modules, in attributes of modules, and in the configuration that a forward pass reads.
@@ -56,15 +54,6 @@ def test_loras_own_dropout_stays():
     rates = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
     assert {rate for name, rate in rates.items() if "lora" in name} == {0.25}
     assert {rate for name, rate in rates.items() if "lora" not in name} == {0.0}
-
-
-@pytest.mark.parametrize(
-    ("flags", "stays"), [({"method": "bapo"}, False), ({"method": "bapo", "keep_dropout": True}, True), ({}, True)]
-)
-def test_only_batch_adaptation_without_the_flag_sets_it_to_0(flags, stays):
-    model = made("gpt2")
-    quieten(model, AdaptConfig(**flags))
-    assert bool(noise_of(model.config.to_dict())) == stays
 
 
 def test_what_is_noise():

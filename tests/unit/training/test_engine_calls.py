@@ -4,18 +4,12 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+import ray
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-
-from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.trainer.engine_calls import CALLS, EngineCalls  # noqa: E402
-from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator  # noqa: E402
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.trainer.engine_calls import CALLS, EngineCalls
+from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator
 
 
 class Engine:

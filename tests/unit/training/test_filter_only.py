@@ -3,16 +3,13 @@
 Its control is GRPO but for Eq. 2. It is its control without the groups that have no signal.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from fake_stack import World, rows_of
-
-import torch  # isort: skip
 
 from bapo_openrlhf.training.trainer.plain_trainer import RecordedPPOTrainer
 
@@ -142,8 +139,7 @@ def test_with_skipping_an_update_has_the_samples_of_the_control(world, one_silen
     assert sum(referred) > 0
 
 
-def test_a_step_whose_samples_are_all_skipped_moves_the_weights(world, one_silent_step):
+def test_a_step_whose_samples_are_all_skipped_moves_the_weights(fitted, one_silent_step):
     """By the momentum of Adam. The responses of the weights before are no longer of today's policy."""
-    run = world(prompts=12, **FLAGS, **SKIP, **{"train.num_episodes": 1})
-    run.trainer.fit()
+    run = fitted(prompts=12, **FLAGS, **SKIP, **{"train.num_episodes": 1})
     assert run.trainer.state.weights_since == run.trainer.state.step == 3

@@ -1,7 +1,5 @@
 """Groups of what a step generated, from OpenRLHF's samples."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -14,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.training.trainer.generated import GeneratedStep, groups_of, usable_answers
 from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
@@ -46,23 +43,6 @@ def test_numbers_are_those_of_the_layers_groups(groups, first, reward_range):
     assert [group.uid for group in result] == list(range(first, first + len(groups)))
     assert all(group.mean is None for group in result[len(layer) :])
     assert {group.prompt.text for group in result} == {f"prompt {n}" for n in range(len(groups))}
-
-
-def test_row_by_hand():
-    samples = [sample("p", 1.0, [0, 1, 1, 0, 1]), sample("p", 0.0, [0, 1]), sample("p", 0.1, [0, 0])]
-    (group,) = rows(samples, 3, source="reevaluated", first_uid=7)
-    assert group.mean == Fraction(11, 30)
-    assert group.row("solved") == {
-        "uid": 7,
-        "prompt": Prompt("p", "label").id,
-        "source": "reevaluated",
-        "state": "solved",
-        "mean": 11 / 30,
-        "responses": 3,
-        "tokens": 4,
-    }
-    (group,) = rows([sample("p", None, [1])], 1)
-    assert (group.row("failed")["mean"], group.row("failed")["tokens"]) == (None, 1)
 
 
 class TestGeneratedStep:

@@ -7,16 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from openrlhf.models.loss import PolicyLoss
+from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from openrlhf.models.loss import PolicyLoss  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-
-from bapo_openrlhf.training.worker.gradients import policy_gradient, probe_gradients  # noqa: E402
+from bapo_openrlhf.training.worker.gradients import policy_gradient, probe_gradients
 
 WORDS, WIDTH = 7, 5
 

@@ -1,7 +1,5 @@
 """Groups with fewer responses than G on their way through the trainer: generated in stages, kept in part, replayed."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -58,13 +56,6 @@ class TestStages:
         run.trainer.fit()
         assert Counter(row["responses"] for row in read_groups(run.record)) == {4: 3, 1: 1}
         assert run.trainer.ledger.responses["failed"] == 1 and run.trainer.ledger.responses["generated"] == 13
-
-    def test_seeds_of_all_stages_differ(self, world, algorithm):
-        run = world(algorithm=algorithm, prompts=4, **AR3PO | {"train.full_determinism_enable": True})
-        run.reward = lambda *_: 0.0
-        run.trainer.fit()
-        seeds = [request.seed for request in run.requests]
-        assert len(seeds) == 2 * 4 * 4 == len(set(seeds))
 
     @pytest.mark.parametrize(("counts", "message"), [([4, 0, 0, 0], "5, 1, 1, 1"), ([-1, 0, 0, 0], "0, 1, 1, 1")])
     def test_a_method_may_not_ask_for_more_than_g(self, world, algorithm, counts, message):

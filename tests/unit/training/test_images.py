@@ -1,30 +1,22 @@
 """Images on their way through batch adaptation: rollout, buffers, checkpoint, re-evaluation, experience, actor."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.utils.vlm_utils import merge_mm_train_inputs, process_prompt_with_images
+from PIL import Image
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from openrlhf.utils.vlm_utils import merge_mm_train_inputs, process_prompt_with_images  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer  # noqa: E402
-from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.dealing import training_shares  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import answers_of, samples_of  # noqa: E402
-from bapo_openrlhf.training.wire.packing import packed, unpacked  # noqa: E402
-from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
+from bapo_openrlhf.record.state_file import load_state, save_state
+from bapo_openrlhf.training.trainer.dealing import training_shares
+from bapo_openrlhf.training.trainer.generated import groups_of
+from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
+from bapo_openrlhf.training.wire.packing import packed, unpacked
+from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
 SIZE = 4  # G
 

@@ -8,21 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openrlhf.models import Actor, actor
+from openrlhf.models.utils import log_probs_from_logits
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 from transformers.utils import ModelOutput
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from openrlhf.models import Actor, actor  # noqa: E402
-from openrlhf.models.utils import log_probs_from_logits  # noqa: E402
-
-from bapo_openrlhf.training.worker import log_probs  # noqa: E402
-from bapo_openrlhf.training.worker.log_probs import SlicedActor, TokenHead, token_log_probs  # noqa: E402
+from bapo_openrlhf.training.worker import log_probs
+from bapo_openrlhf.training.worker.log_probs import SlicedActor, TokenHead, token_log_probs
 
 LLAMA = LlamaConfig(
     vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,

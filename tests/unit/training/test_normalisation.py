@@ -3,17 +3,11 @@
 import json
 
 import pytest
+import torch
+from openrlhf.models import get_llm_for_sequence_regression
+from transformers import Qwen3Config, Qwen3Model
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.models import get_llm_for_sequence_regression  # noqa: E402
-from transformers import Qwen3Config, Qwen3Model  # noqa: E402
-
-from bapo_openrlhf.training.worker.normalisation import restore_normalisation  # noqa: E402
+from bapo_openrlhf.training.worker.normalisation import restore_normalisation
 
 
 @pytest.mark.parametrize("kind", ["reward", "critic"])

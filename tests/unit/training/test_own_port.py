@@ -3,16 +3,10 @@
 import socket
 
 import pytest
+from torch.distributed import TCPStore
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from torch.distributed import TCPStore  # noqa: E402
-
-from bapo_openrlhf.host import plain_class  # noqa: E402
-from bapo_openrlhf.training.worker import workers  # noqa: E402
+from bapo_openrlhf.host import plain_class
+from bapo_openrlhf.training.worker import workers
 
 ACTORS = [
     workers.AdaptedPolicyActor,

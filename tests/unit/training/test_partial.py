@@ -1,7 +1,5 @@
 """Partial rollouts in whole runs on the fake stack: each token's policy and log-prob, and each group counted once."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

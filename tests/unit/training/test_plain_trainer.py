@@ -1,7 +1,5 @@
 """Runs without batch adaptation on the fake stack, and their record."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -30,38 +28,17 @@ def test_a_response_without_a_reward_stops_the_run_and_the_commonest_cause_is_th
 
 class TestRecord:
     @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-    def test_of_a_run_without_batch_adaptation(self, world, algorithm):
-        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=10)
-        run.trainer.fit()
+    @pytest.mark.parametrize(("prompts", "filtering"), [(10, {}), (30, DYNAMIC)], ids=["all groups", "filtered"])
+    def test_of_a_run_without_batch_adaptation(self, fitted, algorithm, prompts, filtering):
+        run = fitted(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=prompts, **filtering)
         assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, False)]  # of the engines
         rows, metrics = read_groups(run.record), run.metrics()
-        assert [row["uid"] for row in rows] == list(range(20)) and {row["state"] for row in rows} == {"fresh"}
-        asked = [Prompt(request.prompt, request.prompt[7:]).id for request in run.requests]
-        assert sorted(row["prompt"] for row in rows) == sorted(asked)
-        assert {(row["source"], row["responses"]) for row in rows} == {("fresh", 4)}
-        for step, metric in enumerate(metrics, 1):
-            of_step = [row for row in rows if row["step"] == step]
-            assert metric["groups/fresh"] == metric["groups/generated"] == len(of_step) == (4, 4, 2)[(step - 1) % 3]
-            assert metric["reward/fresh_mean"] == pytest.approx(np.mean([row["mean"] for row in of_step]))
-            assert metric["rollouts/step"] == 4 * len(of_step)
-            assert metric["tokens/generated"] == metric["tokens/trained"] == sum(row["tokens"] for row in of_step)
-            assert metric["length/fresh"] == metric["tokens/generated"] / metric["rollouts/step"]
-            assert metric["groups/capacity_used"] == len(of_step) / 4
-        assert metrics[-1]["rollouts/total"] == 80
-        assert metrics[-1]["tokens/trained_total"] == sum(row["tokens"] for row in rows)
-        assert read_answers(run.record)
-
-    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-    def test_of_groups_that_dynamic_filtering_dropped(self, world, algorithm):
-        run = world(algorithm=algorithm, kind=RecordedPPOTrainer, prompts=30, **DYNAMIC)
-        run.trainer.fit()
-        rows, metrics = read_groups(run.record), run.metrics()
-        assert [row["uid"] for row in rows] == list(range(len(run.requests))) == list(range(60))
-        ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(30)}
+        assert [row["uid"] for row in rows] == list(range(len(run.requests))) == list(range(2 * prompts))
+        ids = {Prompt(f"prompt {n}", str(n)).id: f"prompt {n}" for n in range(prompts)}
         actual, wanted = [], []
         for request in run.requests:
             rewards = [run.reward(request.prompt, request.weights, n) for n in range(4)]
-            state = "fresh" if 0 < sum(rewards) < 4 else "filtered"
+            state = "fresh" if not filtering or 0 < sum(rewards) < 4 else "filtered"
             wanted.append((request.weights + 1, request.prompt, state, sum(rewards) / 4, tokens_of(request)))
         for row in rows:
             actual.append((row["step"], ids[row["prompt"]], row["state"], row["mean"], row["tokens"]))
@@ -81,13 +58,14 @@ class TestRecord:
             tokens = [row["tokens"] for row in of_step if row["state"] == "fresh"]
             assert metric["tokens/trained"] == sum(tokens)
             assert metric["length/fresh"] == sum(tokens) / (4 * len(tokens))
-        assert metrics[-1]["rollouts/total"] == 4 * len(run.requests)
-        assert {row["mean"] for row in rows if row["state"] == "filtered"} == {0, 1}
+        assert metrics[-1]["rollouts/total"] == 8 * prompts
+        assert metrics[-1]["tokens/trained_total"] == sum(row["tokens"] for row in rows if row["state"] == "fresh")
+        assert {row["mean"] for row in rows if row["state"] == "filtered"} == ({0, 1} if filtering else set())
+        assert read_answers(run.record)
 
-    def test_of_a_range_that_drops_groups_with_a_signal(self, world):
+    def test_of_a_range_that_drops_groups_with_a_signal(self, fitted):
         changed = {"algo.dynamic_filtering_range": (0.3, 0.6), "train.num_episodes": 1}
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
-        run.trainer.fit()
+        run = fitted(algorithm="grpo", kind=RecordedPPOTrainer, prompts=40, **DYNAMIC, **changed)
         rows, metrics = read_groups(run.record), run.metrics()
         assert {row["mean"] for row in rows if row["state"] == "fresh"} == {0.5}
         kinds = {None: "by_draw", 0: "none_right", 1: "all_right"}
@@ -141,11 +119,10 @@ class TestRecord:
         (warning,) = read_warnings(again.record)
         assert warning["text"].endswith("nothing is left to train")
 
-    def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, tmp_path):
+    def test_of_a_resumed_run_has_the_coefficient_of_the_kl_penalty(self, world, fitted, tmp_path):
         words = {"algorithm": "grpo", "kind": RecordedPPOTrainer, "folder": tmp_path, "ckpt.save_steps": 1}
         words |= {"algo.kl.init_coef": 0.02, "algo.kl.target": 1, "algo.kl.horizon": 32}
-        run = world(**words)
-        run.trainer.fit()
+        run = fitted(**words)
         coefficient = run.trainer.kl_ctl.value
         again = world(**words, **{"ckpt.load_enable": True, "train.num_episodes": 3})
         assert coefficient != again.trainer.kl_ctl.value == 0.02

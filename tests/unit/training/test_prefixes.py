@@ -1,13 +1,11 @@
 """Prefixes in whole runs on the fake stack: what is asked for, which tokens train, what is recorded, and resumed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_stack import STATES, trained, without_times
-from test_checkpoints import REPEATABLE, resumed
+from test_checkpoints import REPEATABLE, continued
 from test_demonstrations_in_runs import Letters
 
 from bapo_openrlhf.adapt.group import Prompt
@@ -145,13 +143,11 @@ class TestRun:
 
 @pytest.mark.parametrize("mode", [SYNCHRONOUS, AHEAD], ids=["synchronous", "ahead"])
 @pytest.mark.parametrize("method", [BAPO, SAMPLING], ids=["bapo", "prefix_sampling"])
-def test_a_resumed_run_is_the_same(world, solved, tmp_path, method, mode):
+def test_a_resumed_run_is_the_same(fitted, solved, tmp_path, method, mode):
     words = mode | method | REPEATABLE | {"algorithm": "ba_ppo"}
-    run = world(prompts=24, **words)
-    run.trainer.fit()
+    run = fitted(prompts=24, **words)
     for saved in (3, 7):
-        again = resumed(run, tmp_path / f"again {saved}", f"global_step{saved}", **words)
-        again.trainer.fit()
+        again = continued(run, tmp_path / f"again {saved}", f"global_step{saved}", **words)
         assert trained(again, saved) == trained(run, saved)
         assert without_times(again) == without_times(run)
     assert sum(row["groups/prefixed"] for row in run.metrics()[7:]) > 0

@@ -8,14 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.shift import Gap
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from bapo_openrlhf.training.trainer import experience, proof  # noqa: E402
-from bapo_openrlhf.training.trainer.proof import Proof  # noqa: E402
-from bapo_openrlhf.training.trainer.run_state import RunState  # noqa: E402
+from bapo_openrlhf.training.trainer import experience, proof
+from bapo_openrlhf.training.trainer.proof import Proof
+from bapo_openrlhf.training.trainer.run_state import RunState
 
 MOST, WARNED = 0.02, 0.003
 
@@ -117,12 +112,6 @@ def test_it_ends_by_the_mean_over_a_thousand_tokens_before_and_after_the_first_u
         moved_so_far |= moves
 
 
-def test_what_is_proven_is_only_warned_of_later():
-    run = Run()
-    assert [run.step(0.001, 1000, moved=False), run.step(5.0, 2000)] == ["", "warns"]
-    assert [run.step(0.001, 400), run.step(0.001, 600), run.step(5.0, 2000)] == ["", "", "warns"]
-
-
 def test_an_agent_is_named_if_there_is_one():
     for agent in (None, "agent.py"):
         run = Run(agent=agent)
@@ -192,8 +181,7 @@ def test_a_run_ends_before_it_trains_on_other_weights(world):
     assert run.requests and not run.trained
 
 
-def test_a_run_proves_its_first_ratio_before_its_first_update(world):
-    run = world(**{"adapt.rollout_delay": 1})
-    run.trainer.fit()
+def test_a_run_proves_its_first_ratio_before_its_first_update(fitted):
+    run = fitted(**{"adapt.rollout_delay": 1})
     names = [name for name, _ in run.events if name in ("first ratio", "fit")]
     assert names[:2] == ["first ratio", "fit"] and run.noted("first ratio")[0] == 0.01

@@ -1,7 +1,5 @@
 """The record that a run on the fake stack leaves."""
 
-from __future__ import annotations
-
 import pytest
 from fake_stack import STATES, decode, digest, tokens_of
 
@@ -107,25 +105,10 @@ class TestCatalogue:
     """The metrics that a run writes and those that the catalogue says it writes."""
 
     @pytest.mark.parametrize("algorithm", ALL)
-    def test_is_what_a_run_writes(self, world, algorithm):
+    def test_is_what_a_run_writes(self, fitted, algorithm):
         kind = AdaptedPPOTrainer if algorithm in ADAPTED else RecordedPPOTrainer
-        run = world(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
-        run.trainer.fit()
+        run = fitted(algorithm=algorithm, kind=kind, prompts=24, **{"train.num_episodes": 3})
         actual = {name for row in run.metrics() for name in row} - {"step"}
         wanted = metrics.names(algorithm, optional=False) - WORKERS
         assert actual - WORKERS >= wanted
         assert actual <= metrics.names(algorithm, optional=True)
-
-    @pytest.mark.parametrize(
-        ("words", "right", "name"),
-        [
-            ({}, True, "skipped_update"),
-            ({"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3}, False, "timing/reevaluation"),
-        ],
-    )
-    def test_has_what_some_steps_write(self, world, words, right, name):
-        run = world(prompts=40, **{"train.num_episodes": 1}, **words)
-        run.reward = (lambda *_: 1.0) if right else run.reward
-        run.trainer.fit()
-        result = {name for row in run.metrics() for name in row} - {"step"}
-        assert name in result and result <= metrics.names("bapo_grpo", optional=True)

@@ -1,7 +1,5 @@
 """Responses pass the reference model once: against OpenRLHF's experience maker, which sends it every sample."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import random
@@ -13,31 +11,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ray import launcher
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
-from openrlhf.trainer.ray import launcher  # noqa: E402
-
-from bapo_openrlhf.adapt.buffers import ReplayBuffer  # noqa: E402
-from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response  # noqa: E402
-from bapo_openrlhf.record.state_file import load_state, save_state  # noqa: E402
-from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import sample_of  # noqa: E402
+from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
+from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin
+from bapo_openrlhf.training.trainer.samples import sample_of
 
 PROMPT = Prompt("prompt", "label")
 PAIR = ("actor", "reference")
 
 
-def response(number: int, *, images: bool = False) -> Response:
+def response(number: int) -> Response:
     """Tokens that no other number has; one turn, two turns, or nothing generated."""
     draw = random.Random(number)
     prompt, turns = draw.randint(1, 4), draw.choice([0, 1, 1, 1, 2])
@@ -47,8 +37,7 @@ def response(number: int, *, images: bool = False) -> Response:
         spans.append((len(tokens), len(tokens) + length))
         tokens += [draw.randrange(10, 99) for _ in range(length + 1)]
     generated = sum(end - start for start, end in spans)
-    pixels = {"pixel_values": torch.full((2, 3), float(number))} if images and number % 2 else None
-    extras = {"info": {"reward": 0.5}, "score": 0.5, "truncated": False, "mm_train_inputs": pixels}
+    extras = {"info": {"reward": 0.5}, "score": 0.5, "truncated": False, "mm_train_inputs": None}
     return Response(np.array(tokens), tuple(spans), np.full(generated, -0.5), 0.5, extras)
 
 
@@ -79,15 +68,11 @@ class Rank:
             assert sequences.shape == attention.shape and mask.shape[1] == sequences.shape[1] - 1
             assert attention.any(-1).all()  # no row is only padding
             self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
-            self.masked.append(not mask.any())
-            self.pixels.append(item.get("mm_train_inputs_list", [None] * len(sequences)))
             result.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
         return result
 
     def forget(self) -> None:
         self.calls: list[list[int]] = []  # the numbers of the samples of each
-        self.pixels: list[list] = []  # what came with them
-        self.masked: list[bool] = []  # whether nothing in a call was generated
         self.emptied = 0
 
     def empty(self) -> None:
@@ -204,12 +189,11 @@ class TestBatches:
         copies=st.sampled_from([1, 2]),
         dynamic=st.booleans(),
         use_loss=st.booleans(),
-        images=st.booleans(),
         micro=st.integers(1, 5),
         draw=st.randoms(use_true_random=False),
     )
     @settings(max_examples=settings.default.max_examples // 4, derandomize=True, database=None)
-    def test_are_openrlhfs_and_each_response_is_sent_once(self, ranks, copies, dynamic, use_loss, images, micro, draw):
+    def test_are_openrlhfs_and_each_response_is_sent_once(self, ranks, copies, dynamic, use_loss, micro, draw):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ray, "get", lambda refs: refs)
             patch.setattr(ray, "put", lambda value: value)
@@ -217,7 +201,7 @@ class TestBatches:
             args = arguments(ranks, dynamic=dynamic, copies=copies, use_loss=use_loss, micro=micro)
             experience_maker = maker(models, args)
             spoken = [number for number in range(60) if response(number).action_spans]
-            everything = {number: response(number, images=images) for number in spoken}
+            everything = {number: response(number) for number in spoken}
             for _ in range(5):
                 chosen = draw.sample(spoken, draw.randint(1, 20))
                 responses = [everything[number] for number in chosen]
@@ -227,25 +211,7 @@ class TestBatches:
                 assert_same(result, openrlhfs(experience_maker, ranks, responses))
                 new = set(chosen) - known
                 assert set(models.seen) == new
-                for name in ranks:
-                    # every rank makes equally many calls, or one would wait for the others' weights for ever
-                    assert len({len(rank.calls) for rank in models.of(name)}) == 1
-                    # each sample is sent once; a filler is a fully masked one, on its own at the end of a rank
-                    asked = new if name == "reference" else set(chosen)
-                    short = [rank.masked[-1:] == [True] for rank in models.of(name)]
-                    shares = [
-                        [number for call in (rank.calls[:-1] if filled else rank.calls) for number in call]
-                        for rank, filled in zip(models.of(name), short, strict=True)
-                    ]
-                    assert sorted(number for share in shares for number in share) == sorted(asked)
-                    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-                    assert all(len(rank.calls[-1]) == 1 and not any(rank.masked[:-1])
-                               for rank, filled in zip(models.of(name), short, strict=True) if filled)  # fmt: skip
                 known |= new
-                for rank in models.of("reference"):
-                    for call, pixels in zip(rank.calls, rank.pixels, strict=True):
-                        of = [None if item is None else item["pixel_values"][0, 0].item() for item in pixels]
-                        assert of == [number if images and number % 2 else None for number in call]
 
     def test_with_nothing_new_the_reference_is_left_alone(self):
         models, experience_maker = prepared(2, colocated=True)
@@ -310,20 +276,6 @@ class TestKept:
         assert not torch.equal(before[0].kl, after[0].kl)
         models.forget()
         assert_same(make(experience_maker, responses), after)
-        assert models.seen == []
-
-    def test_goes_with_a_checkpoint(self, tmp_path):
-        _, experience_maker = prepared()
-        responses = tuple(response(number, images=True) for number in range(4))
-        wanted = make(experience_maker, list(responses))
-        buffer, again = ReplayBuffer(4, 3), ReplayBuffer(4, 3)
-        buffer.add(Group(0, PROMPT, responses, 0, 0))
-        save_state(tmp_path, buffer.state_dict())
-        again.load_state_dict(load_state(tmp_path))
-        assert again.nbytes == buffer.nbytes
-        models, experience_maker = prepared()
-        (group,) = again
-        assert_same(make(experience_maker, list(group.responses)), wanted)
         assert models.seen == []
 
     def test_counts_among_the_bytes(self):

@@ -1,7 +1,5 @@
 """Dynamic filtering with batch adaptation: how many rounds a step makes, of which prompts, and what becomes of them."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from fractions import Fraction
@@ -118,11 +116,6 @@ class TestRounds:
         assert [call.prompt for call in requests(run)] == ["0", "0", "1", "1", "2", "2", "3"]
         assert len({call.seed for call in requests(run)}) == 7
 
-    def test_an_evaluation_makes_none(self):
-        run = refilling([(0.0, 0.0)] * 9, batch=1, wanted=[1])
-        samples = run.generator.generate_eval_samples(n_samples_per_prompt=2)
-        assert [sample.prompts[0] for sample in samples] == ["0", "0", "1", "1"] and run.begun == []
-
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
@@ -138,9 +131,8 @@ def of_record(run) -> dict[int, list[dict]]:
 
 class TestRun:
     @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-    def test_every_group_is_counted_and_no_prompt_is_left_out(self, world, algorithm):
-        run = world(algorithm=algorithm, prompts=90, **WORDS)
-        run.trainer.fit()
+    def test_every_group_is_counted_and_no_prompt_is_left_out(self, fitted, algorithm):
+        run = fitted(algorithm=algorithm, prompts=90, **WORDS)
         rows, groups = run.metrics(), of_record(run)
         epochs: list[list[str]] = [[]]
         for step, row in enumerate(rows):
@@ -177,9 +169,8 @@ class TestRun:
             assert row["groups/replayed"] == min(len(usable), 10 - row["groups/fresh"])
         assert rows[0]["groups/wanted"] == 10 > min(row["groups/wanted"] for row in rows)
 
-    def test_other_methods_want_a_group_for_each_prompt_of_a_rollout(self, world):
-        run = world(prompts=30, **WORDS, **{"adapt.method": "freshness"})
-        run.trainer.fit()
+    def test_other_methods_want_a_group_for_each_prompt_of_a_rollout(self, fitted):
+        run = fitted(prompts=30, **WORDS, **{"adapt.method": "freshness"})
         assert {row["groups/wanted"] for row in run.metrics()} == {4}
         assert max(row["prompts/rounds"] for row in run.metrics()) > 1
 
@@ -193,9 +184,8 @@ class TestRun:
         again = [Prompt(r.prompt, r.prompt[7:]).id for r in run.requests if r.step == 2][4:6]
         assert again == solved_never[:2] and len(solved_never) > 4  # half of a rollout batch, the oldest first
 
-    def test_a_range_drops_groups_with_a_signal(self, world):
-        run = world(prompts=90, **WORDS, **{"algo.dynamic_filtering_range": (0.3, 0.6), "adapt.replay_steps": 0})
-        run.trainer.fit()
+    def test_a_range_drops_groups_with_a_signal(self, fitted):
+        run = fitted(prompts=90, **WORDS, **{"algo.dynamic_filtering_range": (0.3, 0.6), "adapt.replay_steps": 0})
         groups = [group for fresh in of_record(run).values() for group in fresh]
         assert {group["mean"] for group in groups if group["state"] == "fresh"} == {0.5}
         assert {group["mean"] for group in groups if group["state"] == "filtered"} == {0, 0.25, 0.75, 1}

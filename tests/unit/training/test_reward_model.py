@@ -1,30 +1,13 @@
 """Runs whose rewards a reward model gives, on the fake stack: who is scored, when, and in which range."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
-from fake_stack import SCORED, digest, generated_sample, request_seed
+from fake_stack import SCORED, digest, generated_sample, responses_to, rows_of
 
 from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings
 from bapo_openrlhf.training.trainer.samples import answers_of
-
-
-def responses_to(request) -> list[list[int]]:
-    """The tokens of the four responses that the fake engine gives to a request."""
-    responses = []
-    for number in range(4):
-        seed = None if request.seed is None else request_seed(request.seed, number)
-        drawn = digest(request.prompt, request.weights, number, seed)
-        responses.append([3, 4, *(5 + drawn // 7**place % 40 for place in range(1 + drawn % 4))])
-    return responses
-
-
-def tokens_of(experience, row) -> list[int]:
-    return experience.sequences[row][experience.attention_mask[row].bool()].tolist()
-
 
 MODES = (
     {},
@@ -34,12 +17,11 @@ MODES = (
 
 
 @pytest.mark.parametrize("words", MODES)
-def test_every_response_has_the_score_of_its_own_tokens(world, words):
+def test_every_response_has_the_score_of_its_own_tokens(fitted, words):
     """Fresh ones, hard prompts that were generated again, those of an evaluation, and all that is trained on."""
     more = {"adapt.c1": "1/2", "adapt.batch_size": 8, "train.num_episodes": 3}
     more |= {"eval.steps": 2, "eval.n_samples_per_prompt": 4}
-    run = world(**SCORED | more | words, evaluation=2)
-    run.trainer.fit()
+    run = fitted(**SCORED | more | words, evaluation=2)
     rows = run.metrics()
     assert len(rows) == 12 and sum(row["groups/failed"] for row in rows) == 0
     assert all(
@@ -54,9 +36,8 @@ def test_every_response_has_the_score_of_its_own_tokens(world, words):
     means = [row["mean"] for row in read_groups(run.record)]
     assert sorted(means) == pytest.approx(sorted((np.mean(group) - low) / (high - low) for group in scores))
     for _, experiences in run.trained:
-        for experience in experiences:
-            for row, reward in enumerate(experience.rewards.tolist()):
-                assert reward == run.score(tokens_of(experience, row))
+        for tokens, reward in rows_of(experiences):
+            assert reward == run.score(tokens)
     evaluated = [request for request in run.requests if request.prompt.startswith("eval")]
     assert len(evaluated) == 12
     for number, row in enumerate(read_evaluations(run.record)):
@@ -66,10 +47,9 @@ def test_every_response_has_the_score_of_its_own_tokens(world, words):
     assert all(row["reward/model_seconds"] > 0 for row in rows)
 
 
-def test_the_engines_rest_while_it_scores(world):
+def test_the_engines_rest_while_it_scores(fitted):
     words = {"vllm.enable_sleep": True, "train.colocate_all": True, "adapt.rollout_delay": 4, "eval.steps": 3}
-    run = world(**SCORED, **words, evaluation=1)
-    run.trainer.fit()
+    run = fitted(**SCORED, **words, evaluation=1)
     awake = run.noted("score")
     assert len(awake) > 8 and all("kv_cache" not in engine for engines in awake for engine in engines)
 
@@ -123,9 +103,8 @@ class TestMeasuredRange:
         assert {group.reward_range for group in run.trainer.method.replay} == {(low, high)}
         assert not [row for row in read_warnings(run.record) if row["kind"] == "reward range"]
 
-    def test_is_not_measured_if_it_is_given(self, world):
-        run = world(**SCORED, **{"adapt.reward_range": [-3, 5]})
-        run.trainer.fit()
+    def test_is_not_measured_if_it_is_given(self, fitted):
+        run = fitted(**SCORED, **{"adapt.reward_range": [-3, 5]})
         assert all(row["reward/outside_range"] == 0 and "reward/range_low" not in row for row in run.metrics())
         assert run.trainer.state.reward_range == (-3, 5)
 

@@ -1,7 +1,5 @@
 """Generation with engines that answer at once: seeds of requests, hard prompts sent along, order, missing rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -10,31 +8,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import ray
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_trainer import compute_eval_metrics
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from vllm import SamplingParams
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_trainer import compute_eval_metrics  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed  # noqa: E402
-from bapo_openrlhf.training.trainer import ask  # noqa: E402
-from bapo_openrlhf.training.trainer.ask import prompt_seed  # noqa: E402
-from bapo_openrlhf.training.trainer.engine_calls import EngineCalls  # noqa: E402
-from bapo_openrlhf.training.trainer.fresh import OneRound  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers  # noqa: E402
-from bapo_openrlhf.training.trainer.generator import Generator  # noqa: E402
-from bapo_openrlhf.training.trainer.prompts import TrainingPrompts  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed
+from bapo_openrlhf.training.trainer import ask
+from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
+from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
+from bapo_openrlhf.training.trainer.generator import Generator
+from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -258,15 +250,6 @@ class TestSeedsOfAStep:
             "i": prompt_seed(SEED, 5, "reevaluated", 1),
         }
 
-    def test_of_an_evaluation_do_not_depend_on_what_came_before(self):
-        run = generation("a", "b", evaluation="vwxyz")
-        run.generator.generate_samples()
-        run.generator.generate("reevaluated", hard("h", "i"), {})
-        del run.calls[:]
-        run.generator.generate_eval_samples(n_samples_per_prompt=1)
-        wanted = {name: prompt_seed(SEED, 5, "evaluation", number) for number, name in enumerate("vwxyz")}
-        assert run.seeds() == wanted
-
 
 # --- hard prompts -----------------------------------------------------------------------------------------------------
 
@@ -289,17 +272,6 @@ class TestAlong:
         assert last_tokens(again) == [[10, 11]] * 3  # the G of a prompt in their order
         assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
 
-    def test_are_asked_for_once_for_each_rollout(self):
-        run = generation(*"abcdefg", with_fresh=hard("h"))
-        for step in range(3):
-            run.clock.step = step
-            assert texts(rollout_of(run).hard) == ["h", "h"]
-        assert run.asked == [0, 1, 2]
-        assert run.generator.exhausted and run.generator.fresh.prompts.epoch_done
-        run.clock.step = 3
-        run.generator.generate_samples()  # another epoch
-        assert run.asked == [0, 1, 2, 3]
-
     def test_wait_if_the_engines_hold_older_weights(self):
         """Those of a resumed run come first, also after the end of an epoch that gave no samples."""
         run = generation("a", "b", "c", with_fresh=hard("h"))
@@ -310,13 +282,6 @@ class TestAlong:
         assert rollout_of(run).hard_prompts_left == hard("i", "h")  # of another epoch
         assert run.generator.rollouts.hard_prompts_left == []
         assert {request.prompt for request in run.requests()} == set("abc")
-
-    def test_no_rollout_no_question(self):
-        run = generation("a", "b", "c", with_fresh=hard("h"))
-        run.generator.generate_samples()
-        assert not run.generator.fresh.prompts.epoch_done
-        assert run.generator.generate_samples() == ([], None, 0, True)
-        assert run.asked == [5] and run.generator.fresh.prompts.epoch_done
 
     def test_evaluation_and_reevaluation_ask_for_none(self):
         run = generation("a", "b", with_fresh=hard("h"), evaluation="vw")
@@ -594,15 +559,6 @@ class TestUsable:
             made[-1].responses += answers(**changed).responses
         wanted = [one for number, one in enumerate(made) if not any(bad[number * size :][:size])]
         assert list(map(id, usable_answers(made))) == list(map(id, wanted))
-
-    def test_the_log_names_the_prompt(self, monkeypatch):
-        from bapo_openrlhf.training.trainer import generated
-
-        said = []
-        monkeypatch.setattr(generated.logger, "warning", said.append)
-        bad = Answers(Prompt("1 + 1"), answers(reward=None).responses)
-        usable_answers([answers(), bad])
-        assert said == ["no reward, or log-probs that are not finite, for prompt '1 + 1'"]
 
 
 class TestEvaluation:

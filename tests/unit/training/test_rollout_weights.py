@@ -1,7 +1,5 @@
 """Which weights the rollout engines hold, on the fake stack."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Rotary frequencies that are rounded here as ZeRO stage 3 rounds them. tests/stack/test_rotary.py has DeepSpeed's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import Gemma3TextConfig, Gemma3TextModel, LlamaConfig, LlamaModel, Qwen2_5_VLConfig, Qwen2_5_VLModel

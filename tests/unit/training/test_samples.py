@@ -1,52 +1,34 @@
 """Samples that OpenRLHF's generator makes, as groups and back."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-
-from bapo_openrlhf.adapt.group import Prompt  # noqa: E402
-from bapo_openrlhf.training.trainer.generated import groups_of  # noqa: E402
-from bapo_openrlhf.training.trainer.prompts import prompts_of  # noqa: E402
-from bapo_openrlhf.training.trainer.samples import (  # noqa: E402
+from bapo_openrlhf.adapt.group import Prompt
+from bapo_openrlhf.training.trainer.generated import groups_of
+from bapo_openrlhf.training.trainer.prompts import prompts_of
+from bapo_openrlhf.training.trainer.samples import (
     Answers,
     answers_of,
     response_of,
     samples_of,
-    spans_of,
 )
-from bapo_openrlhf.training.wire.packing import WIDE  # noqa: E402
+from bapo_openrlhf.training.wire.packing import WIDE
 
 
 def made_by_openrlhf(
     prompt_tokens: int = 3, turns: tuple[tuple[int, int], ...] = ((4, 0),), *, score: float | None = 1.0,
     max_len: int = 2048, seed: int = 0, **changed: Any,
 ) -> Experience:  # fmt: skip
-    """What OpenRLHF makes of a vLLM response.
-
-    Args:
-        prompt_tokens: Tokens before the first generated one.
-        turns: Generated tokens and the tokens of the environment's answer, turn by turn.
-        score: The score.
-        max_len: Tokens that are kept.
-        seed: Of tokens and log-probs.
-        changed: Other values of the response.
-    """
+    """What OpenRLHF makes of a vLLM response. A turn has generated tokens, and those of the environment's answer."""
     rng = np.random.default_rng(seed)
     log_probs, ranges = [0.0] * prompt_tokens, []
     for generated, answered in turns:
@@ -152,20 +134,6 @@ class TestResponse:
         assert response.log_probs.tolist() == [stored[1], stored[2], stored[3], stored[6]]
         assert all(value < 0 for value in response.log_probs)
         assert response.reward == 0.25
-
-    @pytest.mark.parametrize(
-        ("mask", "spans"),
-        [
-            ([], ()),
-            ([0, 0], ()),
-            ([1], ((0, 1),)),
-            ([1, 1, 0, 1], ((0, 2), (3, 4))),
-            ([0, 1, 0, 1, 0], ((1, 2), (3, 4))),
-        ],
-    )
-    def test_spans(self, mask, spans):
-        assert spans_of(np.array(mask)) == spans
-        assert spans_of(np.array(mask, dtype=bool)) == spans
 
 
 class TestGroups:

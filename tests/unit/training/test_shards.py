@@ -8,12 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from bapo_openrlhf.training.worker import shards  # noqa: E402
+from bapo_openrlhf.training.worker import shards
 
 WORLD, NUMBERS = 3, torch.arange(1.0, 11.0)  # of a weight of 2 x 5; none of them is 0
 

@@ -1,7 +1,5 @@
 """Signals that the driver of a run gets, for real."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

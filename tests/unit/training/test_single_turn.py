@@ -8,25 +8,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+from PIL import Image
+from vllm import SamplingParams
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.sampling_params import RequestOutputKind
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator  # noqa: E402
-from openrlhf.utils.agent import SingleTurnAgentExecutor  # noqa: E402
-from PIL import Image  # noqa: E402
-from vllm import SamplingParams  # noqa: E402
-from vllm.logprobs import FlatLogprobs, Logprob  # noqa: E402
-from vllm.sampling_params import RequestOutputKind  # noqa: E402
-
-from bapo_openrlhf.training.engine import reward_server  # noqa: E402
-from bapo_openrlhf.training.engine.engines import Engine, RolloutEngine, request_seed  # noqa: E402
-from bapo_openrlhf.training.engine.reward_pool import RewardPool  # noqa: E402
-from bapo_openrlhf.training.engine.single_turn import SingleTurn  # noqa: E402
-from bapo_openrlhf.training.wire.responses import STOPPED, Prefix  # noqa: E402
+from bapo_openrlhf.training.engine import reward_server
+from bapo_openrlhf.training.engine.engines import Engine, RolloutEngine, request_seed
+from bapo_openrlhf.training.engine.reward_pool import RewardPool
+from bapo_openrlhf.training.engine.single_turn import SingleTurn
+from bapo_openrlhf.training.wire.responses import STOPPED, Prefix
 
 SIZE = 3
 REWARD = """

@@ -1,7 +1,5 @@
 """A trainer that is told to stop: where it stops, what it saves, and what its resume is."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -10,18 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from openrlhf.utils import get_strategy
+from openrlhf.utils.deepspeed import deepspeed as module
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-from openrlhf.utils import get_strategy  # noqa: E402
-from openrlhf.utils.deepspeed import deepspeed as module  # noqa: E402
-from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
-
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.record.discard import undeleted  # noqa: E402
-from bapo_openrlhf.training.worker.strategy import Strategy, strategy_of  # noqa: E402
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.record.discard import undeleted
+from bapo_openrlhf.training.worker.strategy import Strategy, strategy_of
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Whole runs of the trainer on the fake stack: which weights generate, what is counted, how a run fails."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fake_stack import CHOOSING, EXTRAS, SOURCES, STATES, Ref, by_position, numbers
+from fake_stack import CHOOSING, SOURCES, STATES, Ref, by_position, numbers
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.record.run_record import read_warnings
@@ -33,10 +31,9 @@ class TestRun:
         ("delay", "again", "evaluation"),
         [(1, 1, 0), (1, 2, 2), (2, 2, 0), (3, 2, 0), (3, 0, 2), (4, 3, 3), (3, 3, 1), (5, 1, 2), (20, 3, 5)],
     )
-    def test_every_group_is_of_the_weights_that_algorithm_1_says(self, world, delay, again, evaluation):
+    def test_every_group_is_of_the_weights_that_algorithm_1_says(self, fitted, delay, again, evaluation):
         words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "train.num_episodes": 3}
-        run = world(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
-        run.trainer.fit()
+        run = fitted(**words, **{"eval.steps": evaluation or -1}, evaluation=2 if evaluation else 0)
         assert run.trainer.state.step == 12 and len(run.metrics()) == 12
         reevaluated = 0
         for step in range(12):
@@ -54,15 +51,14 @@ class TestRun:
         if delay == 1 or (not evaluation and (not again or again % delay == 0)):
             assert not run.noted("keep", "restore")
 
-    def test_the_numbers_of_ranks_change_nothing(self, world):
+    def test_the_numbers_of_ranks_change_nothing(self, fitted):
         """The groups of a batch are seldom a multiple of anything; each model deals them to its own ranks."""
         words = {"algorithm": "ba_ppo", "train.batch_size": 12, "algo.kl.init_coef": 0.02, "rollout.batch_size": 5}
         words |= {"prompts": 24, "rollout.n_samples_per_prompt": 5, "adapt.batch_size": 9}
         runs = []
         for ranks in ((1, 1, 1), (3, 2, 1), (2, 1, 3)):
             models = {f"{name}.num_gpus_per_node": n for name, n in zip(("actor", "critic", "ref"), ranks, strict=True)}
-            run = world(**words, **models)
-            run.trainer.fit()
+            run = fitted(**words, **models)
             runs.append(run)
         one, *others = runs
         counts = [5 * sum(row[f"groups/{source}"] for source in SOURCES) for row in one.metrics()]
@@ -80,26 +76,6 @@ class TestRun:
                     assert samples_found[index][0] == tokens
                     for ours, theirs in zip(samples_found[index][1:], numbers_, strict=True):
                         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-
-    @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
-    def test_ledger_and_record_balance(self, world, algorithm):
-        run = world(algorithm=algorithm, prompts=18)
-        run.trainer.fit()
-        rows = run.metrics()
-        assert [row["step"] for row in rows] == list(range(1, 11))  # 4, 4, 4, 4 and 2 prompts, twice
-        for step, row in enumerate(rows):
-            asked = [request for request in run.requests if request.step == step]
-            assert row["groups/generated"] == len(asked) == sum(row[f"groups/{state}"] for state in STATES)
-            assert row["rollouts/total"] == 4 * sum(request.step <= step for request in run.requests)
-            assert row["groups/reevaluation_attempts"] == len(asked) - (4, 4, 4, 4, 2)[step % 5]
-            assert row["staleness/rollout_policy"] == step % 3
-            (experiences,) = [experiences for at, experiences in run.trained if at == step]
-            trained = len(experiences)
-            assert trained == 4 * sum(row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed"))
-            assert row["rollout/num_samples"] == trained
-        assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
-        assert any(row["groups/replayed"] for row in rows) and any(row["groups/reevaluated"] for row in rows)
-        assert run.updates == {"actor": 10, "critic": 10 if algorithm == "ba_ppo" else 0}
 
     def test_mean_reward_is_that_of_the_fresh_responses(self, world):
         """Without those of groups that failed."""
@@ -164,11 +140,10 @@ class TestRun:
         assert sum(row["groups/with_signal"] for row in run.metrics()) > 5
 
     @pytest.mark.parametrize("limit", [0.0, 0.002, 0.003, 1.0])
-    def test_weights_come_early_where_the_rollout_policy_is_far(self, world, limit):
+    def test_weights_come_early_where_the_rollout_policy_is_far(self, fitted, limit):
         """By the distances that the run itself logs: after a step above the limit, and at multiples of v."""
         words = {"adapt.rollout_delay": 6, "adapt.reevaluate_every": 0, "adapt.max_shift_rollout": limit}
-        run = world(prompts=32, **words)
-        run.trainer.fit()
+        run = fitted(prompts=32, **words)
         held, early = 0, 0
         for step, row in enumerate(run.metrics()):
             assert {request.weights for request in run.requests if request.step == step} == {held}
@@ -179,10 +154,9 @@ class TestRun:
                 held = step + 1
         assert (early > 0) is (limit < 1)
 
-    def test_hard_prompts_are_sent_with_fresh_ones_if_no_sync_is_needed(self, world):
+    def test_hard_prompts_are_sent_with_fresh_ones_if_no_sync_is_needed(self, fitted):
         # v = 2, m = 3: in step 3 the engines hold older weights, in step 6 today's
-        run = world(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
-        run.trainer.fit()
+        run = fitted(prompts=40, **{"adapt.rollout_delay": 2, "adapt.reevaluate_every": 3, "train.num_episodes": 1})
         rows = run.metrics()
         assert [bool(row["groups/reevaluation_attempts"]) for row in rows] == [n in (3, 6, 9) for n in range(10)]
         assert ["timing/reevaluation" in row for row in rows] == [n in (3, 9) for n in range(10)]
@@ -191,48 +165,36 @@ class TestRun:
         assert run.noted("sync") == [2, 3, 4, 6, 8, 9, 10] and not run.noted("keep", "restore")
 
     @pytest.mark.parametrize("again", [0, 5, 6])
-    def test_a_method_may_name_prompts_in_any_step(self, world, tmp_path, again):
+    def test_a_method_may_name_prompts_in_any_step(self, fitted, tmp_path, again):
         """A method of one's own needs no `--adapt.reevaluate_every`; the delayed weights come back after each step."""
         (tmp_path / "eager.py").write_text(EAGER)
         flags = {"adapt.method": f"{tmp_path / 'eager.py'}:Eager", "adapt.reevaluate_every": again}
-        run = world(prompts=20, **flags, **{"adapt.rollout_delay": 5, "train.num_episodes": 1})
-        run.trainer.fit()
+        run = fitted(prompts=20, **flags, **{"adapt.rollout_delay": 5, "train.num_episodes": 1})
         assert run.noted("sync") == [1, 2, 3, 4, 5] and run.noted("keep") == [0]  # the weights of step 0 come back
         assert run.noted("restore") == [0, 0, 0]  # step 4 is the last one before a sync, so they need not
 
     @pytest.mark.parametrize("sleep", [False, True])
-    def test_weights_are_awake_when_they_are_kept_or_restored(self, world, sleep):
+    def test_weights_are_awake_when_they_are_kept_or_restored(self, fitted, sleep):
         changed = {"vllm.enable_sleep": True, "train.colocate_all": True} if sleep else {}
-        run = world(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
-        run.trainer.fit()
+        run = fitted(prompts=32, **{"adapt.rollout_delay": 4, "train.num_episodes": 1}, **changed)
         before = [run.events[n - 1] for n, (name, _) in enumerate(run.events) if name in ("keep", "restore", "sync")]
         assert len(before) == 8
         assert all(event == ("wake_up", ["weights"]) for event in before) is sleep
         assert bool(run.noted("wake_up")) is sleep
 
-    def test_engines_sleep_while_the_models_train(self, world):
+    def test_engines_sleep_while_the_models_train(self, fitted):
         """Also after hard prompts were generated again with today's weights and the delayed ones came back."""
         flags = {"adapt.rollout_delay": 4, "train.num_episodes": 1, "eval.steps": 3}
-        run = world(
+        run = fitted(
             prompts=32, evaluation=2, engines=2, **flags, **{"vllm.enable_sleep": True, "train.colocate_all": True}
         )
-        run.trainer.fit()
         assert run.noted("restore") and run.noted("fit") == [[[], []]] * 8
 
-    def test_each_engine_gets_tokenizer_and_verifier_once_before_anything_is_generated(self, world):
-        run = world(engines=3, **{"verifier.timeout": 17})
-        run.trainer.fit()
-        assert run.noted("set_up") == [(run.trainer.tokenizer, run.args.verifier, True)] * 3
-        names = [name for name, _ in run.events]
-        assert names.index("fit") > max(place for place, name in enumerate(names) if name == "set_up")
-
-    def test_seeds_of_a_repeatable_run_are_all_different(self, world):
-        run = world(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
-        run.trainer.fit()
+    def test_seeds_of_a_repeatable_run_are_all_different(self, fitted):
+        run = fitted(evaluation=2, **{"train.full_determinism_enable": True, "eval.steps": 2})
         seeds = [request.seed for request in run.requests]
         assert len(set(seeds)) == len(seeds) and None not in seeds
-        again = world(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
-        again.trainer.fit()
+        again = fitted(evaluation=2, engines=3, **{"train.full_determinism_enable": True, "eval.steps": 2})
         ours, theirs = ({(one.prompt, one.step, one.seed) for one in each.requests} for each in (again, run))
         assert ours == theirs
 
@@ -335,9 +297,8 @@ class TestPretraining:
 
 
 class TestChoice:
-    def test_prompts_are_generated_for_that_the_method_chose(self, world):
-        run = world(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
-        run.trainer.fit()
+    def test_prompts_are_generated_for_that_the_method_chose(self, fitted):
+        run = fitted(prompts=19, **{"adapt.method": CHOOSING}, **{"eval.steps": 2}, evaluation=3)
         assert run.trainer.state.step == 6  # 8, 8 and 3 prompts are drawn, twice
         asked = run.trainer.method.asked
         # Of 3 prompts nothing is to be chosen.
@@ -374,21 +335,6 @@ class TestFailedGroups:
         assert trained and not trained & failing
         assert not failing & {entry.prompt.text for entry in run.trainer.method.hard.oldest(99)}
         assert rows[-1]["rollouts/total"] == 4 * len(run.requests)
-
-    def test_numbers_of_groups_are_never_used_twice(self, world):
-        run = world(**{"adapt.max_failed_share": 1})
-        plain = run.reward
-        run.reward = lambda prompt, weights, sample: None if prompt == "prompt 3" else plain(prompt, weights, sample)
-        seen, build = [], run.trainer.method.build_batch
-
-        def build_batch(step, fresh, reevaluated):
-            seen.extend(group.uid for group in [*fresh, *reevaluated])
-            return build(step, fresh, reevaluated)
-
-        run.trainer.method.build_batch = build_batch
-        run.trainer.fit()
-        assert len(set(seen)) == len(seen) == run.trainer.state.generated - run.trainer.ledger.counts["failed"]
-        assert seen == sorted(seen) and max(seen) < run.trainer.state.generated
 
     def test_hard_prompts_that_fail_count_too(self, world):
         run = world(prompts=8, **{"adapt.max_failed_share": 1, "adapt.reevaluate_every": 1, "adapt.rollout_delay": 1})
@@ -478,41 +424,6 @@ class TestEmptyBatch:
 
 
 class TestCounts:
-    @pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (2, 3), (3, 2)])
-    @pytest.mark.parametrize("count", [1, 2, 3, 5])
-    def test_a_batch_may_have_any_number_of_groups(self, world, make_group, ranks, count):
-        """On models with these numbers of ranks; one of its groups leaves in the review, if there are several."""
-        words = {"actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1], "train.batch_size": 12}
-        words |= {"adapt.max_failed_share": 1, "adapt.batch_size": 5, "adapt.max_gap": 9}  # its log-probs are made up
-        run = world(algorithm="ba_ppo", **words)
-        extras = EXTRAS | {"info": {"reward": 0.5}}
-        batch = Batch(fresh=[make_group(1, size=4, prompt=f"p{n}", extras=extras, uid=n) for n in range(count)])
-        run.trainer.method.build_batch = lambda *_: batch
-        run.trainer.ledger.settle = lambda *_, **__: (run.trainer.ledger.counts, {"dropped": 0})
-        forward = run.trainer.experience_maker.forward
-
-        def broken(origins):
-            """The log ratio of the sixth sample is not finite."""
-            passed = forward(origins)
-            if count > 1:
-                passed.log_ratios[5] = math.nan
-            return passed
-
-        run.trainer.experience_maker.forward = broken
-        status, _ = run.trainer.train_step([Rollout(0, 0)], 0)
-        ((_, experiences),) = run.trained
-        stay = [n for n in range(count) if count == 1 or n != 1]
-        assert [one.prompts for one in experiences] == [[f"p{n}"] for n in stay for _ in range(4)]
-        assert run.updates == {"actor": 1, "critic": 1} and status["groups/capacity_used"] == len(stay) / 5
-        run.updates.update(actor=0, critic=0)
-        for experience in experiences:  # the models' answers came back to their own samples
-            for actual, wanted in (
-                (experience.action_log_probs, run.groups["actor"].forward(experience.sequences)),
-                (experience.values, run.groups["critic"].forward(experience.sequences)),
-            ):
-                mask = experience.action_mask.bool()
-                assert mask.any() and torch.equal(actual[mask], wanted[mask])
-
     @pytest.mark.parametrize(("words", "capacity"), [({}, 4), ({"adapt.batch_size": 6}, 6)])
     def test_a_batch_may_not_be_larger_than_its_capacity(self, world, make_group, words, capacity):
         run = world(**words)
@@ -545,9 +456,8 @@ class TestCounts:
         with pytest.raises(RuntimeError, match="4 groups were generated, 5 are accounted for"):
             run.trainer.fit()
 
-    def test_a_step_without_a_rollout_trains_on_what_is_stored(self, world):
-        run = world(prompts=8, **{"train.num_episodes": 1})
-        run.trainer.fit()
+    def test_a_step_without_a_rollout_trains_on_what_is_stored(self, fitted):
+        run = fitted(prompts=8, **{"train.num_episodes": 1})
         assert len(run.trainer.method.replay)
         status, step = run.trainer.train_step([Rollout(2, 2)], 2)
         assert status["groups/generated"] == 0 and math.isnan(status["reward/fresh_mean"]) and step == 3

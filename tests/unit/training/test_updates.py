@@ -4,21 +4,18 @@ OpenRLHF's ranks are threads here. The model has three weights; DeepSpeed's part
 micro-batches and averages them over micro-batches and ranks, is written out.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from ranks import Ranks, arguments
-
-import torch  # isort: skip
 from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss
 from openrlhf.trainer.ppo_utils.experience import Experience
+from ranks import Ranks, arguments
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped
@@ -775,17 +772,3 @@ def test_a_number_is_averaged_over_the_samples_that_have_it():
 
     for metrics in ranks.run(work):
         assert metrics["a"] == 2.5 and "b" not in metrics and math.isnan(metrics["return"])
-
-
-def test_means_of_ranks_that_have_nothing():
-    """A filler counts for nothing, also where its numbers are none, and on a rank that has no other."""
-    ranks = Ranks(2)
-
-    def work(rank):
-        means = Means()
-        for value, weight in [[(1.0, 3.0), (torch.tensor(5.0), 1.0)], [(math.nan, 0.0)]][rank]:
-            means.add("x", value, weight)
-        means.add("y", float(rank), 1.0)
-        return means.reduced(torch.device("cpu"))
-
-    assert ranks.run(work) == [{"x": 2.0, "y": 0.5}] * 2

@@ -1,7 +1,5 @@
 """How the driver waits for a run, with Ray's answers and the time as the test sets them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -10,18 +8,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import ray  # noqa: E402
-
-from bapo_openrlhf.errors import Ended  # noqa: E402
-from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.driver import waiting  # noqa: E402
-from bapo_openrlhf.training.driver.signals import Signals  # noqa: E402
+from bapo_openrlhf.errors import Ended
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.driver import waiting
+from bapo_openrlhf.training.driver.signals import Signals
 
 NUMBERS = {"trainer": 10, "actor rank 0": 20, "actor rank 1": 21, "rollout engine 0": 30}  # of the processes
 
@@ -34,11 +26,7 @@ class Ref:
 
 
 class Driver:
-    """A driver that waits. Its trainer says at each time where it is, and some of its workers answer late.
-
-    Attributes:
-        events: (seconds, function) of what happens meanwhile.
-    """
+    """A driver that waits. Its trainer says at each time where it is, and some of its workers answer late."""
 
     def __init__(self, monkeypatch, **flags) -> None:
         self.now, self.told, self.said, self.events = 0.0, [], [], []

@@ -6,19 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from openrlhf.trainer.ray import ppo_actor
+from openrlhf.trainer.ray import utils as ray_utils
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-from openrlhf.trainer.ray import ppo_actor  # noqa: E402
-from openrlhf.trainer.ray import utils as ray_utils  # noqa: E402
-
-from bapo_openrlhf.flags.config import RunConfig  # noqa: E402
-from bapo_openrlhf.training.engine.weight_receipt import borrow, load, receive  # noqa: E402
-from bapo_openrlhf.training.worker import weight_sync  # noqa: E402
-from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer, parcels  # noqa: E402
+from bapo_openrlhf.flags.config import RunConfig
+from bapo_openrlhf.training.engine.weight_receipt import borrow, load, receive
+from bapo_openrlhf.training.worker import weight_sync
+from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer, parcels
 
 
 class Remote:

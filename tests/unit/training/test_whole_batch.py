@@ -3,28 +3,20 @@
 OpenRLHF's ranks are threads here; their collectives meet at a barrier.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import chain
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openrlhf.trainer.ppo_utils import NaiveReplayBuffer
+from openrlhf.trainer.ppo_utils.experience import Experience
 from ranks import Ranks, arguments
+from torch.utils.data import DataLoader
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ppo_utils import NaiveReplayBuffer  # noqa: E402
-from openrlhf.trainer.ppo_utils.experience import Experience  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from bapo_openrlhf.adapt.arithmetic import MicroBatch  # noqa: E402
-from bapo_openrlhf.training.worker.whole_batch import MicroBatches, WholeBatchReplayBuffer  # noqa: E402
+from bapo_openrlhf.adapt.arithmetic import MicroBatch
+from bapo_openrlhf.training.worker.whole_batch import MicroBatches, WholeBatchReplayBuffer
 
 UNHURRIED = settings(suppress_health_check=[HealthCheck.too_slow])
 

@@ -1,21 +1,13 @@
 """The workers: what they load and build, generators of random numbers, and the critic's schedule."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
+import torch
+from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
-from bapo_openrlhf.cpu import stack as cpu
-
-cpu.prepare_environment()
-cpu.install()
-
-import torch  # noqa: E402
-from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic  # noqa: E402
-
-from bapo_openrlhf.cli import arguments  # noqa: E402
-from bapo_openrlhf.training.worker import workers  # noqa: E402
+from bapo_openrlhf.cli import arguments
+from bapo_openrlhf.training.worker import workers
 
 
 @pytest.fixture(autouse=True)
