@@ -95,13 +95,10 @@ class Plain(Method):
 
 
 def changed(name, function, **more):
-    """Replaying with another function."""
     return type("Changed", (Replaying,), {name: function, **more})
 
 
 def with_state(name, make):
-    """A method with one more attribute in its state."""
-
     def __init__(self):
         Replaying.__init__(self)
         setattr(self, name, make())
