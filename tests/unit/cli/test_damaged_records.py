@@ -74,7 +74,6 @@ def write_evaluation(folder: Path) -> None:
 
 
 def damage(path: Path, kind: str, seed: int) -> None:
-    """Do one thing to a file."""
     rng, data = random.Random(seed), path.read_bytes()
     at, length = rng.randrange(len(data)), rng.randrange(1, 60)
     if kind == "folder":
@@ -117,7 +116,6 @@ def resume(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A record and two evaluations without a fault."""
     folder = tmp_path_factory.mktemp("whole")
     write_record(folder / "run")
     for name in ("a", "b"):
