@@ -47,7 +47,6 @@ def critic():
 
 
 def test_a_critic_preset(critic):
-    """It has 3 episodes already."""
     assert used(critic, cpu=False) == SHORT | {"data.max_samples": 256}
     assert used(critic, cpu=True) == SHORT | {"data.max_samples": 2} | CPU
 
@@ -102,15 +101,6 @@ def test_responses_still_stop_when_they_are_short(critic, budget, expected):
     critic.adapt.partial_rollout_tokens = budget
     assert (flags_of(critic) | used(critic, cpu=True))["adapt.partial_rollout_tokens"] == expected
     assert "adapt.partial_rollout_tokens" not in used(critic, cpu=False)
-
-
-def test_two_machines_become_one(critic):
-    for part in (critic.actor, critic.critic, critic.ref):
-        part.num_nodes = 2
-    critic.vllm.num_engines = 16
-    result = used(critic, cpu=False)
-    assert [result[f"{name}.num_nodes"] for name in ("actor", "critic", "ref")] == [1, 1, 1]
-    assert result["vllm.num_engines"] == 8
 
 
 def needed(args):
