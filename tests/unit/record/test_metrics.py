@@ -39,23 +39,6 @@ def test_a_table_can_stand_for_metrics_of_methods(read):
     assert attempts.algorithms == ALL and ATTEMPTS.algorithms == ADAPTED and attempts.title == ATTEMPTS.title
 
 
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ("metrics: a/b | steps | A b | One.", r"found 'a/b \| steps \| A b \| One\.'"),
-        ("metrics: |\n  a | | A | | One,\n  two.", "found 'two.'"),
-        ("wen: never\nmetrics: a | | A | | One.", "TypeError.*wen"),
-        ("from: PABO", "KeyError.*PABO"),
-        ("when: never", "KeyError.*metrics"),
-        ("from: BAPO\nmetrics: a | | A | | One.", "metrics"),
-        ("just a word", "ValueError"),
-    ],
-)
-def test_a_bad_table_is_named(read, table, says):
-    with pytest.raises(ValueError, match=rf"^mine\.yaml: Words: .*{says}"):
-        read(table)
-
-
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.yaml")), ids=lambda path: path.name)
 def test_no_key_of_a_file_of_the_package_is_there_twice(path):
     """YAML would take the last one, without a word."""
