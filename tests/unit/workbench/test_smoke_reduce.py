@@ -194,19 +194,6 @@ def test_the_small_reward_model_gives_one_score(folder):
     assert small.score.weight.shape == (1, 64) and not loading["missing_keys"]
 
 
-def test_changed_weights(folder):
-    from safetensors.torch import load_file, save_file
-
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16")
-    (folder / "saved").mkdir()
-    tensors = load_file(folder / "small" / "model.safetensors")
-    save_file(tensors, folder / "saved" / "model.safetensors")
-    assert not model.changed_weights(folder / "small", folder / "saved")
-    tensors["model.norm.weight"][5] += 1
-    save_file(tensors, folder / "saved" / "model.safetensors")
-    assert model.changed_weights(folder / "small", folder / "saved")
-
-
 def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
     import huggingface_hub
 
