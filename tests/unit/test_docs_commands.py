@@ -404,16 +404,6 @@ def test_every_command_has_a_rule_and_holds(commands, hold):
     assert {rule.start for rule in RULES} == hold(commands), "rules that no page needs"
 
 
-def test_each_example_script_is_tested():
-    """Those with tests of their own: stack/test_first_hour.py, test_docs.py, test_several_machines.py."""
-    others = {"first_hour.sh", *(path.name for folder in ("ray_job", "slurm") for path in scripts_in(folder))}
-    assert {path.name for path in scripts_in(".")} == others | {"countdown_table.sh"}
-
-
-def scripts_in(folder):
-    return (ROOT / "examples" / folder).rglob("*.sh")
-
-
 # ── Commands within a sentence: their names and flags ──
 
 

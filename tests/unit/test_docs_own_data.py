@@ -26,7 +26,6 @@ COLUMNS = {
 
 
 def table(after):
-    """The rows of the table after a heading, as dictionaries by column."""
     section = PAGE.split(after, 1)[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)

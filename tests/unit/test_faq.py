@@ -41,7 +41,6 @@ def template(node):
 
 @cache
 def templates(file):
-    """All string expressions of a source file that say something."""
     result = {template(node) for node in ast.walk(ast.parse(file.read_text()))}
     return {text.strip() for text in result if text and len(text.replace(VARIABLE, "").strip()) >= 18}
 
@@ -93,7 +92,6 @@ def test_every_quoted_message_is_in_the_code():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A project's folder, with little in it."""
     for name in ("configs", "bapo_openrlhf"):
         (tmp_path / name).symlink_to(ROOT / name)
     files = {

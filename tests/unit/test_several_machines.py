@@ -36,7 +36,6 @@ HOST = "10.1.2.3"
 
 
 def source(package, file):
-    """The text of a module of another package, without importing it."""
     return (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
 
 
@@ -64,7 +63,6 @@ def assert_fills(words, machines, gpus, capsys):
 
 
 def directives():
-    """What the script asks Slurm for."""
     pairs = re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", SLURM.read_text(), re.M)
     assert len(pairs) == SLURM.read_text().count("#SBATCH")
     return dict(pairs)

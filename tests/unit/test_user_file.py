@@ -147,26 +147,6 @@ def test_a_home_folder_that_is_not_there(tmp_path, monkeypatch):
         list(settings_of("~no_such_user/x"))
 
 
-def test_the_place_of_an_error(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("def inner(call):\n    call()\n\n\ndef outer(call):\n    inner(call)\n")
-    module = user_file.load("f", path)
-
-    def fail():
-        raise ValueError
-
-    with pytest.raises(ValueError) as caught:
-        module.outer(fail)
-    assert user_file.place(caught.value) == f"{path}:2"  # not the line of `fail`, which is no file of the user
-    assert user_file.place(caught.value, fail) == f"{path}:2"
-    with pytest.raises(ValueError) as caught:
-        fail()
-    assert user_file.place(caught.value, module.outer) == f"{path}:5"
-    assert user_file.place(caught.value) == f"{__file__}:{fail.__code__.co_firstlineno + 1}"
-    assert user_file.place(ValueError()) == "" and user_file.place(ValueError(), print) == ""
-    assert user_file.described(ValueError("a\nb")) == "ValueError: a b"
-
-
 @pytest.mark.parametrize("beside", ["helper.py", "helper/__init__.py"])
 @pytest.mark.parametrize(
     ("line", "found"),
@@ -186,12 +166,3 @@ def test_a_module_beside_the_file(tmp_path, beside, line, found):
         user_file.load("f", tmp_path / "mine.py")
     end = str(caught.value).partition(f"({tmp_path}/mine.py:1)")[2]
     assert found.format(tmp_path) in end and bool(found) == bool(end)
-
-
-def test_yaml_that_is_none_or_a_folder(tmp_path):
-    (tmp_path / "a.yaml").write_text("a:\n\tb: 1\n")
-    with pytest.raises(ConfigError, match=r"is not valid YAML: .* in line 2, column 1") as caught:
-        user_file.read_yaml("config", tmp_path / "a.yaml")
-    assert "unicode" not in str(caught.value)
-    with pytest.raises(ConfigError, match=r"^config \. cannot be read: Is a directory$"):
-        user_file.read_yaml("config", Path("."))

@@ -67,9 +67,6 @@ def report(capsys, *words: str, warned: int = 0) -> dict[str, str]:
 class TestNumbers:
     def test_ba_ppo(self, capsys, words):
         facts = report(capsys, "--algorithm=ba_ppo", *words)
-        assert facts["algorithm"] == "ba_ppo"
-        assert facts["advantages"] == "gae (lambda 1)"
-        assert facts["batch adaptation"] == "bapo"
         assert facts["actor"].endswith("model, 1 node(s) x 2 GPU(s)")
         assert facts["critic"].endswith("model, 1 node(s) x 1 GPU(s)")
         assert facts["reference"].endswith("model, 1 node(s) x 1 GPU(s)")
@@ -81,13 +78,8 @@ class TestNumbers:
         assert facts["optimizer steps"].startswith("2 per epoch of a full batch, each of 16 samples")  # 16 + 8
         assert facts["actor micro-batches"] == "6 per rank and full batch, of at most 2 samples"  # 24 / (2 ranks x 2)
         assert facts["critic micro-batches"] == "12 per rank and full batch, of at most 2 samples"
-        assert facts["fresh filter (X1)"] == "range"
         assert facts["re-evaluation (X2)"] == "every m 2 steps, at most 3 prompts; hard at mean reward <= c1 1/8"
         assert facts["replay (X3)"] == "3 steps, c2 in [1/8, 1/2], c3 in [1/4, 5/8]"
-        assert facts["importance ratio"] == "behaviour"
-        assert facts["returns"] == "gae"
-        assert facts["maximum shift"] == "none"
-        assert facts["hard buffer"] == "7 prompts"
         # 5 groups x 4 x (8192 x 12 + 2048 x 4) bytes = 2 129 920
         assert facts["replay buffer"] == "at most 7 groups, 2.8 MiB at 8192 response and 2048 prompt tokens"
         # 83 / 8 = 10.4; syncs at 5 and 10; again at 2, 4, 6, 8, 10, of which 10 meets a sync
@@ -95,7 +87,6 @@ class TestNumbers:
         assert facts["per epoch"] == "2 syncs (v 5), 5 re-evaluations (m 2), 4 of them between syncs"
         assert facts["reward function"] == "4 processes for each rollout engine, 1 min and 4 GiB a call"
         assert facts["range of rewards"] == "0 to 1"
-        assert facts["checkpoints"] == "none (--ckpt.save_steps)"
         assert facts["GPUs"] == "10 in total: 2 for actor, 1 for reference, 1 for critic, 6 for engines"
         schedule = "cosine_with_min_lr, warm-up in 3% of the steps"
         assert facts["learning rates"] == f"actor 1e-06 ({schedule}), critic 9e-06 ({schedule})"
@@ -103,7 +94,6 @@ class TestNumbers:
         # 11 steps x 3 epochs; 24 samples in optimizer steps of 16
         assert facts["whole run"] == "33 rollout steps, at most 66 optimizer steps" + MORE
         assert (facts["run's folder"], facts["trained model"]) == ("runs/default", "runs/default/model")
-        assert facts["training data"].endswith("train.jsonl")
 
     def test_without_batch_adaptation(self, capsys, words):
         kept = [word for word in words if not word.startswith("--adapt")]
@@ -168,12 +158,6 @@ class TestNumbers:
         assert facts["replay buffer"].startswith(f"at most 24 groups, {24 * group.nbytes / 2**20:.1f} MiB")
         assert facts["hard buffer"] == "500 prompts"
 
-    @pytest.mark.parametrize(("algorithm", "trained"), [("ba_ppo", "actor and critic"), ("bapo_grpo", "actor")])
-    def test_adapters(self, capsys, words, algorithm, trained):
-        more = ["--ds.lora.rank=8", "--ds.lora.alpha=32", "--ds.zero_stage=3"]
-        facts = report(capsys, f"--algorithm={algorithm}", *words, *more)
-        assert facts["LoRA"] == f"rank 8, alpha 32: only adapters of the {trained} learn"
-
     def test_parts_that_are_off(self, capsys, words):
         off = ["--adapt.replay_steps=0", "--adapt.reevaluate_every=0", "--adapt.rollout_delay=1"]
         facts = report(capsys, "--algorithm=ba_ppo", *words, *off, warned=1)
@@ -218,12 +202,6 @@ class TestNumbers:
         assert facts["training batch"] == "any number of samples up to 4 (= B 1 groups)"
         assert facts["actor micro-batches"] == "1 per rank and full batch, of at most 4 samples"
 
-    def test_behaviour_kl_needs_no_reference(self, capsys, words):
-        more = ["--adapt.kl_target=behaviour", "--algo.kl.use_loss", "--algo.kl.estimator=k3"]
-        facts = report(capsys, "--algorithm=bapo_grpo", *words, *more)
-        assert facts["KL penalty"] == "0.01 to the behaviour policy, in the loss"
-        assert not {"reference", "returns"} & set(facts)
-
     def test_data_that_is_not_local(self, capsys, words):
         more = ["--algorithm=ba_ppo", *words, "--data.prompt_dataset=org/data"]
         facts = report(capsys, *more, warned=1)
@@ -261,7 +239,6 @@ class TestNumbers:
 
 
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
-    """A configuration for GPUs may be checked on a machine without."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
     monkeypatch.setattr("bapo_openrlhf.flags.attention.find_spec", lambda name: None)
     assert report(capsys, *words, warned=1)["attention"] == "sdpa"
@@ -343,10 +320,6 @@ class TestStart:
         with own_folders(arguments.parse(words)):
             says = f"error: run.name is x, and {tmp_path}/x already has a run that is going on: process "
             assert says in self.refused(capsys, words, "--run.overwrite")
-
-    def test_a_model_that_it_would_write_over(self, capsys, words, tmp_path):
-        error = self.refused(capsys, words, f"--ckpt.output_dir={tmp_path / 'model'}")
-        assert f"error: ckpt.output_dir is {tmp_path / 'model'}, which already has a model" in error
 
     def test_checkpoints(self, capsys, words, saved):
         def tree():

@@ -74,7 +74,6 @@ def write_evaluation(folder: Path) -> None:
 
 
 def damage(path: Path, kind: str, seed: int) -> None:
-    """Do one thing to a file."""
     rng, data = random.Random(seed), path.read_bytes()
     at, length = rng.randrange(len(data)), rng.randrange(1, 60)
     if kind == "folder":
@@ -117,7 +116,6 @@ def resume(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """A record and two evaluations without a fault."""
     folder = tmp_path_factory.mktemp("whole")
     write_record(folder / "run")
     for name in ("a", "b"):
@@ -250,25 +248,3 @@ def test_what_a_reward_function_returns_may_be_anything(whole, tmp_path, undrawn
     row = '{"step": 7, "entropy_loss": "x", "response_length": [1], "actor_grad_norm": {}, "mine": "text"}'
     (folder / record.METRICS).write_text((folder / record.METRICS).read_text() + row + "\n")
     assert run("watch", str(folder), "--once") == run("report", str(folder)) == 0
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_without_permission(whole, tmp_path, undrawn, monkeypatch, file):
-    """Root may read everything, so a stand-in refuses."""
-    folder = damaged(whole, tmp_path / "now", "run/run.json") / "run"
-    read = Path.read_bytes
-
-    def refuse(path: Path) -> bytes:
-        if path.name == file:
-            raise PermissionError(13, "Permission denied", str(path))
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    says = f"{folder / file} cannot be read: Permission denied"
-    with contextlib.redirect_stderr(io.StringIO()) as error:
-        status = cli.run(["report", str(folder)])
-    unread = file in (record.PROBES, record.WARNINGS)
-    assert (status, says in error.getvalue()) == ((0, False) if unread else (2, True))
-    if file != record.SUMMARY:
-        with pytest.raises(ConfigError, match=re.escape(says)):
-            resume(folder)

@@ -33,7 +33,6 @@ def folder(tmp_path_factory):
 
 
 def own_tests(folder):
-    """Exit status of pytest in the folder, as its user calls it, and what it printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout

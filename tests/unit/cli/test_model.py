@@ -85,7 +85,6 @@ def write_gguf(path):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """(the GGUF file, its weights)"""
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
     return path, write_gguf(path)
 

@@ -75,16 +75,6 @@ def test_train(run, tmp_path, more, place, flag):
         assert tree(tmp_path) == before
 
 
-def test_train_with_the_checkpoints_of_another_run(run, tmp_path):
-    """Each name of a folder leads to the same owner."""
-    (tmp_path / "runs/other/checkpoints").mkdir(parents=True)
-    (tmp_path / "link").symlink_to("runs/other/checkpoints")
-    with mine(tmp_path / "runs/other/checkpoints"):
-        status, error = run("train", *FLAGS, "--run.name=mine", "--ckpt.path=link")
-    assert status == 2 and error.startswith("error: ckpt.path is link, and ")
-    assert not (tmp_path / "runs/mine").exists()
-
-
 def test_one_folder_for_both(tmp_path):
     (tmp_path / "link").symlink_to("runs")
     args = SimpleNamespace(

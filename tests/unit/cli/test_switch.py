@@ -66,12 +66,6 @@ def test_from_every_folder_that_init_writes(capsys, first, gpus):
             assert result["critic"].endswith(f"org/model, 1 node(s) x {gpus} GPU(s)")
 
 
-def test_a_critic_with_gpus_of_its_own_keeps_them():
-    words = ["--config", str(PRESETS[0]), "--algorithm", "ba_ppo", "--actor.num_gpus_per_node", "4"]
-    assert arguments.parse([*words, "--critic.num_gpus_per_node", "2", "--ref.num_gpus_per_node", "4",
-                            "--vllm.num_engines", "4"]).critic.num_gpus_per_node == 2  # fmt: skip
-
-
 def test_the_critic_follows_the_actors_nodes_too(tmp_path):
     (tmp_path / "run.yaml").write_text("actor: {num_nodes: 2, num_gpus_per_node: 4}\nrollout.n_samples_per_prompt: 8\n")
     words = ["--config", "run.yaml", "--actor.model_name_or_path=m", "--reward.remote_url=r.py"]

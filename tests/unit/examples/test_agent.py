@@ -14,8 +14,6 @@ TOKENIZER = user_file.load("base model", EXAMPLES / "quickstart" / "base_model.p
 
 
 class Engine:
-    """Gives these answers, one after the other."""
-
     def __init__(self, *answers):
         self.answers = list(answers)
 

@@ -49,27 +49,6 @@ def test_tokenizer_is_one_token_a_character_and_round_trips():
     assert tokenizer("3\nx")["input_ids"][1:] == [tokenizer.unk_token_id] * 2
 
 
-def test_every_id_of_the_rounded_vocabulary_decodes_to_itself():
-    tokenizer = base_model.make_tokenizer()
-    assert len(tokenizer) % 64 == 0
-    texts = [tokenizer.decode([i], skip_special_tokens=False) for i in range(len(tokenizer))]
-    assert len(set(texts)) == len(texts)
-    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
-        0,
-        1,
-        2,
-        3,
-    )
-
-
-def test_reward_reads_what_the_tokenizer_decodes():
-    """The reward function gets decoded ids with <eos>. The text must hold prompt and answer unchanged."""
-    tokenizer = base_model.make_tokenizer()
-    ids = tokenizer("3 5 7:22=")["input_ids"] + tokenizer("3*5+7")["input_ids"] + [tokenizer.eos_token_id]
-    query = tokenizer.decode(ids, skip_special_tokens=False)
-    assert countdown.reward_func([query], ["3 5 7:22="], ["3 5 7:22"])["rewards"].tolist() == [1.0]
-
-
 # ── What it is taught ──
 
 
@@ -141,28 +120,11 @@ def test_training_learns():
     assert sum(losses[-5:]) / 5 < 2.6
 
 
-@pytest.mark.parametrize(("cores", "fastest"), [(1, 1), (2, 1), (2, 2), (3, 2), (16, 1), (16, 4)])
-def test_the_number_of_threads_that_is_faster_stays(monkeypatch, cores, fastest):
-    """Steps differ in their tokens, and the first step of each number takes long."""
-    before, now, seen = torch.get_num_threads(), [0.0], []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    threads = base_model.Threads(None, clock=lambda: now[0])
-    for step in range(14):
-        tokens = 100 + 50 * (step % 5)
-        with threads.step(step, tokens):
-            seen.append(torch.get_num_threads())
-            now[0] += tokens * (1.0 if seen[-1] == fastest else 1.1) + (1000 if seen.count(seen[-1]) == 1 else 0)
-    torch.set_num_threads(before)
-    assert set(seen[:10]) == {count for count in (1, 2, 4) if count <= cores}
-    assert seen[10:] == [fastest] * 4 and threads.chosen == fastest
-
-
 # ── The larger model ──
 
 
 @pytest.fixture(scope="module")
 def levels():
-    """Worked problems of each level of the larger model, from the easiest to the hardest."""
     pytest.importorskip("reasoning_gym")
     kinds = base_model.StepsModelSettings().kinds
     return {kind.name: reasoning_gym.problems(kind, "warmup", 30, seed=1) for kind in kinds}
@@ -349,15 +311,6 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="new or empty"):
         build(tmp_path / "thesis.txt", TINY)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-def test_callers_torch_is_left_as_it_was(tmp_path):
-    torch.manual_seed(123)
-    threads, expected = torch.get_num_threads(), torch.rand(3)
-    torch.manual_seed(123)
-    build(tmp_path / "model", TINY)
-    assert torch.equal(torch.rand(3), expected)
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,11 @@ def rows():
 
 
 def panels(rows):
-    """The charts of the reward and of the composition."""
     page = Comparison([Run("run", rows)])
     return reward(page).chart, composition(page)[0].chart
 
 
 def columns(chart):
-    """Bottom and top of the columns of each source, by the middle of the column."""
     drawn = chart.layer[0].data.iloc[::2].assign(x=lambda data: data["x"] + 0.5)
     return {layer: part.set_index("x")[["y", "y2"]] for layer, part in drawn.groupby("layer")}
 
@@ -77,30 +75,6 @@ def test_titles_axes_and_legend(rows):
     assert names == {*(SOURCE_LABELS[source] for source in PAPERS), "batch capacity"}
     axes = drawn.to_dict()["layer"][0]["encoding"]
     assert axes["x"]["axis"]["title"] == "trainer step" and "groups" in axes["y"]["axis"]["title"]
-
-
-def test_long_runs_share_columns_and_lose_no_group():
-    rows = [{"step": step, "groups/fresh": step % 7, "groups/replayed": 1} for step in range(1, 1001)]
-    chart = panels(rows)[1]
-    drawn = chart.data  # of its only layer, because no capacity is known
-    fresh = drawn[drawn["layer"] == "0"].iloc[::2]
-    assert len(fresh) == 200
-    assert (5 * (fresh["y2"] - fresh["y"])).sum() == pytest.approx(sum(row["groups/fresh"] for row in rows))
-    says = plot.picture(Run("run", rows)).vconcat[1].title.subtitle
-    assert "A column is the mean of 5 steps." in " ".join(says)
-    assert len(chart.layer) == 1
-
-
-def test_plot_run_writes_a_picture(tmp_path, rows):
-    run = RunRecord(tmp_path / "first")
-    for row in rows:
-        run.append(row["step"], row)
-    path = plot.plot_run(tmp_path / "first")
-    assert path == tmp_path / "first" / "run.png"
-    png = path.read_bytes()
-    assert png[:8] == b"\x89PNG\r\n\x1a\n" and 500 < int.from_bytes(png[16:20], "big") < 700  # 400 at 1.5 pixels each
-    other = plot.plot_run(tmp_path / "first", tmp_path / "pictures" / "x.png")
-    assert other == tmp_path / "pictures" / "x.png" and other.read_bytes() == png  # the same each time
 
 
 def test_plot_run_of_one_step_and_of_none(tmp_path):
@@ -143,7 +117,6 @@ def test_table_of_a_run_without_numbers():
 
 def test_the_command_draws_a_run_or_says_what_is_wrong(tmp_path, rows, monkeypatch, capsys):
     def draw(*words):
-        """What the script says as it ends."""
         monkeypatch.setattr(sys, "argv", [plot.__file__, *words])
         try:
             runpy.run_path(plot.__file__, run_name="__main__")

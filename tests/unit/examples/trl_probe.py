@@ -22,8 +22,6 @@ LOW, HIGH = 0.8, 1.2  # TRL's clip range
 
 
 class Probe(replay_grpo.ReplayGRPOTrainer):
-    """Keeps weights, batches and losses."""
-
     def __init__(self, **words):
         super().__init__(**words)
         self.weights, self.batches, self.losses = [], [], []
@@ -78,7 +76,6 @@ def refused():
 
 
 def always_right(prompts, **_others):
-    """A reward without signal."""
     return [1.0] * len(prompts)
 
 

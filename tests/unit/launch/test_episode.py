@@ -189,7 +189,6 @@ RESPONSES = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A folder with a tokenizer."""
     base_model = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
     folder = tmp_path_factory.mktemp("model")
     user_file.load("base model", base_model).make_tokenizer().save_pretrained(folder)

@@ -34,7 +34,6 @@ def checked(tmp_path, *words: str) -> str:
 
 
 def downloaded(tmp_path, name: str) -> None:
-    """A model as the hub's library keeps it."""
     folder = tmp_path / "hub" / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "snapshots" / "0123").mkdir(parents=True)
     (folder / "refs").mkdir()

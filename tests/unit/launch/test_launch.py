@@ -74,7 +74,6 @@ def start(tmp_path, monkeypatch):
 
 
 def save(path: Path, step: int, *, whole: bool = True) -> None:
-    """Save a checkpoint of a run without a critic."""
     store, tag = CheckpointStore(path, critic=False), f"global_step{step}"
     save_state(store.begin(tag), {})
     (path / "_actor" / tag).mkdir(parents=True)
@@ -145,15 +144,6 @@ def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
     for path in (tmp_path / "runs" / "mine").iterdir():
         assert "s3cret" not in path.read_text(), path.name
     assert start(run__overwrite=True)[0]["config"]["logger.wandb.key"] is None
-
-
-def test_a_run_that_starts_anew_begins_with_an_empty_record(start, tmp_path):
-    start()
-    with pytest.raises(KeyboardInterrupt):
-        start(fails=True, run__overwrite=True)
-    assert start.begun[-1][1] == ["run.json"]
-    assert [row["step"] for row in record.read_metrics(tmp_path / "runs" / "mine")] == [1]
-    assert record.read_summary(tmp_path / "runs" / "mine") == {}  # it did not end
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -419,8 +409,6 @@ class TestResume:
 
 
 class TestEarlierRun:
-    """A second run of a name."""
-
     @pytest.fixture
     def folder(self, start, tmp_path) -> Path:
         """The folder of a run that ended, with all that it wrote, and a file of its user's."""
@@ -449,11 +437,6 @@ class TestEarlierRun:
         assert says.startswith(f"run.name is mine, and {folder} ")
         assert "--run.name" in says and "--run.overwrite" in says
         assert ("ckpt.path" in says) == ("ckpt__load_enable" in flags)
-        assert self.tree(folder) == before
-
-    def test_another_name_is_free(self, start, folder):
-        before = self.tree(folder)
-        start(run__name="other")
         assert self.tree(folder) == before
 
     def test_is_replaced(self, start, folder, tmp_path):
@@ -549,13 +532,6 @@ def test_all_that_a_machine_without_a_gpu_cannot_do_is_in_one_error(start, monke
     assert added == {name: str(launch.ON_THE_CPU[name]).lower() for name in unable}
 
 
-def test_the_ranks_of_a_machine_without_a_gpu_are_processes(start, monkeypatch, capsys):
-    monkeypatch.setenv(cpu.SWITCH, "1")
-    ours = {name.replace(".", "__"): value for name, value in launch.ON_THE_CPU.items()}
-    start(**ours, actor__num_gpus_per_node=2, ref__num_gpus_per_node=2)
-    assert "no GPU" in (said := capsys.readouterr().err) and "2 ranks" in said and "processes" in said
-
-
 PYDANTIC = """ValidationError: 1 error for ModelConfig
   Value error, the length (48) is too large. [type=value_error, input_value=ArgsKwargs((), {'model': 1}), input_type=A]
     For further information visit https://errors.pydantic.dev/2.14/v/value_error"""
@@ -574,8 +550,6 @@ def test_the_line_of_a_workers_error(error, says):
 
 
 class TestWhoseRecord:
-    """The checkpoints that a run goes on from, and the record that it continues, are of one run."""
-
     @pytest.fixture
     def made(self, start, tmp_path, monkeypatch):
         """made(name, steps, saves, flag=value...) begins a run that is killed. It returns its rows before and after."""

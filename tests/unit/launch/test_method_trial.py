@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.adapt.batch import Batch, fill, fitting
+from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import HardBuffer, ReplayBuffer
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Prompt
@@ -95,13 +95,10 @@ class Plain(Method):
 
 
 def changed(name, function, **more):
-    """Replaying with another function."""
     return type("Changed", (Replaying,), {name: function, **more})
 
 
 def with_state(name, make):
-    """A method with one more attribute in its state."""
-
     def __init__(self):
         Replaying.__init__(self)
         setattr(self, name, make())
@@ -207,15 +204,6 @@ def test_responses_that_are_asked_for_little_by_little():
 
     sizes = {group.size for batch in try_method(Half, **SIZES) for group in batch.fresh}
     assert sizes == {2, 4}
-
-
-def test_a_draw_that_is_cut_keeps_the_oldest_groups():
-    """What the docstring of `sample` warns of."""
-    stored = ReplayBuffer(9)
-    for group in (group for batch in try_method(Plain, **SIZES, steps=2) for group in batch.fresh):
-        stored.add(group)
-    drawn = stored.sample(len(stored), np.random.default_rng(1), priority=lambda group: 1 + 9 * (group.step == 1))
-    assert [group.uid for group in fitting(drawn, 4)] == [min(group.uid for group in stored)]
 
 
 def test_an_error_says_the_line_of_the_users_file(tmp_path):

@@ -43,7 +43,6 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders of models of each kind, as transformers saves them."""
     root = tmp_path_factory.mktemp("models")
     for name, sizes in KINDS.items():
         config = transformers.AutoConfig.for_model(name.split()[0], **sizes)
@@ -54,7 +53,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def folder(models, tmp_path):
-    """A copy of the model of a kind, which a test breaks."""
     return lambda kind="qwen3": shutil.copytree(models / kind, tmp_path / kind)
 
 
@@ -67,7 +65,6 @@ def write(folder, weights) -> None:
 
 
 def change(folder, file="config.json", **values) -> None:
-    """Change values of a JSON file; None leaves them out."""
     path = folder / file
     changed = json.loads(path.read_text()) | values
     path.write_text(json.dumps({name: value for name, value in changed.items() if value is not None}))
@@ -286,6 +283,4 @@ def test_questions_are_answered_in_order_and_once():
 
 
 class Unknown:
-    """A question."""
-
     about = "f is 3"

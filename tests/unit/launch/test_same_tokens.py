@@ -50,11 +50,6 @@ def test_one_that_fits(folders):
     check(folders)
 
 
-def test_a_configuration_that_is_no_object(folders):
-    (folders / "reward" / "config.json").write_text("[3]")
-    assert refused(folders).endswith("its config.json must be an object, and is [3]")
-
-
 @pytest.mark.parametrize("part", ["text_config", None])
 def test_too_few_embeddings_or_positions(folders, part):
     def write(**sizes):

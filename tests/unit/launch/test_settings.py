@@ -41,7 +41,6 @@ NUMBERS = {f"{model}.num_{of}" for model in ("actor", "critic") for of in ("node
 
 
 def another(value):
-    """A value of the same kind."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, (int, float)):

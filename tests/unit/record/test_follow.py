@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import follow
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import EVALUATIONS, WARNINGS, RunRecord
@@ -38,29 +37,6 @@ def whole_reading(path):
 
 
 # ── Steps ──
-
-
-def test_rows_come_as_they_are_written(tmp_path):
-    follower = Follower(tmp_path)
-    path = tmp_path / "metrics.jsonl"
-    follower.poll()
-    assert follower.rows == []
-    path.write_bytes(line(1))
-    for _ in range(2):  # the second time nothing is new
-        follower.poll()
-        assert [row["step"] for row in follower.rows] == [1]
-    with path.open("ab") as file:
-        file.write(line(2) + line(3)[:10])
-    for _ in range(2):
-        follower.poll()
-        assert [row["step"] for row in follower.rows] == [1, 2]
-    with path.open("ab") as file:
-        file.write(line(3)[10:])
-    follower.poll()
-    assert follower.rows == whole_reading(path)
-    path.unlink()
-    follower.poll()
-    assert follower.rows == []
 
 
 def test_a_process_that_was_killed(tmp_path):
@@ -176,17 +152,6 @@ def test_equal_to_a_whole_reading_after_any_changes(changes, seed, long):
         follower.poll()
         assert follower.rows == whole_reading(path)
         assert follower.broken == lines - len(follower.rows)
-
-
-def test_broken_lines_are_those_of_the_file_that_is_there(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(line(1) + b"{\n[]\n" + line(2))
-    follower = Follower(tmp_path)
-    follower.poll()
-    assert follower.broken == 2 and [row["step"] for row in follower.rows] == [1, 2]
-    path.write_bytes(line(3))
-    follower.poll()
-    assert follower.broken == 0 and [row["step"] for row in follower.rows] == [3]
 
 
 def test_what_was_read_stays_while_a_file_cannot_be_read(tmp_path):
@@ -314,10 +279,3 @@ def test_age_is_the_last_steps_and_before_it_the_starts(tmp_path):
     os.utime(tmp_path / "run.json")  # it is resumed
     follower.poll()
     assert follower.age == pytest.approx(0, abs=5) and follower.begins
-
-
-def test_a_folder_that_is_not_there_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    for name in ("nowhere", "file"):
-        with pytest.raises(ConfigError, match=f"'{tmp_path}/{name}' "):
-            Follower(tmp_path / name)

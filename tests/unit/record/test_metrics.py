@@ -14,8 +14,6 @@ PACKAGE = Path(metrics.__file__).parents[1]
 
 @pytest.fixture
 def read(tmp_path):
-    """A function that reads a section "Words" with one table."""
-
     def read(table):
         path = tmp_path / "mine.yaml"
         path.write_text("Words:\n  - " + table.replace("\n", "\n    ") + "\n")
@@ -39,37 +37,6 @@ def test_a_table_can_stand_for_metrics_of_methods(read):
     assert read("from: BAPO") == tuple(metric for metric in BAPO.METRICS if metric != ATTEMPTS)
     [attempts] = read("from: ATTEMPTS\nalgorithms: all")
     assert attempts.algorithms == ALL and ATTEMPTS.algorithms == ADAPTED and attempts.title == ATTEMPTS.title
-
-
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        ("metrics: a/b | steps | A b | One.", r"found 'a/b \| steps \| A b \| One\.'"),
-        ("metrics: |\n  a | | A | | One,\n  two.", "found 'two.'"),
-        ("wen: never\nmetrics: a | | A | | One.", "TypeError.*wen"),
-        ("from: PABO", "KeyError.*PABO"),
-        ("when: never", "KeyError.*metrics"),
-        ("from: BAPO\nmetrics: a | | A | | One.", "metrics"),
-        ("just a word", "ValueError"),
-    ],
-)
-def test_a_bad_table_is_named(read, table, says):
-    with pytest.raises(ValueError, match=rf"^mine\.yaml: Words: .*{says}"):
-        read(table)
-
-
-def test_every_metric_of_the_file_is_well_formed():
-    for metric in metrics.all_metrics():
-        texts = (metric.name, metric.unit, metric.title, metric.sentence, metric.paper, metric.when)
-        assert all(isinstance(text, str) for text in texts) and isinstance(metric.optional, bool), metric
-        assert metric.algorithms and set(metric.algorithms) <= set(ALL), metric.name
-        assert " | " not in metric.sentence, f"{metric.name}: an indented line continues the one above"
-
-
-def test_a_section_without_tables_is_named(tmp_path):
-    (tmp_path / "mine.yaml").write_text("Words:\n")
-    with pytest.raises(ValueError, match=r"^mine\.yaml: Words: TypeError"):
-        metrics._read(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.yaml")), ids=lambda path: path.name)

@@ -6,7 +6,6 @@ from bapo_openrlhf.record.outcome import nothing_trained
 
 NOTHING = {"reward/fresh_mean": 1.0, "groups/generated": 4, "groups/with_signal": 0}
 SKIPPED = NOTHING | {"skipped_update": 1, "groups/filtered": 4}
-TAIL = "Look at the reward function, or take prompts of another difficulty"
 
 
 def rows(*metrics):
@@ -16,41 +15,24 @@ def rows(*metrics):
 @pytest.mark.parametrize(
     ("metrics", "estimator", "says"),
     [
-        (
-            [SKIPPED] * 3,
-            "gae",
-            "nothing was trained: the batch was empty in each of 3 steps. 12 groups were generated; in each group all "
-            f"rewards were equal (mean reward 1), and only differences carry a signal. {TAIL}",
-        ),
+        ([SKIPPED] * 3, "gae", ["nothing was trained", "each of 3 steps. 12 groups", "reward 1)", "reward function"]),
         (
             [NOTHING, NOTHING | {"reward/fresh_mean": 0.25}],
             "group_norm",
-            "nothing was learned in each of 2 steps. 8 groups were generated; in each group all rewards were equal "
-            f"(mean reward 0.25 to 1), and only differences carry a signal. {TAIL}",
+            ["nothing was learned", "8 groups", "0.25 to 1"],
         ),
-        (
-            [NOTHING],
-            "gae",
-            "nothing was learned in the only step. 4 groups were generated; in each group all rewards were equal "
-            f"(mean reward 1), and only differences carry a signal. {TAIL}",
-        ),
-        (
-            [NOTHING | {"reward/fresh_mean": 0.0}],
-            "gae",
-            "nothing was learned in the only step. 4 groups were generated; in each group all rewards were equal (mean "
-            "reward 0), and only differences carry a signal. Read some of the responses in answers.jsonl, or take "
-            "prompts of another difficulty",
-        ),
+        ([NOTHING], "gae", ["nothing was learned in the only step. 4 groups"]),
+        ([NOTHING | {"reward/fresh_mean": 0.0}], "gae", ["reward 0)", "answers.jsonl"]),
         (
             [SKIPPED | {"groups/with_signal": 3, "groups/filtered": 1, "groups/too_far": 3}] * 2,
             "rloo",
-            "nothing was trained: the batch was empty in each of 2 steps. 8 groups were generated: 2 filtered, "
-            "6 too far",
+            ["nothing was trained", "8 groups were generated: 2 filtered, 6 too far"],
         ),
     ],
 )
 def test_the_last_line(metrics, estimator, says):
-    assert nothing_trained(rows(*metrics), estimator) == says
+    said = nothing_trained(rows(*metrics), estimator)
+    assert all(part in said for part in says)
 
 
 @pytest.mark.parametrize(

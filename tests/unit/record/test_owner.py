@@ -45,8 +45,6 @@ def mine(folder: Path):
 
 
 class Other:
-    """Another process that owns a folder."""
-
     def __init__(self, folder: Path, code: int = 0) -> None:
         words = [sys.executable, "-c", OTHER, str(folder), str(code)]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -147,7 +147,6 @@ START = {"name": "run", "started": "2026-01-01T00:00:00+00:00", "total_steps": N
 
 
 def write_record(folder):
-    """Begin a run, and write each file of its record."""
     begin_run(folder, START)
     run = RunRecord(folder)
     run.append(1, {})
@@ -205,15 +204,6 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
     assert (result["started"], result["resumed"]) == (START["started"], ["later 1", "later 2"])
     assert result["total_steps"] == 20
     assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
-
-
-def test_a_run_keeps_what_each_resume_changed(tmp_path):
-    change = {"at": "2026-11-28T04:00:00+00:00", "step": 5, "flag": "actor.adam.lr"}
-    rates = [change | {"before": before, "now": now} for before, now in (("1e-06", "2e-06"), ("2e-06", "3e-06"))]
-    begin_run(tmp_path, START)
-    for rate in rates:
-        begin_run(tmp_path, {**START, "changed": [rate]}, resumes=True)
-    assert read_run(tmp_path)["changed"] == rates
 
 
 def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
@@ -301,14 +291,6 @@ def test_summarise_by_hand():
         "seconds": {"generation": pytest.approx(3.5), "reevaluation": pytest.approx(1.0)},
     }
     assert list(summarise(rows)["seconds"]) == ["generation", "reevaluation"]
-
-
-@pytest.mark.parametrize(("steps", "window"), [(1, 1), (2, 1), (5, 1), (6, 2), (23, 7), (24, 8), (100, 8)])
-def test_window_is_at_most_a_third(steps, window):
-    rows = [{"step": step, "reward/fresh_mean": float(step**2)} for step in range(steps)]
-    summary = summarise(rows)
-    assert summary["reward_start"] == pytest.approx(np.mean([step**2 for step in range(window)]))
-    assert summary["reward_end"] == pytest.approx(np.mean([step**2 for step in range(steps - window, steps)]))
 
 
 def test_steps_without_a_reward_are_not_counted():

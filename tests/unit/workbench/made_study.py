@@ -23,7 +23,6 @@ METHODS = {
 
 
 def make_arms(methods=tuple(METHODS), paths=("group", "critic")):
-    """One arm for each method on each path."""
     return tuple(
         Arm(method, path, METHODS[method][path == "critic"], {"adapt.method": method})
         for path in paths

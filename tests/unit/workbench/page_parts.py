@@ -52,7 +52,6 @@ class Page(HTMLParser):
 
 
 def needs_browser(test):
-    """A test that opens a page in Chromium."""
     skipped = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here to open the page in")
     return pytest.mark.browser(skipped(test))
 

@@ -72,22 +72,6 @@ def test_majority_is_the_vote(responses):
     assert estimators.majority(*zip(*responses, strict=True)) == pytest.approx(float(wanted), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("answers", "right", "value"),
-    [
-        ("7 7 3", "7", 1.0),
-        ("3 3 7", "7", 0.0),
-        ("7 3", "7", 1 / 2),  # a tie is shared
-        ("7 7 3 3 5 5", "7", 1 / 3),
-        ("- - 7", "7", 1.0),  # no answer, no vote
-        ("- -", "7", 0.0),
-    ],
-)
-def test_majority_by_hand(answers, right, value):
-    given = [None if word == "-" else word for word in answers.split()]
-    assert estimators.majority(given, [word == right for word in given]) == pytest.approx(value, abs=1e-15)
-
-
 # ── bootstrap ──
 
 

@@ -172,17 +172,6 @@ def test_a_problem_that_is_a_conversation_is_judged_and_kept_with_a_chat_templat
     assert store.read_rows(request_.out, "mods")["p0"]["input"] == chat
 
 
-def test_estimates_are_those_of_the_rows(request_):
-    metrics = evaluate(request_)["benchmarks"]["mods"]["metrics"]
-    scores = [row["scores"] for row in lines(request_)]
-    assert list(metrics) == ["avg@6", "pass@1", "pass@3", "pass@6", "maj@6", "truncated", "tokens"]
-    assert metrics["avg@6"]["value"] == pytest.approx(100 * sum(map(sum, scores)) / 48)
-    assert metrics["pass@6"]["value"] == pytest.approx(100 * sum(map(any, scores)) / 8)
-    assert metrics["truncated"] == dict.fromkeys(("value", "low", "high"), pytest.approx(100 / 6))
-    assert metrics["tokens"]["value"] == 7
-    assert metrics["avg@6"]["low"] < metrics["avg@6"]["value"] < metrics["avg@6"]["high"]
-
-
 def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path):
     """From 0 to 100, wrong answers have 3, and right ones 100 less a rounding step of float32."""
     right = "answer(response) == labels[0]"
@@ -242,7 +231,6 @@ def test_an_answer_that_fails_ends_the_run_by_name(request_, tmp_path, body, nam
 
 
 def test_many_problems_wait_for_a_slow_judge(request_, tmp_path, monkeypatch):
-    """There are more problems than the backlog holds. None is lost, and their order stays."""
     monkeypatch.setattr(run, "BACKLOG", 2)
     slow = REWARD.replace("response = ", "time.sleep(0.005)\n    response = ")
     request_.reward.write_text(slow)
@@ -438,19 +426,11 @@ def test_bad_values_are_refused_by_name(request_, name, value, message):
     ("line", "message"),
     [
         ("{", "line 2: "),
-        ("\xff", "line 2: .*UTF-8"),
-        ("[1]", "line 2: .*list"),
         ('{"input": "x"}', "row 2: label is null"),
-        ('{"label": "x"}', "row 2: input is None"),
-        ('{"input": " ", "label": "x"}', "row 2: input is ' '"),
-        ('{"input": ["x"], "label": "x"}', r"row 2: input is \['x'\]"),
-        ('{"input": "x", "label": 1}', "row 2: label is 1, .* row 1 it is '0'"),
         ('{"input": "x", "label": "x", "id": "p0"}', "row 2: the id 'p0'"),
         ('{"input": "x", "label": "x", "id": [1]}', r"id is \[1\]"),
         ('{"input": "x", "label": "x", "images": ["none.png"]}', "there are 1 images and 0 <image> tags"),
         ('{"input": "<image>x", "label": "x", "images": ["none.png"]}', "row 2: there is no image none.png"),
-        ('{"input": "<image>x", "label": "x", "images": "none.png"}', "row 2: there is no image none.png"),
-        ('{"input": "<image>x", "label": "x", "images": [null, "none.png"]}', "row 2: there is no image none.png"),
         ('{"input": "<image>x", "label": "x", "images": [1]}', r"images is \[1\]"),
     ],
 )
@@ -483,12 +463,6 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded_as_in_training(tokenizer_fol
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     make = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert make._processor.theirs and make(problems.BenchmarkProblem("1", "1?", "2")).length > 0
-
-
-def test_a_file_without_problems(request_, tmp_path):
-    (tmp_path / "mods.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="has no rows"):
-        evaluate(request_)
 
 
 @pytest.mark.parametrize("body", ["import nothing_like_this", "x = 1", "def reward_func(*a):\n    return 'good'"])
@@ -539,11 +513,6 @@ def test_columns_are_those_of_the_configuration(tmp_path, parsed):
     assert (problem.input, problem.label) == ("1+1", "2")
     write_problems(tmp_path / "countdown" / "cd34.jsonl", 1)
     assert problems.load("cd34", tmp_path, None, None, columns=columns).problems[0].input == "What is 0 mod 3?"
-
-
-def test_an_unknown_benchmark_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ConfigError, match="aime24, amc, math500, minerva, olympiad, cd34, cd4, geo3k_val, geo3k_test"):
-        problems.load("aime", tmp_path, None, None)
 
 
 def test_ids_are_made_where_there_are_none(tmp_path):

@@ -96,18 +96,6 @@ def test_page(capsys):
     assert "adapt.method is exgrpo; it is not predicted" in capsys.readouterr().out
 
 
-def test_an_engine_that_does_not_fit(capsys):
-    assert main.run(["plan", *PRESET, "--gpus", "8", "--models", "70B", "--vllm.gpu_memory_utilization", "0.2"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| Llama-3-70B |      8 |"))
-    assert row.split("|")[3].strip() == "–" and row.count(" engine ") == 3
-
-
-def test_without_a_reference_model_dapo_needs_the_memory_of_grpo(capsys):
-    assert main.run(["plan", *PRESET, "--gpus", "8", "--models", "1.5B", "--algo.kl.init_coef", "0"]) == 0
-    head = next(line for line in capsys.readouterr().out.splitlines() if "GPUs per engine" in line)
-    assert [cell.strip() for cell in head.strip("|").split("|")][3:] == ["GRPO, DAPO, BAPO-GRPO", "PPO, BA-PPO"]
-
-
 def test_a_local_model_is_planned_alone(capsys, tmp_path):
     config = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
               "intermediate_size": 96, "vocab_size": 128, "model_type": "llama"}  # fmt: skip

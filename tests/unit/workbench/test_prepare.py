@@ -79,7 +79,6 @@ def request(tmp_path, shared, other, **changes):
 
 
 def prepare_other(out, *path, task=TASK):
-    """Make only the part `other`, from a copy or from the hub."""
     return prepare(task, Request(out=out, local=dict(zip(["other"], path, strict=False)), parts=("other",)))
 
 
@@ -201,14 +200,6 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     assert entry["read"] == len(rows) == len(written) + len(rejected) + entry["left_over"]
     numbers = sorted([int(row["id"].split("-")[1]) for row in written] + [row["row"] for row in rejected])
     assert numbers == list(range(1, len(rows) + 1))
-
-
-def test_bad_row_is_named(tmp_path, shared, other):
-    with other.open("a") as file:
-        file.write(json.dumps({"question": "odd", "gold": "many"}) + "\n")
-    prepare(TASK, request(tmp_path, shared, other))
-    (rejected,) = lines(tmp_path / "out" / "other.rejected.jsonl")
-    assert rejected == {"row": 5, "kind": "label is no number", "reason": "label is no number: 'many'"}
 
 
 def test_long_prompts_are_left_out(tmp_path, shared, other):

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -276,11 +275,6 @@ def test_rewards_outside_are_found_by_step():
     assert judged(theory_rows(**{"reward/fresh_mean": (0.0, 1.0, 2.0, None)}))["Rewards"] == (False, [3])
 
 
-def test_c1_of_a_run():
-    for flags, expected in (({"adapt.c1": "0.1"}, Fraction(1, 10)), ({}, None), ({"adapt.c1": "x"}, None)):
-        assert conditions.c1_of(flags) == expected
-
-
 @given(st.sets(st.integers(1, 60), min_size=1))
 def test_step_ranges_say_the_first_steps_and_count_the_others(steps):
     text, _, more = step_ranges(steps).partition(" and ")
@@ -342,12 +336,6 @@ def test_alone_a_text_is_told_whole():
     assert answers.telling_parts(["same", "same"]) == ["same", "same"]
     assert answers.telling_parts([]) == []
     assert answers.telling_parts(["<s>Use 1 2 = 3</s>", "<s>Use 4 5 = 9</s>"]) == ["1 2 = 3", "4 5 = 9"]
-
-
-def test_flags_that_differ():
-    runs = [{"a": 1, "b": 2, "c": None}, {"a": 1, "b": 3}]
-    assert tables.differing(runs) == ["b", "c"]
-    assert tables.differing(runs[:1]) == []
 
 
 # ── engine and actor ──

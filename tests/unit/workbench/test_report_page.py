@@ -88,7 +88,6 @@ def html(runs):
 
 @pytest.fixture(scope="module")
 def drawn(runs):
-    """The figures that have a chart."""
     return [figure for section in sections.build(runs) for figure in section.figures if figure.chart]
 
 
@@ -116,7 +115,6 @@ def write_rows(folder, rows, file=record.METRICS):
 
 
 def change_info(folder, **changes):
-    """Change what run.json says."""
     path = folder / record.RUN
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -220,12 +218,6 @@ def test_numbers_that_are_none(tmp_path, undrawn):
     write_rows(folder, groups, record.GROUPS)
     result, text = page_of(folder)
     assert result.all("figure") == [] and "no group of the run has a mean reward" in text
-
-
-def test_rewards_outside_0_and_1_have_no_bins(tmp_path, undrawn):
-    folder = write_run(tmp_path / "run")
-    write_rows(folder, [row | {"mean": -2.5} for row in rows_in(folder, record.GROUPS)], record.GROUPS)
-    assert "mean rewards are not between 0 and 1" in page_of(folder)[1]
 
 
 def test_an_interrupted_and_a_resumed_run_say_so(tmp_path, undrawn):
@@ -348,7 +340,6 @@ def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
 
 
 def evaluated(folder, *sets):
-    """Two evaluations of a run."""
     rows = [{"step": step, **{f"eval_{name}_pass1": step / 10 for name in sets}} for step in (2, 4)]
     write_rows(folder, rows, record.EVALUATIONS)
     return folder

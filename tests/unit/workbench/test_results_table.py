@@ -34,14 +34,6 @@ def test_printed_averages_are_the_means_but_for_two():
     assert odd == [("DeepSeek R1 Distill Qwen 1.5B", 48.90), ("+GRPO (v = 5) (Mroueh et al., 2025)", 51.57)]
 
 
-def test_every_row_has_a_number_for_each_benchmark_and_two_words_or_none():
-    """YAML makes a truth value of a bare on."""
-    for block in paper.BLOCKS:
-        for row in block.rows:
-            assert [type(value) for value in (*row.values, row.average)] == [float] * (len(block.benchmarks) + 1), row
-            assert {type(row.rollouts), type(row.kind)} in ({str}, {type(None)}), row
-
-
 def test_columns_are_the_tasks_benchmarks():
     """Names and titles agree in the same order. The paper's table shortens two titles with a point."""
     for task, block in zip(("math", "countdown", "geometry"), paper.BLOCKS, strict=True):

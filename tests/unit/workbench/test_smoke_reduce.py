@@ -47,7 +47,6 @@ def critic():
 
 
 def test_a_critic_preset(critic):
-    """It has 3 episodes already."""
     assert used(critic, cpu=False) == SHORT | {"data.max_samples": 256}
     assert used(critic, cpu=True) == SHORT | {"data.max_samples": 2} | CPU
 
@@ -102,15 +101,6 @@ def test_responses_still_stop_when_they_are_short(critic, budget, expected):
     critic.adapt.partial_rollout_tokens = budget
     assert (flags_of(critic) | used(critic, cpu=True))["adapt.partial_rollout_tokens"] == expected
     assert "adapt.partial_rollout_tokens" not in used(critic, cpu=False)
-
-
-def test_two_machines_become_one(critic):
-    for part in (critic.actor, critic.critic, critic.ref):
-        part.num_nodes = 2
-    critic.vllm.num_engines = 16
-    result = used(critic, cpu=False)
-    assert [result[f"{name}.num_nodes"] for name in ("actor", "critic", "ref")] == [1, 1, 1]
-    assert result["vllm.num_engines"] == 8
 
 
 def needed(args):
@@ -202,19 +192,6 @@ def test_the_small_reward_model_gives_one_score(folder):
     model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16", scores=True)
     small, loading = AutoModelForSequenceClassification.from_pretrained(folder / "small", output_loading_info=True)
     assert small.score.weight.shape == (1, 64) and not loading["missing_keys"]
-
-
-def test_changed_weights(folder):
-    from safetensors.torch import load_file, save_file
-
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16")
-    (folder / "saved").mkdir()
-    tensors = load_file(folder / "small" / "model.safetensors")
-    save_file(tensors, folder / "saved" / "model.safetensors")
-    assert not model.changed_weights(folder / "small", folder / "saved")
-    tensors["model.norm.weight"][5] += 1
-    save_file(tensors, folder / "saved" / "model.safetensors")
-    assert model.changed_weights(folder / "small", folder / "saved")
 
 
 def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):

@@ -286,14 +286,6 @@ def test_a_claim_about_an_arm_that_is_not_there():
     assert result.holds is None and "nothing-group" in result.notes[0]
 
 
-def test_the_table_of_claims():
-    table = claims.table_of(Results(study_of(ABOVE), accuracies([0.31, 0.33, 0.32], [0.2, 0.21, 0.22])))
-    row = dict(zip(table.head, table.rows[0], strict=True))
-    assert (row["claim"], row["verdict"], row["pairs"]) == ("BAPO ends above GRPO", "holds", "3")
-    assert (row["measured"], row["95 % interval"]) == ("+11.0 points", "+8.5 to +13.5")
-    assert row["better"] == "BAPO-GRPO: 32.0%"
-
-
 # ── tables ──
 
 
@@ -377,13 +369,11 @@ def test_the_overview_leaves_out_what_is_not_finished():
 
 
 def layers(figure, mark=""):
-    """The layers of a figure's chart, or those with a mark."""
     result = specification(figure.chart)["layer"]
     return [layer for layer in result if mark in ("", layer["mark"]["type"])]
 
 
 def rows_of(figure, mark="line"):
-    """The data of the first layer with a mark."""
     spec = specification(figure.chart)
     data = layers(figure, mark)[0].get("data", spec.get("data"))
     return spec["datasets"][data["name"]]
@@ -502,7 +492,6 @@ def test_the_page_of_an_unfinished_study(undrawn, make, expected):
 
 @pytest.fixture
 def two_arms():
-    """A study of two arms and all of its runs."""
     study = make_study(make_arms(("plain", "bapo"), ("group",)))
     return study, every_run(study)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.workbench.pages.text import many
-from bapo_openrlhf.workbench.terminal import curve, printable, size
+from bapo_openrlhf.workbench.terminal import curve, size
 
 
 def dots(lines):
@@ -48,7 +48,3 @@ def test_sizes_and_counts():
         "1024.0 TiB",
     ]
     assert [many(count, "step") for count in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
-
-
-def test_foreign_text_cannot_control_the_terminal():
-    assert printable(" a\n\tb \x1b[2J") == "a b  [2J"

@@ -45,7 +45,6 @@ NUMBERS = {
 
 
 def make_rows(count, **extra):
-    """Rows of a run whose numbers differ."""
     return [
         {"step": step, "reward/fresh_mean": step / count, "rollouts/total": 240 * step, **NUMBERS, **extra}
         for step in range(1, count + 1)
@@ -56,7 +55,6 @@ RUN = {"name": "night", "algorithm": "ba_ppo", "seed": 7, "total_steps": 60}
 
 
 def shown(seen, width=80, height=None):
-    """The lines that a terminal of this width shows."""
     console = Console(file=io.StringIO(), width=width, height=height or 100, legacy_windows=False, _environ={})
     console.print(picture(seen, width, height))
     return console.file.getvalue().rstrip("\n").split("\n")
@@ -177,17 +175,6 @@ def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
     assert section(lines, "distance") == f"distance {said}"
 
 
-def test_a_run_of_an_older_version_has_no_shift():
-    rows = make_rows(30, **{"tv/replayed": 0.9})
-    for row in rows:
-        for name in ("shift/fresh", "shift/replayed", "tv/fresh"):
-            del row[name]
-    old = Seen("x", rows, RUN, {}, 1.0)
-    assert warnings(old) == []
-    [line] = [line for line in shown(old) if line.startswith("replayed")]
-    assert line.split()[2:4] == ["-", "0.900"]
-
-
 def test_a_finished_run_of_before_run_json():
     seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
     lines = shown(seen)
@@ -279,13 +266,6 @@ def test_once_is_one_picture(folder, environment):
     assert "2/5 steps" in done.stdout and max(map(len, done.stdout.splitlines())) <= int(environment.get("COLUMNS", 80))
 
 
-def test_a_finished_run_is_shown_and_ends(folder):
-    write(folder, make_rows(5)[2:])
-    finish(folder)
-    done = subprocess.run([*COMMAND, str(folder)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "finished" in done.stdout and "took 10 s" in done.stdout
-
-
 @pytest.mark.parametrize("how", ["finished", "stopped"])
 def test_watch_and_report_say_the_same_duration(folder, how):
     """It is the time of all steps, without what a start takes. A run that was stopped has no other."""
@@ -316,8 +296,6 @@ def test_no_run_there(tmp_path, capsys):
 
 
 class Terminal:
-    """A command in its own terminal."""
-
     def __init__(self, command, columns, rows, **environment):
         self.master, slave = pty.openpty()
         ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
