@@ -180,6 +180,19 @@ def test_figures_are_those_of_the_code(name):
     assert drawn == picture[f"{name}_picture"]()
 
 
+def test_the_stages_of_a_step_are_called_in_this_order():
+    """Those that `train_step` calls itself stand in the figure in the order of its lines."""
+    trainer = (PACKAGE / "training" / "trainer" / "trainer.py").read_text()
+    step = next(n for n in ast.walk(ast.parse(trainer)) if isinstance(n, ast.FunctionDef) and n.name == "train_step")
+    calls = {}
+    for node in ast.walk(step):
+        if isinstance(node, ast.Call):
+            calls.setdefault(ast.unparse(node.func).split(".")[-1], node.lineno)
+    names = [stage.function.split(".")[-1] for stage in picture["STAGES"]]
+    lines = [calls[name] for name in names if name in calls]
+    assert len(lines) >= 3 and lines == sorted(lines)
+
+
 def test_every_place_that_the_page_names_exists():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"\[`([\w/]+\.(?:py|yaml)):?([\w.]*)`\]\(([^)]+)\)", page)
