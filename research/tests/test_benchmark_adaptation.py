@@ -187,16 +187,3 @@ class TestReport:
         with pytest.raises(ValueError):
             report.write(tmp_path, "name", {"x": math.nan}, "page\n")
         assert (tmp_path / "name.md").read_text() == "page\n"
-
-    def test_origin(self, monkeypatch):
-        facts = {"commit": "abc", "command": "not this", "versions": {"python": "3"}}
-        monkeypatch.setattr(report, "provenance", lambda: facts)
-        monkeypatch.setattr(report.platform, "machine", lambda: "m68k")
-        monkeypatch.setattr(report.platform, "python_version", lambda: "3.0")
-        result = report.origin("python x.py", "5 cores", "no GPU")
-        assert result == {
-            "machine": "m68k, 5 cores, no GPU, Python 3.0",
-            "commit": "abc",
-            "versions": {"python": "3"},
-            "command": "python x.py",
-        }

@@ -86,10 +86,6 @@ def row(*, seconds, samples, generated=160, trained, **timing):
     return counts | timing | {"seconds": seconds, "responses/trained": samples, "reward/fresh_mean": 0.5}
 
 
-def kinds_of(page):
-    return page.KINDS
-
-
 # ── Numbers ──
 
 

@@ -275,12 +275,6 @@ def test_each_arm_is_checked_and_its_steps_are_counted(tmp_path, monkeypatch):
     assert devices >= 2  # actor and engine
 
 
-def test_commands_use_this_environment():
-    python = runner.sys.executable
-    assert runner.words_of(["python", "a.py"]) == [python, "a.py"]
-    assert runner.words_of(["bapo-openrlhf", "prepare", "x"]) == [python, "-m", "bapo_openrlhf.cli", "prepare", "x"]
-
-
 def test_a_terminated_runner_leaves_its_block_in_order():
     left, before = [], signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as end, runner.ending_in_order():

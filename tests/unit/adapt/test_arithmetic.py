@@ -52,30 +52,21 @@ def test_samples_of_full_optimizer_steps_by_hand(samples, train_batch, full):
     assert arithmetic({"actor": 1}, train_batch=train_batch).full_samples(samples) == full
 
 
-class TestDeal:
-    @given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
-    @many
-    def test_like_cards(self, lengths, ranks):
-        """One rank after the other takes the shortest sample that is left; of equal ones the first."""
-        left, hands = list(range(len(lengths))), [[] for _ in range(ranks)]
-        for hand in itertools.cycle(hands):
-            if not left:
-                break
-            shortest = left[0]
-            for position in left:
-                if lengths[position] < lengths[shortest]:
-                    shortest = position
-            left.remove(shortest)
-            hand.append(shortest)
-        dealt = deal(lengths, ranks)
-        assert dealt == hands
-        # what follows from it, said on its own
-        sizes = [len(share) for share in dealt]
-        assert max(sizes) - min(sizes) <= 1
-        assert sorted(itertools.chain(*dealt)) == list(range(len(lengths)))
-        tokens = [sum(lengths[position] for position in share) for share in dealt]
-        # each rank's n-th is at most its neighbour's n-th, and at least the neighbour's one before
-        assert max(tokens) - min(tokens) <= max(lengths, default=0)
+@given(lengths=st.lists(st.integers(1, 5000), max_size=60), ranks=st.integers(1, 70))
+@many
+def test_samples_are_dealt_like_cards(lengths, ranks):
+    """One rank after the other takes the shortest sample that is left; of equal ones the first."""
+    left, hands = list(range(len(lengths))), [[] for _ in range(ranks)]
+    for hand in itertools.cycle(hands):
+        if not left:
+            break
+        shortest = left[0]
+        for position in left:
+            if lengths[position] < lengths[shortest]:
+                shortest = position
+        left.remove(shortest)
+        hand.append(shortest)
+    assert deal(lengths, ranks) == hands
 
 
 class TestParts:
@@ -144,63 +135,42 @@ class TestMicroBatchPlan:
         total, ranks, size, train_batch = case
         owns = shares(total, ranks)
         plans = [micro_batch_plan(total, count, ranks, size, train_batch) for count in owns]
-        assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == brute_force(
-            *case
-        )
-
-        # What it is for, said on its own. Every rank has equally many micro-batches, and trains on each sample once.
-        assert len({len(plan) for plan in plans}) == 1
-        assert [sum(m.samples for m in plan) for plan in plans] == owns
-        assert all(0 <= m.samples <= size for plan in plans for m in plan)
-        # No rank has more than one filler, and only in the last optimizer step.
-        assert all([m.samples for m in plan].count(0) <= 1 for plan in plans)
-        assert all(m.samples for plan in plans for m in plan[:-1] if m.step_samples == train_batch)
-        # The ranks step together. Every optimizer step but the last holds exactly train_batch samples.
-        steps, held, real = [], 0, 0
-        for together in zip(*plans, strict=True):
-            assert len({m.closes for m in together}) == 1
-            assert len({(m.step_samples, m.step_parts) for m in together}) == 1
-            held += sum(m.samples for m in together)
-            real += sum(m.samples > 0 for m in together)
-            if together[0].closes:
-                assert (together[0].step_samples, together[0].step_parts) == (held, real)
-                steps.append(held)
-                held = real = 0
-        assert held == 0 and sum(steps) == total and 0 not in steps
-        assert all(step == train_batch for step in steps[:-1])
-        assert steps == step_totals(total, train_batch)
+        expected = brute_force(*case)
+        assert [[(m.samples, m.closes, m.step_samples, m.step_parts) for m in plan] for plan in plans] == expected
+        assert step_totals(total, train_batch) == [samples for _, closes, samples, _ in expected[0] if closes]
 
     def test_no_samples_make_no_plan(self):
         assert micro_batch_plan(0, 0, 4, 2, 8) == []
         assert step_totals(0, 8) == []
 
 
-class TestOptimizerSteps:
-    @given(
-        ranks=st.integers(1, 9), micro=st.integers(1, 5), accumulated=st.integers(1, 3), groups=st.integers(0, 40),
-        group_size=st.integers(2, 9), critic=st.integers(1, 9),
-    )  # fmt: skip
-    @many
-    def test_matches_counting_one_by_one(self, ranks, micro, accumulated, groups, group_size, critic):
-        """Any number of groups: the rank with the most samples says how many micro-batches all take."""
-        train_batch = ranks * micro * accumulated
-        counts = arithmetic(
-            {"actor": ranks, "critic": critic},
-            capacity=groups,
-            group_size=group_size,
-            micro_train=micro,
-            train_batch=train_batch,
-        )
-        for model, count in (("actor", ranks), ("critic", critic)):
-            loads = shares(groups * group_size, count)
-            assert counts.micro_batches(model) == len(range(0, max(loads), micro))
-        assert counts.micro_batches() == counts.micro_batches("actor")
-        steps = pending = 0
-        for _ in range(groups * group_size):
-            pending += 1
-            if pending == train_batch:
-                steps, pending = steps + 1, 0
-        assert counts.optimizer_steps == steps + (pending > 0)
+@given(
+    ranks=st.integers(1, 9), micro=st.integers(1, 5), accumulated=st.integers(1, 3), groups=st.integers(0, 40),
+    group_size=st.integers(2, 9), critic=st.integers(1, 9),
+)  # fmt: skip
+@many
+def test_steps_and_micro_batches_are_those_of_counting_one_by_one(
+    ranks, micro, accumulated, groups, group_size, critic
+):
+    """Any number of groups: the rank with the most samples says how many micro-batches all take."""
+    train_batch = ranks * micro * accumulated
+    counts = arithmetic(
+        {"actor": ranks, "critic": critic},
+        capacity=groups,
+        group_size=group_size,
+        micro_train=micro,
+        train_batch=train_batch,
+    )
+    for model, count in (("actor", ranks), ("critic", critic)):
+        loads = shares(groups * group_size, count)
+        assert counts.micro_batches(model) == len(range(0, max(loads), micro))
+    assert counts.micro_batches() == counts.micro_batches("actor")
+    steps = pending = 0
+    for _ in range(groups * group_size):
+        pending += 1
+        if pending == train_batch:
+            steps, pending = steps + 1, 0
+    assert counts.optimizer_steps == steps + (pending > 0)
 
 
 class TestPartsByTokens:

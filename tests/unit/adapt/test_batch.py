@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from dataclasses import fields
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,35 +33,19 @@ class TestBatch:
             ("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c), ("prefixed", e)
         ]  # fmt: skip
 
-    def test_two_batches_share_nothing(self, make_group):
-        for name in LISTS:
-            getattr(Batch(), name).append(make_group(4))
-        assert Batch() == Batch(*([] for _ in LISTS))
-
 
 def cut_to(size: int, fresh, reevaluated) -> Batch:
     """X1 and X2 in a batch of `size` groups of equal size."""
     return fill(size * [*fresh, *reevaluated][0].size, fresh, [True] * len(fresh), reevaluated)
 
 
-class TestCut:
-    @pytest.mark.parametrize(("right", "size"), [(1, 5), (1, 6), (2, 10), (3, 10)])
-    def test_equal_variances_are_equal(self, make_group, right, size):
-        # k and G - k right have one variance; computed with floats, the two differ in the last digit
-        old = make_group(right, size=size, uid=0, weights_version=1)
-        new = make_group(size - right, size=size, uid=1, weights_version=2)
-        assert uids(cut_to(1, [old, new], []).fresh) == [1]
-        old = make_group(size - right, size=size, uid=0, weights_version=1)
-        new = make_group(right, size=size, uid=1, weights_version=2)
-        assert uids(cut_to(1, [old, new], []).fresh) == [1]
-
-    def test_ties_go_to_the_newer_policy_and_then_to_the_later_group(self, make_group):
-        fresh = [make_group(4, uid=uid, step=5, weights_version=3) for uid in (7, 9, 8)]
-        reevaluated = [make_group(4, uid=uid, step=5, weights_version=5) for uid in (1, 2)]
-        expected = [[2], [2, 1], [2, 1, 9], [2, 1, 9, 8]]
-        for size, kept in enumerate(expected, start=1):
-            batch = cut_to(size, fresh, reevaluated)
-            assert sorted(uids(batch.fresh) + uids(batch.reevaluated)) == sorted(kept)
+def test_ties_go_to_the_newer_policy_and_then_to_the_later_group(make_group):
+    fresh = [make_group(4, uid=uid, step=5, weights_version=3) for uid in (7, 9, 8)]
+    reevaluated = [make_group(4, uid=uid, step=5, weights_version=5) for uid in (1, 2)]
+    expected = [[2], [2, 1], [2, 1, 9], [2, 1, 9, 8]]
+    for size, kept in enumerate(expected, start=1):
+        batch = cut_to(size, fresh, reevaluated)
+        assert sorted(uids(batch.fresh) + uids(batch.reevaluated)) == sorted(kept)
 
 
 class TestFill:
@@ -112,59 +95,45 @@ class TestFill:
             assert batch.fresh == kept and batch.responses == sum(group.size for group in kept) <= free
 
 
-class TestDrop:
-    """What is left of a batch once the log-probs are known."""
-
-    def test_where_each_goes(self, make_group):
-        a, b, c, d, e, f = (make_group(4, uid=uid, step=5) for uid in range(6))
-        old = [make_group(4, uid=uid, step=3) for uid in (10, 11, 12)]
-        batch = Batch(fresh=[a, b, c], reevaluated=[d, e, f], replayed=old)
-        result = drop(batch, too_far={1, 3, 10}, nonfinite={2, 4, 11})
-        assert result == Batch(
-            fresh=[a], reevaluated=[f], replayed=[old[2]], too_far=[b, d], nonfinite=[c, e], unused=old[:2]
+@given(data=st.data())
+@settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
+def test_drop_by_brute_force(make_group, data):
+    """Against moving the unfit one by one: nothing else leaves, however many are left."""
+    sizes = [data.draw(st.integers(0, 7 if name in SOURCES else 2)) for name in LISTS]
+    order = iter(data.draw(st.permutations(range(sum(sizes)))))
+    batch = Batch(
+        *(
+            [
+                make_group(data.draw(st.integers(0, 8)), uid=next(order), weights_version=data.draw(st.integers(0, 3)))
+                for _ in range(size)
+            ]
+            for size in sizes
         )
+    )
+    before = {name: list(getattr(batch, name)) for name in LISTS}
+    trained = uids(group for _, group in batch.with_sources())
+    some = st.sets(st.integers(0, sum(sizes)) | st.sampled_from(trained or [0]), max_size=8)
+    too_far, nonfinite = data.draw(some), data.draw(some)
 
-    @given(data=st.data())
-    @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
-    def test_by_brute_force(self, make_group, data):
-        """Against moving the unfit one by one: nothing else leaves, however many are left."""
-        sizes = [data.draw(st.integers(0, 7 if name in SOURCES else 2)) for name in LISTS]
-        order = iter(data.draw(st.permutations(range(sum(sizes)))))
-        batch = Batch(
-            *(
-                [
-                    make_group(
-                        data.draw(st.integers(0, 8)), uid=next(order), weights_version=data.draw(st.integers(0, 3))
-                    )
-                    for _ in range(size)
-                ]
-                for size in sizes
-            )
-        )
-        before = {name: list(getattr(batch, name)) for name in LISTS}
-        trained = uids(group for _, group in batch.with_sources())
-        some = st.sets(st.integers(0, sum(sizes)) | st.sampled_from(trained or [0]), max_size=8)
-        too_far, nonfinite = data.draw(some), data.draw(some)
+    result = drop(batch, too_far=too_far, nonfinite=nonfinite)
 
-        result = drop(batch, too_far=too_far, nonfinite=nonfinite)
+    expected = {name: list(groups) for name, groups in before.items()}
+    for name in SOURCES:
+        for group in before[name]:
+            if group.uid in nonfinite or group.uid in too_far:
+                why = "unused" if name == "replayed" else "nonfinite" if group.uid in nonfinite else "too_far"
+                expected[name].remove(group)
+                expected[why].append(group)
 
-        expected = {name: list(groups) for name, groups in before.items()}
-        for name in SOURCES:
-            for group in before[name]:
-                if group.uid in nonfinite or group.uid in too_far:
-                    why = "unused" if name == "replayed" else "nonfinite" if group.uid in nonfinite else "too_far"
-                    expected[name].remove(group)
-                    expected[why].append(group)
-
-        for name in LISTS:
-            kept = len(before[name])
-            if name in SOURCES:
-                assert getattr(result, name) == expected[name]  # in their order
-            else:
-                assert getattr(result, name)[:kept] == before[name]
-                assert sorted(uids(getattr(result, name))) == sorted(uids(expected[name]))
-        assert len(result) == sum(uid not in too_far | nonfinite for uid in trained) and result.cut == before["cut"]
-        assert not {group.uid for _, group in result.with_sources()} & (too_far | nonfinite)
-        # every group of the batch is in exactly one list, and the batch handed in is as it was
-        assert Counter(uids(g for name in LISTS for g in getattr(result, name))) == Counter(range(sum(sizes)))
-        assert {name: getattr(batch, name) for name in LISTS} == before
+    for name in LISTS:
+        kept = len(before[name])
+        if name in SOURCES:
+            assert getattr(result, name) == expected[name]  # in their order
+        else:
+            assert getattr(result, name)[:kept] == before[name]
+            assert sorted(uids(getattr(result, name))) == sorted(uids(expected[name]))
+    assert len(result) == sum(uid not in too_far | nonfinite for uid in trained) and result.cut == before["cut"]
+    assert not {group.uid for _, group in result.with_sources()} & (too_far | nonfinite)
+    # every group of the batch is in exactly one list, and the batch handed in is as it was
+    assert Counter(uids(g for name in LISTS for g in getattr(result, name))) == Counter(range(sum(sizes)))
+    assert {name: getattr(batch, name) for name in LISTS} == before

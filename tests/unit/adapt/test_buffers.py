@@ -45,23 +45,6 @@ class TestHardBuffer:
             assert [entry.prompt.text for entry in each.oldest(9)] == ["b", "c", "a"]
             each.check()
 
-    def test_oldest_are_named_and_stay(self, make_group):
-        buffer = HardBuffer(9)
-        for name in "abc":
-            buffer.add(make_group(0, prompt=name))
-        for count, expected in ((0, ""), (2, "ab"), (3, "abc"), (99, "abc")):
-            assert "".join(entry.prompt.text for entry in buffer.oldest(count)) == expected
-        assert len(buffer) == 3
-
-    def test_remove_takes_out_the_one(self, make_group):
-        buffer = HardBuffer(9)
-        for name in "abc":
-            buffer.add(make_group(0, prompt=name))
-        assert buffer.remove(Prompt("b")) and texts(buffer) == ["a", "c"]
-        assert not buffer.remove(Prompt("b")) and not buffer.remove(Prompt("a", "label"))
-        assert Prompt("a") in buffer and Prompt("b") not in buffer
-        assert buffer.counts == {"added": 3, "removed": 1}
-
     @pytest.mark.parametrize("capacity", [0, -1])
     def test_a_capacity_of_nothing_is_an_error(self, capacity):
         with pytest.raises(ValueError, match=rf"capacity {capacity} of the hard buffer"):
@@ -117,12 +100,6 @@ def everything(group) -> bool:
 
 
 class TestReplayBuffer:
-    def test_a_prompt_may_be_stored_more_than_once(self, make_group):
-        buffer = ReplayBuffer(3, max_age=3)
-        for uid in range(2):
-            buffer.add(make_group(4, uid=uid, prompt="a"))
-        assert uids(buffer) == [0, 1]
-
     @pytest.mark.parametrize(
         ("step", "kept"), [(2, [0, 1, 2]), (3, [0, 1, 2]), (4, [1, 2]), (5, [2]), (6, []), (99, [])]
     )
@@ -134,12 +111,6 @@ class TestReplayBuffer:
         assert uids(buffer) == kept
         assert buffer.counts["expired"] == 3 - len(kept)
         buffer.check()
-
-    def test_age_counts_from_the_step_and_not_from_the_weights(self, make_group):
-        buffer = ReplayBuffer(9, max_age=3)
-        buffer.add(make_group(4, step=4, weights_version=0))
-        buffer.expire(7)
-        assert len(buffer) == 1
 
     def test_sample_size(self, make_group):
         buffer = ReplayBuffer(9, max_age=3)
@@ -187,22 +158,6 @@ class TestReplayBuffer:
         # chi-square with 19 degrees of freedom; 43.8 is its 99.9 % point
         assert sum((count - expected) ** 2 / expected for count in seen.values()) < 43.8
 
-    def test_the_generator_alone_decides(self, make_group):
-        buffer = ReplayBuffer(50, max_age=3)
-        for uid in range(50):
-            buffer.add(make_group(4, uid=uid))
-        before = np.random.get_state()[1].tolist()
-        first, again, other = (uids(buffer.sample(10, generator(seed), everything)) for seed in (1, 1, 2))
-        assert first == again != other
-        assert np.random.get_state()[1].tolist() == before
-
-    def test_bytes_are_those_of_the_stored_groups(self, make_group):
-        buffer = ReplayBuffer(2, max_age=3)
-        assert buffer.nbytes == 0
-        for prompt_tokens in (1000, 10, 20):
-            buffer.add(make_group(4, prompt_tokens=prompt_tokens, response_tokens=5))
-        assert buffer.nbytes == 8 * (4 * 10 + 8 * 5) + 8 * (4 * 20 + 8 * 5)
-
     @pytest.mark.parametrize(
         ("capacity", "max_age", "named"), [(0, 3, "capacity 0"), (-3, 3, "capacity -3"), (1, -1, "max_age -1")]
     )
@@ -229,6 +184,25 @@ class TestReplayBuffer:
         for new, old in zip(again, buffer, strict=True):
             assert (new.step, new.weights_version, new.rewards) == (old.step, old.weights_version, old.rewards)
             assert new.responses[0].extras == old.responses[0].extras
+
+
+def test_metrics_by_hand(make_group):
+    """Groups of 8 responses of 3 + 2 tokens: 5 ids and 2 log-probs of 4 bytes each are 28 bytes."""
+    hard, cache = HardBuffer(3), ResponseCache(10)
+    bounded, unbounded = ReplayBuffer(3, max_age=3), ReplayBuffer(3)
+    assert hard.metrics(0) == {"buffer/hard": 0} and "buffer/replay_age_mean" not in bounded.metrics(0)
+    for step in range(4):
+        for buffer in (hard, cache, bounded, unbounded):
+            buffer.add(make_group(step, prompt="ab"[step % 2] if buffer is cache else None, step=step))
+    bounded.expire(5)
+    assert hard.metrics(5) == {"buffer/hard": 3, "buffer/hard_age_mean": 3}
+    numbers = {"buffer/replay": 3, "buffer/replay_bytes": 3 * 8 * 28, "buffer/replay_added": 4}
+    numbers |= {"buffer/replay_evicted": 1, "buffer/replay_age_mean": 3}
+    assert unbounded.metrics(5) == numbers
+    less = {"buffer/replay": 2, "buffer/replay_bytes": 2 * 8 * 28, "buffer/replay_age_mean": 2.5}
+    assert bounded.metrics(5) == numbers | less | {"buffer/replay_expired": 1}
+    kept = {"cache/prompts": 2, "cache/responses": 20, "cache/bytes": 20 * 28}
+    assert cache.metrics() == kept | {"cache/added": 32, "cache/evicted": 12}
 
 
 @pytest.mark.parametrize(

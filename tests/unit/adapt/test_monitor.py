@@ -175,17 +175,6 @@ class TestComposition:
         result = composition(Batch(fresh=[group]), 1, 0)
         assert (result["tokens/trained"], result["length/fresh"]) == (8, pytest.approx(8 / 3))
 
-    @given(
-        st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1.0, 1.5]), min_size=1, max_size=4), max_size=8),
-    )
-    @settings(derandomize=True, database=None)
-    def test_each_filtered_group_has_one_reason(self, make_group, rewards):
-        result = composition(Batch(filtered=[make_group(group) for group in rewards]), 4, 0)
-        equal = [group[0] for group in rewards if len(set(group)) == 1]
-        assert result["filtered/all_right"] == len([reward for reward in equal if reward >= 1])
-        assert result["filtered/none_right"] == len([reward for reward in equal if reward < 1])
-        assert result["filtered/by_draw"] == len(rewards) - len(equal)
-
 
 class TestStaleness:
     def test_by_hand(self, make_group):

@@ -171,7 +171,7 @@ def test_a_start_that_is_lost_is_found(make_group):
         prefixes.state_dict()
 
 
-def test_a_prefix_changes_no_id(make_group):
+def test_a_prefix_changes_no_id():
     prompt = Prompt("a", "1")
     begun = replace(prompt, prefix=[1, 2])
     assert begun.id == prompt.id and begun.prefix == (1, 2) and begun != prompt

@@ -134,12 +134,6 @@ class TestReview:
         delayed = replace(mixed, weights_version=6)
         assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
 
-    def test_a_broken_group_does_not_count(self, make_group):
-        fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 6, 9)]
-        result = reviewed(Batch(fresh=fresh), [-1.0, 0.0, math.nan, -9.0, math.inf, 1.0])
-        assert [result.rollout_shift, result.shifts[fresh[0]]] == pytest.approx([0.49, 0.49])
-        assert result.gap is BEFORE and list(result.distances) == list(result.shifts) == fresh[:1]
-
     def test_of_an_empty_batch(self):
         batch = Batch()
         assert reviewed(batch, []) == Review(batch, [], 0, BEFORE, 0.0, {}, {})

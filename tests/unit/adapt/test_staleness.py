@@ -16,12 +16,11 @@ from bapo_openrlhf.adapt.staleness import beyond, group_tv, importance_summary, 
 STEPS = 40
 
 
-class TestSyncAge:
-    @pytest.mark.parametrize("delay", range(1, 9))
-    def test_counts_the_multiples_in_between(self, delay):
-        for weights_version, step in itertools.combinations_with_replacement(range(STEPS), 2):
-            wanted = sum(t % delay == 0 for t in range(weights_version + 1, step + 1))
-            assert sync_age(weights_version, step, delay) == wanted
+@pytest.mark.parametrize("delay", range(1, 9))
+def test_the_age_in_syncs_counts_the_multiples_in_between(delay):
+    for weights_version, step in itertools.combinations_with_replacement(range(STEPS), 2):
+        wanted = sum(t % delay == 0 for t in range(weights_version + 1, step + 1))
+        assert sync_age(weights_version, step, delay) == wanted
 
 
 def share(ratios: list[Fraction]) -> Fraction:
@@ -44,30 +43,15 @@ class TestImportanceSummary:
         assert result["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-12)
         assert importance_summary(logs + scale)["effective_share"] == pytest.approx(float(share(ratios)), rel=1e-9)
 
-    @given(st.lists(st.floats(-1000, 1000), min_size=1, max_size=30))
-    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
-    def test_no_log_ratio_is_too_large(self, logs):
-        with np.errstate(all="raise", under="ignore"):
-            result = importance_summary(np.array(logs))
-        assert 0 <= result["mean"] <= result["max"] * (1 + 1e-12) and result["max"] <= math.exp(20)
-        assert 1 / len(logs) - 1e-12 <= result["effective_share"] <= 1 + 1e-12
-
     def test_at_both_ends(self):
         assert importance_summary(np.array([-1000.0, -1000.0])) == {"mean": 0.0, "max": 0.0, "effective_share": 1.0}
         cap = math.exp(20)
-        assert importance_summary(np.array([1000.0, -1000.0])) == pytest.approx(
-            {"mean": cap / 2, "max": cap, "effective_share": 0.5}
-        )
+        with np.errstate(all="raise", under="ignore"):
+            far, near = importance_summary(np.array([1000.0, -1000.0])), importance_summary(np.array([40.0, 30.0]))
+        assert far == pytest.approx({"mean": cap / 2, "max": cap, "effective_share": 0.5})
         # the share is that of the ratios as they are: one of e^40 and e^30 is all there is
-        assert importance_summary(np.array([40.0, 30.0])) == pytest.approx(
-            {"mean": cap, "max": cap, "effective_share": 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))}
-        )
-
-    def test_of_responses_in_exact_proportion(self):
-        # E[w] = 1 and E[w^2] = sum of pi^2 / alpha, so the share is 1 / sum of pi^2 / alpha
-        alpha, pi = np.array([4, 2, 1, 1]) / 8, np.array([0.1, 0.2, 0.3, 0.4])
-        result = importance_summary(np.log(np.repeat(pi / alpha, [4, 2, 1, 1])))
-        assert result == pytest.approx({"mean": 1.0, "max": 3.2, "effective_share": 1 / np.sum(pi**2 / alpha)})
+        share = 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))
+        assert near == pytest.approx({"mean": cap, "max": cap, "effective_share": share})
 
     def test_float32_is_summed_as_float64(self):
         logs = np.full(3, -1e-3, dtype=np.float32)
@@ -103,15 +87,6 @@ class TestGroupTV:
         distances = group_tv(np.concatenate([LOGS[list(group)] for group in groups]), [size] * len(groups))
         assert math.fsum(chances) == pytest.approx(1.0)
         assert np.dot(chances, distances) == pytest.approx(DISTANCE, abs=1e-12)
-
-    @pytest.mark.parametrize("size", [1, 2, 8])
-    def test_spread_reaches_its_bound(self, size):
-        # half of the responses impossible today, the other half twice as likely
-        chances = [math.comb(size, k) / 2**size for k in range(size + 1)]
-        logs = [np.array([-math.inf] * k + [math.log(2)] * (size - k)) for k in range(size + 1)]
-        distances = [group_tv(group, [size])[0] for group in logs]
-        mean = np.dot(chances, distances)
-        assert math.sqrt(np.dot(chances, (distances - mean) ** 2)) == pytest.approx(1 / (2 * math.sqrt(size)))
 
     def test_groups_do_not_mix_and_large_ratios_do_not_count(self):
         with np.errstate(all="raise"):

@@ -476,36 +476,6 @@ def test_the_kv_cache_holds_every_sequence_and_no_more():
 # --- patches that handle tensors -------------------------------------------------------------------------------------
 
 
-def test_torch_cuda_points_at_the_cpu():
-    module = ModuleType("torch.cuda")
-    names = ("current_device", "synchronize", "empty_cache", "set_device", "current_stream")
-    for name in names:
-        setattr(module, name, None)
-    patch_module("torch.cuda", module)
-    assert torch.zeros(2, device=module.current_device()).device == torch.device("cpu")
-    assert [module.synchronize(), module.empty_cache(), module.set_device(0), module.current_stream()] == [None] * 4
-    assert len({getattr(module, name) for name in names}) == 5
-
-
-def test_the_replay_buffer_of_openrlhf_targets_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
-    module = ModuleType("replay_buffer")
-
-    class NaiveReplayBuffer:
-        def __init__(self, sample_batch_size, limit=0):
-            self.sizes = (sample_batch_size, limit)
-            self.target_device = torch.device(f"cuda:{torch.cuda.current_device()}")
-
-    module.NaiveReplayBuffer = NaiveReplayBuffer
-    with pytest.raises(RuntimeError):
-        NaiveReplayBuffer(4)
-    patch_module("openrlhf.trainer.ppo_utils.replay_buffer", module)
-    buffer = NaiveReplayBuffer(4, limit=8)
-    assert buffer.sizes == (4, 8)
-    assert buffer.target_device == torch.device("cpu")
-    assert torch.cuda.current_device() == torch.device("cpu")
-
-
 def test_a_linear_layer_multiplies_with_the_weight_it_has_now():
     layer = SimpleNamespace(weight=torch.eye(3))
     patches_vllm.plain_linear(None, layer, remove_weight=True)
@@ -551,14 +521,6 @@ def _worker(loaded):
     worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
     worker._model_update_with_ray, worker._model_update_group = False, Group()
     return worker, received
-
-
-@pytest.mark.parametrize("loaded", [{"w"}, None])
-def test_a_weight_is_received_and_loaded(loaded):
-    worker, received = _worker(loaded)
-    worker.update_weight("w", dtype=torch.bfloat16, shape=torch.Size([2, 2]), empty_cache=True)
-    [(name, tensor)] = received
-    assert (name, tensor.dtype, tensor.tolist()) == ("w", torch.bfloat16, [[0.0, 1.0], [2.0, 3.0]])
 
 
 @pytest.mark.parametrize(

@@ -156,16 +156,15 @@ class TestRepeated:
         assert len(check(check.write(".jsonl", [rows[0]] * 2), **flags).warnings) == 1
 
 
-class TestInBoth:
-    def test_prompts_that_are_in_the_evaluation_too(self, check):
-        held_out, trained = (
-            check.write(".jsonl", [{"q": f"{n}?", "a": "x"} for n in range(*ends)]) for ends in ((0, 4), (2, 7))
-        )
-        (warning,) = check(trained, eval__dataset=held_out).warnings
-        assert warning.startswith(f"eval.dataset {held_out}, row 3: ") and f"{trained}, row 1;" in warning
-        assert "2 of 4 prompts" in warning
-        other = check.write(".jsonl", [{"q": "7?", "a": "x"}])
-        assert check(trained, eval__dataset=other).warnings == []
+def test_prompts_that_are_in_the_evaluation_too(check):
+    held_out, trained = (
+        check.write(".jsonl", [{"q": f"{n}?", "a": "x"} for n in range(*ends)]) for ends in ((0, 4), (2, 7))
+    )
+    (warning,) = check(trained, eval__dataset=held_out).warnings
+    assert warning.startswith(f"eval.dataset {held_out}, row 3: ") and f"{trained}, row 1;" in warning
+    assert "2 of 4 prompts" in warning
+    other = check.write(".jsonl", [{"q": "7?", "a": "x"}])
+    assert check(trained, eval__dataset=other).warnings == []
 
 
 def test_prompts_whose_tokens_are_mostly_unknown(check, tmp_path, keep_environment):

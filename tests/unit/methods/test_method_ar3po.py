@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import pickle
 from collections import Counter
 from fractions import Fraction as F
 
@@ -56,65 +54,6 @@ class TestStages:
 
 
 class TestReuse:
-    def test_by_hand(self, make):
-        """Step 3 (weights of step 2) stores two successes of a; in step 7 all its responses fail."""
-        method = ar3po()
-        run(method, 3, [make([0, 1, 0, 1], "a", step=3, weights_version=2, uid=10), make([1, 0], "b", uid=11)])
-        failed = make([0, 0, 0, 0], "a", step=7, weights_version=6, uid=20)
-        (group,) = run(method, 7, [failed]).fresh
-        assert names(group) == [(20, 1), (20, 2), (20, 3)]  # the stored one is not trained on
-        assert (group.uid, group.step, group.weights_version, group.prompt) == (20, 7, 6, failed.prompt)
-        assert group.baseline == (1, 0, 0, 0) and (group.mean, group.variance) == (F(1, 4), F(3, 16))
-        assert advantages(group) == pytest.approx([-1 / math.sqrt(3)] * 3, rel=1e-4)
-        assert failed.mean == 0 and names(failed) == [(20, n) for n in range(4)]  # what was generated is untouched
-        assert method.metrics() == {
-            "exchange/failed": 1,
-            "exchange/groups": 1,
-            "exchange/age_mean": 5,
-            "cache/prompts": 2,
-            "cache/responses": 3,
-            "cache/bytes": 3 * 28,
-            "cache/added": 3,
-            "cache/evicted": 0,
-        }
-
-    def test_trained_on(self, make):
-        """The variant: the stored success stands in the first place, with the log-probs and the step of its policy."""
-        method = ar3po(train_reused=True)
-        run(method, 3, [make([0, 1, 0, 0], "a", step=3, weights_version=2, uid=10)])
-        (group,) = run(method, 7, [make([0, 0, 0, 0], "a", step=7, weights_version=6, uid=20)]).fresh
-        assert names(group) == [(10, 1), (20, 1), (20, 2), (20, 3)]
-        assert [group.weights_version_of(response) for response in group.responses] == [2, 6, 6, 6]
-        assert group.baseline == group.rewards == (1, 0, 0, 0)
-        assert (method.metrics()["exchange/failed"], method.metrics()["exchange/groups"]) == (1, 1)
-        assert advantages(group) == pytest.approx([math.sqrt(3)] + [-1 / math.sqrt(3)] * 3, rel=1e-4)
-
-    @settings(derandomize=True, database=None)
-    @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5]), min_size=4, max_size=4), st.sampled_from([0.75, 1.0, 2.0]))
-    def test_both_variants_give_the_others_the_same_advantages(self, make, rewards, success):
-        """Those of the group after the reuse; rewards need not be 0 and 1."""
-        actual = []
-        for train_reused in (False, True):
-            method = ar3po(train_reused=train_reused)
-            run(method, 0, [make([success, 0, 0, 0], "a")])
-            (group,) = run(method, 1, [make(rewards, "a", step=1)]).fresh
-            assert group.size == 3 + train_reused
-            actual.append(advantages(group)[-3:])
-        after = [success, *rewards[1:]]
-        expected = rules.group_relative(after, eps=0, ddof=0)[1:]
-        assert actual[0].tolist() == actual[1].tolist() and actual[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-    @pytest.mark.parametrize("train_reused", [False, True])
-    def test_ledger_by_hand(self, make, train_reused):
-        """Of the helped group, three of its own responses are trained on and one is dropped."""
-        method, ledger = ar3po(train_reused=train_reused), Ledger()
-        first = [make([1, 0], "a")]
-        ledger.settle(first, method.build_batch(0, first, []))
-        fresh = [make([0, 0, 0, 0], "a", step=1), make([1, 1], "b", step=1), make([0, 0, 0, 0], "c", step=1)]
-        groups, responses = ledger.settle(fresh, method.build_batch(1, fresh, []), failed=[2])
-        assert +Counter(groups) == Counter(fresh=1, filtered=2, failed=1, generated=4)
-        assert +Counter(responses) == Counter(fresh=3, dropped=1, filtered=6, failed=2, generated=12)
-
     def test_a_helped_group_that_is_cut_or_unfit_counts_as_generated(self, make):
         method = ar3po(1)
         run(method, 0, [make([1, 0], "a")])
@@ -134,27 +73,6 @@ class TestReuse:
         (group,) = run(method, 2, [make([0.5, 0, 0.5, 0], "a", step=2)]).fresh
         assert group.baseline == (1, 0, F(1, 2), 0)  # a half is no success
 
-    @pytest.mark.parametrize("train_reused", [False, True])
-    def test_what_is_stored(self, make, train_reused):
-        """Successes of earlier steps, as generated, and none twice. A step's own are not used in it."""
-        method = ar3po(train_reused=train_reused)
-        batch = run(method, 0, [make([1, 0, 0.5, 0.6], "a", uid=1), make([0, 0, 0, 0], "a", uid=2)])
-        assert len(batch.fresh) == len(batch.filtered) == 1
-        assert [name for group in method.cache for name in names(group)] == [(1, 0), (1, 3)]
-        for step in (1, 2):
-            assert len(run(method, step, [make([0, 0, 0, 0], "a", step=step)]).fresh) == 1
-        assert method.metrics()["cache/added"] == method.metrics()["cache/responses"] == 2
-
-    def test_the_capacity_is_in_responses(self, make):
-        """B x G = 8: two easy groups of 2 and one of 4 fit; of the helped one, three responses do not."""
-        method = ar3po(2)
-        run(method, 0, [make([1, 0], "a")])
-        fresh = [make([0] * 4, "a", step=1), make([1, 0], "b", step=1), make([0, 1], "c", step=1),
-                 make([0, 0, 1, 1], "d", step=1)]  # fmt: skip
-        batch = run(method, 1, fresh)
-        assert batch.fresh == fresh[1:] and batch.responses == 8
-        assert [group.uid for group in batch.cut] == [fresh[0].uid]
-
 
 def test_side_by_side_with_the_rules(make):
     """Whole random runs, stages and reuse; which success is drawn is the generator's choice, the first gives way."""
@@ -170,10 +88,6 @@ def test_side_by_side_with_the_rules(make):
         method, ledger = ar3po(capacity, **options), Ledger()
         theirs, uid_of = rules.ResponseReuse(k=each, stages=stages), {}
         for step in range(data.draw(st.integers(2, 7))):
-            if data.draw(st.booleans()):
-                state = pickle.loads(pickle.dumps(method.state_dict()))
-                method = ar3po(capacity, seed=9, **options)
-                method.load_state_dict(state)
             rewards = st.lists(st.sampled_from([0, 0, 0, 0, 0, 1]), min_size=size, max_size=size)
             outcomes = data.draw(st.dictionaries(st.sampled_from("abcd"), rewards))
             responses, _ = generate(method, outcomes)

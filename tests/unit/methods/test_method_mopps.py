@@ -1,4 +1,4 @@
-"""MoPPS: posteriors worked by hand, Thompson draws against closed forms, and a second implementation side by side."""
+"""MoPPS: a second implementation side by side."""
 
 from __future__ import annotations
 
@@ -28,20 +28,7 @@ def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
     return method.posteriors.of([prompt])[0][0].tolist()
 
 
-def seen(method: MoPPS, make_group, **rewards: Sequence[float]) -> None:
-    """Show the method one group of each prompt, by its text."""
-    run(method, 0, [make_group(given, prompt=text) for text, given in rewards.items()])
-
-
 class TestPosterior:
-    def test_two_groups_by_hand(self, make_group):
-        """3 of 8, then 8 of 8: a = 1/2 + 1/2 + 3 = 4, then 2 + 1/2 + 8; b = 1/2 + 1/2 + 5 = 6, then 3 + 1/2 + 0."""
-        method = mopps()
-        run(method, 0, [make_group(3, prompt=A)])
-        assert posterior(method, A) == [4, 6]
-        run(method, 0, [make_group(8, prompt=A)])
-        assert posterior(method, A) == [10.5, 3.5]
-
     def test_16_bytes_a_prompt(self, make_group):
         one, prompts = make_group([1.0, 0.0]).responses, [Prompt(f"problem {number}") for number in range(10_000)]
         counts = SuccessCounts(0.5, 1.0, 1.0)
@@ -63,49 +50,34 @@ class TestPosterior:
         assert [posterior(method, p) for p in (Prompt("A", "1"), *others)] == [[9, 1], [1, 1], [1, 1]]
 
 
-class TestChoice:
-    def test_all_where_there_are_no_more_than_needed(self, make_group):
-        method = mopps()
-        assert method.choose_prompts(0, [A, B, C], 3) == [0, 1, 2]
-        assert method.choose_prompts(0, [A, B], 5) == [0, 1]
-        assert method.choose_prompts(0, [], 0) == []
-
-    def test_draws_come_from_the_posterior(self, make_group):
-        """A: Beta(3, 1), B: Beta(1, 1). Distances from 1/2 have the densities 1.5 + 6 d^2 and 2 on [0, 1/2].
-
-        So B is nearer with probability: integral of 2 d (1.5 + 6 d^2) = 0.375 + 0.1875 = 0.5625. By the means, 3/4 and
-        1/2, B would always be; by draws from two Beta(1, 1), half of the time.
-        """
-        method = mopps(decay=1.0, seed=5)
-        seen(method, make_group, A=[1.0, 1.0])
-        assert posterior(method, A) == [3, 1]
-        times = 6000
-        nearer = sum(method.choose_prompts(0, [A, B], 1) == [1] for _ in range(times))
-        assert abs(nearer / times - 0.5625) < 4.5 * (0.5625 * 0.4375 / times) ** 0.5
+def test_all_are_chosen_where_there_are_no_more_than_needed():
+    method = mopps()
+    assert method.choose_prompts(0, [A, B, C], 3) == [0, 1, 2]
+    assert method.choose_prompts(0, [A, B], 5) == [0, 1]
+    assert method.choose_prompts(0, [], 0) == []
 
 
-class TestMetrics:
-    def test_by_hand(self, make_group):
-        method = mopps()
-        assert method.metrics() == {}
-        run(method, 0, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
-        assert method.metrics() == {
-            "prompts/known": 2,
-            "prompts/predicted": 0.5,
-            "prompts/unseen_share": 1.0,
-        }
-        run(method, 0, [make_group(right, prompt=prompt) for right, prompt in ((2, A), (8, C), (0, D), (7, B))])
-        assert method.metrics() == pytest.approx(
-            {
-                "prompts/known": 4,
-                "prompts/predicted": (0.4 + 0.5 + 0.5 + 0.9) / 4,  # A: Beta(4, 6), B: Beta(9, 1)
-                "prompts/unseen_share": 0.5,
-                "prompts/prediction_error": (0.15 + 0.025) / 2,  # 0.4 - 2/8 and 0.9 - 7/8
-            },
-            rel=1e-6,
-        )
-        run(method, 0, [])
-        assert method.metrics() == {"prompts/known": 4}
+def test_metrics_by_hand(make_group):
+    method = mopps()
+    assert method.metrics() == {}
+    run(method, 0, [make_group(3, prompt=A), make_group(8, prompt=B)])  # both from Beta(1, 1)
+    assert method.metrics() == {
+        "prompts/known": 2,
+        "prompts/predicted": 0.5,
+        "prompts/unseen_share": 1.0,
+    }
+    run(method, 0, [make_group(right, prompt=prompt) for right, prompt in ((2, A), (8, C), (0, D), (7, B))])
+    assert method.metrics() == pytest.approx(
+        {
+            "prompts/known": 4,
+            "prompts/predicted": (0.4 + 0.5 + 0.5 + 0.9) / 4,  # A: Beta(4, 6), B: Beta(9, 1)
+            "prompts/unseen_share": 0.5,
+            "prompts/prediction_error": (0.15 + 0.025) / 2,  # 0.4 - 2/8 and 0.9 - 7/8
+        },
+        rel=1e-6,
+    )
+    run(method, 0, [])
+    assert method.metrics() == {"prompts/known": 4}
 
 
 class Reference:
@@ -141,37 +113,36 @@ class Reference:
         return {group.uid for group in kept[:size]}, filtered, {group.uid for group in kept[size:]}
 
 
-class TestSideBySide:
-    @given(data=st.data())
-    def test_equals_the_reference(self, make_group, data):
-        """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""
-        capacity, size = data.draw(st.integers(1, 9)), data.draw(st.integers(2, 6))
-        seed, target = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.5, 0.25, 1.0]))
-        decay = data.draw(st.sampled_from([F(0), F(1, 4), F(1, 2), F(1)]))
-        prior = data.draw(st.sampled_from([(F(1), F(1)), (F(1, 2), F(2))]))
-        method = mopps(
-            capacity=capacity,
-            group_size=size,
-            seed=seed,
-            decay=float(decay),
-            prior_a=float(prior[0]),
-            prior_b=float(prior[1]),
-            target=target,
-        )
-        reference = Reference(capacity, seed, decay, prior, target)
-        ledger, pool = Ledger(), [Prompt(text) for text in "abcdefghijkl"]
-        for step in range(data.draw(st.integers(1, 5))):
-            drawn = [pool[at] for at in data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=20))]
-            count = data.draw(st.integers(1, len(drawn)))
-            chosen = method.choose_prompts(step, drawn, count)
-            assert chosen == reference.choose(drawn, count)
-            assert len(set(chosen)) == count
-            rewards = st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, -1.0, 3.0]), min_size=size, max_size=size)
-            fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
-            batch = method.build_batch(step, fresh, [])
-            ledger.settle(fresh, batch)
-            assert not batch.replayed
-            result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
-            assert result == reference.step(fresh)
-            for prompt in pool:
-                assert posterior(method, prompt) == [float(x) for x in reference.beta.get(prompt.text, reference.prior)]
+@given(data=st.data())
+def test_side_by_side_with_the_reference(make_group, data):
+    """Decays and rewards are binary fractions with few digits, so that float32 has each posterior exactly."""
+    capacity, size = data.draw(st.integers(1, 9)), data.draw(st.integers(2, 6))
+    seed, target = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.5, 0.25, 1.0]))
+    decay = data.draw(st.sampled_from([F(0), F(1, 4), F(1, 2), F(1)]))
+    prior = data.draw(st.sampled_from([(F(1), F(1)), (F(1, 2), F(2))]))
+    method = mopps(
+        capacity=capacity,
+        group_size=size,
+        seed=seed,
+        decay=float(decay),
+        prior_a=float(prior[0]),
+        prior_b=float(prior[1]),
+        target=target,
+    )
+    reference = Reference(capacity, seed, decay, prior, target)
+    ledger, pool = Ledger(), [Prompt(text) for text in "abcdefghijkl"]
+    for step in range(data.draw(st.integers(1, 5))):
+        drawn = [pool[at] for at in data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=20))]
+        count = data.draw(st.integers(1, len(drawn)))
+        chosen = method.choose_prompts(step, drawn, count)
+        assert chosen == reference.choose(drawn, count)
+        assert len(set(chosen)) == count
+        rewards = st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, -1.0, 3.0]), min_size=size, max_size=size)
+        fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
+        batch = method.build_batch(step, fresh, [])
+        ledger.settle(fresh, batch)
+        assert not batch.replayed
+        result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
+        assert result == reference.step(fresh)
+        for prompt in pool:
+            assert posterior(method, prompt) == [float(x) for x in reference.beta.get(prompt.text, reference.prior)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from fractions import Fraction as F
 
@@ -50,29 +49,6 @@ class TestRule:
 
 
 class TestBatch:
-    def test_by_hand(self, make_group):
-        """3 of 8 right and m = 4: two right and two wrong stay, the others are dropped."""
-        fresh = [make_group([0, 1, 0, 0, 1, 0, 0, 1], step=3, weights_version=2), make_group(0), make_group(8)]
-        batch = run(pods(), 3, fresh)
-        (group,) = batch.fresh
-        assert batch.filtered == fresh[1:] and [group.size for group in batch.filtered] == [8, 8]
-        assert sorted(group.rewards) == [0, 0, 1, 1] and places(group) == sorted(set(places(group)))
-        assert [fresh[0].rewards[place] for place in places(group)] == list(group.rewards)
-        assert all(
-            kept is fresh[0].responses[place] for kept, place in zip(group.responses, places(group), strict=True)
-        )
-        assert (group.uid, group.step, group.weights_version, group.prompt) == (
-            fresh[0].uid, 3, 2, fresh[0].prompt)  # fmt: skip
-        assert fresh[0].size == 8 and fresh[0].mean == F(3, 8)  # what was generated is untouched
-
-    def test_ledger_by_hand(self, make_group):
-        """4 + 4 of 32 responses are trained on, 4 + 4 of their groups are dropped; 8 filtered and 8 too far."""
-        fresh = [make_group(right) for right in (3, 0, 5, 4)]
-        batch = drop(pods().build_batch(0, fresh, []), too_far={fresh[3].uid})
-        groups, responses = Ledger().settle(fresh, batch)
-        assert +Counter(groups) == Counter(fresh=2, filtered=1, too_far=1, generated=4)
-        assert +Counter(responses) == Counter(fresh=8, filtered=8, dropped=8, too_far=8, generated=32)
-
     @settings(derandomize=True, database=None)
     @given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 1.0]), min_size=6, max_size=6), st.integers(2, 6))
     def test_advantages_are_those_of_the_rules(self, make_group, rewards, size):
@@ -105,9 +81,6 @@ def test_every_response_is_counted_over_random_runs(make_group, data):
     values = st.integers(0, size).map(lambda right: [1.0] * right + [0.0] * (size - right))
     values |= st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0]), min_size=size, max_size=size)
     for step in range(data.draw(st.integers(1, 5))):
-        if data.draw(st.booleans()):
-            state, method = pickle.loads(pickle.dumps(method.state_dict())), pods(capacity, group_size=size, keep=keep)
-            method.load_state_dict(state)
         fresh = [make_group(rewards, step=step) for rewards in data.draw(st.lists(values, max_size=8))]
         batch = method.build_batch(step, fresh, [])
         lost = set(data.draw(st.lists(st.sampled_from(uids(batch.fresh)), max_size=2))) if batch.fresh else set()

@@ -14,7 +14,6 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.prompt_replay import PromptReplay
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 # In the order of their ids, which decides between equal prompts.
 PROMPTS = sorted((Prompt(f"prompt {number}", label=str(number)) for number in range(12)), key=lambda prompt: prompt.id)
@@ -57,53 +56,28 @@ class TestNamed:
         assert [s for s in range(1, 7) if run(method, s, (), lambda p: make_group(4, prompt=p))[0]] == steps
 
 
-class TestAhead:
-    def test_a_named_prompt_is_not_named_again_until_its_group_comes(self, make_group):
-        """Generation is 3 steps ahead: the groups of the prompts named in step t come to step t + 3."""
-        method = prompt_replay(4, cooldown=2)
-        method.build_batch(0, [make_group(4, prompt=A), make_group(3, prompt=B)], [])
-        assert [method.begin_step(step) for step in (1, 2)] == [[], [A, B]]
-        method.build_batch(2, [make_group(4, prompt=A, step=2)], [])  # a fresh group meanwhile
-        assert [method.begin_step(step) for step in (3, 4, 5)] == [[], [], []]
-        method.unanswered([B])
-        batch = method.build_batch(5, [], [make_group(5, prompt=A, step=5)])
-        assert len(batch.reevaluated) == 1
-        assert [method.begin_step(step) for step in (6, 7)] == [[], [B, A]]  # 3/8 before 5/8
-
-    def test_prompts_that_are_away_stay_away(self, make_group, tmp_path):
-        method, other = prompt_replay(cooldown=0), prompt_replay(cooldown=0)
-        method.build_batch(0, [make_group(1, size=3, prompt=A)], [])  # 1/3 is no short decimal number
-        assert method.begin_step(1) == [A]
-        save_state(tmp_path, method.state_dict())
-        other.load_state_dict(load_state(tmp_path))
-        assert other.begin_step(2) == [] and other.known == method.known
-        other.build_batch(2, [], [make_group(3, prompt=A, step=2)])
-        assert other.begin_step(3) == [A]
-
-
-class TestBatch:
-    def test_lists(self, make_group):
-        method = prompt_replay(16, cooldown=1)
-        named = PROMPTS[:6]
-        run(method, 0, [make_group(4, prompt=prompt) for prompt in named])
-        rights = dict(zip(named, (3, 0, 8, 7, [0.25] * 8, [0.5] * 8), strict=True))
-        fresh = [make_group(right, step=1) for right in (1, 0)]
-        _, batch = run(method, 1, fresh, lambda prompt: make_group(rights[prompt], prompt=prompt, step=1))
-        assert (batch.fresh, batch.filtered) == ([fresh[0]], [fresh[1]])
-        lists = (batch.reevaluated, batch.unimproved, batch.solved)
-        assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, named[5]]]
-        assert method.metrics() == {
-            "groups/reevaluation_attempts": 6,
-            "again/stored": 3,
-            "again/used_up": 0,
-        }
+def test_lists_of_a_batch(make_group):
+    method = prompt_replay(16, cooldown=1)
+    named = PROMPTS[:6]
+    run(method, 0, [make_group(4, prompt=prompt) for prompt in named])
+    rights = dict(zip(named, (3, 0, 8, 7, [0.25] * 8, [0.5] * 8), strict=True))
+    fresh = [make_group(right, step=1) for right in (1, 0)]
+    _, batch = run(method, 1, fresh, lambda prompt: make_group(rights[prompt], prompt=prompt, step=1))
+    assert (batch.fresh, batch.filtered) == ([fresh[0]], [fresh[1]])
+    lists = (batch.reevaluated, batch.unimproved, batch.solved)
+    assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, named[5]]]
+    assert method.metrics() == {
+        "groups/reevaluation_attempts": 6,
+        "again/stored": 3,
+        "again/used_up": 0,
+    }
 
 
 # --- Side by side ----------------------------------------------------------------------------------------------------
 
 
 def test_side_by_side_with_the_rules(make_group):
-    """Random runs, with stops, groups that fail, and generation up to 2 steps ahead. Every group is counted."""
+    """Random runs, with groups that fail, and generation up to 2 steps ahead. Every group is counted."""
     met: Counter[str] = Counter()
 
     @settings(derandomize=True, database=None)
@@ -120,9 +94,6 @@ def test_side_by_side_with_the_rules(make_group):
                                     window=window, largest_share=1.0)  # fmt: skip
         coming: dict[int, list[Prompt]] = {}  # named prompts by the step that gets their groups
         for step in range(data.draw(st.integers(6, 10))):
-            if data.draw(st.booleans()):
-                state, method = method.state_dict(), prompt_replay(capacity, seed=9, **options)
-                method.load_state_dict(state)
             expected = [PROMPTS[n] for n, replayed in theirs.choose(step, iter(())) if replayed] if step else []
             assert method.begin_step(step) == expected
             coming[step + ahead] = expected

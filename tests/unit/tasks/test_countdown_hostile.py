@@ -101,21 +101,6 @@ def test_the_guards_can_fail():
     assert {tagged(answer) for answer in RIGHT} == {1.0}
 
 
-def test_another_thread_may_do_what_it_likes():
-    def work():
-        begun.wait()
-        open("/dev/null").close()
-        done.append(eval("1") + len(__import__("os").sep))
-
-    begun, done = threading.Event(), []
-    thread = threading.Thread(target=work)
-    thread.start()  # before, because to start one is an event of this thread
-    with nothing_runs():
-        begun.set()
-        thread.join()
-    assert done == [2]
-
-
 CODE = [
     "__import__('os').system('touch CANARY')",
     "3*5+7+0*__import__('os').system('touch CANARY')",

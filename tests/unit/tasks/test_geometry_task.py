@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
@@ -247,17 +246,6 @@ def test_the_prompt_keeps_the_image_in_front_and_asks_for_a_box():
     assert prompt.startswith(TEXT) and prompt.count("<image>") == 1
     assert r"\boxed{}" in prompt and "step by step" in prompt
     assert "<|" not in prompt and "system" not in prompt.lower()
-
-
-def test_openrlhf_makes_one_image_and_one_text_of_the_prompt():
-    result = importlib.util.find_spec("openrlhf")
-    path = Path(result.origin).parent / "datasets" / "prompts_dataset.py"  # the package would import DeepSpeed
-    spec = importlib.util.spec_from_file_location("_prompts_dataset", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    prompt = task.boxed_prompt(task.problem(row(picture())))
-    content = module._str_to_content_list(prompt)
-    assert content == [{"type": "image"}, {"type": "text", "text": prompt.removeprefix("<image>")}]
 
 
 # ── drawn problems ──
