@@ -305,13 +305,13 @@ def test_what_was_cut_is_stored_and_what_was_filtered_is_not(name, fresh_filter,
     assert list(method.replay) == [fresh[place] for place in stored]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped(name, make_group, tmp_path):
+@pytest.mark.parametrize(("name", "flags"), [*((name, {}) for name in METHODS), ("bapo", {"filter": "gaussian"})])
+def test_a_method_that_a_checkpoint_brings_back_goes_on_as_if_it_had_not_stopped(name, flags, make_group, tmp_path):
     """A twin is saved after each step of a random run, and a new one loads it from the file."""
     rng, stored = random.Random(3), set()
 
     def new_method(seed):
-        adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1)
+        adapt = AdaptConfig(method=name, buffer_size=32, reevaluate_every=1, **flags)
         method = adapt.make_method(BatchArithmetic(4, 6, 6, 8, {"actor": 1}, 4), seed=seed)
         method.solutions = Solved()
         return method

@@ -30,6 +30,7 @@ from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.trainer.dealing import (
     DealtActorGroup,
     DealtBatch,
+    dealt_batches,
     filler_of,
     forward_parts,
     length_of,
@@ -419,6 +420,40 @@ class TestPacked:
 
 
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
+
+
+class TestDealtBatches:
+    @given(
+        lengths=st.lists(st.integers(2, 7), min_size=1, max_size=20).map(lambda each: dict(enumerate(each))),
+        ranks=st.integers(1, 7),
+        draw=st.randoms(use_true_random=False),
+    )
+    @SLOW
+    def test_nothing_is_lost_and_the_ranks_have_equally_many(self, lengths, ranks, draw):
+        """Whatever parts a rank's share is cut into."""
+        wanted, cuts = dealt(lengths, ranks), []
+
+        def cut(given_: list[int], shares: list[list[int]]) -> list[list[list[int]]]:
+            assert given_ == list(lengths.values()) and shares == wanted
+            for share in shares:
+                size = draw.randint(1, 4)
+                cuts.append([share[at : at + size] for at in range(0, len(share), size)])
+            return cuts
+
+        samples = [sample(number, length) for number, length in lengths.items()]
+        before = [everything(one) for one in samples]
+        actual = dealt_batches(samples, ranks, cut, PAD)
+        assert [everything(one) for one in samples] == before
+        assert len(actual) == ranks and {len(rank_batches) for rank_batches in actual} == {max(map(len, cuts))}
+        shortest = min(lengths.values())
+        for rank_batches, parts in zip(actual, cuts, strict=True):
+            for place, batch in enumerate(rank_batches):
+                if place < len(parts):
+                    together = Experience.concat_experiences([samples[number] for number in parts[place]], PAD)
+                    assert everything(batch) == everything(together)
+                    continue
+                assert batch.index == [] and not batch.action_mask.any() and batch.attention_mask.all()
+                assert batch.sequences.shape == (1, shortest)
 
 
 class Rank:
