@@ -111,7 +111,7 @@ def test_side_by_side_with_a_plain_implementation(make):
     """The store with all successes by prompt: (entropy, age, uid, place, policy step). The least is drawn from it."""
     met: Counter[str] = Counter()
 
-    @settings(max_examples=2 * settings.default.max_examples, derandomize=True, database=None)
+    @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
     @given(st.data())
     def check(data):
         size, capacity = data.draw(st.integers(2, 4)), data.draw(st.integers(3, 9))

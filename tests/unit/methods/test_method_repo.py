@@ -196,7 +196,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 assert [item[2] for item in items] == rewards_of(group)
                 assert group.uid == max(item[0] for item in items)
                 assert (group.step, group.weights_version) == (min(i[3] for i in items), min(i[4] for i in items))
-                assert [response.weights_version for response in group.responses] == [item[4] for item in items]
+                assert [group.weights_version_of(response) for response in group.responses] == [i[4] for i in items]
                 assert group.step < step and group.weights_version != step
                 result.append((text, frozenset(items)))
             assert not Counter(result) - Counter(allowed)
