@@ -48,7 +48,7 @@ from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import countdown, reasoning_gym
-from bapo_openrlhf.workbench.prepare.build import Request
+from bapo_openrlhf.workbench.prepare.build import Preparation
 from bapo_openrlhf.workbench.prepare.build import prepare as prepare_data
 from bapo_openrlhf.workbench.study.progress import on_terminal
 from bapo_openrlhf.workbench.study.runner import Planned, Running, require_same, run_all
@@ -176,7 +176,7 @@ def prepare_sums(root: Path) -> None:
     [generator] = task.sizes or {}
     prompts = countdown.TASK.sizes["small"]["train"]  # as many as the quickstart
     prepare_data(
-        task, Request(root / "runs" / task.name, generator=generator, style="question", limits={"train": prompts})
+        task, Preparation(root / "runs" / task.name, generator=generator, style="question", limits={"train": prompts})
     )
 
 

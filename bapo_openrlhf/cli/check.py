@@ -106,7 +106,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         ("attention", args.ds.attn_implementation),
         ("rollout engines", f"{args.vllm.num_engines} x tensor parallel {args.vllm.tensor_parallel_size}"),
         ("GPUs", _gpus(args)),
-        *[("CUDA", cuda.in_words())] * (args.vllm.sync_backend == "nccl"),
+        *[("CUDA", cuda.versions_in_words())] * (args.vllm.sync_backend == "nccl"),
         ("learning rates", _learning_rates(args)),
         ("lengths", f"prompt and response at most {args.data.max_len} tokens{limit}"),
         ("rollout batch", f"{args.rollout.batch_size} prompts x G {arithmetic.group_size} responses"),

@@ -13,7 +13,7 @@ from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.tasks.task import Task
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
 
@@ -59,9 +59,9 @@ def _parser(prog: str) -> Parser:
     return parser
 
 
-def _request(task: Task, given: argparse.Namespace) -> Request:
+def _request(task: Task, given: argparse.Namespace) -> Preparation:
     check_ranges({"--max-prompt-tokens": given.max_prompt_tokens}, {"--max-prompt-tokens": "at least 1"})
-    return Request(
+    return Preparation(
         out=given.out or Path("data") / task.name,
         parts=tuple(part.strip() for part in given.parts.split(",")) if given.parts else None,
         generator=given.generate,
@@ -116,7 +116,7 @@ def _table(manifest: Mapping[str, Any], out: Path) -> Table:
     return Table.of(head, rows, f"{manifest['task']} in {out}", words=3)
 
 
-def _overlap_lines(manifest: Mapping[str, Any], request: Request) -> list[str]:
+def _overlap_lines(manifest: Mapping[str, Any], request: Preparation) -> list[str]:
     lines = []
     if any(entry["rejected"] for entry in manifest["parts"].values()):
         lines.append(f"rejected rows, each with its reason: {request.out}/PART.rejected.jsonl")

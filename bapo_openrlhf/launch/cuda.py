@@ -52,7 +52,7 @@ def needs() -> tuple[int | None, str]:
     return DRIVERS.get(major), cuda if major >= SAME_MINOR else str(major)
 
 
-def in_words() -> str:
+def versions_in_words() -> str:
     """What a machine with GPUs must have, and what this one has."""
     driver, nvcc = needs()
     here = f"driver {driver_here() or 'none'}, nvcc {nvcc_here() or 'none'}"

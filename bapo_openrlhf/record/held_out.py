@@ -13,7 +13,7 @@ def scores(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in matches.items() if value is not None}
 
 
-def in_words(row: Mapping[str, Any]) -> str:
+def scores_in_words(row: Mapping[str, Any]) -> str:
     """One evaluation. Empty if it has no score."""
     return ", ".join(f"{name} {value:.3f}" for name, value in scores(row).items())
 
@@ -25,7 +25,7 @@ def change_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     first, last = known[0], known[-1]
     if first["step"] == last["step"]:
-        return f"{in_words(last)} (step {last['step']})"
+        return f"{scores_in_words(last)} (step {last['step']})"
     begin = scores(first)
     changes = [f"{name} {begin[name]:.3f} to {end:.3f}" for name, end in scores(last).items() if name in begin]
     return f"{', '.join(changes)} (steps {first['step']} to {last['step']})"

@@ -23,7 +23,7 @@ from rich.progress import (
 from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.record.follow import Follower
-from bapo_openrlhf.record.held_out import in_words
+from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import REWARD, read_evaluations, read_warnings
 
 LOG = "train.log"
@@ -124,7 +124,7 @@ def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool
 
 
 def _held_out(row: Mapping[str, Any]) -> str:
-    return f"step {row['step']}: held-out {in_words(row) or 'evaluation without a score'}"
+    return f"step {row['step']}: held-out {scores_in_words(row) or 'evaluation without a score'}"
 
 
 def _note(row: Mapping[str, Any]) -> str:

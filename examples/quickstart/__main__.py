@@ -21,7 +21,7 @@ from rich.console import Console
 from sums_model import SumsModelSettings
 
 from bapo_openrlhf.tasks import countdown, reasoning_gym
-from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
 RUNS = Path("runs")
 
@@ -115,14 +115,14 @@ def made(size: str, prompts: int) -> tuple[Path, bool]:
         sums.write(RUNS / "sums", prompts)
     elif size == "countdown":
         model = "base_model"
-        request = Request(out=RUNS / "data", generator="small", style="short", limits={"train": prompts})
+        request = Preparation(out=RUNS / "data", generator="small", style="short", limits={"train": prompts})
         prepare(countdown.TASK, request)
     else:
         model, settings = "steps_model", StepsModelSettings()
         task = reasoning_gym.configured(None, SUMS)
         [generator] = task.sizes or {}
         out = RUNS / task.name
-        prepare(task, Request(out=out, generator=generator, style="question", limits={"train": prompts}))
+        prepare(task, Preparation(out=out, generator=generator, style="question", limits={"train": prompts}))
     return build(RUNS / model, settings)
 
 

@@ -19,7 +19,7 @@ from bapo_openrlhf.cli import arguments, evaluate, main, model, study
 from bapo_openrlhf.cli import prepare as prepare_cli
 from bapo_openrlhf.tasks import countdown, get_task, task_of
 from bapo_openrlhf.workbench.evaluation import store
-from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
 
@@ -361,7 +361,9 @@ def project(tmp_path_factory):
     (here / "data" / "reasoning_gym").mkdir(parents=True)
     for level in ("three", "six"):
         (here / "data" / "reasoning_gym" / f"{level}.jsonl").write_text("")
-    prepare(countdown.TASK, Request(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32}))
+    prepare(
+        countdown.TASK, Preparation(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32})
+    )
     return here
 
 

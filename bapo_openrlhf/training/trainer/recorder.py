@@ -19,7 +19,7 @@ from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.record.answers import PromptStates, shortened
-from bapo_openrlhf.record.held_out import in_words
+from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
     EVALUATIONS,
@@ -120,7 +120,7 @@ class StepRecorder:
 
     def add_evaluation(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Log the result of an evaluation after a step, and write it down."""
-        logger.info(f"step {step}: held-out {in_words(numbers) or 'evaluation without a score'}")
+        logger.info(f"step {step}: held-out {scores_in_words(numbers) or 'evaluation without a score'}")
         self.record.append_rows(EVALUATIONS, step, [numbers])
         self.record.sync()
 

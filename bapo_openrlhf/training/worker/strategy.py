@@ -56,11 +56,11 @@ def size_of(folder: Path) -> int:
 
 
 def strategy_of(args: Any) -> Strategy:
-    """OpenRLHF's `get_strategy` with this class. The arguments are those of a run or of a warm-up."""
+    """OpenRLHF's `get_strategy` with this class."""
     train = args.train
     return Strategy(
         seed=train.seed,
-        full_determinism=getattr(train, "full_determinism_enable", False),
+        full_determinism=train.full_determinism_enable,
         max_norm=getattr(args, "max_norm", 1.0),
         micro_train_batch_size=train.micro_batch_size,
         train_batch_size=train.batch_size,

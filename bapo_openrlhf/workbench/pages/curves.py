@@ -31,7 +31,7 @@ class Curve:
     band: pd.DataFrame | None = None  # the ends of an area around the line, in the columns low and high, by x
 
 
-def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
+def curves_in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
     """The beginning, the end and the extremes of each curve."""
     parts = []
     for values, name in ((curve.values, curve.key.name) for curve in curves if len(curve.values) and not curve.faint):
@@ -40,7 +40,7 @@ def in_words(curves: Sequence[Curve], x_name: str = "step") -> str:
     return ". ".join(parts) + "." if parts else "Nothing to show."
 
 
-def table_of(curves: Sequence[Curve], x: str) -> Table:
+def curves_table(curves: Sequence[Curve], x: str) -> Table:
     """What is drawn: a row for each x, a column for each curve."""
     columns = [curve.values[~curve.values.index.duplicated(keep="last")] for curve in curves]
     frame = pd.concat(columns, axis=1, sort=True).reset_index()

@@ -12,7 +12,7 @@ import vl_convert
 from markupsafe import Markup, escape
 
 from bapo_openrlhf.workbench.pages.colours import GRID, INK, MUTED, css, without_variables
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, in_words, table_of
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, curves_in_words, curves_table
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
 
@@ -52,7 +52,11 @@ class Figure:
 
     def with_curves(self, curves: Sequence[Curve], chart: AnyChart, x: str, **more: Any) -> Self:
         """This figure with a chart of curves, and with their legend, words and numbers unless `more` has others."""
-        of_curves = {"keys": [curve.key for curve in curves], "summary": in_words(curves), "table": table_of(curves, x)}
+        of_curves = {
+            "keys": [curve.key for curve in curves],
+            "summary": curves_in_words(curves),
+            "table": curves_table(curves, x),
+        }
         return replace(self, **{"chart": chart, **of_curves, **more})
 
 

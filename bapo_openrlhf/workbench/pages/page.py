@@ -104,7 +104,7 @@ def render(
         trim_blocks=True, lstrip_blocks=True, finalize=_final,
     )  # fmt: skip
     filters: dict[str, Any] = {"id": id, "number": number, "swatch": swatch, "steps": step_ranges, "flags": with_flags}
-    environment.filters.update(filters | {"rows": rows_of})
+    environment.filters.update(filters | {"rows": rows_of_figures})
     style = css() + files(PACKAGE).joinpath("page.css").read_text(encoding="utf-8")
     page = environment.get_template("page.html.jinja", globals={"MAX_OPEN": MAX_OPEN, "style": Markup(style)})
     return page.render(names=names, command=command, lead=lead, sections=sections, drawings=drawings)
@@ -119,7 +119,7 @@ def with_flags(text: str) -> Markup:
     return Markup(FLAG.sub(r"<code>\g<0></code>", str(escape(clean(text)))))
 
 
-def rows_of(figures: Sequence[Figure]) -> list[list[Figure]]:
+def rows_of_figures(figures: Sequence[Figure]) -> list[list[Figure]]:
     """The figures that can be drawn. The same figure of several runs makes a row of its own."""
     drawn = (figure for figure in figures if figure.chart is not None)
     return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.title if figure.run else "")]

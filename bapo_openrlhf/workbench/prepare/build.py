@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
-class Request:
+class Preparation:
     """What to prepare."""
 
     out: Path
@@ -38,7 +38,7 @@ class Request:
     tokenizer: str | None = None
 
 
-def prepare(task: Task, request: Request) -> dict[str, Any]:
+def prepare(task: Task, request: Preparation) -> dict[str, Any]:
     """Write OUT/PART.jsonl and OUT/PART.rejected.jsonl for each part; write and return the manifest of all parts.
 
     A part is kept if it was made from the same data in the same way, so the same call resumes. Benchmarks come first
@@ -70,7 +70,7 @@ def prepare(task: Task, request: Request) -> dict[str, Any]:
     return manifest
 
 
-def _check(task: Task, request: Request) -> None:
+def _check(task: Task, request: Preparation) -> None:
     asked = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
     asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.sizes or {})]
     for kind, name, known in asked:
@@ -101,7 +101,7 @@ def read_manifest(out: Path, task: str) -> dict[str, Any]:
 # ── one part ──
 
 
-def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _part(task: Task, name: str, request: Preparation, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Make one part, or keep its file. Returns its entry of the manifest."""
     entry = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
@@ -138,7 +138,7 @@ def _part(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) 
     }
 
 
-def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(task: Task, name: str, request: Preparation, manifest: Mapping[str, Any]) -> dict[str, Any]:
     asked = {
         "task_file": digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
@@ -161,7 +161,7 @@ def _asked(task: Task, name: str, request: Request, manifest: Mapping[str, Any])
 class _Build:
     """One part while it is made. `left_over` problems are of another part of the source, or beyond the limit."""
 
-    def __init__(self, task: Task, name: str, request: Request) -> None:
+    def __init__(self, task: Task, name: str, request: Preparation) -> None:
         self.task, self.name, self.request = task, name, request
         self.part = task.parts[name]
         self.read = self.left_over = 0

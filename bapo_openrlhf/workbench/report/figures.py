@@ -11,7 +11,7 @@ from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts, colours, curves
 from bapo_openrlhf.workbench.pages.charts import STEP, Domain
 from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
-from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, in_words, smoothed
+from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import many, number
@@ -135,7 +135,7 @@ def _lines(
     point = f" A point is the {'largest' if peaks else 'mean'} of {width} steps." if width > 1 else ""
     drawn = [replace(curve, values=binned(curve.values, width, peaks=peaks)) for curve in lines]
     chart = charts.lines(drawn, x=STEP, y=unit_of(metric), x_domain=page.domain, y_domain=y_domain, zero=True)
-    return figure.with_curves(drawn, chart, STEP, says=figure.says + point, summary=in_words(lines), **more)
+    return figure.with_curves(drawn, chart, STEP, says=figure.says + point, summary=curves_in_words(lines), **more)
 
 
 def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
@@ -183,7 +183,7 @@ def reward(page: Comparison) -> Figure:
     says += f" Faint: as measured; bold: moving average of {many(width, 'step')}."
     chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
     legend = {"keys": [curve.key for curve in there], **page.legend}
-    return figure.with_curves([*faint, *bold], chart, STEP, says=says, summary=in_words(rewards), **legend)
+    return figure.with_curves([*faint, *bold], chart, STEP, says=says, summary=curves_in_words(rewards), **legend)
 
 
 def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) -> Figure:
@@ -200,7 +200,7 @@ def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) ->
         return figure
     domain = (0.0, max(float(curve.values.index[-1]) for curve in drawn) or 1.0)
     chart = charts.lines(drawn, x=spent, y="mean reward, smoothed", x_domain=domain)
-    return figure.with_curves(drawn, chart, spent, summary=in_words(drawn, spent), **page.legend)
+    return figure.with_curves(drawn, chart, spent, summary=curves_in_words(drawn, spent), **page.legend)
 
 
 # ── areas ──

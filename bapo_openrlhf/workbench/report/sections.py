@@ -80,7 +80,7 @@ def _overview(page: Comparison) -> Section:
         if resumed := run.metadata.get("resumed"):
             notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
         for row in run.metadata.get("changed", []):
-            was, now = tables.in_words(row["before"]), tables.in_words(row["now"])
+            was, now = tables.value_in_words(row["before"]), tables.value_in_words(row["now"])
             notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
         notes += [f"{run.name}: {text}" for text in staleness_findings(run.rows, many(len(run.rows), "step"))]
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)

@@ -162,11 +162,11 @@ def all_flags(runs: Sequence[Run]) -> Table:
 
 
 def _flags(runs: Sequence[Run], names: Sequence[str], title: str) -> Table:
-    rows = [[name, *(in_words(run.config.get(name, "(no such flag)")) for run in runs)] for name in names]
+    rows = [[name, *(value_in_words(run.config.get(name, "(no such flag)")) for run in runs)] for name in names]
     return Table.of(["flag", *(run.name for run in runs)], rows, title)
 
 
-def in_words(value: Any) -> str:
+def value_in_words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -177,5 +177,5 @@ def provenance(page: Comparison) -> list[Table]:
     versions = [run.fact("versions") or {} for run in page.runs]
     for package in dict.fromkeys(name for of_run in versions for name in of_run):
         facts[f"version of {package}"] = [of_run.get(package, "–") for of_run in versions]
-    known = [[name, *map(in_words, of)] for name, of in facts.items() if any(fact is not None for fact in of)]
+    known = [[name, *map(value_in_words, of)] for name, of in facts.items() if any(fact is not None for fact in of)]
     return [_by_run(page, "", known)] if known else []

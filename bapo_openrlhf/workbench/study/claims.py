@@ -72,7 +72,7 @@ def _holds(effect: Estimate | None, equal: float, sign: int, margin: float) -> b
 # ── in words ──
 
 
-def table_of(results: Results) -> Table:
+def claims_table(results: Results) -> Table:
     head = ["claim", "source", "verdict", "measured", "95 % interval", "claimed", "better", "than", "pairs", "notes"]
     rows = [_row(results, verdict) for verdict in judge(results)]
     return Table.of(head, rows, "Claims and what was measured, over pairs of runs of the same seed")

@@ -10,7 +10,7 @@ from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts
 from bapo_openrlhf.workbench.pages.charts import STEP
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
-from bapo_openrlhf.workbench.pages.curves import Curve, bin_width, binned, in_words, smoothed
+from bapo_openrlhf.workbench.pages.curves import Curve, bin_width, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
@@ -117,7 +117,7 @@ def _quartiles(
         ]
         if shown:
             chart = charts.lines(shown, x=x, y=y, x_domain=domain, y_domain=(low, high) if low < high else None)
-            told = in_words(shown, "" if spent else "step")
+            told = curves_in_words(shown, "" if spent else "step")
             drawn.append(replace(figure, run=name).with_curves(shown, chart, x, summary=told))
     return drawn
 

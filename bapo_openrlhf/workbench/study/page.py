@@ -56,7 +56,7 @@ def _claims(results: Results) -> Section:
     if not conditions:
         return Section("claims", "Claims")
     verdicts = [Verdict("", conditions, VERDICTS)]
-    return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.table_of(results)])
+    return Section("claims", "Claims", intro, verdicts=verdicts, folded=[claims.claims_table(results)])
 
 
 def _overview(results: Results) -> Section:

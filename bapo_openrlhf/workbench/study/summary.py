@@ -13,7 +13,7 @@ def summary(results: Results, provenance: Mapping[str, Any]) -> str:
     head = [f"# {results.study.name}", ""]
     head += [f"- {name}: {value}" for name, value in provenance.items() if isinstance(value, str)]
     head += [f"- {lack}" for lack in missing(results)]
-    judged = claims.table_of(results)
+    judged = claims.claims_table(results)
     shown = [
         ("Arms", tables.overview(results), 2),
         ("What the arms spent", tables.spent(results), 1),

@@ -44,7 +44,9 @@ def test_what_this_machine_has(machine, kind):
     machine(kind=kind)
     assert (cuda.driver_here(), cuda.nvcc_here()) == ("580.159.04", "13.0")
     assert cuda.warnings_of_machine() == []
-    assert re.fullmatch(r"13\.0: driver 580 .* nvcc 13\.0; .* driver 580\.159\.04, nvcc 13\.0", cuda.in_words())
+    assert re.fullmatch(
+        r"13\.0: driver 580 .* nvcc 13\.0; .* driver 580\.159\.04, nvcc 13\.0", cuda.versions_in_words()
+    )
 
 
 @pytest.mark.parametrize("torch", ["2.13.0", "2.13.0+cpu", None])

@@ -22,7 +22,7 @@ from bapo_openrlhf.tasks import geometry as task
 from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks import math as mathematics
 from bapo_openrlhf.tasks.task import BadRow
-from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
 TEXT = "<image>Find x."
 
@@ -393,7 +393,7 @@ def test_every_kind_is_in_every_part():
 
 
 def test_prepare_writes_images_that_open(tmp_path):
-    prepare(task.TASK, Request(out=tmp_path, generator="drawn", limits=dict.fromkeys(task.TASK.parts, 6)))
+    prepare(task.TASK, Preparation(out=tmp_path, generator="drawn", limits=dict.fromkeys(task.TASK.parts, 6)))
     for part in task.TASK.parts:
         rows = [json.loads(line) for line in (tmp_path / f"{part}.jsonl").read_text().splitlines()]
         assert len(rows) == 6

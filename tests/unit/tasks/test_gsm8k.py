@@ -13,7 +13,7 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.tasks import get_task, gsm8k
 from bapo_openrlhf.tasks.task import BadRow, Source
 from bapo_openrlhf.workbench.evaluation import problems
-from bapo_openrlhf.workbench.prepare.build import Request, prepare
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
 # Made rows: the answer, its label and its worked solution, all written by hand.
 GOOD = {
@@ -61,7 +61,7 @@ def data(request, tmp_path):
         pq.write_table(pa.Table.from_pylist(ROWS), path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    prepare(get_task("gsm8k"), Request(out=tmp_path / "data" / "gsm8k", local={"train": path, "gsm8k": path}))
+    prepare(get_task("gsm8k"), Preparation(out=tmp_path / "data" / "gsm8k", local={"train": path, "gsm8k": path}))
     return tmp_path / "data"
 
 

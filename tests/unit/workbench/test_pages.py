@@ -82,10 +82,10 @@ def test_chunks_keep_the_mean(values, most):
 
 def test_the_table_of_curves_has_a_row_for_each_place():
     drawn = [Curve(Key("a", "red"), pd.Series({1: 5.0, 3: 6.0})), Curve(Key("b", "red"), pd.Series({2: 7.0}))]
-    table = curves.table_of(drawn, "step")
+    table = curves.curves_table(drawn, "step")
     assert table.head == ["step", "a", "b"]
     assert [[number(cell) for cell in row] for row in table.rows] == [["1", "5", "–"], ["2", "–", "7"], ["3", "6", "–"]]
-    assert curves.in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: 7 at step 2")
+    assert curves.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: 7 at step 2")
 
 
 # ── charts ──
@@ -198,4 +198,4 @@ def test_a_table_as_markdown():
 
 def test_names_that_no_file_may_hold_are_no_error():
     curve = Curve(Key("\ud800", "red"), pd.Series({1: 1.0}))
-    assert curves.table_of([curve], "\ud800").head == Table.of(["\ud800", "\ud800"], [["\ud800", 1]]).head
+    assert curves.curves_table([curve], "\ud800").head == Table.of(["\ud800", "\ud800"], [["\ud800", 1]]).head

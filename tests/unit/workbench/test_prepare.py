@@ -20,7 +20,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, text_key
 from bapo_openrlhf.workbench.prepare import build, source_rows
-from bapo_openrlhf.workbench.prepare.build import Request, prepare, read_manifest
+from bapo_openrlhf.workbench.prepare.build import Preparation, prepare, read_manifest
 
 BASE_MODEL = Path(__file__).parents[3] / "examples" / "quickstart" / "base_model.py"
 SHARED = Source("someone/shared", ("question", "gold"), rows=30)
@@ -75,11 +75,11 @@ def other(tmp_path):
 
 def request(tmp_path, shared, other, **changes):
     local = {"train": shared, "held_out": shared, "other": other}
-    return Request(**{"out": tmp_path / "out", "local": local} | changes)
+    return Preparation(**{"out": tmp_path / "out", "local": local} | changes)
 
 
 def prepare_other(out, *path, task=TASK):
-    return prepare(task, Request(out=out, local=dict(zip(["other"], path, strict=False)), parts=("other",)))
+    return prepare(task, Preparation(out=out, local=dict(zip(["other"], path, strict=False)), parts=("other",)))
 
 
 # ── files ──
@@ -217,7 +217,7 @@ def test_no_usable_row_is_an_error(tmp_path):
         prepare_other(tmp_path / "out", path)
     path = jsonl(tmp_path / "few.jsonl", [{"question": str(i), "gold": "1"} for i in range(4)])
     with pytest.raises(ConfigError, match=r"train: none of 4 .*: 4 x in another part: .* after the first 5$"):
-        prepare(TASK, Request(out=tmp_path / "out", local={"train": path}, parts=("train",)))
+        prepare(TASK, Preparation(out=tmp_path / "out", local={"train": path}, parts=("train",)))
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"other.rejected.jsonl", "train.rejected.jsonl"}
 
 
@@ -304,17 +304,17 @@ def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared, other):
     jsonl(other, [{"question": question, "gold": gold} for question, gold in problems])
     task = replace(TASK, train=Part("train", SHARED), benchmarks={"other": Part("Other", OTHER)})
     local = {"train": shared, "other": other}
-    manifest = prepare(task, Request(out=tmp_path / "out", local=local))
+    manifest = prepare(task, Preparation(out=tmp_path / "out", local=local))
     assert manifest["overlap"]["benchmarks"] == {"other": {"same": 1}}
     assert lines(tmp_path / "out" / "overlap.jsonl") == [{"train": "train-4", "test": "other-1"}]
     assert len(lines(tmp_path / "out" / "train.jsonl")) == 30
     for out in ("out", "at_once"):
-        dropped = prepare(task, Request(out=tmp_path / out, local=local, drop_overlap=True))
+        dropped = prepare(task, Preparation(out=tmp_path / out, local=local, drop_overlap=True))
         assert dropped["overlap"]["benchmarks"] == {"other": {"same": 0}}
         assert dropped["parts"]["train"]["rejected"] == {"in a benchmark": 1}
         assert dropped["parts"]["other"]["rejected"] == {}
         assert list(dropped["parts"]) == ["other", "train"]  # in one call: the benchmarks come first
-    train_only = Request(out=tmp_path / "alone", local={"train": shared}, parts=("train",), drop_overlap=True)
+    train_only = Preparation(out=tmp_path / "alone", local={"train": shared}, parts=("train",), drop_overlap=True)
     with pytest.raises(ConfigError, match=r"--overlap is drop, and other is not prepared in .*alone"):
         prepare(task, train_only)
 
@@ -323,13 +323,13 @@ def test_overlap_is_counted_and_can_be_dropped(tmp_path, shared, other):
 
 
 def test_generated_problems(tmp_path):
-    manifest = prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 7}))
+    manifest = prepare(TASK, Preparation(out=tmp_path, generator="counting", limits={"train": 7}))
     written = {part: entry["written"] for part, entry in manifest["parts"].items()}
     assert written == {"held_out": 4, "other": 3, "train": 7}
     assert manifest["parts"]["train"]["origin"] == {"from": "generator counting"}
-    assert prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 7})) == manifest
+    assert prepare(TASK, Preparation(out=tmp_path, generator="counting", limits={"train": 7})) == manifest
     with pytest.raises(ConfigError, match="train: there are 100 problems, not 101"):
-        prepare(TASK, Request(out=tmp_path, generator="counting", limits={"train": 101}))
+        prepare(TASK, Preparation(out=tmp_path, generator="counting", limits={"train": 101}))
 
 
 def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
@@ -400,7 +400,9 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
         r"other: someone/other .*: ConnectionError: Couldn't reach it.*--local other=PATH \(columns question, gold\)$"
     )
     with pytest.raises(ConfigError, match=says):
-        prepare(TASK, Request(out=tmp_path / "out", parts=("other", "train")))  # the fault may be of this data set only
+        prepare(
+            TASK, Preparation(out=tmp_path / "out", parts=("other", "train"))
+        )  # the fault may be of this data set only
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         prepare_other(tmp_path / "out")
@@ -430,7 +432,7 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared, no_proxy):
         taken.bind(("127.0.0.1", 0))  # nobody listens
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError) as error:
-            prepare(TASK, Request(out=tmp_path / "out", local={"train": shared}))
+            prepare(TASK, Preparation(out=tmp_path / "out", local={"train": shared}))
     assert offline == [(True, True)]
     assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
     parts = ("held_out: someone/shared ", "it does not answer", "--local held_out=PATH", "--local other=PATH")

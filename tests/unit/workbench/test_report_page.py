@@ -250,7 +250,9 @@ def test_runs_share_axes(tmp_path, undrawn):
     assert [place["y"]["scale"]["domain"] for place in places] == [[0, 0.7], [0, 0.7]]
     stacked = [encoding_of(result["Batch composition", name], 0) for name in "ab"]
     assert stacked[0]["y"]["scale"] == stacked[1]["y"]["scale"] and stacked[0]["x"] == stacked[1]["x"]
-    rows = page.rows_of([result[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"])
+    rows = page.rows_of_figures(
+        [result[title, name] for title in ("Batch composition", "Clipped tokens") for name in "ab"]
+    )
     assert [[chart.run for chart in row] for row in rows] == [["a", "b"], ["a", "b"]]
 
 
