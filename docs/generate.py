@@ -10,10 +10,9 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import fields
 from fractions import Fraction
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -290,20 +289,18 @@ def when(metric: Metric) -> str:
     return "; ".join(part for part in (only, metric.when) if part)
 
 
-def with_parts(page: str, parts: dict[str, Callable[[str], str]]) -> str:
-    """A page that is written by hand but for the parts between two comments. A part is made of what it was."""
-    text = (FOLDER / page).read_text(encoding="utf-8")
-    for part, write in parts.items():
+def with_parts(text: str, parts: dict[str, str]) -> str:
+    """A page that is written by hand, with these parts between two comments each."""
+    for part, content in parts.items():
         begin = text.index("-->\n", text.index(f"<!-- generated: {part} ")) + len("-->\n")
-        end = text.index("<!-- end -->", begin)
-        text = f"{text[:begin]}\n{write(text[begin:end])}\n{text[end:]}"
+        text = f"{text[:begin]}\n{content}\n{text[text.index('<!-- end -->', begin) :]}"
     return text
 
 
 def methods_page() -> str:
     """docs/methods.md."""
-    parts = {"table": methods_table, "methods": methods_sections, "files": methods_files}
-    return with_parts("methods.md", {part: lambda _, write=write: write() for part, write in parts.items()})
+    text = (FOLDER / "methods.md").read_text(encoding="utf-8")
+    return with_parts(text, {"table": methods_table(), "methods": methods_sections(), "files": methods_files()})
 
 
 ROOMS = ("driver", "trainer", "engine", "worker", "wire")
@@ -311,18 +308,24 @@ ROOMS = ("driver", "trainer", "engine", "worker", "wire")
 
 def architecture_page() -> str:
     """docs/architecture.md."""
-    return with_parts("architecture.md", {room: partial(room_table, room) for room in ROOMS})
+    text = (FOLDER / "architecture.md").read_text(encoding="utf-8")
+    return with_parts(text, {room: room_table(room, text) for room in ROOMS})
 
 
-def room_table(room: str, before: str) -> str:
-    """The files of a room of training/ with the first sentences of their docstrings, new ones last."""
-    folder = methods.__path__[0] + f"/../training/{room}"
-    files = {path.name: path for path in sorted(Path(folder).glob("*.py")) if path.stem != "__init__"}
-    named = re.findall(r"/(\w+\.py)`\]", before)
+def room_table(room: str, page: str) -> str:
+    """The files of a room of training/ with the first sentences of their docstrings.
+
+    They stay in the order of the page, which follows a step. New files come last.
+    """
+    folder = FOLDER.parent / "bapo_openrlhf" / "training" / room
     rows = [("file", "what it is"), ("---",) * 2]
-    for name in sorted(files, key=lambda name: named.index(name) if name in named else len(named)):
-        text = " ".join(ast.get_docstring(ast.parse(files[name].read_text(encoding="utf-8"))).split("\n\n")[0].split())
-        link = f"[`training/{room}/{name}`](../bapo_openrlhf/training/{room}/{name})"
+    links = {
+        f"[`training/{room}/{path.name}`](../bapo_openrlhf/training/{room}/{path.name})": path
+        for path in sorted(folder.glob("*.py"))
+        if path.stem != "__init__"
+    }
+    for link in sorted(links, key=lambda link: page.find(link) if link in page else len(page)):
+        text = " ".join(ast.get_docstring(ast.parse(links[link].read_text(encoding="utf-8"))).split("\n\n")[0].split())
         rows.append((link, re.split(r"(?<!Eq\.)(?<!Sec\.)(?<=\.)\s", text)[0].removesuffix(".")))
     return table(rows)
 

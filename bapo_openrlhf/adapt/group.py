@@ -192,7 +192,7 @@ class Group:
         return replace(response, weights_version=self.weights_version_of(response))
 
     def exchange(self, position: int, stored: Response) -> Self:
-        """This group with a stored response of the same prompt (from `standalone`) in the place of one of its own.
+        """This group, in which a stored response of the same prompt (from `standalone`) replaces one of its own.
 
         It keeps its uid, and so its state in the ledger. It also keeps its step and weights_version, which are those of
         the other responses. Mean and variance are over the responses that it then holds.

@@ -18,7 +18,7 @@ MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # Ray's variables
 
 
 def connect(address: str | None = None, **settings: Any) -> Any:
-    """What `ray.init` returns. None is RAY_ADDRESS, or a Ray that was started on this machine, or one of its own."""
+    """What `ray.init` returns. Without an address it joins the Ray of RAY_ADDRESS or of this machine, or starts one."""
     address = address or get_ray_address_from_environment(None, None) or "local"
     if address != "local":
         return ray.init(address=address, **settings)

@@ -18,7 +18,10 @@ BEFORE = "before the first step"
 
 
 class Signals:
-    """The first signal that the driver got, and whether another came later. If `waits`, the step may end first."""
+    """The first signal that the driver got, when it came, and whether another came `again`.
+
+    If `waits` is set, the first signal is only noted, because the step is to end first.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, when: str = BEFORE) -> None:
         self._clock, self._when = clock, when

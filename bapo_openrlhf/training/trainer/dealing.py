@@ -141,7 +141,10 @@ class DealtActorGroup(RayActorGroup):
 
 
 def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str, Any]]:
-    """An equal part of each list for each rank, in order; the last may have less. ValueError if that is impossible."""
+    """An equal part of each list for each rank, in order; the last ones may have less.
+
+    It raises ValueError if the lists differ in length, or if a rank would have nothing.
+    """
     lengths = {name: len(values) for name, values in lists.items()}
     count = max(lengths.values())
     if len(set(lengths.values())) > 1:

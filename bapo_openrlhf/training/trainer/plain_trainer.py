@@ -49,7 +49,7 @@ class RecordedPPOTrainer(MendedTrainer):
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
         self.calls.set_up()
         stopped = super().fit(global_step)
-        if self.filtered and stopped is None:  # OpenRLHF takes no step on a batch of which all was dropped
+        if self.filtered and stopped is None:  # because OpenRLHF takes no step if all groups were dropped
             step = self.recorder.step + 1
             self.recorder.record.append(step, {"skipped_update": 1, **self._counts([], step)})
         return stopped

@@ -93,7 +93,10 @@ def _digest(reward: Path) -> str:
 def _too_long(
     request: Request, benchmarks: Sequence[Benchmark], prompts: Mapping[Key, EncodedPrompt], longest: int | None
 ) -> list[Key]:
-    """The problems whose prompt leaves no room for a response; a ConfigError unless they are skipped, and some left."""
+    """The problems whose prompt leaves no room for a response.
+
+    They are a ConfigError if the request does not skip them, or if a benchmark would have no other problem.
+    """
     response = request.sampling.max_new_tokens
     keys = [key for key, prompt in prompts.items() if longest is not None and prompt.length + response > longest]
     nothing_left = any(all((b.name, problem.id) in keys for problem in b.problems) for b in benchmarks)

@@ -46,8 +46,8 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
 def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: float) -> float:
     """Bytes of the logits of a micro-batch of so many of the longest samples, on one GPU.
 
-    The output head holds a block of the responses' logits at a time, of which a tile is in fp32. If tensor parallelism
-    cuts the head, which it does unless it is tied, OpenRLHF holds the logits of all tokens.
+    The output head holds one block of the responses' logits at a time, and one tile of this block in fp32. Tensor
+    parallelism cuts a head that is not tied to the embeddings. Then OpenRLHF holds the logits of all tokens.
     """
     if workload.args.ds.tensor_parallel_size > 1 and not shape.tied:
         tokens = samples * workload.sample_tokens / workload.copies

@@ -31,7 +31,7 @@ class Preparation:
     local: Mapping[str, Path] = field(default_factory=dict)  # copies of published data, by part
     style: str | None = None  # name of one of the task's prompts; None: the first
     seed: int = 0  # of the order in which shuffled parts are divided, and of generated problems
-    limits: Mapping[str, int] = field(default_factory=dict)  # most problems by part; else the paper's or generator's
+    limits: Mapping[str, int] = field(default_factory=dict)  # of problems, by part; otherwise the task's
     drop_overlap: bool = False  # leave out training problems that are in a benchmark, and do not only report them
     tokens: Callable[[str], int] | None = None  # counts those of a prompt with chat markup, with `tokenizer`
     max_tokens: int = 0  # the most of a prompt if they are counted
