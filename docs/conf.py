@@ -67,6 +67,7 @@ CONTENTS = {
         "research/study_results",
         "research/decision_design",
         "research/results/decision/decision",
+        "research/results/fair/fair_trial",
         "research/fair_trial_design",
         "research/critic_design",
         "research/halves_design",
@@ -81,7 +82,7 @@ CONTENTS = {
 
 root_doc = "README"
 include_patterns = [
-    "*.md", "docs/*.md", "examples/*/*.md", "research/*.md", "research/results/*.md", "research/results/decision/*.md",
+    "*.md", "docs/*.md", "examples/*/*.md", "research/*.md", "research/results/*.md", "research/results/*/*.md",
     "research/benchmarks/results/*.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "docs/_build", "build", "dist", "runs", "data"]

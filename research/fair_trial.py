@@ -1,7 +1,7 @@
 """What the runs of fair_trial_design.md or critic_design.md say: the primary comparisons, gains at each cost, and what
 the batches held.
 
-    python research/fair_trial.py                # the kept records; writes results/fair/
+    python research/fair_trial.py                # the kept records; writes results/fair/ and the figure
     python research/fair_trial.py --runs ../fair --keep  # keeps the records of the runs in another worktree first
     python research/fair_trial.py --trial critic # the same of critic_design.md; writes results/critic/
     python research/fair_trial.py --power        # what the comparisons can see, from the kept runs of the first study
@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import altair as alt
 import numpy as np
 import pandas as pd
 from decision import (
@@ -37,11 +38,14 @@ from decision import (
 )
 from decision_stages import best_method, explained, stage_of, stages_of
 from dose import weighted
+from folders import DOCS_IMAGES
 from kept_records import folder_of, keep_all
 from replay_map import SHARES, optimizer_steps, priced
 from scipy import stats
 
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
+from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.study.data import Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
@@ -367,7 +371,22 @@ def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:
         tables[f"Machines ({stage})"] = machines(records, stage)
         if stage in TIMED:
             tables[f"Unit times ({stage})"] = units_of(records, stage)
+            tables[f"Machines ({TIMED[stage]})"] = machines(records, TIMED[stage])
     return tables
+
+
+def picture(comparisons: pd.DataFrame) -> alt.LayerChart:
+    """The gain of each primary comparison that is answered, with its interval, beside the differences that count."""
+    rows = comparisons[comparisons["gain"].notna()]
+    rows = rows.assign(pair=[f"{row.better} - {row.than}, equal {row.cost}" for row in rows.itertuples()])
+    base = alt.Chart(rows).encode(y=alt.Y("pair:N", title=None, sort=None, axis=alt.Axis(labelLimit=0)))
+    none = alt.Chart(pd.DataFrame([{"low": -COUNTS, "high": COUNTS}])).mark_rect(color=MUTED, opacity=0.15)
+    zero = alt.Chart(rows).mark_rule(strokeDash=[4, 4], color=MUTED).encode(x=alt.datum(0))
+    interval = base.mark_rule(strokeWidth=2, color=PALETTE[0]).encode(x="low:Q", x2="high:Q")
+    title = "difference in points of accuracy (95 %); grey: less than counts"
+    gain = base.mark_point(filled=True, size=80, opacity=1, color=PALETTE[0]).encode(x=alt.X("gain:Q", title=title))
+    layers = alt.layer(none.encode(x="low:Q", x2="high:Q"), zero, interval, gain)
+    return layers.properties(width=350, height=alt.Step(28))
 
 
 # ── what the comparisons can see ──
@@ -449,6 +468,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     title, name = PAGES[given.trial]
     text = page(tables, title, name, f"fair_trial.py --trial {given.trial}")
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    if tables["Primary comparisons"]["gain"].notna().any():
+        save_svg(picture(tables["Primary comparisons"]), DOCS_IMAGES / f"{name}.svg")
     print(tables["Primary comparisons"].round(3).to_markdown(index=False))
     return 0
 

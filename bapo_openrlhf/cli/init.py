@@ -46,6 +46,29 @@ ON_A_CPU = {
     "stack": "vllm: {num_engines: $gpus, gpu_memory_utilization: 0.5, enforce_eager: true, sync_backend: gloo}\n"
     "ds: {zero_stage: 2, attn_implementation: eager} # a CPU needs these values",
 }
+# What it has for either kind of advantage: the recipe that docs/results.md measured, or the paper's settings.
+GROUP_RELATIVE = {
+    "entropy": "null # a bonus would be lost for the responses that are skipped",
+    "part": "half of a rollout",
+    "penalty": "{init_coef: 0, use_loss: false} # so would a penalty",
+    "adapt": "adapt: # of ba_ppo and bapo_grpo\n"
+    "  skip_zero_advantage: true # trains on no group whose rewards are all equal; false with ba_ppo\n"
+    "  replay_steps: 0 # no replay (X3); the paper has 3\n"
+    "  reevaluate_every: 0 # m; 0 is no X2, and the paper has 5\n"
+    "  rollout_delay: 1 # v; the paper has 5\n",
+}
+WITH_A_CRITIC = {
+    "entropy": "0.001",
+    "part": "a quarter of a full batch",
+    "penalty": "{init_coef: 0.001, use_loss: true, estimator: k3}",
+    "adapt": "adapt: # of ba_ppo and bapo_grpo\n"
+    "  c1: 1/8\n"
+    "  c2: [1/8, 4/8]\n"
+    "  c3: [2/8, 5/8]\n"
+    "  buffer_size: $prompts # one rollout batch\n"
+    "  rollout_delay: 2 # v; the paper has 5\n"
+    "  reevaluate_every: 0 # m; 0 is no X2, and the paper has 5\n",
+}
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
@@ -96,6 +119,10 @@ def _takes_small(given: Namespace) -> bool:
     return given.cpu and given.model is None
 
 
+def _has_critic(given: Namespace) -> bool:
+    return "gae" in ALGORITHMS[given.algorithm].estimators
+
+
 def _fits(given: Namespace, config: Path) -> str:
     if given.cpu:
         return "A run on a CPU is slow: it is for small models and short responses."
@@ -117,7 +144,8 @@ def _texts(given: Namespace, here: Path) -> dict[str, str]:
         problems = first_run.problems_in(given.data)
         for name, rows in (("train", problems.train), ("eval", problems.held_out)):
             raw[f"{name}.jsonl"] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    config = Template(Template(raw["config.yaml"]).safe_substitute(ON_A_CPU if given.cpu else ON_GPUS))
+    parts = (ON_A_CPU if given.cpu else ON_GPUS) | (WITH_A_CRITIC if _has_critic(given) else GROUP_RELATIVE)
+    config = Template(Template(raw["config.yaml"]).safe_substitute(parts))
     return raw | {"config.yaml": _without_effect(config.substitute(_settings(given, here, problems)), given.algorithm)}
 
 
@@ -128,7 +156,7 @@ def _settings(given: Namespace, here: Path, problems: Problems) -> Mapping[str, 
         name = str(path.resolve())
     small = _takes_small(given)
     model = first_run.SMOLLM2 if small else first_run.look_at_model(name)
-    numbers = first_run.numbers_for(len(problems.train), model, cpu=given.cpu)
+    numbers = first_run.numbers_for(len(problems.train), model, updates=4 if _has_critic(given) else 2, cpu=given.cpu)
     meant = first_run.meant_for("SmolLM2-135M-Instruct" if small else name, model, given.gpus, cpu=given.cpu)
     return {
         **numbers,

@@ -37,7 +37,7 @@ VARIANTS = """
         Use it if training takes most of a step: it saves that, and has nothing to tune. | \
         arXiv 2602.20722, Eq. 5, first term
     skip_two_updates | GRPO with two updates a rollout that skips groups without a signal and divides by them. | \
-        Use it without KL penalty and entropy bonus: it learns as GRPO does, and computes less. | \
+        Use it first, without KL penalty and entropy bonus: it was ahead of GRPO and BAPO. | \
         this project, after arXiv 2402.03300
     bapo_replay_all | BAPO without X2 that replays all recent groups with a signal. | \
         Use it with twice as large batches as rollouts, if neither smaller ones nor two epochs are possible. | \

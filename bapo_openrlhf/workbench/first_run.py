@@ -21,6 +21,7 @@ INPUTS = ("input", "prompt", "question", "problem", "messages")  # names of the 
 LABELS = ("label", "answer", "solution", "ground_truth", "target")
 LEAST_ROWS = 20
 HELD_OUT, MOST_HELD_OUT = 10, 100  # one row of so many is for evaluations, and at most so many are
+GROUP = 8  # responses to a prompt
 MOST_PROMPTS, LEAST_PROMPTS = 64, 8  # of a step
 STEPS_OF_A_PASS = 16  # fewer prompts are in a step if a pass through the data would have fewer steps
 MOST_TOKENS, RESPONSE = 5120, 4096
@@ -102,8 +103,12 @@ def look_at_model(name: str) -> Model:
     return Model(parameters, positions_of(config.get("text_config") or config), chat)
 
 
-def numbers_for(rows: int, model: Model, *, cpu: bool) -> dict[str, str]:
-    """The numbers of the configuration that depend on the problems, the model and the machine, as words of YAML."""
+def numbers_for(rows: int, model: Model, *, updates: int, cpu: bool) -> dict[str, str]:
+    """The numbers of the configuration that depend on the problems, the model and the machine, as words of YAML.
+
+    Args:
+        updates: Optimizer steps for as many groups as a rollout has.
+    """
     prompts = LEAST_PROMPTS
     while prompts < MOST_PROMPTS and rows >= 2 * prompts * STEPS_OF_A_PASS:
         prompts *= 2
@@ -114,7 +119,7 @@ def numbers_for(rows: int, model: Model, *, cpu: bool) -> dict[str, str]:
         most, response = int(model.positions), int(model.positions) // 2
     return {
         "prompts": str(prompts),
-        "samples": str(2 * prompts),
+        "samples": str(GROUP * prompts // updates),
         "episodes": str(passes),
         "steps": str(passes * of_a_pass),
         "rate": rate_for(model.parameters),

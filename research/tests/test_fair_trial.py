@@ -123,6 +123,12 @@ def test_primary_comparisons(tmp_path):
     row = table.loc[("skip, two updates", "GRPO", "seconds")]
     assert tuple(row[["gain", "low", "high"]]) == pytest.approx(tuple(wanted), abs=1e-6)
     assert set(table["answer"][3:]) == {"not yet"} and table["p"][3:].isna().all()
+    (drawn,) = (rows for rows in fair_trial.picture(table.reset_index()).to_dict()["datasets"].values()
+                if "pair" in rows[0])  # fmt: skip
+    assert {row["pair"]: row["gain"] for row in drawn} == {
+        f"{better} - {than}, equal {cost}": pytest.approx(row["gain"])
+        for (better, than, cost), row in table[:3].iterrows()
+    }
 
 
 @pytest.mark.parametrize("lacks", ["recipe", "recipe_units"])

@@ -170,7 +170,7 @@ def test_every_method_file_has_its_line():
 
 # ── Presets, their scripts, and the page about them ──
 
-PAPER = [preset for preset in PRESETS if preset.stem not in ("quickstart", "bapo_grpo_math_one_gpu")]
+PAPER = [preset for preset in PRESETS if preset.stem not in ("quickstart", "math_one_gpu")]
 NOT_RUN = "# Not run yet: it needs 8 GPUs."
 
 

@@ -20,8 +20,8 @@ OF_THE_QUICKSTART = "adapt.max_shift_replayed"  # no other preset has it
 # Only what a parser asks for.
 NOTHING = ["--actor.model_name_or_path=m", "--reward.remote_url=r.py", "--rollout.n_samples_per_prompt=2"]
 COLUMNS = {
-    "8 GPUs": {name: words for name, words in PRESETS.items() if name not in ("quickstart", "bapo_grpo_math_one_gpu")},
-    "one GPU": {"bapo_grpo_math_one_gpu": PRESETS["bapo_grpo_math_one_gpu"]},
+    "8 GPUs": {name: words for name, words in PRESETS.items() if name not in ("quickstart", "math_one_gpu")},
+    "one GPU": {"math_one_gpu": PRESETS["math_one_gpu"]},
 }
 
 

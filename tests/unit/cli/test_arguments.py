@@ -685,7 +685,7 @@ class TestSwitches:
 
 # --- presets ----------------------------------------------------------------------------------------------------------
 
-NOT_THE_PAPERS = ("quickstart", "bapo_grpo_math_one_gpu")
+NOT_THE_PAPERS = ("quickstart", "math_one_gpu")
 TABLE_3 = {
     "rollout.n_samples_per_prompt": 8, "rollout.batch_size": 256, "rollout.temperature": 1.0, "rollout.top_p": 1.0,
     "train.num_episodes": 3, "train.seed": 42, "train.batch_size": 64 * 8,  # samples of a mini-batch of 64 groups

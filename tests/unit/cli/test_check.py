@@ -250,7 +250,7 @@ def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
 
 def test_presets(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)  # the presets' reward function is a path in the repository
-    others = ("quickstart", "bapo_grpo_math_one_gpu")
+    others = ("quickstart", "math_one_gpu")
     presets = sorted(path for path in (ROOT / "configs").glob("*.yaml") if path.stem not in others)
     assert len(presets) == 7
     for path in presets:
@@ -260,10 +260,10 @@ def test_presets(capsys, monkeypatch):
         assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 512 samples")  # 2048 / 512
         # multiples of 5 up to 157
         assert facts["per epoch"] == "31 syncs (v 5), 31 re-evaluations (m 5), 0 of them between syncs"
-    words = ["--config", str(ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"), "--prompts", "40000"]
+    words = ["--config", str(ROOT / "configs" / "math_one_gpu.yaml"), "--prompts", "40000"]
     facts = report(capsys, *words, warned=1)
     assert facts["epoch"] == "40000 prompts = 625 trainer steps; 1 epoch"
-    assert facts["optimizer steps"].startswith("4 per epoch of a full batch, each of 128 samples")  # as in the others
+    assert facts["optimizer steps"].startswith("2 per epoch of a full batch, each of 256 samples")  # 512 / 256
 
 
 def test_data_that_is_there_is_looked_at_although_its_rows_are_given(capsys, monkeypatch, tmp_path):

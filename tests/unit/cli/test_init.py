@@ -15,7 +15,7 @@ from bapo_openrlhf.launch.start import ON_THE_CPU
 from bapo_openrlhf.workbench import first_run
 
 ROOT = Path(__file__).parents[3]
-PRESET = ROOT / "configs" / "bapo_grpo_math_one_gpu.yaml"
+PRESET = ROOT / "configs" / "math_one_gpu.yaml"
 # What a task of one's own changes.
 OWN = {"config", "reward.remote_url", "data.prompt_dataset", "eval.dataset", "eval.steps", "run.name", "run.dir",
        "ckpt.output_dir", "ckpt.path", "logger.tensorboard_dir", "logger.wandb.run_name", "actor.adam.lr",
