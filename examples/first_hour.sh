@@ -33,7 +33,6 @@ actor: {model_name_or_path: $folder/base_model, adam: {lr: 5.0e-4}}
 data: {apply_chat_template: false, max_len: 48}
 rollout: {batch_size: 8, n_samples_per_prompt: 4, max_new_tokens: 24}
 train: {batch_size: 16, micro_batch_size: 4, num_episodes: 2, colocate_all: false}
-adapt: {buffer_size: 16, rollout_delay: 2, reevaluate_every: 2, max_reevaluated_prompts: 8}
 vllm: {enforce_eager: true, sync_backend: gloo, enable_sleep: false}
 ds: {zero_stage: 2, enable_sleep: false, attn_implementation: eager}
 eval: {steps: 4}
