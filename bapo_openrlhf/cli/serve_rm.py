@@ -1,7 +1,7 @@
 """`python -m bapo_openrlhf.cli.serve_rm`: OpenRLHF's reward server, with the same flags.
 
 The drop-in for `python -m openrlhf.cli.serve_rm`, which needs flash-attn even if no sample is packed, and with
-`--reward.normalize_enable` divides by what happens to be in memory (`training/worker/normalisation.py`).
+`--reward.normalize_enable` divides by what happens to be in memory (`training/worker/mended_models.py`).
 """
 
 import importlib
@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
     from bapo_openrlhf import host
     from bapo_openrlhf.host import require_name
-    from bapo_openrlhf.training.worker.normalisation import restore_normalisation
+    from bapo_openrlhf.training.worker.mended_models import restore_normalisation
 
     script = importlib.import_module(f"openrlhf.cli.{host.SERVER}")
     NAME = "RewardModelProxy"

@@ -84,7 +84,7 @@ class Loaded(OfModel):
 
     def _refuse_what_cannot_be_saved(self, model: Any) -> None:
         """Refuse a generation_config.json that transformers reads, but does not write."""
-        from bapo_openrlhf.training.worker.savable import make_savable  # it imports torch
+        from bapo_openrlhf.training.worker.mended_models import make_savable  # it imports torch
 
         try:
             make_savable(model)

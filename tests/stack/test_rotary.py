@@ -1,7 +1,7 @@
 """Rotary frequencies of every role after loading, beside those of transformers without DeepSpeed.
 
-ZeRO stage 3 rounds those of the rope type `default` to bfloat16 (see `training/worker/rotary.py`). test_resume.py has
-them in two runs.
+ZeRO stage 3 rounds those of the rope type `default` to bfloat16 (see `training/worker/mended_models.py`).
+test_resume.py has them in two runs.
 """
 
 import json

@@ -25,9 +25,7 @@ from bapo_openrlhf.training.worker.dropout import without_noise
 from bapo_openrlhf.training.worker.first_ratio import FirstRatio
 from bapo_openrlhf.training.worker.gradients import probe_gradients
 from bapo_openrlhf.training.worker.log_probs import SlicedActor
-from bapo_openrlhf.training.worker.normalisation import restore_normalisation
-from bapo_openrlhf.training.worker.rotary import restore_frequencies
-from bapo_openrlhf.training.worker.savable import make_savable
+from bapo_openrlhf.training.worker.mended_models import make_savable, restore_frequencies, restore_normalisation
 from bapo_openrlhf.training.worker.shards import part_of
 from bapo_openrlhf.training.worker.updates import WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer

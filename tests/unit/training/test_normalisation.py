@@ -7,7 +7,7 @@ import torch
 from openrlhf.models import get_llm_for_sequence_regression
 from transformers import Qwen3Config, Qwen3Model
 
-from bapo_openrlhf.training.worker.normalisation import restore_normalisation
+from bapo_openrlhf.training.worker.mended_models import restore_normalisation
 
 
 @pytest.mark.parametrize("kind", ["reward", "critic"])

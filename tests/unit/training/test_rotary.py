@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, Gemma3TextModel, LlamaConfig, LlamaModel, Qwen2_5_VLConfig, Qwen2_5_VLModel
 
-from bapo_openrlhf.training.worker.rotary import restore_frequencies
+from bapo_openrlhf.training.worker.mended_models import restore_frequencies
 
 SIZES = {
     "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from bapo_openrlhf.training.worker.savable import make_savable
+from bapo_openrlhf.training.worker.mended_models import make_savable
 
 
 def model_with(folder, **generation):

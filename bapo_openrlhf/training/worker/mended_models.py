@@ -1,10 +1,4 @@
-"""Rotary frequencies in float32, also under ZeRO stage 3.
-
-transformers computes the frequencies in float32. Under ZeRO stage 3, DeepSpeed gives the model's dtype to each tensor
-that is made while the model is built. So the frequencies of the rope type `default`, which most models have, become
-bfloat16. An angle, position times frequency, is then wrong by up to 2^-8 of itself. The lower stages keep float32, as
-vLLM does.
-"""
+"""What is mended in a model that was loaded: rotary frequencies, what rewards are divided by, and how it is saved."""
 
 import logging
 from collections.abc import Iterator
@@ -17,6 +11,11 @@ logger = logging.getLogger(__name__)
 
 def restore_frequencies(model: torch.nn.Module) -> None:
     """Compute the frequencies again that ZeRO stage 3 rounded. If that is impossible, a warning names the module.
+
+    transformers computes the frequencies in float32. Under ZeRO stage 3, DeepSpeed gives the model's dtype to each
+    tensor that is made while the model is built. So the frequencies of the rope type `default`, which most models have,
+    become bfloat16. An angle, position times frequency, is then wrong by up to 2^-8 of itself. The lower stages keep
+    float32, as vLLM does.
 
     It must come last: after the engine of DeepSpeed was made, and after a checkpoint was loaded.
     """
@@ -60,3 +59,35 @@ def _computed_again(module: torch.nn.Module, owner: PreTrainedModel | None, roun
     for key, buffer in rounded.items():
         setattr(module, key, buffer)
     return False
+
+
+def restore_normalisation(model: torch.nn.Module) -> None:
+    """Give a model the mean and the standard deviation in its configuration; 0 and 1 if it has none.
+
+    With `--reward.normalize_enable`, reward model and critic divide by them. OpenRLHF's models keep them in buffers
+    that no file of weights has, and fill these while the model is built. But transformers 5 builds a model without
+    data, so the buffers then have what happens to be in their memory.
+    """
+    for module in model.modules():
+        if "normalize_reward" in vars(module):  # an engine of DeepSpeed would answer for the model inside
+            module.mean.fill_(getattr(module.config, "mean", 0.0))
+            module.std.fill_(getattr(module.config, "std", 1.0))
+
+
+def make_savable(model: torch.nn.Module) -> None:
+    """Say that a model samples if its generation_config.json is only valid then. How a run generates stays as it is.
+
+    transformers would refuse to save a model that has a temperature there and no `do_sample`.
+
+    Raises:
+        ValueError: transformers could not save it with `do_sample` either.
+    """
+    for module in model.modules():
+        config = getattr(module, "generation_config", None)
+        if isinstance(module, PreTrainedModel) and config is not None:
+            try:
+                config.validate(strict=True)
+            except ValueError as error:
+                config.do_sample = True
+                config.validate(strict=True)
+                logger.warning("the model is saved with do_sample: true in generation_config.json: %s", error)
