@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.training.worker.veto import after_veto
+from bapo_openrlhf.training.worker.loss_parts import after_veto
 
 Rows = Mapping[Hashable, Sequence[Experience]]
 

@@ -29,11 +29,14 @@ from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
 from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
-from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
-from bapo_openrlhf.training.worker.first_ratio import FirstRatio
+from bapo_openrlhf.training.worker.loss_parts import (
+    FirstRatio,
+    after_veto,
+    demonstration_loss,
+    without_demonstrations,
+)
 from bapo_openrlhf.training.worker.means import Means
 from bapo_openrlhf.training.worker.shards import head_energy, optimizer_left_out, part_of
-from bapo_openrlhf.training.worker.veto import after_veto
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.worker.whole_batch import Step, WholeBatchReplayBuffer, data_parallel_ranks
 

@@ -19,7 +19,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer import demonstrations
 from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of
 from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
-from bapo_openrlhf.training.worker.demonstration_loss import demonstration_loss, without_demonstrations
+from bapo_openrlhf.training.worker.loss_parts import demonstration_loss, without_demonstrations
 
 
 def solutions(*pairs, max_new=4, max_len=8) -> Solutions:

@@ -20,7 +20,7 @@ from ranks import Ranks, arguments
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.worker import updates
-from bapo_openrlhf.training.worker.first_ratio import FirstRatio
+from bapo_openrlhf.training.worker.loss_parts import FirstRatio
 from bapo_openrlhf.training.worker.updates import LossContext, Means, WholeBatchActorTrainer, WholeBatchCriticTrainer
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 

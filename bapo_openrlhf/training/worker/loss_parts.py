@@ -1,0 +1,89 @@
+"""Parts of the actor's loss that OpenRLHF's does not have: the veto, demonstrations, and a look at the first ratio."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from openrlhf.models import aggregate_loss
+from openrlhf.models.utils import masked_mean
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.corrections import vetoed
+from bapo_openrlhf.adapt.demonstrations import shaped
+from bapo_openrlhf.adapt.shift import ENOUGH
+
+
+def after_veto(
+    log_probs: torch.Tensor, experience: Experience, limit: float | None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The advantages of a micro-batch, shape (B, A), with 0 for tokens that leave the policy loss, and its metrics.
+
+    They leave by the veto of `--adapt.veto_ratio`, by the ratio of this update. A token that leaves still counts in the
+    mean over tokens, so that the others do not count more.
+    """
+    if limit is None:
+        return experience.advantages, {}
+    mask = experience.action_mask.bool()
+    leaves = vetoed((log_probs - experience.action_log_probs).detach(), experience.advantages, mask, limit)
+    share = masked_mean(leaves.float(), mask, dim=None)
+    return experience.advantages.masked_fill(leaves, 0.0), {"importance/vetoed_share": share}
+
+
+def demonstration_loss(
+    log_probs: torch.Tensor,
+    experience: Experience,
+    normalisers: Mapping[str, Any],
+    token_level: bool,
+    cross_entropy: bool,
+) -> torch.Tensor:
+    """The mean loss of the tokens of demonstrations: -f(p) A for each (`adapt.demonstrations.shaped`), or -log p.
+
+    log p has the shape (B, A). `aggregate_loss` normalises it: all tokens count alike, or all samples.
+    """
+    mask = experience.action_mask.bool() & experience.rollout_log_probs.isnan()
+    losses = -log_probs if cross_entropy else -shaped(log_probs.exp()) * experience.advantages
+    return aggregate_loss(losses, mask, token_level or cross_entropy, **normalisers)
+
+
+def without_demonstrations(experience: Experience) -> Experience:
+    """The experience with demonstrations masked out, for everything that knows a behaviour policy."""
+    mask, log_probs = experience.action_mask, experience.rollout_log_probs
+    demonstrations = log_probs.isnan()
+    return replace(
+        experience, action_mask=mask * ~demonstrations, rollout_log_probs=log_probs.masked_fill(demonstrations, 0.0)
+    )
+
+
+class FirstRatio:
+    """The first ratio is 1: before the first update, the loss computes the log-probs that the actor computed before.
+
+    They may only differ by rounding, so mean |log ratio| has a limit (`adapt.shift.Gap.explained`). On a CPU they are
+    equal to the last bit if the micro-batches have equal shapes.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.tokens, self._moved = limit, 0, torch.zeros(())
+
+    def add(self, log_probs: torch.Tensor, experience: Experience) -> None:
+        """Count the tokens of a micro-batch, of which the loss computed these log-probs, shape (B, A)."""
+        moved = (log_probs.detach().float() - experience.action_log_probs.float())[experience.action_mask.bool()]
+        self.tokens += len(moved)
+        self._moved = self._moved.to(moved.device) + moved.abs().sum()
+
+    def require(self) -> float:
+        """The mean of |log ratio|.
+
+        Raises:
+            RuntimeError: It is above the limit. Tokens that are missing to ENOUGH count as 0.
+        """
+        moved = float(self._moved)
+        mean = moved / max(self.tokens, 1)
+        if not moved <= self.limit * max(self.tokens, ENOUGH):
+            raise RuntimeError(
+                f"the ratio does not start at 1: before the first update, the mean |log ratio| of {self.tokens} tokens "
+                f"is {mean:.2g}, and rounding explains {self.limit:.2g}; the gradient was not applied. So the model "
+                "computes other log-probs while it trains. Usual causes are noise that its config.json does not call "
+                "dropout, and layers that do something else in training"
+            )
+        return mean
