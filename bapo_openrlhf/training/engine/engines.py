@@ -36,9 +36,9 @@ from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupT
 from bapo_openrlhf.training.engine.user_agent import load_agent
 from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
 from bapo_openrlhf.training.wire.failures import Failures
+from bapo_openrlhf.training.wire.packing import Piece
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup
 from bapo_openrlhf.training.wire.signals import leave_to_driver
-from bapo_openrlhf.training.wire.weights import Piece
 
 # ── In each vLLM worker ──
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bapo_openrlhf.training.engine.adapters import is_adapter
-from bapo_openrlhf.training.wire.weights import Piece
+from bapo_openrlhf.training.wire.packing import Piece
 
 
 def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:

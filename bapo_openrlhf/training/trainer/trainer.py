@@ -46,7 +46,7 @@ from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration
+from bapo_openrlhf.training.wire.packing import is_demonstration
 
 Base = plain_class(PPOTrainer)
 MOVES = {"actor_lr", "demonstrations/cross_entropy"}  # metrics of a step whose update moved the actor

@@ -1,6 +1,6 @@
-"""Inputs and answers of a model's processes, with numpy arrays in place of tensors.
+"""Inputs and answers of a model's processes: numpy arrays in place of tensors, demonstrations, parcels of weights.
 
-Ray copies an array once and a tensor several times.
+Ray copies an array once and a tensor several times. A sample whose behaviour log-probs are nan is a demonstration.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 WIDE = ("sequences", "attention_mask", "action_mask")  # int32 or bool in the trainer, and int64 in the workers
+
+Piece = tuple[str, tuple[int, ...]]  # name and shape of a tensor in a parcel of weights
 
 
 class Packed(dict):
@@ -40,3 +42,14 @@ def unpacked(value: Any) -> Any:
         return torch.from_numpy(array.astype(np.int64 if name in WIDE else array.dtype))
 
     return mapped(value, lambda array, name: tensor(array, name) if isinstance(array, np.ndarray) else array)
+
+
+def demonstration_tokens(experience: Any) -> float:
+    """Number of tokens of demonstrations in an experience, on the CPU."""
+    log_probs = experience.rollout_log_probs
+    return 0.0 if log_probs is None else float(log_probs.isnan().sum())
+
+
+def is_demonstration(sample: Any) -> bool:
+    """Whether a sample is a demonstration."""
+    return demonstration_tokens(sample) > 0

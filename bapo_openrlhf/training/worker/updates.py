@@ -27,15 +27,9 @@ from bapo_openrlhf.adapt.arithmetic import MicroBatch
 from bapo_openrlhf.adapt.reuse import ReuseGate
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
 from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
-from bapo_openrlhf.training.worker.loss_parts import (
-    FirstRatio,
-    after_veto,
-    demonstration_loss,
-    without_demonstrations,
-)
-from bapo_openrlhf.training.worker.means import Means
+from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonstration
+from bapo_openrlhf.training.worker.loss_parts import FirstRatio, after_veto, demonstration_loss, without_demonstrations
 from bapo_openrlhf.training.worker.shards import head_energy, optimizer_left_out, part_of
 from bapo_openrlhf.training.worker.weight_sync import ParcelActorTrainer
 from bapo_openrlhf.training.worker.whole_batch import Step, WholeBatchReplayBuffer, data_parallel_ranks
@@ -47,6 +41,34 @@ READ = (
 )  # fmt: skip
 
 
+class Means:
+    """Weighted means of numbers over micro-batches and ranks. Nothing waits for the GPU before `reduced`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: torch.Tensor | float, weight: float) -> None:
+        """Count a number, without dimensions, with a weight. A number with the weight 0 may be nan."""
+        number = value.detach().double() if isinstance(value, torch.Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + (number * weight if weight else 0.0)
+        self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the numbers, in order."""
+        return sorted(self._sums)
+
+    def reduced(self, device: Any) -> dict[str, float]:
+        """The means over all ranks, by name, of what has any weight. All ranks must call this, with the same names."""
+        names = self.names
+        numbers = [self._sums[name] for name in names] + [self._weights[name] for name in names]
+        vector = torch.stack([torch.as_tensor(number, dtype=torch.float64, device=device) for number in numbers])
+        dist.all_reduce(vector)
+        sums, weights = vector.view(2, -1).tolist()
+        return {name: total / weight for name, total, weight in zip(names, sums, weights, strict=True) if weight}
+
+
 class LossContext(NamedTuple):
     """A micro-batch, and what its loss needs to know of the batch.
 
@@ -55,14 +77,14 @@ class LossContext(NamedTuple):
         whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
             gradient accumulation, and the number of ranks.
-        shown: Tokens of demonstrations in it.
+        demonstrations: Tokens of demonstrations in it.
     """
 
     plan: MicroBatch
     tokens: float
     whole: int
     normalisers: Mapping[str, Any]
-    shown: float = 0.0
+    demonstrations: float = 0.0
 
 
 class _WholeBatch:
@@ -136,7 +158,7 @@ class _WholeBatch:
         of_tokens, of_samples = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
         return [
-            (experience, LossContext(plan, count, ranks * accumulated, normalisers, shown_tokens(experience)))
+            (experience, LossContext(plan, count, ranks * accumulated, normalisers, demonstration_tokens(experience)))
             for count, (plan, experience) in zip(tokens, step.parts, strict=True)
         ]
 
@@ -173,8 +195,7 @@ class _WholeBatch:
         """The auxiliary loss of experts, weighted so that DeepSpeed's sum is a mean over the samples of the step."""
         if not self.aux_loss:
             return 0.0
-        plan: MicroBatch = part.plan
-        weight = plan.samples * part.whole / plan.step_samples
+        weight = part.plan.samples * part.whole / part.plan.step_samples
         return output.aux_loss * (self.args.actor.aux_loss_coef * weight)
 
     def _metrics(self) -> dict[str, float]:
@@ -249,10 +270,10 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             return_entropy=entropy_coef is not None,
             **images,
         )
-        shown: torch.Tensor | float = 0.0
-        if part.shown:
-            kind = {"token_level": self.actor_loss_fn.token_level_loss, "cross_entropy": self.cross_entropy}
-            shown = demonstration_loss(log_probs, experience, part.normalisers, **kind)
+        demonstrations: torch.Tensor | float = 0.0
+        if part.demonstrations:
+            by_token = self.actor_loss_fn.token_level_loss
+            demonstrations = demonstration_loss(log_probs, experience, part.normalisers, by_token, self.cross_entropy)
             experience = without_demonstrations(experience)
         if self.first_ratio and not self.cross_entropy:
             self.first_ratio.add(log_probs, experience)
@@ -265,12 +286,11 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             rollout_log_probs=experience.rollout_log_probs,
             **part.normalisers,
         )
-        policy_loss = policy_loss + shown
-        losses = {"policy_loss": policy_loss}
+        loss = policy_loss + demonstrations
+        losses = {"policy_loss": loss}
         numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **vetoed}
         if engine_kl is not None:
             numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filtered}
-        loss = policy_loss
         if self.args.algo.kl.use_loss:
             losses["kl"], numbers["logprobs_diff"] = self._kl(log_probs, experience, part)
             loss = loss + losses["kl"] * kl_coef
@@ -311,7 +331,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         for name, value in losses.items():
             self.means.add(name, value * scale, part.tokens)
         for name, value in numbers.items():
-            self.means.add(name, value, part.tokens - part.shown)
+            self.means.add(name, value, part.tokens - part.demonstrations)
 
     def _metrics(self) -> dict[str, float]:
         """OpenRLHF's metrics of the actor. In `extra_logs` nan means no number; a nan of the run itself is shown."""

@@ -22,7 +22,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from torch.multiprocessing.reductions import reduce_tensor
 
 from bapo_openrlhf.host import extends
-from bapo_openrlhf.training.wire.weights import Piece
+from bapo_openrlhf.training.wire.packing import Piece
 
 PARCEL_BYTES = 256 * 2**20  # limit; during a sync each engine holds one parcel, and a rank of the actor two
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from bapo_openrlhf.training.worker import means, shards, updates, whole_batch
+from bapo_openrlhf.training.worker import shards, updates, whole_batch
 
 
 class Ranks:
@@ -51,13 +51,13 @@ class Ranks:
                 self.barrier.abort()  # the others wait for this rank
                 raise
 
-        before = updates.dist, whole_batch.dist, shards.dist, means.dist
-        updates.dist = whole_batch.dist = shards.dist = means.dist = self
+        before = updates.dist, whole_batch.dist, shards.dist
+        updates.dist = whole_batch.dist = shards.dist = self
         try:
             with ThreadPoolExecutor(self.count) as threads:
                 return list(threads.map(start, range(self.count)))
         finally:
-            updates.dist, whole_batch.dist, shards.dist, means.dist = before
+            updates.dist, whole_batch.dist, shards.dist = before
 
 
 def arguments(window: int, tokens: int | None = None, *, skips: bool = False) -> SimpleNamespace:

@@ -18,7 +18,7 @@ from bapo_openrlhf.adapt.batch import Demonstration
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.training.trainer import demonstrations
 from bapo_openrlhf.training.trainer.demonstrations import Solutions, advantage_of
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration, shown_tokens
+from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonstration
 from bapo_openrlhf.training.worker.loss_parts import demonstration_loss, without_demonstrations
 
 
@@ -44,7 +44,7 @@ def test_a_sample_by_hand():
     assert sample.advantages.tolist() == [[0, 2.5, 2.5, 2.5]]
     assert sample.rollout_log_probs.isnan().tolist() == sample.action_mask.tolist()
     assert (sample.prompts, sample.response_length.tolist()) == (["ab"], [3])
-    assert shown_tokens(sample) == 3 and is_demonstration(sample)
+    assert demonstration_tokens(sample) == 3 and is_demonstration(sample)
     rest = without_demonstrations(sample)
     assert not rest.action_mask.any() and not is_demonstration(rest)
 

@@ -10,7 +10,7 @@ from fake_stack import STATES
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
 from bapo_openrlhf.training.trainer.demonstrations import Solutions
-from bapo_openrlhf.training.wire.demonstrations import is_demonstration
+from bapo_openrlhf.training.wire.packing import is_demonstration
 
 
 class Letters:
