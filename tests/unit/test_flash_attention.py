@@ -72,7 +72,7 @@ def test_workers_of_the_job_do_the_same(monkeypatch):
 
 def test_what_runs_in_an_engine_needs_no_flash_attn():
     """A function that is sent to an engine's process is imported there, and nobody puts stand-ins there."""
-    modules = [f"bapo_openrlhf.training.engine.{name}" for name in ("engines", "weight_receipt", "adapters")]
+    modules = [f"bapo_openrlhf.training.engine.{name}" for name in ("engines", "weight_receipt")]
     names = [*modules, "openrlhf.trainer.ray.utils", "weight_digests"]
     script = f"import sys; sys.modules['flash_attn'] = None; import {', '.join(names)}"
     path = os.pathsep.join([str(STACK), *sys.path])

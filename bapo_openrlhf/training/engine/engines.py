@@ -27,14 +27,13 @@ from vllm.sampling_params import RequestOutputKind
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.durable import open_to_others
-from bapo_openrlhf.training.engine.adapters import merge_adapters, require_merged
 from bapo_openrlhf.training.engine.agents import LimitedAgent, NamedAgent
 from bapo_openrlhf.training.engine.engine_core import ENGINE, end_with
 from bapo_openrlhf.training.engine.pictures import pictures
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
 from bapo_openrlhf.training.engine.single_turn import Encoded, Generated, GroupTurn, SingleTurn
 from bapo_openrlhf.training.engine.user_agent import load_agent
-from bapo_openrlhf.training.engine.weight_receipt import borrow, receive
+from bapo_openrlhf.training.engine.weight_receipt import borrow, merge_adapters, receive, require_merged
 from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.packing import Piece
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS, PackedGroup

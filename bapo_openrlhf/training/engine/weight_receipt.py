@@ -1,13 +1,23 @@
-"""Take the actor's weights, in a vLLM worker. `weight_sync` sends them."""
+"""Take the actor's weights, in a vLLM worker, and merge its LoRA adapters into them. `weight_sync` sends them.
+
+With `--ds.lora.rank` the weight sync sends tensors under PEFT's names, which vLLM's model does not have. Here each vLLM
+worker holds the frozen weight of a layer until both factors of its adapter have come, and needs the memory of one more
+layer for that. It then loads their sum, in the layer's own name:
+
+    W + alpha / r * B A    (LoRA, arXiv 2106.09685, Sec. 4.1)
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from bapo_openrlhf.training.engine.adapters import is_adapter
 from bapo_openrlhf.training.wire.packing import Piece
+
+PREFIX = "base_model.model."  # what PEFT puts before each name
+_PART = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 
 
 def receive(worker: Any, pieces: Sequence[Piece], dtype: torch.dtype) -> None:
@@ -25,8 +35,8 @@ def borrow(worker: Any, pieces: Sequence[Piece], handles: Mapping[str, tuple[Any
     """
     from openrlhf.trainer.ray.utils import get_physical_gpu_id
 
-    rebuild, given = handles[get_physical_gpu_id()]
-    arguments = list(given)
+    rebuild, arguments = handles[get_physical_gpu_id()]
+    arguments = list(arguments)
     arguments[6] = worker.device.index  # the number of the GPU in this process, which may see other GPUs
     load(worker, pieces, rebuild(*arguments))
     torch.cuda.synchronize()  # the memory is the actor's again after this
@@ -46,3 +56,59 @@ def load(worker: Any, pieces: Sequence[Piece], flat: torch.Tensor) -> None:
     loaded = worker.model_runner.model.load_weights(weights=weights)
     if loaded is not None and not loaded:
         raise RuntimeError(f"vLLM has none of the actor's weights {', '.join(name for name, _ in pieces)}")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether this is PEFT's name of a part of an adapter."""
+    return ".lora_" in name
+
+
+class MergingLoader:
+    """Takes the place of `load_weights` of a vLLM model, in which every sync ends. `scale` is alpha / r."""
+
+    def __init__(self, load: Callable[..., Any], scale: float) -> None:
+        self.load, self.scale = load, scale
+        self.held: dict[str, dict[str, torch.Tensor]] = {}  # parts that have come, by layer
+
+    def __call__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
+        """Load the weights that are complete, and hold the others. Returns None if there were none to load.
+
+        Raises:
+            RuntimeError: A tensor belongs to an adapter of another kind.
+        """
+        complete = list(self.merged(weights))
+        return self.load(weights=complete) if complete else None
+
+    def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under the names of the model without adapters."""
+        for name, tensor in weights:
+            name = name.removeprefix(PREFIX)
+            match = _PART.fullmatch(name)
+            if match:
+                layer, part = match.groups()
+                parts = self.held.setdefault(layer, {})
+                parts[part] = tensor.clone()  # because the sender may use the memory again
+                if len(parts) == 3:
+                    base, a, b = (parts[part] for part in ("base_layer", "lora_A.default", "lora_B.default"))
+                    del self.held[layer]
+                    yield f"{layer}.weight", (base.float() + self.scale * (b.float() @ a.float())).to(base.dtype)
+            elif is_adapter(name):
+                raise RuntimeError(f"{name} cannot be merged; adapters must be those of linear layers")
+            else:
+                yield name.replace(".base_layer.", "."), tensor
+
+
+def merge_adapters(worker: Any, scale: float) -> None:
+    """Let a vLLM worker merge adapters from now on."""
+    model = worker.model_runner.model
+    model.load_weights = MergingLoader(model.load_weights, scale)
+
+
+def require_merged(worker: Any) -> None:
+    """Raise RuntimeError if a sync has left a part of an adapter behind. A worker that merges none has none."""
+    held: dict[str, dict[str, torch.Tensor]] = getattr(worker.model_runner.model.load_weights, "held", {})
+    for layer, parts in held.items():
+        raise RuntimeError(
+            f"of {layer} only {', '.join(sorted(parts))} reached the engine, so its adapter cannot be merged "
+            "(ds.lora.target_modules)"
+        )

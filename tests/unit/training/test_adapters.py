@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 
-from bapo_openrlhf.training.engine.adapters import MergingLoader, merge_adapters, require_merged
 from bapo_openrlhf.training.engine.engines import RolloutEngine
+from bapo_openrlhf.training.engine.weight_receipt import MergingLoader, merge_adapters, require_merged
 
 
 class Net(torch.nn.Module):
