@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _PAGE = re.compile(r"https?://\S+$")  # a line that ends so
-_GIVEN = re.compile(r" \[type=\w+, input_value=.*\]$")  # of pydantic
+_INPUT = re.compile(r" \[type=\w+, input_value=.*\]$")  # of pydantic
 
 
 class ConfigError(ValueError):
@@ -35,7 +35,7 @@ def reason_of(error: BaseException | str) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     while len(lines) > 1 and _PAGE.search(lines[-1]):
         del lines[-1]
-    return " ".join(_GIVEN.sub("", " ".join(lines)).split())
+    return " ".join(_INPUT.sub("", " ".join(lines)).split())
 
 
 def one_line(error: BaseException) -> str:

@@ -8,11 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from bapo_openrlhf.host import file_of
+from bapo_openrlhf.host import load_file
 
 IMPORTS_IT = "openrlhf.models.ring_attn_utils"
 WORKERS = "RAY_RUNTIME_ENV_HOOK"  # Ray's variable: the function that may change the environment of a job's workers
@@ -67,9 +67,6 @@ def set_up_worker() -> None:
     """Import the module with the stand-ins. The rest of its package is not imported, as vLLM's processes need none."""
     if IMPORTS_IT in sys.modules:
         return
-    spec = spec_from_file_location(IMPORTS_IT, file_of("models/ring_attn_utils.py"))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
     with stand_ins():
-        spec.loader.exec_module(module)
+        module = load_file("models/ring_attn_utils.py", IMPORTS_IT)
     sys.modules[IMPORTS_IT] = module

@@ -13,6 +13,7 @@ import ast
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -52,8 +53,12 @@ def file_of(relative: str) -> Path:
 @cache
 def module_of(relative: str) -> ModuleType:
     """A module of OpenRLHF, loaded from its file, because its package would import Ray, DeepSpeed and vLLM."""
-    path = file_of(relative)
-    spec = importlib.util.spec_from_file_location(f"_openrlhf_{path.parent.name}_{path.stem}", path)
+    return load_file(relative, "_openrlhf_" + relative.removesuffix(".py").replace("/", "_"))
+
+
+def load_file(relative: str, name: str) -> ModuleType:
+    """A new module that has this name, and the content of a file of OpenRLHF."""
+    spec = importlib.util.spec_from_file_location(name, file_of(relative))
     assert spec is not None and spec.loader is not None  # a .py file has both
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -132,8 +137,6 @@ def run_block(script: str, names: dict[str, Any]) -> None:
 
 def build_parser(script: str = PPO) -> argparse.ArgumentParser:
     """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.SCRIPT`."""
-    from datetime import datetime
-
     before, _, path = _main_block(script)
     return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
 

@@ -72,7 +72,7 @@ def _beside(error: BaseException, path: Path) -> str:
     folder = at_home(path).resolve().parent
     if isinstance(error, ModuleNotFoundError):
         name = (error.name or "").partition(".")[0]
-        if name and any((folder / there).exists() for there in (name, f"{name}.py")):
+        if name and any((folder / entry).exists() for entry in (name, f"{name}.py")):
             return f"; {name} is beside it, and is found with the environment variable PYTHONPATH={folder}"
     elif isinstance(error, ImportError) and "relative import" in str(error):
         return (
@@ -128,8 +128,8 @@ def execute(path: Path) -> ModuleType:
 
 def place(error: BaseException, function: Any = None) -> str:
     """FILE:LINE of an error: the last line of a user's file on its way, or where `function` begins, or nothing."""
-    if isinstance(known := getattr(error, "place", None), str):
-        return known
+    if isinstance(line := getattr(error, "place", None), str):
+        return line
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # it may be of a text, as of an answer
         return f"{error.filename}:{error.lineno}"
     way = [(str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}:{line}")

@@ -73,10 +73,8 @@ def process_group(_original: Any, address: str, port: int, rank: int, world_size
     """Send the weights to vLLM over gloo."""
     import vllm.distributed.utils as vllm_utils
 
-    require(vllm_utils, "stateless_init_torch_distributed_process_group")
-    return _GlooGroup(
-        vllm_utils.stateless_init_torch_distributed_process_group(address, port, rank, world_size, backend="gloo")
-    )
+    make = require(vllm_utils, "stateless_init_torch_distributed_process_group")
+    return _GlooGroup(make(address, port, rank, world_size, backend="gloo"))
 
 
 @replaces("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer._init_vllm_sync_group")

@@ -54,7 +54,7 @@ def after_import(module: str) -> Callable[[Callable[[ModuleType], None]], Callab
 
 
 def _patch(names: dict[str, Replacement | None], module: ModuleType) -> None:
-    originals = {name: reduce(_attribute, name.split("."), module) for name in names}
+    originals = {name: reduce(require, name.split("."), module) for name in names}
     for name, replacement in names.items():
         *owners, last = name.split(".")
         if replacement is not None:
@@ -68,21 +68,17 @@ def _with_original(replacement: Replacement, original: Any) -> Callable[..., Any
     return replaced
 
 
-def _attribute(owner: Any, name: str) -> Any:
-    require(owner, name)
-    return getattr(owner, name)
-
-
-def require(owner: Any, name: str) -> None:
-    """Raise RuntimeError unless `owner`, a module, class or object, has the attribute that is about to be replaced."""
+def require(owner: Any, name: str) -> Any:
+    """The attribute of a module, class or object that is about to be replaced; a RuntimeError if there is none."""
     if not hasattr(owner, name):
         raise RuntimeError(f"{getattr(owner, '__name__', owner)!s} has no {name!r} to replace ({_versions()})")
+    return getattr(owner, name)
 
 
 def require_versions(*accepted: str) -> None:
     """Raise RuntimeError if a version is neither the one that the patches were written for nor one of `accepted`."""
-    for names, wanted in WRITTEN_FOR.items():
-        if _installed(names)[1].split("+")[0] not in (wanted, *accepted):
+    for names, version in WRITTEN_FOR.items():
+        if _installed(names)[1].split("+")[0] not in (version, *accepted):
             raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
 
 

@@ -92,9 +92,9 @@ def _kernel(operator: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     bfloat16 = torch.bfloat16
 
     def kernel(keys: Any, first: Any, *others: Any, out: Any = None, **scales: Any) -> Any:
-        given = {} if out is None else {"out": out}
-        if any(tensor.dtype is not bfloat16 for tensor in (first, *others, *given.values())):
-            return original(keys, first, *others, **scales, **given)
+        output = {} if out is None else {"out": out}
+        if any(tensor.dtype is not bfloat16 for tensor in (first, *others, *output.values())):
+            return original(keys, first, *others, **scales, **output)
         result = compute(first, *others, **scales)
         if out is None:
             return result

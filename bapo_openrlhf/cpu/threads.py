@@ -21,11 +21,11 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 def limit() -> int:
     """The number of threads that one process may take; a ConfigError if the environment says something else."""
     for name in (LIMIT, "OMP_NUM_THREADS"):
-        given = os.environ.get(name)
-        if given:
-            first = given.split(",")[0]  # OpenMP allows a list, with a number for each level
+        setting = os.environ.get(name)
+        if setting:
+            first = setting.split(",")[0]  # OpenMP allows a list, with a number for each level
             if not first.isdecimal() or int(first) < 1:
-                raise ConfigError(f"{name} is {given!r}; allowed: a number of threads, at least 1")
+                raise ConfigError(f"{name} is {setting!r}; allowed: a number of threads, at least 1")
             return int(first)
     return len(os.sched_getaffinity(0))
 

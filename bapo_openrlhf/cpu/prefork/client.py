@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from typing import TextIO
 
 ADDRESS = "BAPO_OPENRLHF_PREFORK"  # environment variable: the server's folder
 SOCKET = "socket"  # in that folder
@@ -31,8 +32,8 @@ def inherited_files() -> list[int]:
     return sorted(files)
 
 
-def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, socket.socket] | None:
-    """Ask for a child that blocks these signals: its pid, and the connection for its wait status; or None."""
+def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, TextIO] | None:
+    """Ask for a child that blocks these signals: its pid, and the file whose next line is its wait status; or None."""
     files = inherited_files()
     request = {
         "arguments": arguments,
@@ -47,33 +48,22 @@ def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, socket.soc
         connection.connect(os.path.join(os.environ[ADDRESS], SOCKET))
         socket.send_fds(connection, [len(data).to_bytes(HEAD, "big")], files)
         connection.sendall(data)
-        return int(read_line(connection)), connection
+        answers = connection.makefile()
+        return int(answers.readline()), answers
     except (OSError, KeyError, ValueError):
         connection.close()
         return None
 
 
-def read_line(connection: socket.socket) -> str:
-    """Read up to the next newline or the end of the connection."""
-    line = b""
-    while not line.endswith(b"\n"):
-        part = connection.recv(1)
-        if not part:
-            break
-        line += part
-    return line.decode().strip()
-
-
 def main() -> None:
     """Behave like the child, seen from outside."""
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, FORWARDED
-    )  # because the child may run before its pid is known here
+    # They are blocked because the child may run before its pid is known here.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     forked = ask(sys.argv[1:], before)
     if forked is None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    child, connection = forked
+    child, answers = forked
 
     def forward(number: int, frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -83,7 +73,7 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    line = read_line(connection)
+    line = answers.readline()
     status = int(line) if line else signal.SIGKILL  # no line: the server has ended and has killed its children
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

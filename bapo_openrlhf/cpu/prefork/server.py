@@ -51,13 +51,8 @@ class ForkRequest(NamedTuple):
 
 def read_request(connection: socket.socket) -> ForkRequest:
     head, received, _, _ = socket.recv_fds(connection, HEAD, MOST_FILES)
-    size, data = int.from_bytes(head, "big"), b""
     try:
-        while len(data) < size:
-            part = connection.recv(size - len(data))
-            if not part:
-                raise OSError("the client left")
-            data += part
+        data = connection.makefile("rb").read(int.from_bytes(head, "big"))  # less if the client has left
         return ForkRequest(**json.loads(data), received=received)
     except (OSError, ValueError, TypeError):
         for file in received:
