@@ -142,7 +142,7 @@ class LimitedAgent(AgentExecutorBase):
     def __init__(self, executor: AgentExecutorBase, engine: Any, timeout: float) -> None:
         self.executor, self.engine, self.timeout = executor, engine, timeout
         self.failures = Failures()
-        self._seen: _Engine | None = None  # the same for all responses, because an executor may keep the first one
+        self._proxy: _Engine | None = None  # the same for all responses, because an executor may keep the first one
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[_Progress] = set()
         self._blocked: set[asyncio.Task] = set()  # that give up the agents of a blocked thread
@@ -154,11 +154,11 @@ class LimitedAgent(AgentExecutorBase):
         Raises:
             Exception: What the agent raised, if the engine is dead.
         """
-        if self._seen is None:
-            self._seen = _Engine(self.engine, asyncio.get_running_loop(), self.timeout)
+        if self._proxy is None:
+            self._proxy = _Engine(self.engine, asyncio.get_running_loop(), self.timeout)
         loop = self._agents_loop()
         # Each response has its own parameters, because OpenRLHF's executor changes them after each turn.
-        work = self.executor.execute(sampling_params=deepcopy(sampling_params), llm_engine=self._seen, **request)
+        work = self.executor.execute(sampling_params=deepcopy(sampling_params), llm_engine=self._proxy, **request)
         response = _Progress(asyncio.timeout(None), asyncio.get_running_loop(), loop)
         _progress.set(response)  # the tasks of this response inherit it, also in the other thread
         self._running.add(response)

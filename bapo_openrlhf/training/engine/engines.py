@@ -234,27 +234,26 @@ class RolloutEngine(Engine):
             last = output
         return last
 
-    def outputs(self, tokens: Any, sampling_params: Any, images: Any = None, **changed: Any) -> AsyncIterator[Any]:
-        """vLLM's outputs for a prompt, as it makes them. Images are by kind, and sampling parameters may change."""
+    def outputs(self, tokens: Any, sampling_params: Any, images: Any = None, **changes: Any) -> AsyncIterator[Any]:
+        """vLLM's outputs for a prompt, as it makes them. Images are by kind, and sampling parameters may change.
+
+        The outputs are without what nobody reads.
+        """
         # OpenRLHF's prompt has a token for each part of an image, and vLLM makes these out of one token.
         if images and self._mm_pad_token_ids:
             tokens = dedup_media_tokens(tokens, self._mm_pad_token_ids)
         prompt = TokensPrompt(prompt_token_ids=tokens)
         if images:
             prompt["multi_modal_data"] = images
-        return self.llm.generate(prompt, self._asked(sampling_params, changed), request_id=uuid.uuid4().hex)
-
-    def _asked(self, sampling_params: Any, changed: Mapping[str, Any]) -> Any:
-        """A copy of the parameters with changed values, without what nobody reads."""
-        asked = deepcopy(sampling_params)  # vLLM adds to its sets
-        for name, value in changed.items():
-            setattr(asked, name, value)
+        params = deepcopy(sampling_params)  # vLLM adds to its sets
+        for name, value in changes.items():
+            setattr(params, name, value)
         # Of one turn, only tokens and their own log-probs are read. Stop strings and a user's executor may need text.
         if type(self.executor) is SingleTurn:
-            asked.detokenize = bool(asked.stop)
-            if asked.logprobs is not None:
-                asked.logprobs, asked.flat_logprobs = 0, True
-        return asked
+            params.detokenize = bool(params.stop)
+            if params.logprobs is not None:
+                params.logprobs, params.flat_logprobs = 0, True
+        return self.llm.generate(prompt, params, request_id=uuid.uuid4().hex)
 
     def reward_failures(self) -> Failures:
         """The failed calls of the reward function or the agent so far. An agent without limits ends the run instead."""

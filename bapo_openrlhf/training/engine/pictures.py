@@ -11,8 +11,8 @@ def pictures(images: Any) -> list[Any]:
     Raises:
         ValueError: One of them does not open.
     """
-    given = images if isinstance(images, list) else [images]
-    return [_picture(image) for image in given if image is not None]
+    references = images if isinstance(images, list) else [images]
+    return [_picture(reference) for reference in references if reference is not None]
 
 
 def _picture(reference: Any) -> Any:

@@ -5,7 +5,7 @@ A function that prints thousands of lines in each call would otherwise fill the 
 
 import os
 import select
-from typing import Protocol
+from typing import Any
 
 MOST = 4096  # bytes of a call that are passed on
 
@@ -13,13 +13,6 @@ MOST = 4096  # bytes of a call that are passed on
 def left_out(whose: str, count: int) -> str:
     """What is said of so many bytes."""
     return f"\n{whose}: {count:,} bytes that its code printed are left out; the first {MOST:,} of a call are shown\n"
-
-
-class Channel(Protocol):
-    """A socket or the end of a pipe."""
-
-    def fileno(self) -> int:
-        """Its descriptor."""
 
 
 class Printed:
@@ -36,8 +29,8 @@ class Printed:
         self._pass_on()
         self._left = MOST * calls
 
-    def wait_for(self, channel: Channel, seconds: float) -> bool:
-        """Pass on what is printed until the channel can be read, or until some was printed. Returns whether it can."""
+    def wait_for(self, channel: Any, seconds: float) -> bool:
+        """Pass on what is printed until a socket or a pipe can be read, or until some was printed; whether it can."""
         poll = select.poll()
         poll.register(channel, select.POLLIN)
         if self._open:

@@ -83,21 +83,15 @@ class RewardPool:
         memory_gib: float,
         startup_timeout: float = 300.0,
     ) -> None:
-        limits = {
-            "processes": processes,
-            "timeout": timeout,
-            "memory_gib": memory_gib,
-            "startup_timeout": startup_timeout,
-        }
-        for name, value in limits.items():
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} {value} must be positive and finite")
-        self.path = os.path.abspath(path)
-        self.shown = str(user_file.origin(Path(self.path)))  # in messages
         self.processes = processes
         self.timeout = timeout
         self.memory_gib = memory_gib
         self.startup_timeout = startup_timeout
+        for name, value in vars(self).items():  # these four
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} {value} must be positive and finite")
+        self.path = os.path.abspath(path)
+        self.name = str(user_file.origin(Path(self.path)))  # in messages
         self.failures = Failures()
         self._changed = threading.Condition()  # guards everything below, and failures
         self._calls: deque[_Call] = deque()  # that no process has yet
@@ -233,7 +227,7 @@ class RewardPool:
     def _started(self, *, again: bool = False) -> "_Worker":
         with self._changed:  # because close() must see every worker
             self._check_open()
-            worker = _Worker(self.path, self.shown, int(self.memory_gib * 2**30))
+            worker = _Worker(self.path, self.name, int(self.memory_gib * 2**30))
             self._workers.add(worker)
         ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
         if kind != "result":
@@ -241,7 +235,7 @@ class RewardPool:
             if kind == "killed" and not again:
                 return self._started(again=True)
             raise self._failure(kind, "loading it", *answer)
-        worker.place = str(answer) or self.shown
+        worker.place = str(answer) or self.name
         return worker
 
     def _forget(self, worker: "_Worker | None") -> None:
@@ -258,23 +252,23 @@ class RewardPool:
         with self._changed:
             self._check_open()
             self.failures.add(kind, what, place)
-        return RewardFailure(kind, f"{self.shown}: {what}", place)
+        return RewardFailure(kind, f"{self.name}: {what}", place)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError(f"the reward pool of {self.shown} is closed")
+            raise RuntimeError(f"the reward pool of {self.name} is closed")
 
 
 class _Worker:
     """The parent's side of one process that runs `reward_worker.py`."""
 
-    def __init__(self, path: str, shown: str, memory: int) -> None:
+    def __init__(self, path: str, name: str, memory: int) -> None:
         self._killing = threading.Lock()
         self._asked = 0  # number of requests so far
         self._received = b""  # a part of a reply
-        self.place = shown  # where a call that says no more went wrong: the file, then FILE:LINE of its function
+        self.place = name  # where a call that says no more went wrong: the file, then FILE:LINE of its function
         self.channel, theirs = socket.socketpair()
-        self._printed = Printed(shown)
+        self._printed = Printed(name)
         # The script is started by its path, because with -m a file of the working directory could replace a module of
         # Python. It is unbuffered (-u), so that what a killed function printed is not lost.
         script = str(Path(__file__).with_name("reward_worker.py"))

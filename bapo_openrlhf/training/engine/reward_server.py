@@ -1,6 +1,7 @@
 """Asks a reward server, in the form and as patiently as OpenRLHF's executor does."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -38,11 +39,11 @@ async def answer_with_retries(server: str, request: dict[str, Any]) -> Any:
     Raises:
         RuntimeError: It did not answer. The message has what went wrong at last.
     """
-    for left in reversed(range(TRIES)):
-        try:
+    for _ in range(TRIES - 1):
+        with suppress(Exception):
             return await answer_of(server, request)
-        except Exception as error:
-            if not left:
-                raise RuntimeError(f"{one_line(error)}, asked {TRIES} times") from error
         await asyncio.sleep(PAUSE)
-    raise AssertionError
+    try:
+        return await answer_of(server, request)
+    except Exception as error:
+        raise RuntimeError(f"{one_line(error)}, asked {TRIES} times") from error

@@ -81,15 +81,12 @@ def checked(result: Any) -> dict[str, Any]:
     """
     if inspect.isawaitable(result):
         raise Invalid(f"returned {short_repr(result)}; it must not be async")
-    if not isinstance(result, Mapping):
+    if not isinstance(result, Mapping) or "rewards" not in result:
+        kind = "" if isinstance(result, Mapping) else f", a {type(result).__name__}"
         raise Invalid(
-            f"returned {short_repr(result)}, a {type(result).__name__}; it must be a dict with rewards, as in "
-            '{"rewards": [1.0]}'
+            f'returned {short_repr(result)}{kind}; it must be a dict with rewards, as in {{"rewards": [1.0]}}'
         )
-    if "rewards" not in result:
-        raise Invalid(f'returned {short_repr(result)}; it must be a dict with rewards, as in {{"rewards": [1.0]}}')
-    rewards = result["rewards"]
-    scores = result.get("scores")
+    rewards, scores = result["rewards"], result.get("scores")
     return {
         "rewards": one_number("rewards", rewards, finite=True),
         "scores": one_number("scores", rewards if scores is None else scores, finite=True),
@@ -105,24 +102,25 @@ def logged(logs: Any) -> dict[str, float]:
     """
     from bapo_openrlhf.training.wire.names import OWN
 
-    if logs is not None and not isinstance(logs, Mapping):
+    logs = {} if logs is None else logs
+    if not isinstance(logs, Mapping):
         raise Invalid(f"returned extra_logs = {short_repr(logs)}; it must be a dict of numbers")
-    for key in logs or {}:
+    for key in logs:
         if str(key) in OWN:
             raise Invalid(
                 f"returned extra_logs[{key!r}], a name that the run itself uses; allowed is each name but "
                 f"{', '.join(sorted(OWN))}"
             )
-    return {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in (logs or {}).items()}
+    return {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in logs.items()}
 
 
-def one_number(name: str, given: Any, *, finite: bool = False) -> float:
+def one_number(name: str, returned: Any, *, finite: bool = False) -> float:
     """A number that was returned for one response, as a tensor, array, list or number with one element.
 
     Raises:
         Invalid: It is not one number, or not a finite one. The message names it.
     """
-    value = given
+    value = returned
     while True:
         if hasattr(value, "tolist"):  # a tensor, an array or one of their scalars
             value = value.tolist()
@@ -136,7 +134,7 @@ def one_number(name: str, given: Any, *, finite: bool = False) -> float:
         number = math.inf
     if number is None or (finite and not math.isfinite(number)):
         needed = "one finite number" if finite else "one number"
-        raise Invalid(f"returned {name} = {short_repr(given)} for one response; {needed} is needed")
+        raise Invalid(f"returned {name} = {short_repr(returned)} for one response; {needed} is needed")
     return number
 
 

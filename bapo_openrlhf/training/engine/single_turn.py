@@ -194,10 +194,10 @@ class GroupTurn:
     async def _generate(self) -> None:
         """Send one request, and hand out each response when it is finished. An error goes to all that wait."""
         error: BaseException = RuntimeError(f"vLLM did not finish all {self.size} responses of a request")
-        asked = {"n": self.size, "output_kind": RequestOutputKind.DELTA, "stream_interval": WHOLE}
+        changes = {"n": self.size, "output_kind": RequestOutputKind.DELTA, "stream_interval": WHOLE}
         parts: dict[int, list[Any]] = {}  # of each response
         try:
-            async for output in self.engine.outputs(self._tokens, self.params, self.prompt.media, **asked):
+            async for output in self.engine.outputs(self._tokens, self.params, self.prompt.media, **changes):
                 for part in output.outputs:
                     parts.setdefault(part.index, []).append(part)
                     if part.finish_reason is not None:

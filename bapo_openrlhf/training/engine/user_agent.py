@@ -77,11 +77,11 @@ def check_response(response: Any, *, log_probs: bool) -> None:
     """
     _check(response, _RESPONSE)
     _check_numbers(response)
-    tokens, ranges, given = (response[name] for name in ("observation_tokens", "action_ranges", "rollout_log_probs"))
+    tokens, ranges, values = (response[name] for name in ("observation_tokens", "action_ranges", "rollout_log_probs"))
     if not all(0 <= start <= end <= len(tokens) for start, end in ranges):
         raise Invalid(f"returned action_ranges = {short_repr(ranges)}; each must be within the {len(tokens)} tokens")
-    if (log_probs or given is not None) and (given is None or len(given) != len(tokens)):
-        count = "no" if given is None else len(given)
+    if (log_probs or values is not None) and (values is None or len(values) != len(tokens)):
+        count = "no" if values is None else len(values)
         raise Invalid(f"returned {count} rollout_log_probs for {len(tokens)} observation_tokens; each needs one")
 
 
