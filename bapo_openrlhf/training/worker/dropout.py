@@ -4,7 +4,7 @@ The old log-probs are computed without noise, and the loss computes them again w
 0.3, one token in five is outside of the clip range before anything was learned.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 NOISE = ("drop", "jitter")  # parts of the names of such settings: attn_pdrop, hidden_dropout, layerdrop, jitter_noise
@@ -25,15 +25,9 @@ def without_noise(model: Any) -> None:
     for name, module in model.named_modules():
         if OF_LORA in name:
             continue
-        for owner in _owners(module):
+        config = getattr(module, "config", None)
+        for owner in (module, config) if hasattr(config, "to_dict") else (module,):
             for setting in noise_of(vars(owner)):
                 setattr(owner, setting, 0.0)
         if noise_of({type(module).__name__.lower(): getattr(module, "p", 0)}):  # torch's own, such as Dropout
             module.p = 0.0
-
-
-def _owners(module: Any) -> Iterator[Any]:
-    """What has the settings of a module."""
-    yield module
-    if hasattr(config := getattr(module, "config", None), "to_dict"):
-        yield config

@@ -208,23 +208,24 @@ class SlicedActor(Actor):
         **others: Any,
     ) -> Any:
         """Log-probs of response tokens, float32 (B, A), and the output if wanted. Its `entropy` is (B, S - 1)."""
-        plain = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
+        arguments = {"attention_mask": attention_mask, "ring_attn_group": ring_attn_group, **others}
+        arguments |= {"return_output": return_output, "return_entropy": return_entropy}
         head = self.model.get_output_embeddings()
         if action_mask is None or not self.sliced or type(head) is not TokenHead:
-            return super().forward(
-                sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
-            )
+            return super().forward(sequences, action_mask, **arguments)
         batch, length = sequences.shape
-        wanted = torch.zeros_like(sequences)  # position t predicts token t + 1
-        wanted[:, length - 1 - action_mask.shape[1] : -1] = action_mask
+        mask = torch.zeros_like(sequences)  # position t predicts token t + 1
+        mask[:, length - 1 - action_mask.shape[1] : -1] = action_mask
         if self.packing_samples:
-            wanted, *_ = unpad_and_slice_tensor(wanted, attention_mask, ring_attn_group)
-            tokens, positions, labels, *unpacked = unpad_and_slice_tensor(sequences, attention_mask, ring_attn_group)
+            mask, *_ = unpad_and_slice_tensor(mask, attention_mask, ring_attn_group)
+            tokens, positions, labels, padding, indices = unpad_and_slice_tensor(
+                sequences, attention_mask, ring_attn_group
+            )
             inputs = {"attention_mask": None, "position_ids": positions, **images_of(others)}
         else:
             tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
             inputs = self._inputs(sequences, attention_mask, images_of(others))
-        places = wanted.flatten().nonzero().squeeze(-1)
+        places = mask.flatten().nonzero().squeeze(-1)
         head.asked = asked = TokensAsked(places, labels.flatten()[places], self.temperature, return_entropy)
         try:
             output = self.model(tokens, **inputs)
@@ -234,12 +235,9 @@ class SlicedActor(Actor):
         if answer.shape != asked.answer.shape or answer.data_ptr() != asked.answer.data_ptr():
             self.sliced = False
             logger.info("the model changes its logits after the output head, so they are computed for all positions")
-            return self.forward(
-                sequences, action_mask, return_output=return_output, return_entropy=return_entropy, **plain
-            )
+            return self.forward(sequences, action_mask, **arguments)
         parts = answer.unbind(-1)
         if self.packing_samples:
-            padding, indices = unpacked
             parts = [gather_and_pad_tensor(part, ring_attn_group, padding, indices, batch, length) for part in parts]
         if return_entropy:
             output.entropy = parts[1][:, :-1]

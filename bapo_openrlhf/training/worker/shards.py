@@ -9,14 +9,14 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_local_grad
 
 
-def part_of(parameter: torch.nn.Parameter, of: torch.Tensor | None = None) -> torch.Tensor:
-    """What this rank has of a parameter, or of what is divided as it is (`of`): all of it, unless ZeRO-3 divides it.
+def part_of(parameter: torch.nn.Parameter, gradient: torch.Tensor | None = None) -> torch.Tensor:
+    """What this rank has of a parameter, or of its gradient, which is divided as it is: all, unless ZeRO-3 divides it.
 
     DeepSpeed never writes to the memory that fills up the last parts, so it may hold anything, and is left out.
     """
     if not hasattr(parameter, "ds_tensor"):
         return parameter.data
-    part: torch.Tensor = parameter.ds_tensor.data if of is None else of
+    part: torch.Tensor = parameter.ds_tensor.data if gradient is None else gradient
     return part[: max(0, parameter.ds_numel - part.numel() * dist.get_rank(parameter.ds_process_group))]
 
 
