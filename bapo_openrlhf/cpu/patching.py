@@ -43,16 +43,6 @@ def replaces(module: str, name: str, *relied_on: str) -> Callable[[Replacement],
     return register
 
 
-def after_import(module: str) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
-    """Register the decorated function. It is called with `module` after the module was executed."""
-
-    def register(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-        PATCHES.setdefault(module, []).append(patch)
-        return patch
-
-    return register
-
-
 def _patch(names: dict[str, Replacement | None], module: ModuleType) -> None:
     originals = {name: reduce(require, name.split("."), module) for name in names}
     for name, replacement in names.items():

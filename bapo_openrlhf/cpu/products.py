@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from bapo_openrlhf.cpu.patching import after_import
+from bapo_openrlhf.cpu.patching import PATCHES
 from bapo_openrlhf.errors import ConfigError
 
 SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster on this CPU
@@ -54,11 +54,13 @@ def way() -> str:
     return "direct" if has else "float32"
 
 
-@after_import("torch")
 def install(_torch: Any) -> None:
     """Replace torch's kernels in this process if `way` is "float32"."""
     if way() == "float32" and not _registered:
         _register()
+
+
+PATCHES.setdefault("torch", []).append(install)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class RewardFailure(Exception):
     if it was not loaded.
     """
 
-    def __init__(self, kind: str, message: str, place: str = "") -> None:
+    def __init__(self, kind: str, message: str, place: str) -> None:
         super().__init__(kind, message, place)  # all, because Ray pickles exceptions by their arguments
         self.kind, self.place = kind, place
 

@@ -72,12 +72,10 @@ class ParcelActorTrainer(ActorPPOTrainer):
         if first and args.vllm.enable_prefix_caching:
             resets = [engine.reset_prefix_cache.remote() for engine in self.vllm_engines]
         torch.cuda.empty_cache()
-        if self.use_cuda_ipc:
+        if self.use_cuda_ipc or first:
+            send = self._lend if self.use_cuda_ipc else self._broadcast
             for parcel in parcels(self._gathered(), PARCEL_BYTES):
-                self._lend(parcel)
-        elif first:
-            for parcel in parcels(self._gathered(), PARCEL_BYTES):
-                self._broadcast(parcel)
+                send(parcel)
         else:
             for _ in self._gathered():  # the other ranks only take part in the gathering
                 pass
