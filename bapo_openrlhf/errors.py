@@ -53,8 +53,8 @@ _WRONG_NUMBER = re.compile(r"argument (?:--)?(\S+): invalid (int|float) value: (
 
 def refuse(message: str) -> NoReturn:
     """Raise ConfigError, in the place of a parser's `error`, which would end the process."""
-    if wrong := _WRONG_NUMBER.fullmatch(message):
-        message = f"{wrong[1]} is {wrong[3]}; it must be {NUMBERS[wrong[2]]}"
+    if match := _WRONG_NUMBER.fullmatch(message):
+        message = f"{match[1]} is {match[3]}; it must be {NUMBERS[match[2]]}"
     raise ConfigError(message)
 
 

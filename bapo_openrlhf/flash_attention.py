@@ -36,7 +36,7 @@ def stand_ins() -> Iterator[None]:
         "flash_attn.utils": (),
         "flash_attn.utils.distributed": ("all_gather",),
     }
-    before = {name: sys.modules[name] for name in functions if name in sys.modules}
+    originals = {name: sys.modules[name] for name in functions if name in sys.modules}
     for name, attributes in functions.items():
         stand_in = ModuleType(name)
         stand_in.__path__ = []
@@ -48,7 +48,7 @@ def stand_ins() -> Iterator[None]:
     finally:
         for name in functions:
             sys.modules.pop(name, None)
-        sys.modules.update(before)
+        sys.modules.update(originals)
 
 
 def do_without() -> None:

@@ -31,14 +31,14 @@ EXTENDED: list[tuple[type, Callable[..., Any]]] = []  # a class of OpenRLHF, and
 def require_version() -> None:
     """Raise RuntimeError if the installed OpenRLHF is not the one that this package extends, ConfigError if none is."""
     try:
-        installed = importlib.metadata.version("openrlhf")
+        version = importlib.metadata.version("openrlhf")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(
             "openrlhf is not installed; a run needs `make` or `make install-gpu`, and for check and plan "
             f"`pip install '.[check]'` and `pip install --no-deps openrlhf=={OPENRLHF_VERSION}` are enough"
         ) from None
-    if installed != OPENRLHF_VERSION:
-        raise RuntimeError(f"openrlhf {installed} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
+    if version != OPENRLHF_VERSION:
+        raise RuntimeError(f"openrlhf {version} is installed; bapo_openrlhf extends openrlhf {OPENRLHF_VERSION}")
 
 
 def file_of(relative: str) -> Path:

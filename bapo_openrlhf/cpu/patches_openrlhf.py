@@ -28,13 +28,13 @@ def get_train_ds_config(original: Any, *args: Any, **kwargs: Any) -> dict[str, A
 @replaces("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.prepare")
 def prepare(original: Any, self: Any, *models: Any) -> Any:
     """Prepare the models, and give this process its share of the cores. Actor and critic train at the same time."""
-    prepared = original(self, *models)
-    first = models[0][0] if isinstance(models[0], tuple) else models[0]
-    parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in first.parameters())
+    result = original(self, *models)
+    model = models[0][0] if isinstance(models[0], tuple) else models[0]
+    parameters = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
     critic = getattr(self.args, "critic", None)  # supervised training has none
     kinds = 2 if critic and critic.model_name_or_path else 1
     use_threads(parameters, self.world_size * kinds)
-    return prepared
+    return result
 
 
 @replaces("openrlhf.utils.deepspeed.deepspeed", "DeepspeedStrategy.moving_average")

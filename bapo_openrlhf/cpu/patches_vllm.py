@@ -56,7 +56,7 @@ def available_memory(original: Any, self: Any) -> int:
 ROWS = 16  # tokens that are drawn at a time, so that their probabilities stay in the processor's cache
 
 
-def drawn(log_probs: Any, numbers: Any) -> Any:
+def draw(log_probs: Any, numbers: Any) -> Any:
     """The token of each row at which the cumulative probability passes a number, int64 of shape (n,).
 
     `log_probs` are float32 of shape (n, V), `numbers` float64 of shape (n, 1) from [0, 1). No token of probability 0 is
@@ -67,10 +67,10 @@ def drawn(log_probs: Any, numbers: Any) -> Any:
     tokens = []
     for rows in range(0, len(log_probs), ROWS):
         # In float32, the sum near 1 would be too coarse to meet the probability of a rare token.
-        passed = log_probs[rows : rows + ROWS].exp().cumsum(-1, dtype=torch.float64)
-        total = passed[:, -1:]
-        at = torch.minimum(numbers[rows : rows + ROWS] * total, torch.nextafter(total, torch.zeros_like(total)))
-        tokens.append(torch.searchsorted(passed, at, right=True).squeeze(-1).clamp(max=log_probs.shape[1] - 1))
+        cumulative = log_probs[rows : rows + ROWS].exp().cumsum(-1, dtype=torch.float64)
+        total = cumulative[:, -1:]
+        limits = torch.minimum(numbers[rows : rows + ROWS] * total, torch.nextafter(total, torch.zeros_like(total)))
+        tokens.append(torch.searchsorted(cumulative, limits, right=True).squeeze(-1).clamp(max=log_probs.shape[1] - 1))
     return torch.cat(tokens)
 
 
@@ -85,8 +85,8 @@ def sample(_original: Any, self: Any, logits: Any, generators: dict[int, Any], k
     numbers = torch.rand(len(logits), 1, dtype=torch.float64)
     for row, generator in generators.items():
         numbers[row] = torch.rand(1, dtype=torch.float64, generator=generator)
-    returned = {"processed_logits": logits, "processed_logprobs": log_probs}.get(self.logprobs_mode)
-    return drawn(log_probs, numbers), returned
+    output = {"processed_logits": logits, "processed_logprobs": log_probs}.get(self.logprobs_mode)
+    return draw(log_probs, numbers), output
 
 
 @replaces("vllm.v1.sample.sampler", "batched_count_greater_than")

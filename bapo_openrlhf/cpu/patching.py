@@ -52,10 +52,10 @@ def _patch(names: dict[str, Replacement | None], module: ModuleType) -> None:
 
 
 def _with_original(replacement: Replacement, original: Any) -> Callable[..., Any]:
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
-    return replaced
+    return call
 
 
 def require(owner: Any, name: str) -> Any:
@@ -65,10 +65,10 @@ def require(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def require_versions(*accepted: str) -> None:
-    """Raise RuntimeError if a version is neither the one that the patches were written for nor one of `accepted`."""
+def require_versions(*versions: str) -> None:
+    """Raise RuntimeError if a version is neither the one that the patches were written for nor one of `versions`."""
     for names, version in WRITTEN_FOR.items():
-        if _installed(names)[1].split("+")[0] not in (version, *accepted):
+        if _installed(names)[1].split("+")[0] not in (version, *versions):
             raise RuntimeError(f"bapo_openrlhf.cpu.stack replaces private names of exact versions ({_versions()})")
 
 
@@ -117,5 +117,5 @@ def _installed(distributions: tuple[str, ...]) -> tuple[str, str]:
 
 def _versions() -> str:
     installed = ", ".join("{} {}".format(*_installed(names)) for names in WRITTEN_FOR)
-    wanted = ", ".join(f"{names[0]} {version}" for names, version in WRITTEN_FOR.items())
-    return f"installed: {installed}; written for: {wanted}"
+    requirements = ", ".join(f"{names[0]} {version}" for names, version in WRITTEN_FOR.items())
+    return f"installed: {installed}; written for: {requirements}"

@@ -27,8 +27,8 @@ SWITCH = "BAPO_OPENRLHF_BF16"  # "direct", "float32", or "auto": what is faster 
 ROWS = 64  # of a block
 AT_ONCE = 16 * ROWS  # rows that are held in float32 at a time
 NO_BACKWARD = -1  # what torch says outside of a backward pass
-_blocks_wanted = ContextVar("blocks_wanted", default=True)
-_registered: list[Any] = []  # torch forgets a kernel when its library object is gone
+_with_blocks = ContextVar("with_blocks", default=True)
+_libraries: list[Any] = []  # torch forgets a kernel when its library object is gone
 
 
 def requested_way() -> str:
@@ -46,17 +46,17 @@ def way() -> str:
     if (switch := requested_way()) != "auto":
         return switch
     # torch asks the first before it hands a product to oneDNN. It also says yes on x86 with an AVX-512 that has none.
-    has = torch.ops.mkldnn._is_mkldnn_bf16_supported() and (
+    supported = torch.ops.mkldnn._is_mkldnn_bf16_supported() and (
         platform.machine() not in ("x86_64", "AMD64")
         or torch.cpu._is_avx512_bf16_supported()
         or torch.cpu._is_amx_tile_supported()
     )
-    return "direct" if has else "float32"
+    return "direct" if supported else "float32"
 
 
 def install(_torch: Any) -> None:
     """Replace torch's kernels in this process if `way` is "float32"."""
-    if way() == "float32" and not _registered:
+    if way() == "float32" and not _libraries:
         _register()
 
 
@@ -66,11 +66,11 @@ PATCHES.setdefault("torch", []).append(install)
 @contextmanager
 def without_blocks() -> Iterator[None]:
     """Within the block, a row of a product may depend on the number of rows. This is faster."""
-    token = _blocks_wanted.set(False)
+    token = _with_blocks.set(False)
     try:
         yield
     finally:
-        _blocks_wanted.reset(token)
+        _with_blocks.reset(token)
 
 
 def _register() -> None:
@@ -79,7 +79,7 @@ def _register() -> None:
     import torch
 
     library = torch.library.Library("aten", "IMPL")
-    _registered.append(library)
+    _libraries.append(library)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Warning only once for all operators")
         for name, compute in {"mm": _mm, "addmm": _addmm, "bmm": _bmm, "baddbmm": _baddbmm}.items():
@@ -147,17 +147,17 @@ def _blocks(a: Any, right: Any) -> Any:
     """The product of (n, k) and (k, m), which is float32: float32 of shape (n, m)."""
     import torch
 
-    if not _blocks_wanted.get() or torch._C._current_graph_task_id() != NO_BACKWARD:
+    if not _with_blocks.get() or torch._C._current_graph_task_id() != NO_BACKWARD:
         return a.float() @ right
     rows, threads = len(a), torch.get_num_threads()
-    padded = -(-rows // ROWS) * ROWS
-    left = torch.empty(padded, a.shape[1])  # contiguous, because MKL's choice may also depend on the layout
+    size = -(-rows // ROWS) * ROWS
+    left = torch.empty(size, a.shape[1])  # contiguous, because MKL's choice may also depend on the layout
     left[:rows] = a
-    if padded > rows:
+    if size > rows:
         left[rows:] = 0
-    if padded == ROWS and threads == 1:
+    if size == ROWS and threads == 1:
         return torch.mm(left, right)[:rows]
-    product = torch.empty(padded, right.shape[1])
+    product = torch.empty(size, right.shape[1])
 
     def fill(block: tuple[Any, Any]) -> None:
         torch.mm(block[0], right, out=block[1])

@@ -110,8 +110,8 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
             f"or set {SWITCH}=0 if that cluster has GPUs and only this machine has none."
         )
     prepare_environment()
-    shared = os.environ.get(SHARED_RAY)
-    local = {
+    address = os.environ.get(SHARED_RAY)
+    settings = {
         "address": "local",
         "num_gpus": num_logical_gpus,
         # One per device, plus a few for the trainer and for remote functions.
@@ -120,7 +120,7 @@ def ray_init_kwargs(num_logical_gpus: int) -> dict[str, Any]:
         "include_dashboard": False,
     }
     return {
-        **({"address": shared} if shared else local),
+        **({"address": address} if address else settings),
         "logging_level": "warning",
         "runtime_env": {
             "worker_process_setup_hook": "bapo_openrlhf.cpu.stack.set_up_ray_worker",

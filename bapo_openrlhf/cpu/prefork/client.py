@@ -58,12 +58,12 @@ def ask(arguments: list[str], blocked: Collection[int]) -> tuple[int, TextIO] | 
 def main() -> None:
     """Behave like the child, seen from outside."""
     # They are blocked because the child may run before its pid is known here.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    forked = ask(sys.argv[1:], before)
-    if forked is None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    answer = ask(sys.argv[1:], mask)
+    if answer is None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    child, answers = forked
+    child, answers = answer
 
     def forward(number: int, frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def main() -> None:
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(number, forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     line = answers.readline()
     status = int(line) if line else signal.SIGKILL  # no line: the server has ended and has killed its children
     if os.WIFSIGNALED(status):

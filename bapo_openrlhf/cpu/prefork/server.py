@@ -159,9 +159,9 @@ def become(request: ForkRequest, prepared: Prepared, inherited: dict[str, str]) 
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, request.blocked)
-    above = max([2, *request.files, *request.received]) + 1
-    copies = [os.dup2(file, above + place, inheritable=False) for place, file in enumerate(request.received)]
-    os.closerange(3, above)
+    base = max([2, *request.files, *request.received]) + 1
+    copies = [os.dup2(file, base + place, inheritable=False) for place, file in enumerate(request.received)]
+    os.closerange(3, base)
     for copy, number in zip(copies, request.files, strict=True):
         os.dup2(copy, number)
         os.close(copy)

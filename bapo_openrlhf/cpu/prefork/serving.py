@@ -72,5 +72,5 @@ def environment() -> dict[str, str]:
 
 def python() -> str:
     """The executable to use as Python. It forks inside a block of `serving`. Otherwise it is Python itself."""
-    served = environment()
-    return str(Path(served[client.ADDRESS]) / PYTHON) if served else sys.executable
+    variables = environment()
+    return str(Path(variables[client.ADDRESS]) / PYTHON) if variables else sys.executable

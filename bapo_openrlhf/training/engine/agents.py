@@ -144,8 +144,8 @@ class LimitedAgent(AgentExecutorBase):
         self.failures = Failures()
         self._proxy: _Engine | None = None  # the same for all responses, because an executor may keep the first one
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: set[_Progress] = set()
-        self._blocked: set[asyncio.Task] = set()  # that give up the agents of a blocked thread
+        self._responses: set[_Progress] = set()
+        self._tasks: set[asyncio.Task] = set()  # that give up the agents of a blocked thread
 
     @extends(AgentExecutorBase)
     async def execute(self, *, sampling_params: Any, llm_engine: Any, **request: Any) -> dict[str, Any]:
@@ -161,18 +161,18 @@ class LimitedAgent(AgentExecutorBase):
         work = self.executor.execute(sampling_params=deepcopy(sampling_params), llm_engine=self._proxy, **request)
         response = _Progress(asyncio.timeout(None), asyncio.get_running_loop(), loop)
         _progress.set(response)  # the tasks of this response inherit it, also in the other thread
-        self._running.add(response)
+        self._responses.add(response)
         try:
             async with response.deadline:
-                working = asyncio.run_coroutine_threadsafe(_outcome(work, self.timeout), loop)
-                outcome = await asyncio.wrap_future(working)
+                future = asyncio.run_coroutine_threadsafe(_outcome(work, self.timeout), loop)
+                outcome = await asyncio.wrap_future(future)
                 if not isinstance(outcome, BaseException):
                     check_response(outcome, log_probs=True)
                     return outcome
         except (TimeoutError, Invalid) as error:
             outcome = error
         finally:
-            self._running.remove(response)
+            self._responses.remove(response)
         if self.engine.llm.errored:
             raise outcome
         await self._count(outcome, response.deadline.expired(), request["prompt"], loop)
@@ -189,24 +189,24 @@ class LimitedAgent(AgentExecutorBase):
     async def _count(self, error: BaseException, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
         """Count and log a response that was given up. If its code blocks all others, the next ones get a new thread."""
         several = isinstance(self.executor, MultiTurnAgentExecutor)
-        begins = self.executor.agent_instance_cls.step if several else self.executor.execute
+        function = self.executor.agent_instance_cls.step if several else self.executor.execute
         if not late:
-            self.failures.add("raised", f"the agent raised {one_line(error)}", user_file.place(error, begins))
-            what = "".join(traceback.format_exception(error)[-4:]).rstrip()
-            logger.warning(f"the agent raised an error for prompt {prompt!r}:\n{what}")
+            self.failures.add("raised", f"the agent raised {one_line(error)}", user_file.place(error, function))
+            message = "".join(traceback.format_exception(error)[-4:]).rstrip()
+            logger.warning(f"the agent raised an error for prompt {prompt!r}:\n{message}")
             return
-        what = f"the agent took more than {self.timeout:g} s between two generations"
-        self.failures.add("timeout", what, user_file.definition(begins))
-        logger.warning(f"{what} for prompt {prompt!r}")
+        message = f"the agent took more than {self.timeout:g} s between two generations"
+        self.failures.add("timeout", message, user_file.definition(function))
+        logger.warning(f"{message} for prompt {prompt!r}")
         if not await _answers(loop, BLOCKED) and self._loop is loop:
             self._loop = None
             logger.warning("the agent blocks its thread, and with it all agents there: it should await instead")
-            self._blocked.add(asyncio.create_task(self._give_up_all(loop)))
+            self._tasks.add(asyncio.create_task(self._give_up_all(loop)))
 
     async def _give_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """Give up the agents of a thread if it stays blocked. Those that it has not taken up have no time limit yet."""
         if not await _answers(loop, self.timeout):
-            for response in self._running:
+            for response in self._responses:
                 if response.agents is loop:
                     response.generations = 0
                     response.end_in(0)

@@ -53,14 +53,14 @@ def _weights_file(folder: str, rank: int) -> Path:
 def _keep(worker: Any) -> int:
     """Copy the worker's weights to host memory, and return the number of bytes there."""
     weights = _parameters(worker)
-    kept = getattr(worker, "kept_weights", None)
-    if kept is None:
+    copies = getattr(worker, "kept_weights", None)
+    if copies is None:
         # The memory is pinned, so that a GPU copies at full speed. It is allocated once and used again.
-        kept = {name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda) for name, w in weights.items()}
-        worker.kept_weights = kept
+        copies = {name: torch.empty_like(w, device="cpu", pin_memory=w.is_cuda) for name, w in weights.items()}
+        worker.kept_weights = copies
     for name, weight in weights.items():
-        kept[name].copy_(weight)
-    return sum(weight.nbytes for weight in kept.values())
+        copies[name].copy_(weight)
+    return sum(weight.nbytes for weight in copies.values())
 
 
 def _restore(worker: Any) -> None:
@@ -80,12 +80,12 @@ def _load(worker: Any, folder: str) -> None:
     from safetensors.torch import load_file
 
     path = _weights_file(folder, worker.rank)
-    saved, weights = load_file(path), _parameters(worker)
+    tensors, weights = load_file(path), _parameters(worker)
     shapes = {name: weight.shape for name, weight in weights.items()}
-    if {name: weight.shape for name, weight in saved.items()} != shapes:
+    if {name: weight.shape for name, weight in tensors.items()} != shapes:
         raise ValueError(f"{path} holds other tensors than this model under this vllm.tensor_parallel_size")
     for name, weight in weights.items():
-        weight.copy_(saved[name])
+        weight.copy_(tensors[name])
 
 
 # ── The engine ──
@@ -179,9 +179,9 @@ class RolloutEngine(Engine):
         else:
             tasks = []
             for sample in range(num_samples):
-                seeded = copy(sampling_params)
-                seeded.seed = request_seed(seed, sample)
-                tasks.append(generate(prompt, label, seeded, *args, num_samples=1, **kwargs))
+                params = copy(sampling_params)
+                params.seed = request_seed(seed, sample)
+                tasks.append(generate(prompt, label, params, *args, num_samples=1, **kwargs))
             responses = [response for group in await asyncio.gather(*tasks) for response in group]
         return [self._versioned(response, first) | {"images": images} for response in responses]
 
@@ -209,17 +209,17 @@ class RolloutEngine(Engine):
         seeds = None if seed is None else [request_seed(seed, sample) for sample in range(num_samples)]
         turn = GroupTurn(self, encoded, seeds, num_samples, **part)
 
-        async def made(place: int) -> tuple[Generated, dict[str, Any]]:
+        async def respond(place: int) -> tuple[Generated, dict[str, Any]]:
             generated = await turn.response(place)
             if generated.finish_reason == STOPPED:
-                judged: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
+                verdict: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
             else:
                 whole = [*turn.context[len(encoded.tokens) :], *generated.token_ids]  # a prefix is judged, too
-                judged = await self.executor.judged(self.tokenizer, encoded.tokens, whole, prompt, label)
-            return generated, self._versioned(judged | {"truncated": generated.finish_reason == "length"}, first)
+                verdict = await self.executor.judged(self.tokenizer, encoded.tokens, whole, prompt, label)
+            return generated, self._versioned(verdict | {"truncated": generated.finish_reason == "length"}, first)
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}
-        return PackedGroup.of(shared, turn.context, await asyncio.gather(*map(made, range(num_samples))))
+        return PackedGroup.of(shared, turn.context, await asyncio.gather(*map(respond, range(num_samples))))
 
     @extends(Engine)
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:

@@ -22,12 +22,12 @@ class Printed:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._whose, self._open = whose, True
-        self._left, self._dropped = MOST, 0  # bytes
+        self._allowance, self._excess = MOST, 0  # bytes
 
     def begin(self, calls: int) -> None:
         """Allow MOST bytes for each of the calls that begin now. What comes between calls counts too."""
         self._pass_on()
-        self._left = MOST * calls
+        self._allowance = MOST * calls
 
     def wait_for(self, channel: Any, seconds: float) -> bool:
         """Pass on what is printed until a socket or a pipe can be read, or until some was printed; whether it can."""
@@ -43,9 +43,9 @@ class Printed:
     def end(self) -> None:
         """Pass on the rest, and say how much was left out."""
         self._pass_on()
-        if self._dropped:
-            os.write(2, left_out(self._whose, self._dropped).encode())
-            self._dropped = 0
+        if self._excess:
+            os.write(2, left_out(self._whose, self._excess).encode())
+            self._excess = 0
 
     def close(self) -> None:
         """Close this end."""
@@ -60,8 +60,8 @@ class Printed:
             except BlockingIOError:
                 return
             self._open = bool(data)  # otherwise the process has closed its end
-            passed = data[: self._left]
-            self._left -= len(passed)
-            self._dropped += len(data) - len(passed)
-            while passed:
-                passed = passed[os.write(2, passed) :]
+            piece = data[: self._allowance]
+            self._allowance -= len(piece)
+            self._excess += len(data) - len(piece)
+            while piece:
+                piece = piece[os.write(2, piece) :]

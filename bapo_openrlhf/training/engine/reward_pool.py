@@ -152,26 +152,26 @@ class RewardPool:
         """Let one process after another answer calls until the pool is closed and no call is left."""
         worker: _Worker | None = None
         while calls := self._next_calls():
-            left = deque(calls)
+            queue = deque(calls)
             try:
                 if worker is None or not worker.usable():
-                    ended, worker = worker, None
-                    self._forget(ended)
+                    old_worker, worker = worker, None
+                    self._forget(old_worker)
                     worker = self._started()
                 for call in calls:
                     call.worker = worker
                 slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
-                    if kind == "killed" and not left[0].again:
-                        left[0].again = True
-                        self._is_free(left, slowest)
+                    if kind == "killed" and not queue[0].again:
+                        queue[0].again = True
+                        self._is_free(queue, slowest)
                         break
                     failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
-                    call = left.popleft()
+                    call = queue.popleft()
                     slowest, start = max(slowest, time.monotonic() - start), time.monotonic()
-                    last = not left or worker.ended()
+                    last = not queue or worker.ended()
                     if last:
-                        self._is_free(left, slowest)
+                        self._is_free(queue, slowest)
                     if failure is None:
                         call.set_result(answer)
                     else:
@@ -180,8 +180,8 @@ class RewardPool:
                         break  # because another thread may have the calls that are left
             except Exception as error:  # the file cannot be loaded, or the pool is closed
                 self._forget(worker)
-                worker, call = None, left.popleft()
-                self._is_free(left, 0.0)
+                worker, call = None, queue.popleft()
+                self._is_free(queue, 0.0)
                 call.set_exception(error)
         self._forget(worker)
 
@@ -192,22 +192,22 @@ class RewardPool:
                 self._changed.wait_for(lambda: self._calls or self._closed)
                 if not self._calls:
                     return []
-                most, taken = self._together(), list[_Call]()
-                left = SENT_AHEAD
-                while self._calls and (not taken or (len(taken) < most and len(self._calls[0].request) <= left)):
+                most, batch = self._together(), list[_Call]()
+                room = SENT_AHEAD
+                while self._calls and (not batch or (len(batch) < most and len(self._calls[0].request) <= room)):
                     call = self._calls.popleft()
                     if call.running() or call.set_running_or_notify_cancel():
-                        taken.append(call)
-                        left -= len(call.request)
-                if taken:
+                        batch.append(call)
+                        room -= len(call.request)
+                if batch:
                     self._busy += 1
                     if self._calls:
                         self._wake(0)
-                    return taken
+                    return batch
 
-    def _wake(self, woken: int) -> None:
+    def _wake(self, count: int) -> None:
         """Let a process take calls, a new one if only so many are free as were woken before."""
-        if woken >= len(self._threads) - self._busy and len(self._threads) < self.processes:
+        if count >= len(self._threads) - self._busy and len(self._threads) < self.processes:
             self._threads.append(threading.Thread(target=self._serve, name="reward-pool", daemon=True))
             self._threads[-1].start()
         self._changed.notify()
@@ -216,13 +216,13 @@ class RewardPool:
         """Number of calls that take TOGETHER seconds if each takes as long as the slowest one lately; at least 1."""
         return max(1, int(TOGETHER / self._seconds))
 
-    def _is_free(self, left: Sequence[_Call], slowest: float) -> None:
+    def _is_free(self, calls: Sequence[_Call], slowest: float) -> None:
         """Be free before the last answer is handed out, and give back the calls that were not answered."""
         with self._changed:
             self._busy -= 1
             # A slow call is remembered for a dozen exchanges or two, because the next slow ones would wait, too.
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
-            self._calls.extendleft(reversed(left))
+            self._calls.extendleft(reversed(calls))
 
     def _started(self, *, again: bool = False) -> "_Worker":
         with self._changed:  # because close() must see every worker
@@ -247,8 +247,8 @@ class RewardPool:
 
     def _failure(self, kind: str, whose: str, what: str, place: str) -> Exception:
         kind = "crashed" if kind == "killed" else kind
-        allowed = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
-        what = f"{whose} {what}{allowed}"
+        limit = f": more than {self.memory_gib:g} GiB beyond the loaded file" if kind == "memory" else ""
+        what = f"{whose} {what}{limit}"
         with self._changed:
             self._check_open()
             self.failures.add(kind, what, place)
@@ -263,9 +263,9 @@ class _Worker:
     """The parent's side of one process that runs `reward_worker.py`."""
 
     def __init__(self, path: str, name: str, memory: int) -> None:
-        self._killing = threading.Lock()
-        self._asked = 0  # number of requests so far
-        self._received = b""  # a part of a reply
+        self._kill_lock = threading.Lock()
+        self._count = 0  # of requests so far
+        self._data = b""  # a part of a reply
         self.place = name  # where a call that says no more went wrong: the file, then FILE:LINE of its function
         self.channel, theirs = socket.socketpair()
         self._printed = Printed(name)
@@ -291,12 +291,12 @@ class _Worker:
         It is ("result", the answer) or (kind of failure, (what happened, FILE:LINE)). The kind "killed" is "crashed"
         from outside. A process that cannot go on is killed, and nothing is yielded after that.
         """
-        first, self._asked = self._asked, self._asked + len(requests)
+        first, self._count = self._count, self._count + len(requests)
         self._printed.begin(len(requests))
         lines = b"".join(b"[%d, %b]\n" % (first + place, line[:-1]) for place, line in enumerate(requests))
-        for number in range(first, self._asked):
+        for number in range(first, self._count):
             outcome = self._outcome(number, lines if number == first else b"", seconds)
-            if last := self.ended() or number == self._asked - 1:
+            if last := self.ended() or number == self._count - 1:
                 self._printed.end()
             yield outcome
             if last:
@@ -304,15 +304,15 @@ class _Worker:
 
     def _outcome(self, number: int, lines: bytes, seconds: float) -> tuple[str, Any]:
         """Send the lines and read the reply to request `number`."""
-        deadline, replied = time.monotonic() + seconds, -1
+        deadline, reply_number = time.monotonic() + seconds, -1
         try:
-            while replied is not None and replied < number:  # a call before it may have answered twice
-                kind, answer, replied = json.loads(self._exchange(lines, deadline))
+            while reply_number is not None and reply_number < number:  # a call before it may have answered twice
+                kind, answer, reply_number = json.loads(self._exchange(lines, deadline))
                 lines = b""
-            if kind == "result" and replied == number:
+            if kind == "result" and reply_number == number:
                 return kind, answer
-            if kind != "memory" and (kind not in ("raised", "invalid") or replied != number):
-                raise ValueError(f"kind {kind!r}, for request {replied!r} and not {number}")
+            if kind != "memory" and (kind not in ("raised", "invalid") or reply_number != number):
+                raise ValueError(f"kind {kind!r}, for request {reply_number!r} and not {number}")
             what, place = map(str, answer)
             if kind != "memory":
                 return kind, (what, place or self.place)
@@ -331,20 +331,20 @@ class _Worker:
             with contextlib.suppress(ConnectionError):  # the process ended, but its last reply can still be read
                 self._wait_until(deadline)
                 self.channel.sendall(lines)
-        while b"\n" not in self._received:
+        while b"\n" not in self._data:
             self._wait_until(deadline)
             if not self._printed.wait_for(self.channel, deadline - time.monotonic()):
                 continue
             try:
-                received = self.channel.recv(65536)
+                data = self.channel.recv(65536)
             except ConnectionError:
-                received = b""
-            if not received:
+                data = b""
+            if not data:
                 raise EOFError
-            self._received += received
-            if len(self._received) > MAX_REPLY:
+            self._data += data
+            if len(self._data) > MAX_REPLY:
                 raise OverflowError(f"it is longer than {MAX_REPLY} bytes")
-        reply, _, self._received = self._received.partition(b"\n")
+        reply, _, self._data = self._data.partition(b"\n")
         return reply
 
     def _wait_until(self, deadline: float) -> None:
@@ -359,7 +359,7 @@ class _Worker:
 
     def usable(self) -> bool:
         """Whether the process has sent nothing since its last call. It has if it died, or if it sends unasked."""
-        if self.ended() or self._received:
+        if self.ended() or self._data:
             return False
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
@@ -372,7 +372,7 @@ class _Worker:
 
     def kill(self) -> int:
         """Kill the process and its group, and return its exit status; a negative status is a signal."""
-        with self._killing:
+        with self._kill_lock:
             if self.process.returncode is None:
                 # A process that was already waited for is not killed, because another group may have its number.
                 with contextlib.suppress(ProcessLookupError):

@@ -49,8 +49,8 @@ def call(
 ) -> Any:
     """What a reward function returns. It gets the keyword `responses` if it names it or takes any keyword."""
     keywords = _keywords(function, follow_wrapped=False)
-    more = {_NAME: responses} if _NAME in keywords or inspect.Parameter.VAR_KEYWORD in keywords.values() else {}
-    return function(queries, prompts, labels, **more)
+    arguments = {_NAME: responses} if _NAME in keywords or inspect.Parameter.VAR_KEYWORD in keywords.values() else {}
+    return function(queries, prompts, labels, **arguments)
 
 
 def names_responses(function: Callable[..., Any]) -> bool:
@@ -58,14 +58,14 @@ def names_responses(function: Callable[..., Any]) -> bool:
     return _NAME in _keywords(function)
 
 
-def _keywords(function: Callable[..., Any], **how: Any) -> dict[str, Any]:
+def _keywords(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
     """The kinds of the arguments that may be given by their names; none if that is not known, as of a function of C."""
-    others = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
     try:
-        parameters = inspect.signature(function, **how).parameters.values()
+        parameters = inspect.signature(function, **options).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {parameter.name: parameter.kind for parameter in parameters if parameter.kind not in others}
+    return {parameter.name: parameter.kind for parameter in parameters if parameter.kind not in kinds}
 
 
 def encode(message: Any) -> bytes:
@@ -114,13 +114,13 @@ def logged(logs: Any) -> dict[str, float]:
     return {str(key): one_number(f"extra_logs[{key!r}]", value) for key, value in logs.items()}
 
 
-def one_number(name: str, returned: Any, *, finite: bool = False) -> float:
+def one_number(name: str, raw: Any, *, finite: bool = False) -> float:
     """A number that was returned for one response, as a tensor, array, list or number with one element.
 
     Raises:
         Invalid: It is not one number, or not a finite one. The message names it.
     """
-    value = returned
+    value = raw
     while True:
         if hasattr(value, "tolist"):  # a tensor, an array or one of their scalars
             value = value.tolist()
@@ -133,8 +133,8 @@ def one_number(name: str, returned: Any, *, finite: bool = False) -> float:
     except OverflowError:
         number = math.inf
     if number is None or (finite and not math.isfinite(number)):
-        needed = "one finite number" if finite else "one number"
-        raise Invalid(f"returned {name} = {short_repr(returned)} for one response; {needed} is needed")
+        requirement = "one finite number" if finite else "one number"
+        raise Invalid(f"returned {name} = {short_repr(raw)} for one response; {requirement} is needed")
     return number
 
 
@@ -218,9 +218,9 @@ def limit_memory(extra: int) -> None:
     some allocators reserve and never touch.
     """
     with open("/proc/self/status", encoding="ascii") as status:
-        now = next(1024 * int(line.split()[1]) for line in status if line.startswith("VmData:"))
+        size = next(1024 * int(line.split()[1]) for line in status if line.startswith("VmData:"))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = now + extra if hard == resource.RLIM_INFINITY else min(now + extra, hard)
+    limit = size + extra if hard == resource.RLIM_INFINITY else min(size + extra, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 

@@ -50,9 +50,9 @@ class SingleTurn(SingleTurnAgentExecutor):
     @extends(SingleTurnAgentExecutor)
     async def execute(self, *, hf_tokenizer: Any, **request: Any) -> dict[str, Any]:
         """OpenRLHF's response, judged as every response is."""
-        made = await super().execute(hf_tokenizer=hf_tokenizer, **request)
-        ((start, _),), tokens = made["action_ranges"], made["observation_tokens"]
-        return made | await self.judged(hf_tokenizer, tokens[:start], tokens[start:], made["prompt"], made["label"])
+        entry = await super().execute(hf_tokenizer=hf_tokenizer, **request)
+        ((start, _),), tokens = entry["action_ranges"], entry["observation_tokens"]
+        return entry | await self.judged(hf_tokenizer, tokens[:start], tokens[start:], entry["prompt"], entry["label"])
 
     async def judged(
         self, tokenizer: Any, before: Sequence[int], tokens: Sequence[int], prompt: str, label: Any
@@ -128,8 +128,8 @@ class Encoded:
         """
         params, media, inputs = deepcopy(sampling_params), None, None
         if images and hasattr(tokenizer, "image_processor"):
-            tokens, inputs, seen = process_prompt_with_images(tokenizer, prompt, pictures(images))
-            media = {"image": seen} if seen else None
+            tokens, inputs, pil_images = process_prompt_with_images(tokenizer, prompt, pictures(images))
+            media = {"image": pil_images} if pil_images else None
         else:
             tokens = tokenizer(text=prompt, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
         if params.max_tokens is None:
@@ -161,20 +161,20 @@ class GroupTurn:
         prefix: Prefix | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.prompt, self.seeds, self.size = engine, prompt, seeds, size
-        before = [] if prefix is None else prefix.tokens.tolist()
-        self.prefix, self._tokens = prefix, [*prompt.tokens, *before]
+        prefix_tokens = [] if prefix is None else prefix.tokens.tolist()
+        self.prefix, self._tokens = prefix, [*prompt.tokens, *prefix_tokens]
         self.context = self._tokens if prefix and prefix.is_context else prompt.tokens
-        self.left = prompt.params.max_tokens - len(before)
+        self.room = prompt.params.max_tokens - len(prefix_tokens)
         self.params = copy(prompt.params)
-        self.params.max_tokens = self.left if budget is None else min(self.left, budget)
-        self.params.min_tokens = min(max(self.params.min_tokens - len(before), 0), self.params.max_tokens)
-        self._finished: list[asyncio.Future] = []  # of each response, once they are asked for
+        self.params.max_tokens = self.room if budget is None else min(self.room, budget)
+        self.params.min_tokens = min(max(self.params.min_tokens - len(prefix_tokens), 0), self.params.max_tokens)
+        self._futures: list[asyncio.Future] = []  # of each response, once they are asked for
         self._request: asyncio.Task | None = None
 
     async def response(self, place: int) -> "Generated":
         """The response in this place, with what it had already."""
         new = await self._new_tokens(place)
-        stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.left
+        stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.room
         if self.prefix and not self.prefix.is_context:
             new = new.after(self.prefix)
         return replace(new, finish_reason=STOPPED) if stopped else new
@@ -187,9 +187,9 @@ class GroupTurn:
             return Generated.of((await self.engine.generate(self._tokens, params, self.prompt.media)).outputs)
         if self._request is None:
             loop = asyncio.get_running_loop()
-            self._finished = [loop.create_future() for _ in range(self.size)]
+            self._futures = [loop.create_future() for _ in range(self.size)]
             self._request = loop.create_task(self._generate())
-        return await self._finished[place]
+        return await self._futures[place]
 
     async def _generate(self) -> None:
         """Send one request, and hand out each response when it is finished. An error goes to all that wait."""
@@ -201,10 +201,10 @@ class GroupTurn:
                 for part in output.outputs:
                     parts.setdefault(part.index, []).append(part)
                     if part.finish_reason is not None:
-                        self._finished[part.index].set_result(Generated.of(parts.pop(part.index)))
+                        self._futures[part.index].set_result(Generated.of(parts.pop(part.index)))
         except BaseException as raised:
             error = raised
-        for future in self._finished:
+        for future in self._futures:
             if not future.done():
                 future.set_exception(error)
 

@@ -55,14 +55,14 @@ def checked_instance(kind: type[AgentInstanceBase]) -> type[AgentInstanceBase]:
     return Checked
 
 
-async def _checked(function: Any, returned: Any, needed: Mapping[str, tuple[str, Any]]) -> Any:
+async def _checked(function: Any, work: Any, fields: Mapping[str, tuple[str, Any]]) -> Any:
     """What a function of the agent gives once it is done. An error has its name, and the line where it begins."""
     try:
-        if not inspect.isawaitable(returned):
+        if not inspect.isawaitable(work):
             raise Invalid("is not async; write `async def`")
-        result = await returned
-        _check(result, needed)
-        if needed is _STEP:
+        result = await work
+        _check(result, fields)
+        if fields is _STEP:
             _check_numbers(result)
         return result
     except Invalid as error:
@@ -85,12 +85,12 @@ def check_response(response: Any, *, log_probs: bool) -> None:
         raise Invalid(f"returned {count} rollout_log_probs for {len(tokens)} observation_tokens; each needs one")
 
 
-def _check(result: Any, needed: Mapping[str, tuple[str, Any]]) -> None:
+def _check(result: Any, fields: Mapping[str, tuple[str, Any]]) -> None:
     if not isinstance(result, Mapping):
         raise Invalid(
-            f"returned {short_repr(result)}, a {type(result).__name__}; it must be a dict with {', '.join(needed)}"
+            f"returned {short_repr(result)}, a {type(result).__name__}; it must be a dict with {', '.join(fields)}"
         )
-    for key, (what, fits) in needed.items():
+    for key, (what, fits) in fields.items():
         if key not in result:
             raise Invalid(f"returned no {key}; it must be {what}")
         if not fits(result[key]):

@@ -53,8 +53,8 @@ def load(worker: Any, pieces: Sequence[Piece], flat: torch.Tensor) -> None:
         raise RuntimeError(f"weights are {flat.dtype} in the actor and {worker.model_config.dtype} in vLLM")
     parts = flat.split([math.prod(shape) for _, shape in pieces])
     weights = [(name, part.view(shape)) for (name, shape), part in zip(pieces, parts, strict=True)]
-    loaded = worker.model_runner.model.load_weights(weights=weights)
-    if loaded is not None and not loaded:
+    names = worker.model_runner.model.load_weights(weights=weights)
+    if names is not None and not names:
         raise RuntimeError(f"vLLM has none of the actor's weights {', '.join(name for name, _ in pieces)}")
 
 
@@ -76,8 +76,8 @@ class MergingLoader:
         Raises:
             RuntimeError: A tensor belongs to an adapter of another kind.
         """
-        complete = list(self.merged(weights))
-        return self.load(weights=complete) if complete else None
+        pairs = list(self.merged(weights))
+        return self.load(weights=pairs) if pairs else None
 
     def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under the names of the model without adapters."""

@@ -34,17 +34,17 @@ class PackedGroup:
 
     @classmethod
     def of(
-        cls, shared: dict[str, Any], prompt_tokens: Sequence[int], made: Sequence[tuple[Any, dict[str, Any]]]
+        cls, shared: dict[str, Any], prompt_tokens: Sequence[int], results: Sequence[tuple[Any, dict[str, Any]]]
     ) -> Self:
         """Pack what vLLM generated for each response to a prompt (`Generated`), and its other entries."""
-        parts = [generated for generated, _ in made]
-        known = [np.array(part.log_probs, dtype=np.float32) for part in parts if part.log_probs is not None]
+        parts = [generated for generated, _ in results]
+        log_probs = [np.array(part.log_probs, dtype=np.float32) for part in parts if part.log_probs is not None]
         return cls(
             shared,
-            [response for _, response in made],
+            [response for _, response in results],
             np.array(prompt_tokens, dtype=np.int32),
             np.concatenate([np.array(part.token_ids, dtype=np.int32) for part in parts]),
-            np.concatenate(known) if known else None,
+            np.concatenate(log_probs) if log_probs else None,
             [len(part.token_ids) for part in parts],
         )
 

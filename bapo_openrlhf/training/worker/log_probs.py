@@ -49,22 +49,22 @@ class _TokenLogProbs(torch.autograd.Function):
         blocks = [slice(start, start + columns) for start in range(0, vocabulary, columns)]
         total = hidden.new_full((tokens,), -torch.inf, dtype=torch.float32)  # l over the blocks so far
         mean = torch.zeros_like(total)  # sum(p x) over the blocks so far, with the p of these blocks
-        chosen = torch.empty_like(total)
+        label_logits = torch.empty_like(total)
         logits = None
         for block in blocks:
             logits = torch.nn.functional.linear(hidden, weight[block], None if bias is None else bias[block])
             for rows in _tiles(logits):
                 x = _scaled(logits[rows], temperature)
-                before, block_total = total[rows], torch.logsumexp(x, -1)
-                after = block_total if len(blocks) == 1 else torch.logaddexp(before, block_total)
-                inside, places = _in_block(labels[rows], block)
-                chosen[rows] = torch.where(inside, x.gather(-1, places).squeeze(-1), chosen[rows])
+                l_old, l_block = total[rows], torch.logsumexp(x, -1)
+                l_new = l_block if len(blocks) == 1 else torch.logaddexp(l_old, l_block)
+                in_block, places = _in_block(labels[rows], block)
+                label_logits[rows] = torch.where(in_block, x.gather(-1, places).squeeze(-1), label_logits[rows])
                 if entropy:
-                    shares = (x - block_total.unsqueeze(-1)).exp_()
-                    here = shares.mul_(x).sum(-1) * (block_total - after).exp()
-                    mean[rows] = here if len(blocks) == 1 else mean[rows] * (before - after).exp() + here
-                total[rows] = after
-        answer = torch.stack([chosen - total, total - mean] if entropy else [chosen - total], -1)
+                    p = (x - l_block.unsqueeze(-1)).exp_()
+                    block_mean = p.mul_(x).sum(-1) * (l_block - l_new).exp()
+                    mean[rows] = block_mean if len(blocks) == 1 else mean[rows] * (l_old - l_new).exp() + block_mean
+                total[rows] = l_new
+        answer = torch.stack([label_logits - total, total - mean] if entropy else [label_logits - total], -1)
         ctx.save_for_backward(hidden, weight, bias, labels, total, mean)
         ctx.temperature, ctx.entropy, ctx.blocks = temperature, entropy, blocks
         ctx.logits = logits if len(blocks) == 1 and any(ctx.needs_input_grad) else None
@@ -73,32 +73,32 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, labels, total, mean = ctx.saved_tensors
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        of_hidden = torch.zeros_like(hidden, dtype=torch.float32) if for_hidden else None
-        of_weight = torch.empty_like(weight) if for_weight else None
-        of_bias = torch.empty_like(bias) if for_bias else None
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
+        d_weight = torch.empty_like(weight) if needs_weight else None
+        d_bias = torch.empty_like(bias) if needs_bias else None
         for block in ctx.blocks:
             logits, ctx.logits = ctx.logits, None
             if logits is None:
                 logits = torch.nn.functional.linear(hidden, weight[block], None if bias is None else bias[block])
             for rows in _tiles(logits):
                 x = _scaled(logits[rows], ctx.temperature)
-                shares = (x - total[rows, None]).exp_()
-                towards = gradient[rows, :1]
+                p = (x - total[rows, None]).exp_()
+                d_label = gradient[rows, :1]
                 if ctx.entropy:
-                    of_x = x.sub_(mean[rows, None]).mul_(gradient[rows, 1:]).add_(towards).mul_(shares).neg_()
+                    d_x = x.sub_(mean[rows, None]).mul_(gradient[rows, 1:]).add_(d_label).mul_(p).neg_()
                 else:
-                    of_x = shares.mul_(-towards)
-                inside, places = _in_block(labels[rows], block)
-                of_x.scatter_add_(-1, places, torch.where(inside[:, None], towards, 0))
-                logits[rows] = of_x.div_(ctx.temperature)  # the gradient takes the place of the logits
-            if of_hidden is not None:
-                of_hidden = logits @ weight[block] if len(ctx.blocks) == 1 else of_hidden + logits @ weight[block]
-            if of_weight is not None:
-                torch.mm(logits.T, hidden, out=of_weight[block])
-            if of_bias is not None:
-                of_bias[block] = logits.sum(0)
-        return None if of_hidden is None else of_hidden.to(hidden.dtype), of_weight, of_bias, None, None, None
+                    d_x = p.mul_(-d_label)
+                in_block, places = _in_block(labels[rows], block)
+                d_x.scatter_add_(-1, places, torch.where(in_block[:, None], d_label, 0))
+                logits[rows] = d_x.div_(ctx.temperature)  # the gradient takes the place of the logits
+            if d_hidden is not None:
+                d_hidden = logits @ weight[block] if len(ctx.blocks) == 1 else d_hidden + logits @ weight[block]
+            if d_weight is not None:
+                torch.mm(logits.T, hidden, out=d_weight[block])
+            if d_bias is not None:
+                d_bias[block] = logits.sum(0)
+        return None if d_hidden is None else d_hidden.to(hidden.dtype), d_weight, d_bias, None, None, None
 
 
 def _tiles(logits: torch.Tensor) -> Iterator[slice]:
@@ -115,8 +115,8 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 def _in_block(labels: torch.Tensor, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether each label is in the block, bool of shape (n,), and its column there (otherwise 0), of shape (n, 1)."""
-    inside = (labels >= block.start) & (labels < block.stop)
-    return inside, torch.where(inside, labels - block.start, 0).unsqueeze(-1)
+    in_block = (labels >= block.start) & (labels < block.stop)
+    return in_block, torch.where(in_block, labels - block.start, 0).unsqueeze(-1)
 
 
 def token_log_probs(
@@ -137,7 +137,7 @@ def token_log_probs(
 
 
 @dataclass
-class TokensAsked:
+class TokenRequest:
     """Tokens whose log-probs an output head is asked for, and what it answered (`TokenHead.forward`).
 
     `places` are positions in the flattened input of the head, (N,), and `labels` the tokens that these predict, (N,).
@@ -153,7 +153,7 @@ class TokensAsked:
 class TokenHead(torch.nn.Linear):
     """An output head with the weight of another one. It can be asked for log-probs in the place of its logits."""
 
-    asked: TokensAsked | None = None  # None while it gives logits
+    request: TokenRequest | None = None  # None while it gives logits
 
     @classmethod
     def of(cls, head: torch.nn.Linear) -> Self:
@@ -167,16 +167,16 @@ class TokenHead(torch.nn.Linear):
 
         The answer has the leading dimensions of `hidden`, and 2 columns, or 1 without entropies.
         """
-        asked = self.asked
-        if asked is None:
+        request = self.request
+        if request is None:
             return super().forward(hidden)
-        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, asked.places)
+        rows = hidden.reshape(-1, hidden.shape[-1]).index_select(0, request.places)
         log_probs = token_log_probs(
-            rows, self.weight, self.bias, asked.labels, temperature=asked.temperature, entropy=asked.entropy
+            rows, self.weight, self.bias, request.labels, temperature=request.temperature, entropy=request.entropy
         )
-        nothing = log_probs.new_zeros(hidden.shape[:-1].numel(), log_probs.shape[-1])
-        asked.answer = nothing.index_copy(0, asked.places, log_probs).view(*hidden.shape[:-1], -1)
-        return asked.answer
+        zeros = log_probs.new_zeros(hidden.shape[:-1].numel(), log_probs.shape[-1])
+        request.answer = zeros.index_copy(0, request.places, log_probs).view(*hidden.shape[:-1], -1)
+        return request.answer
 
 
 class SlicedActor(Actor):
@@ -226,13 +226,13 @@ class SlicedActor(Actor):
             tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
             inputs = self._inputs(sequences, attention_mask, images_of(others))
         places = mask.flatten().nonzero().squeeze(-1)
-        head.asked = asked = TokensAsked(places, labels.flatten()[places], self.temperature, return_entropy)
+        head.request = request = TokenRequest(places, labels.flatten()[places], self.temperature, return_entropy)
         try:
             output = self.model(tokens, **inputs)
         finally:
-            head.asked = None
+            head.request = None
         answer = output["logits"]  # under ZeRO-3, a hook of DeepSpeed's makes another object of the same memory
-        if answer.shape != asked.answer.shape or answer.data_ptr() != asked.answer.data_ptr():
+        if answer.shape != request.answer.shape or answer.data_ptr() != request.answer.data_ptr():
             self.sliced = False
             logger.info("the model changes its logits after the output head, so they are computed for all positions")
             return self.forward(sequences, action_mask, **arguments)

@@ -25,9 +25,9 @@ def after_veto(
     if limit is None:
         return experience.advantages, {}
     mask = experience.action_mask.bool()
-    leaves = vetoed((log_probs - experience.action_log_probs).detach(), experience.advantages, mask, limit)
-    share = masked_mean(leaves.float(), mask, dim=None)
-    return experience.advantages.masked_fill(leaves, 0.0), {"importance/vetoed_share": share}
+    veto = vetoed((log_probs - experience.action_log_probs).detach(), experience.advantages, mask, limit)
+    share = masked_mean(veto.float(), mask, dim=None)
+    return experience.advantages.masked_fill(veto, 0.0), {"importance/vetoed_share": share}
 
 
 def demonstration_loss(
@@ -63,13 +63,13 @@ class FirstRatio:
     """
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.tokens, self._moved = limit, 0, torch.zeros(())
+        self.limit, self.tokens, self._total = limit, 0, torch.zeros(())
 
     def add(self, log_probs: torch.Tensor, experience: Experience) -> None:
         """Count the tokens of a micro-batch, of which the loss computed these log-probs, shape (B, A)."""
-        moved = (log_probs.detach().float() - experience.action_log_probs.float())[experience.action_mask.bool()]
-        self.tokens += len(moved)
-        self._moved = self._moved.to(moved.device) + moved.abs().sum()
+        changes = (log_probs.detach().float() - experience.action_log_probs.float())[experience.action_mask.bool()]
+        self.tokens += len(changes)
+        self._total = self._total.to(changes.device) + changes.abs().sum()
 
     def require(self) -> float:
         """The mean of |log ratio|.
@@ -77,9 +77,9 @@ class FirstRatio:
         Raises:
             RuntimeError: It is above the limit. Tokens that are missing to ENOUGH count as 0.
         """
-        moved = float(self._moved)
-        mean = moved / max(self.tokens, 1)
-        if not moved <= self.limit * max(self.tokens, ENOUGH):
+        total = float(self._total)
+        mean = total / max(self.tokens, 1)
+        if not total <= self.limit * max(self.tokens, ENOUGH):
             raise RuntimeError(
                 f"the ratio does not start at 1: before the first update, the mean |log ratio| of {self.tokens} tokens "
                 f"is {mean:.2g}, and rounding explains {self.limit:.2g}; the gradient was not applied. So the model "

@@ -22,18 +22,18 @@ def restore_frequencies(model: torch.nn.Module) -> None:
     if not any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return
     for name, module, owner in _with_owners(model):
-        rounded = {
+        buffers = {
             key: buffer
             for key, buffer in module.named_buffers(recurse=False)
             if key.endswith("inv_freq") and buffer.dtype != torch.float32
         }
-        if rounded and not _computed_again(module, owner, rounded):
+        if buffers and not _computed_again(module, owner, buffers):
             logger.warning(
                 "%s (%s): ZeRO stage 3 rounded the rotary frequencies to %s, and the model's code cannot compute them "
                 "again, so the error of log-probs grows with the position; ds.zero_stage below 3 does not round them",
                 name,
                 type(module).__name__,
-                str(next(iter(rounded.values())).dtype).removeprefix("torch."),
+                str(next(iter(buffers.values())).dtype).removeprefix("torch."),
             )
 
 
@@ -41,22 +41,22 @@ def _with_owners(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module,
     """Each module with its name, and with the innermost model of transformers that it is in or that it is."""
     owners: dict[str, PreTrainedModel | None] = {}
     for name, module in model.named_modules():
-        outer = owners.get(name.rpartition(".")[0])
-        owners[name] = module if isinstance(module, PreTrainedModel) else outer
+        parent = owners.get(name.rpartition(".")[0])
+        owners[name] = module if isinstance(module, PreTrainedModel) else parent
         yield name, module, owners[name]
 
 
-def _computed_again(module: torch.nn.Module, owner: PreTrainedModel | None, rounded: dict[str, torch.Tensor]) -> bool:
+def _computed_again(module: torch.nn.Module, owner: PreTrainedModel | None, buffers: dict[str, torch.Tensor]) -> bool:
     """Put float32 in the place of the rounded buffers; if that is impossible, change nothing and return False."""
     if owner is None or next(module.parameters(), None) is not None:
         return False
-    for key, buffer in rounded.items():
+    for key, buffer in buffers.items():
         setattr(module, key, torch.full_like(buffer, torch.nan, dtype=torch.float32))
     with torch.no_grad():
         owner._init_weights(module)  # as in the lower stages; it would also fill weights of the module's own
-    if not any(getattr(module, key).isnan().any() for key in rounded):
+    if not any(getattr(module, key).isnan().any() for key in buffers):
         return True
-    for key, buffer in rounded.items():
+    for key, buffer in buffers.items():
         setattr(module, key, buffer)
     return False
 

@@ -26,8 +26,8 @@ def gradient_part(parameter: Any) -> torch.Tensor:
         return part_of(parameter, safe_get_local_grad(parameter))
     if hasattr(parameter, "_hp_grad") or not hasattr(parameter, "_hp_mapping"):
         # Each rank has all of it: in stage 0, and in stage 1 with sums in float32, which has them in `_hp_grad`.
-        whole: torch.Tensor = getattr(parameter, "_hp_grad", parameter.grad)
-        return whole.flatten().tensor_split(dist.get_world_size())[dist.get_rank()]
+        gradient: torch.Tensor = getattr(parameter, "_hp_grad", parameter.grad)
+        return gradient.flatten().tensor_split(dist.get_world_size())[dist.get_rank()]
     if parameter._hp_mapping is None:
         return parameter.new_zeros(0)
     part: torch.Tensor = parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)

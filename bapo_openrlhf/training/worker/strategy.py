@@ -39,9 +39,9 @@ class Strategy(DeepspeedStrategy):
 
 def make_room(folder: Path, tag: str, max_num: int, max_mem: float) -> None:
     """Delete the best checkpoint before a new best one, and the oldest others while they are too many or too large."""
-    saved = sorted((path for path in folder.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    best = [path for path in saved if path.name.startswith("best")]
-    others = [path for path in saved if path not in best]
+    checkpoints = sorted((path for path in folder.glob("*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    best = [path for path in checkpoints if path.name.startswith("best")]
+    others = [path for path in checkpoints if path not in best]
     if is_best := tag.startswith("best"):
         for path in best:
             if path.name != tag:

@@ -135,8 +135,8 @@ class _WholeBatch:
         what = f"a gradient of {type(self).__name__} is not finite"
         if self.engine.skipped_steps > skipped:
             raise FloatingPointError(f"{what}; it was not applied")
-        trained = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
-        norms = torch.stack([part_of(parameter).norm(dtype=torch.float) for parameter in trained])
+        parameters = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
+        norms = torch.stack([part_of(parameter).norm(dtype=torch.float) for parameter in parameters])
         if not norms.isfinite().all():
             raise FloatingPointError(f"{what}, so the weights are not; those of the last checkpoint are")
 
@@ -155,8 +155,8 @@ class _WholeBatch:
         counts = torch.tensor([sum(tokens, skipped[0]), sum(samples, skipped[1])])
         counts = counts.to(torch.cuda.current_device(), non_blocking=True)
         dist.all_reduce(counts, group=self.strategy.ds_device_mesh["dp"].get_group())
-        of_tokens, of_samples = (counts / accumulated).unbind()
-        normalisers = {"dp_size": ranks, "batch_num_tokens": of_tokens, "global_batch_size": of_samples}
+        token_count, sample_count = (counts / accumulated).unbind()
+        normalisers = {"dp_size": ranks, "batch_num_tokens": token_count, "global_batch_size": sample_count}
         return [
             (experience, LossContext(plan, count, ranks * accumulated, normalisers, demonstration_tokens(experience)))
             for count, (plan, experience) in zip(tokens, step.parts, strict=True)
@@ -277,8 +277,8 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             experience = without_demonstrations(experience)
         if self.first_ratio and not self.cross_entropy:
             self.first_ratio.add(log_probs, experience)
-        advantages, vetoed = after_veto(log_probs, experience, self.args.adapt.veto_ratio)
-        policy_loss, clip_ratio, policy_kl, engine_kl, filtered = self.actor_loss_fn(
+        advantages, veto = after_veto(log_probs, experience, self.args.adapt.veto_ratio)
+        policy_loss, clip_ratio, policy_kl, engine_kl, filter_ratio = self.actor_loss_fn(
             log_probs,
             experience.action_log_probs,
             advantages,
@@ -288,9 +288,9 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         )
         loss = policy_loss + demonstrations
         losses = {"policy_loss": loss}
-        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **vetoed}
+        numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **veto}
         if engine_kl is not None:
-            numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filtered}
+            numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filter_ratio}
         if self.args.algo.kl.use_loss:
             losses["kl"], numbers["logprobs_diff"] = self._kl(log_probs, experience, part)
             loss = loss + losses["kl"] * kl_coef
@@ -335,11 +335,11 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
 
     def _metrics(self) -> dict[str, float]:
         """OpenRLHF's metrics of the actor. In `extra_logs` nan means no number; a nan of the run itself is shown."""
-        counted, filler = set(self.means.names), self.replay_buffer.filler
+        names, filler = set(self.means.names), self.replay_buffer.filler
         for sample in (*self.replay_buffer.passed, filler):
             own = sample is not filler and not is_demonstration(sample)
             for name, value in sample_numbers(sample).items():
-                if name not in counted:
+                if name not in names:
                     self.means.add(name, value, float(own and (name in OWN or not math.isnan(value))))
         metrics = self.means.reduced(torch.cuda.current_device())
         return metrics | {"actor_lr": self._rates[-1], "actor_grad_norm": float(self._norms[-1])}

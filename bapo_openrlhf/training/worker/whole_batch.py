@@ -26,7 +26,7 @@ from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.flags.sizes import most_tokens
 
 
-class Drawn(NamedTuple):
+class Contents(NamedTuple):
     """A micro-batch of samples that pass the model, or of the filler; their number; and the tokens of skipped ones."""
 
     experience: Experience
@@ -89,12 +89,12 @@ class WholeBatchReplayBuffer:
         lengths = [[int(sample.total_length) for sample in step] for step in steps]
         parts = [parts_by_tokens(step, limit, padded=not self.packing_samples) for step in lengths]
         counts = torch.tensor([len(step_parts) for step_parts in parts], device=torch.cuda.current_device())
-        most, filled, group = counts.clone(), counts, strategy.ds_device_mesh["dp"].get_group()
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        dist.all_reduce(filled, op=dist.ReduceOp.SUM, group=group)
+        maxima, sums, group = counts.clone(), counts, strategy.ds_device_mesh["dp"].get_group()
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(sums, op=dist.ReduceOp.SUM, group=group)
         totals = step_totals(self.total, args.train.batch_size)
         sizes = [list(map(len, step_parts)) for step_parts in parts]
-        self.plan = token_plan(totals, sizes, most.tolist(), filled.tolist())
+        self.plan = token_plan(totals, sizes, maxima.tolist(), sums.tolist())
         self.items = [
             step[place] for step, step_parts in zip(steps, parts, strict=True) for part in step_parts for place in part
         ]
@@ -108,17 +108,17 @@ class WholeBatchReplayBuffer:
             pin_memory=pin_memory,
         )
 
-    def draw(self, items: Sequence[Experience | Skipped]) -> Drawn:
+    def draw(self, items: Sequence[Experience | Skipped]) -> Contents:
         """A micro-batch of the plan, from its samples, or from the filler."""
         passed = [item for item in items if not isinstance(item, Skipped)]
         skipped = [item.tokens for item in items if isinstance(item, Skipped)]
         count = sum(item is not self.filler for item in passed)
-        return Drawn(make_experience_batch(passed or [self.filler], self.packing_samples), count, skipped)
+        return Contents(make_experience_batch(passed or [self.filler], self.packing_samples), count, skipped)
 
-    def steps(self, drawn: Iterable[Drawn], strategy: Any) -> Iterator[Step]:
+    def steps(self, contents: Iterable[Contents], strategy: Any) -> Iterator[Step]:
         """The optimizer steps of an epoch, from the micro-batches of the plan."""
-        parts: list[tuple[MicroBatch, Drawn]] = []
-        for pair in zip(self.plan, drawn, strict=True):
+        parts: list[tuple[MicroBatch, Contents]] = []
+        for pair in zip(self.plan, contents, strict=True):
             parts.append(pair)
             if pair[0].closes:
                 passed = [(replace(part, samples=each.count), each.experience) for part, each in parts]

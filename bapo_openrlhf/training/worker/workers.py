@@ -114,8 +114,8 @@ class PlainPolicyWorker(_Worker, POLICY):
             )
             average._offload = True
         checkpoint_gradients(actor, args)
-        optimized = strategy.prepare((actor, optimizer_of(args.actor, max_steps)))
-        self.actor, self.actor_optim, self.actor_scheduler = optimized
+        parts = strategy.prepare((actor, optimizer_of(args.actor, max_steps)))
+        self.actor, self.actor_optim, self.actor_scheduler = parts
         self.ema_model = strategy.prepare(average) if average else None
         self.checkpoint_states = load_checkpoint(strategy, self.actor.model, "_actor")
         average_parts = self.checkpoint_states.pop(AVERAGE, None)
@@ -253,8 +253,8 @@ def restore_average(model: Any, saved: list[torch.Tensor] | None) -> None:
     """
     if saved is None:
         raise ValueError("train.enable_ema is True; it must be False, because the checkpoint has no averaged weights")
-    for part, before in zip(own_parts(model), saved, strict=True):
-        part.copy_(before)
+    for part, average in zip(own_parts(model), saved, strict=True):
+        part.copy_(average)
 
 
 def load_checkpoint(strategy: Any, engine: Any, name: str) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from bapo_openrlhf.errors import ConfigError
 @contextmanager
 def through_float32():
     """Within the block, this process multiplies through float32."""
-    registered = bool(products._registered)  # on a CPU that has no instructions, another test may have done so
+    registered = bool(products._libraries)  # on a CPU that has no instructions, another test may have done so
     if not registered:
         products._register()
     try:
         yield
     finally:
         if not registered:
-            products._registered.pop()._destroy()
+            products._libraries.pop()._destroy()
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])

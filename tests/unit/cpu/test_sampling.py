@@ -21,7 +21,7 @@ def test_draws_the_token_at_which_the_cumulative_probability_passes_the_number(r
     logits[:, random.integers(vocabulary)] = 0.5  # one token at least
     log_probs = torch.from_numpy(logits).float().log_softmax(-1)
     given = random.random((rows, 1)) if numbers is None else np.full((rows, 1), numbers)
-    result = patches_vllm.drawn(log_probs, torch.from_numpy(given)).tolist()
+    result = patches_vllm.draw(log_probs, torch.from_numpy(given)).tolist()
     shares = log_probs.exp().double().numpy()
     shares /= shares.sum(-1, keepdims=True)
     for row, token in enumerate(result):
@@ -51,5 +51,5 @@ def test_rows_that_are_not_numbers_draw_a_token_that_exists():
     """The engine goes on after an update to weights that are not finite; the run then says so (test_faults.py)."""
     log_probs = torch.log(torch.tensor([[0.25, 0.75], [torch.nan, torch.nan], [0.25, torch.nan]]))
     numbers = torch.tensor([[0.5], [0.5], [0.5]], dtype=torch.float64)
-    result = patches_vllm.drawn(log_probs, numbers).tolist()
+    result = patches_vllm.draw(log_probs, numbers).tolist()
     assert result[0] == 1 and {*result} <= {0, 1}

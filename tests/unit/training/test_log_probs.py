@@ -122,7 +122,7 @@ def test_an_actor_has_openrlhfs_numbers_and_gradients(width):
     batch = sequences, actions[:, -width:], attention
     ours = built(SlicedActor, LLAMA)
     same(run(ours, *batch), run(built(Actor, LLAMA), *batch))
-    assert ours.model.lm_head.asked is None
+    assert ours.model.lm_head.request is None
     plain = ours(*batch)
     assert plain.shape == (3, width) and not plain[~batch[1].bool()].any()
 

@@ -676,7 +676,7 @@ def test_a_process_that_is_killed_while_its_answer_is_read_answers_no_call_twice
     ended, kills = reward_pool._Worker.ended, []
 
     def kill_once(self):
-        if sys._getframe(1).f_code.co_name == "_serve" and self._asked > 2 and not kills:
+        if sys._getframe(1).f_code.co_name == "_serve" and self._count > 2 and not kills:
             kills.append(self.kill())
         return ended(self)
 
