@@ -18,7 +18,7 @@ IMPORTS_IT = "openrlhf.models.ring_attn_utils"
 WORKERS = "RAY_RUNTIME_ENV_HOOK"  # Ray's variable: the function that may change the environment of a job's workers
 
 
-def missing() -> bool:
+def is_missing() -> bool:
     """Whether flash-attn cannot be imported. Its module in Python may be installed without the compiled one."""
     return find_spec("flash_attn_2_cuda") is None
 
@@ -53,7 +53,7 @@ def stand_ins() -> Iterator[None]:
 
 def do_without() -> None:
     """On GPUs: if flash-attn is missing, let this process and the Ray workers of its job import OpenRLHF."""
-    if missing():
+    if is_missing():
         os.environ.setdefault(WORKERS, f"{__name__}.with_set_up_workers")
         set_up_worker()
 

@@ -4,7 +4,6 @@ Everything else asks here. Nothing else imports `cpu/`, which replaces what a mi
 """
 
 import os
-from contextlib import AbstractContextManager
 from typing import Any
 
 from bapo_openrlhf import flash_attention
@@ -12,18 +11,12 @@ from bapo_openrlhf.cpu import products, stack, threads
 from bapo_openrlhf.cpu.prefork import client, serving
 
 SHARED_RAY = stack.SHARED_RAY  # the variable that names the Ray that several runs without a GPU share
-
 ALONE = {client.ADDRESS: ""}  # the environment of a process that is not to fork from another one
 
-
-def on_cpu() -> bool:
-    """Whether runs on this machine have no GPU. A variable that says neither 0, 1 nor auto is a ConfigError."""
-    return stack.active()
-
-
-def prepare() -> None:
-    """Set the environment variables of a run, and keep those that are set. Call it before the stack is imported."""
-    stack.prepare_environment()
+on_cpu = stack.active  # whether runs on this machine have no GPU
+prepare = stack.prepare_environment  # sets the variables of a run, and must come before the stack is imported
+processes = stack.forked_processes  # a block in which the processes of runs start as fast as they can
+python = serving.python  # the program that starts a process of a run, within such a block or without one
 
 
 def set_up() -> None:
@@ -37,17 +30,7 @@ def set_up() -> None:
 
 def without_flash_attention() -> bool:
     """Whether runs on GPUs of this machine have a stand-in for flash-attn, so that no samples can be packed."""
-    return not on_cpu() and flash_attention.missing()
-
-
-def processes() -> AbstractContextManager[None]:
-    """A block in which the processes of runs start as fast as they can: without a GPU they fork."""
-    return stack.forked_processes()
-
-
-def python() -> str:
-    """The program that starts a process of a run, within a block of `processes` or without one."""
-    return serving.python()
+    return not on_cpu() and flash_attention.is_missing()
 
 
 def own_ray(devices: int) -> dict[str, Any] | None:

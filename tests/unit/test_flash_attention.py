@@ -47,7 +47,7 @@ def test_stand_ins_are_gone_after_a_failed_import():
 
 
 def test_without_flash_attn_openrlhf_imports(monkeypatch):
-    monkeypatch.setattr(flash_attention, "missing", lambda: True)
+    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
     flash_attention.do_without()
     module = sys.modules[flash_attention.IMPORTS_IT]
     assert "openrlhf.models" not in sys.modules  # its package is large, and vLLM's processes need none of it
@@ -61,7 +61,7 @@ def test_without_flash_attn_openrlhf_imports(monkeypatch):
 
 def test_workers_of_the_job_do_the_same(monkeypatch):
     """Ray applies the hook to what OpenRLHF passes to `ray.init`."""
-    monkeypatch.setattr(flash_attention, "missing", lambda: True)
+    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
     flash_attention.do_without()
     asked = _maybe_modify_runtime_env({"env_vars": {"NCCL_DEBUG": "WARN"}}, False)
     module, _, function = asked.pop("worker_process_setup_hook").rpartition(".")
@@ -85,7 +85,7 @@ def test_what_runs_in_an_engine_needs_no_flash_attn():
 def test_with_flash_attn_nothing_changes(monkeypatch, package, missing):
     """FLASH_ATTENTION_SKIP_CUDA_BUILD installs only `flash_attn`, which then fails to import."""
     monkeypatch.setattr(flash_attention, "find_spec", lambda name: name if name == package else None)
-    assert flash_attention.missing() is missing
+    assert flash_attention.is_missing() is missing
     if not missing:
         flash_attention.do_without()
         assert flash_attention.WORKERS not in os.environ and flash_attention.IMPORTS_IT not in sys.modules
