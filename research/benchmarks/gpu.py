@@ -119,7 +119,7 @@ def libraries() -> list[str]:
     import torch
 
     versions = [f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]
-    return [*versions, f"NCCL {nccl()}", *["no flash-attn"] * flash_attention.missing()]
+    return [*versions, f"NCCL {nccl()}", *["no flash-attn"] * flash_attention.is_missing()]
 
 
 def nccl() -> str:
