@@ -44,11 +44,6 @@ def active() -> bool:
     return not torch.cuda.is_available()
 
 
-def in_cpu_run() -> bool:
-    """Whether the run's first process was `active`. In others Ray hides GPUs, so they must not ask torch again."""
-    return os.environ.get(SWITCH) == "1"
-
-
 # ── Environment ──
 
 
@@ -202,5 +197,5 @@ def forked_processes() -> Iterator[None]:
 
 def vllm_plugin() -> None:
     """Entry point that vLLM calls in each of its processes. Other uses of vLLM on this machine are not affected."""
-    if in_cpu_run():
+    if os.environ.get(SWITCH) == "1":  # as the run's first process set it; Ray hides GPUs from torch in others
         install()

@@ -16,7 +16,7 @@ import torch
 
 from bapo_openrlhf.training.wire.packing import Piece
 
-PREFIX = "base_model.model."  # what PEFT puts before each name
+LORA = ".lora_"  # in PEFT's name of a part of an adapter
 _PART = re.compile(r"(.+)\.(base_layer|lora_A\.default|lora_B\.default)\.weight")
 
 
@@ -48,7 +48,7 @@ def load(worker: Any, pieces: Sequence[Piece], flat: torch.Tensor) -> None:
     Raises:
         RuntimeError: The tensors have another dtype than vLLM's model, or the model has no weight of these names.
     """
-    adapters = all(is_adapter(name) for name, _ in pieces)  # DeepSpeed may keep them in float32
+    adapters = all(LORA in name for name, _ in pieces)  # DeepSpeed may keep them in float32
     if flat.dtype != worker.model_config.dtype and not adapters:
         raise RuntimeError(f"weights are {flat.dtype} in the actor and {worker.model_config.dtype} in vLLM")
     parts = flat.split([math.prod(shape) for _, shape in pieces])
@@ -56,11 +56,6 @@ def load(worker: Any, pieces: Sequence[Piece], flat: torch.Tensor) -> None:
     names = worker.model_runner.model.load_weights(weights=weights)
     if names is not None and not names:
         raise RuntimeError(f"vLLM has none of the actor's weights {', '.join(name for name, _ in pieces)}")
-
-
-def is_adapter(name: str) -> bool:
-    """Whether this is PEFT's name of a part of an adapter."""
-    return ".lora_" in name
 
 
 class MergingLoader:
@@ -82,7 +77,7 @@ class MergingLoader:
     def merged(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under the names of the model without adapters."""
         for name, tensor in weights:
-            name = name.removeprefix(PREFIX)
+            name = name.removeprefix("base_model.model.")  # PEFT puts it before each name
             match = _PART.fullmatch(name)
             if match:
                 layer, part = match.groups()
@@ -92,7 +87,7 @@ class MergingLoader:
                     base, a, b = (parts[part] for part in ("base_layer", "lora_A.default", "lora_B.default"))
                     del self.held[layer]
                     yield f"{layer}.weight", (base.float() + self.scale * (b.float() @ a.float())).to(base.dtype)
-            elif is_adapter(name):
+            elif LORA in name:
                 raise RuntimeError(f"{name} cannot be merged; adapters must be those of linear layers")
             else:
                 yield name.replace(".base_layer.", "."), tensor

@@ -214,6 +214,7 @@ class SlicedActor(Actor):
         if action_mask is None or not self.sliced or type(head) is not TokenHead:
             return super().forward(sequences, action_mask, **arguments)
         batch, length = sequences.shape
+        images = {name: value for name, value in others.items() if name not in NOT_FOR_THE_MODEL}
         mask = torch.zeros_like(sequences)  # position t predicts token t + 1
         mask[:, length - 1 - action_mask.shape[1] : -1] = action_mask
         if self.packing_samples:
@@ -221,10 +222,10 @@ class SlicedActor(Actor):
             tokens, positions, labels, padding, indices = unpad_and_slice_tensor(
                 sequences, attention_mask, ring_attn_group
             )
-            inputs = {"attention_mask": None, "position_ids": positions, **images_of(others)}
+            inputs = {"attention_mask": None, "position_ids": positions, **images}
         else:
             tokens, labels = sequences, torch.roll(sequences, shifts=-1, dims=1)
-            inputs = self._inputs(sequences, attention_mask, images_of(others))
+            inputs = self._inputs(sequences, attention_mask, images)
         places = mask.flatten().nonzero().squeeze(-1)
         head.request = request = TokenRequest(places, labels.flatten()[places], self.temperature, return_entropy)
         try:
@@ -258,8 +259,3 @@ class SlicedActor(Actor):
             name = "mm_token_type_ids" if "image_grid_thw" in images else "token_type_ids"
             images = images | {name: kinds}
         return {"attention_mask": mask, "position_ids": None, **images}
-
-
-def images_of(others: dict[str, Any]) -> dict[str, Any]:
-    """What is left for the model of the arguments of OpenRLHF's `Actor.forward`."""
-    return {name: value for name, value in others.items() if name not in NOT_FOR_THE_MODEL}
