@@ -1,4 +1,4 @@
-"""What a missing GPU takes in OpenRLHF."""
+"""What a missing GPU takes in OpenRLHF, and in torch and DeepSpeed below it."""
 
 from typing import Any
 
@@ -48,12 +48,12 @@ def replay_buffer(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     """`NaiveReplayBuffer` builds `torch.device(f"cuda:{torch.cuda.current_device()}")`, which needs a number."""
     import torch
 
-    current_device = torch.cuda.current_device
+    device = torch.cuda.current_device
     torch.cuda.current_device = lambda: 0
     try:
         original(self, *args, **kwargs)
     finally:
-        torch.cuda.current_device = current_device
+        torch.cuda.current_device = device
     require(self, "target_device")
     self.target_device = torch.device("cpu")
 
@@ -93,14 +93,48 @@ def update_weight(_original: Any, self: Any, name: str, dtype: Any, shape: Any, 
 
     # Receive before checking: without a receiver the sender would wait for the timeout of the group.
     weight = torch.empty(shape, dtype=dtype, device="cpu")
-    if self._model_update_with_ray:
-        from ray.util import collective
-
-        collective.broadcast(weight, 0, group_name=self._model_update_group)
-    else:
-        self._model_update_group.broadcast(weight, src=0)
+    self._model_update_group.broadcast(weight, src=0)
     if dtype != self.model_config.dtype:
         raise RuntimeError(f"weight {name!r} is {dtype} in the actor and {self.model_config.dtype} in vLLM")
     loaded = self.model_runner.model.load_weights(weights=[(name, weight)])
     if loaded is not None and not loaded:
         raise RuntimeError(f"vLLM has no weight for the actor's {name!r}")
+
+
+# ── torch and DeepSpeed ──
+
+
+@replaces("torch.cuda", "current_device")
+def current_device(_original: Any) -> Any:
+    """The CPU. OpenRLHF uses it in `.to(...)`, `device=...`, and what is replaced above."""
+    import torch
+
+    return torch.device("cpu")
+
+
+@replaces("torch.cuda", "synchronize")
+@replaces("torch.cuda", "empty_cache")
+@replaces("torch.cuda", "set_device")
+@replaces("torch.cuda", "current_stream")
+def nothing(_original: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Has no meaning without a GPU."""
+
+
+@replaces("torch", "use_deterministic_algorithms")
+def use_deterministic_algorithms(original: Any, *args: Any, **kwargs: Any) -> None:
+    """Do not also fill new memory: DeepSpeed takes 1 GB for each micro-batch, and uses little of it."""
+    import torch
+
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    original(*args, **kwargs)
+
+
+@replaces("deepspeed.comm.torch", "build_shm_op")
+def build_shm_op(_original: Any) -> None:
+    """Skip the shared-memory collective. It is compiled on first use, and only tensor-parallel inference calls it."""
+
+
+@replaces("deepspeed.runtime.zero.partition_parameters", "Init._allgather_params_coalesced")
+def gather_parameters(_original: Any, self: Any, params: list[Any], hierarchy: int = 0, quantize: bool = False) -> None:
+    """Gather parameters one by one (ZeRO stage 3): DeepSpeed waits only for the last, and gloo keeps no order."""
+    self._allgather_params_sequential(params, hierarchy)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bapo_openrlhf.cpu import patches_openrlhf, patches_torch, patches_vllm, patching, products, threads  # noqa: F401 - they register
+from bapo_openrlhf.cpu import patches_openrlhf, patches_vllm, patching, products, threads  # noqa: F401 - they register
 from bapo_openrlhf.cpu.prefork import server, serving
 from bapo_openrlhf.errors import ConfigError
 

@@ -519,7 +519,7 @@ def _worker(loaded):
     worker = WorkerWrap()
     worker.model_config = SimpleNamespace(dtype=torch.bfloat16)
     worker.model_runner = SimpleNamespace(model=SimpleNamespace(load_weights=load_weights))
-    worker._model_update_with_ray, worker._model_update_group = False, Group()
+    worker._model_update_group = Group()
     return worker, received
 
 
