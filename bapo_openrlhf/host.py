@@ -137,15 +137,15 @@ def run_block(script: str, names: dict[str, Any]) -> None:
 
 def build_parser(script: str = PPO) -> argparse.ArgumentParser:
     """OpenRLHF's argument parser, with every flag of `python -m openrlhf.cli.SCRIPT`."""
-    before, _, path = _main_block(script)
-    return _run(before, path, {"argparse": argparse, "datetime": datetime})["parser"]
+    statements, _, path = _main_block(script)
+    return _run(statements, path, {"argparse": argparse, "datetime": datetime})["parser"]
 
 
 def validate(flat: argparse.Namespace) -> SimpleNamespace:
     """OpenRLHF's own checks and derived defaults: the nested namespace that its `train` takes, or a ConfigError."""
-    _, after, path = _main_block(PPO)
+    _, checks, path = _main_block(PPO)
     statements = [
-        node for node in after if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
+        node for node in checks if not (isinstance(node, ast.ImportFrom) and node.names[0].name == "hierarchize")
     ]
     names = {"args": flat, "hierarchize": module_of("utils/config.py").hierarchize}
     try:

@@ -55,8 +55,8 @@ def bf16_products() -> str | None:
 
 def engine_settings(tensor_parallel_size: int, *, full_determinism: bool) -> dict[str, Any]:
     """What vLLM's engine is given because of the machine."""
-    several = "mp" if on_cpu() else "ray"  # vLLM has no Ray workers on the CPU
-    settings = {"distributed_executor_backend": several if tensor_parallel_size > 1 else "uni"}
+    backend = "mp" if on_cpu() else "ray"  # vLLM has no Ray workers on the CPU
+    settings = {"distributed_executor_backend": backend if tensor_parallel_size > 1 else "uni"}
     # With one sequence at a time a response does not depend on its batch, whose size changes how bf16 rounds on a CPU.
     # On GPUs vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
     return settings | ({"max_num_seqs": 1} if on_cpu() and full_determinism else {})

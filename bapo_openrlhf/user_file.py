@@ -135,8 +135,8 @@ def place(error: BaseException, function: Any = None) -> str:
     way = [(str(frame.f_globals.get("__name__")), f"{frame.f_code.co_filename}:{line}")
            for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
     in_package = [line for module, line in way if module.startswith(_PREFIX)]
-    others = [definition(function)] if function else [line for module, line in way if module not in _LOADING]
-    return ["", *others, *in_package][-1]
+    lines = [definition(function)] if function else [line for module, line in way if module not in _LOADING]
+    return ["", *lines, *in_package][-1]
 
 
 def definition(function: Any) -> str:
@@ -202,11 +202,11 @@ class _FlagsLoader(_YamlLoader):
     """A loader for files with flags under the key `flags`. Their values are those of a file of flags."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        before = self.yaml_implicit_resolvers
+        resolvers = self.yaml_implicit_resolvers
         if isinstance(index, yaml.ScalarNode) and index.value == "flags":
             self.yaml_implicit_resolvers = _TextLoader.yaml_implicit_resolvers
         node: yaml.Node | None = super().compose_node(parent, index)
-        self.yaml_implicit_resolvers = before
+        self.yaml_implicit_resolvers = resolvers
         return node
 
 

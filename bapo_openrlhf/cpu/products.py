@@ -93,11 +93,11 @@ def _kernel(operator: str, compute: Callable[..., Any]) -> Callable[..., Any]:
     original = torch.library.get_kernel(f"aten::{operator}", "CPU").call_boxed
     bfloat16 = torch.bfloat16
 
-    def kernel(keys: Any, first: Any, *others: Any, out: Any = None, **scales: Any) -> Any:
+    def kernel(keys: Any, first: Any, *operands: Any, out: Any = None, **scales: Any) -> Any:
         output = {} if out is None else {"out": out}
-        if any(tensor.dtype is not bfloat16 for tensor in (first, *others, *output.values())):
-            return original(keys, first, *others, **scales, **output)
-        result = compute(first, *others, **scales)
+        if any(tensor.dtype is not bfloat16 for tensor in (first, *operands, *output.values())):
+            return original(keys, first, *operands, **scales, **output)
+        result = compute(first, *operands, **scales)
         if out is None:
             return result
         out.resize_(result.shape)

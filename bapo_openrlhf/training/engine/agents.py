@@ -188,8 +188,8 @@ class LimitedAgent(AgentExecutorBase):
 
     async def _count(self, error: BaseException, late: bool, prompt: str, loop: asyncio.AbstractEventLoop) -> None:
         """Count and log a response that was given up. If its code blocks all others, the next ones get a new thread."""
-        several = isinstance(self.executor, MultiTurnAgentExecutor)
-        function = self.executor.agent_instance_cls.step if several else self.executor.execute
+        has_turns = isinstance(self.executor, MultiTurnAgentExecutor)
+        function = self.executor.agent_instance_cls.step if has_turns else self.executor.execute
         if not late:
             self.failures.add("raised", f"the agent raised {one_line(error)}", user_file.place(error, function))
             message = "".join(traceback.format_exception(error)[-4:]).rstrip()

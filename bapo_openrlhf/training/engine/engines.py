@@ -171,8 +171,8 @@ class RolloutEngine(Engine):
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Generate as OpenRLHF does, for an agent. If the prompt has a seed, each response gets a seed of its own."""
         tokenizer = self.tokenizer or hf_tokenizer
-        seen = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
-        generate = partial(super().generate_responses, hf_tokenizer=tokenizer, images=seen)
+        inputs = pictures(images) if images and hasattr(tokenizer, "image_processor") else images
+        generate = partial(super().generate_responses, hf_tokenizer=tokenizer, images=inputs)
         first = self.weights_version
         if seed is None:
             responses = await generate(prompt, label, sampling_params, *args, num_samples=num_samples, **kwargs)
@@ -214,8 +214,8 @@ class RolloutEngine(Engine):
             if generated.finish_reason == STOPPED:
                 verdict: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {STOPPED: 1}}
             else:
-                whole = [*turn.context[len(encoded.tokens) :], *generated.token_ids]  # a prefix is judged, too
-                verdict = await self.executor.judged(self.tokenizer, encoded.tokens, whole, prompt, label)
+                tokens = [*turn.context[len(encoded.tokens) :], *generated.token_ids]  # a prefix is judged, too
+                verdict = await self.executor.judged(self.tokenizer, encoded.tokens, tokens, prompt, label)
             return generated, self._versioned(verdict | {"truncated": generated.finish_reason == "length"}, first)
 
         shared = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": encoded.train_inputs}

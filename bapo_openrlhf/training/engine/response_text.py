@@ -14,9 +14,9 @@ def texts(tokenizer: Any, prompt: Sequence[int], response: Sequence[int]) -> tup
     The latter is what the response adds to the text of the prompt. If it changes the end of that, as a tokenizer does
     that moves blanks, it is the text of the response's own tokens.
     """
-    query, before = (
+    query, prompt_text = (
         tokenizer.decode(tokens, skip_special_tokens=False) for tokens in ([*prompt, *response], list(prompt))
     )
-    if query.startswith(before):
-        return query, query[len(before) :]
+    if query.startswith(prompt_text):
+        return query, query[len(prompt_text) :]
     return query, tokenizer.decode(list(response), skip_special_tokens=False)

@@ -57,7 +57,7 @@ class _Call(Future):
 
     def __init__(self, request: bytes) -> None:
         super().__init__()
-        self.request, self.worker, self.again = request, None, False
+        self.request, self.worker, self.is_retry = request, None, False
 
 
 class RewardPool:
@@ -110,7 +110,7 @@ class RewardPool:
             return call.result()
         except BaseException:
             if not call.done() and not call.cancel() and call.worker is not None:
-                call.again = True  # the caller was interrupted, and nobody waits for another answer
+                call.is_retry = True  # the caller was interrupted, and nobody waits for another answer
                 call.worker.kill()
             raise
 
@@ -131,8 +131,8 @@ class RewardPool:
         with self._changed:
             self._check_open()
             self._calls.append(call)
-            exchanges, others = divmod(len(self._calls) - 1, self._together())
-            if not others:  # otherwise it goes with those before it
+            exchanges, rest = divmod(len(self._calls) - 1, self._together())
+            if not rest:  # otherwise it goes with those before it
                 self._wake(exchanges)
         return call
 
@@ -162,8 +162,8 @@ class RewardPool:
                     call.worker = worker
                 slowest, start = 0.0, time.monotonic()
                 for kind, answer in worker.ask([call.request for call in calls], self.timeout):
-                    if kind == "killed" and not queue[0].again:
-                        queue[0].again = True
+                    if kind == "killed" and not queue[0].is_retry:
+                        queue[0].is_retry = True
                         self._is_free(queue, slowest)
                         break
                     failure = None if kind == "result" else self._failure(kind, "reward_func", *answer)
@@ -192,9 +192,9 @@ class RewardPool:
                 self._changed.wait_for(lambda: self._calls or self._closed)
                 if not self._calls:
                     return []
-                most, batch = self._together(), list[_Call]()
+                limit, batch = self._together(), list[_Call]()
                 room = SENT_AHEAD
-                while self._calls and (not batch or (len(batch) < most and len(self._calls[0].request) <= room)):
+                while self._calls and (not batch or (len(batch) < limit and len(self._calls[0].request) <= room)):
                     call = self._calls.popleft()
                     if call.running() or call.set_running_or_notify_cancel():
                         batch.append(call)
@@ -224,7 +224,7 @@ class RewardPool:
             self._seconds = max(slowest, 0.8 * self._seconds, 1e-5)
             self._calls.extendleft(reversed(calls))
 
-    def _started(self, *, again: bool = False) -> "_Worker":
+    def _started(self, *, retry: bool = False) -> "_Worker":
         with self._changed:  # because close() must see every worker
             self._check_open()
             worker = _Worker(self.path, self.name, int(self.memory_gib * 2**30))
@@ -232,8 +232,8 @@ class RewardPool:
         ((kind, answer),) = worker.ask([encode([str(entry) for entry in sys.path])], self.startup_timeout)
         if kind != "result":
             self._forget(worker)
-            if kind == "killed" and not again:
-                return self._started(again=True)
+            if kind == "killed" and not retry:
+                return self._started(retry=True)
             raise self._failure(kind, "loading it", *answer)
         worker.place = str(answer) or self.name
         return worker

@@ -200,13 +200,13 @@ def leave_signals() -> None:
         pass
 
     def in_fork() -> None:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             if signal.getsignal(number) is nothing:
                 signal.signal(number, handler)
         unblock()
 
     block, unblock = (partial(signal.pthread_sigmask, how, NUMBERS) for how in (signal.SIG_BLOCK, signal.SIG_UNBLOCK))
-    before = {number: signal.signal(number, nothing) for number in NUMBERS}
+    handlers = {number: signal.signal(number, nothing) for number in NUMBERS}
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_fork)  # a signal waits for its handler
     unblock()
 

@@ -55,7 +55,7 @@ class SingleTurn(SingleTurnAgentExecutor):
         return entry | await self.judged(hf_tokenizer, tokens[:start], tokens[start:], entry["prompt"], entry["label"])
 
     async def judged(
-        self, tokenizer: Any, before: Sequence[int], tokens: Sequence[int], prompt: str, label: Any
+        self, tokenizer: Any, prompt_tokens: Sequence[int], tokens: Sequence[int], prompt: str, label: Any
     ) -> dict[str, Any]:
         """What the reward function or a server says of a response: reward, score, and numbers for the log.
 
@@ -65,7 +65,7 @@ class SingleTurn(SingleTurnAgentExecutor):
         if self.endpoints:
             judge = self.by_function if self.reward_func else self.by_server
             try:
-                query, response = texts(tokenizer, before, tokens)
+                query, response = texts(tokenizer, prompt_tokens, tokens)
                 answer = await judge(query, prompt, label, response)
             except Exception as error:
                 logger.info(f"no reward: {one_line(error)}")
@@ -173,11 +173,11 @@ class GroupTurn:
 
     async def response(self, place: int) -> "Generated":
         """The response in this place, with what it had already."""
-        new = await self._new_tokens(place)
-        stopped = new.finish_reason == "length" and self.params.max_tokens == len(new.token_ids) < self.room
+        generated = await self._new_tokens(place)
+        stopped = generated.finish_reason == "length" and self.params.max_tokens == len(generated.token_ids) < self.room
         if self.prefix and not self.prefix.is_context:
-            new = new.after(self.prefix)
-        return replace(new, finish_reason=STOPPED) if stopped else new
+            generated = generated.after(self.prefix)
+        return replace(generated, finish_reason=STOPPED) if stopped else generated
 
     async def _new_tokens(self, place: int) -> "Generated":
         """What vLLM generated for the response in this place. The first one that asks sends the request of all."""

@@ -63,7 +63,7 @@ class MergingLoader:
 
     def __init__(self, load: Callable[..., Any], scale: float) -> None:
         self.load, self.scale = load, scale
-        self.held: dict[str, dict[str, torch.Tensor]] = {}  # parts that have come, by layer
+        self.parts: dict[str, dict[str, torch.Tensor]] = {}  # parts that have come, by layer
 
     def __call__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str] | None:
         """Load the weights that are complete, and hold the others. Returns None if there were none to load.
@@ -81,11 +81,11 @@ class MergingLoader:
             match = _PART.fullmatch(name)
             if match:
                 layer, part = match.groups()
-                parts = self.held.setdefault(layer, {})
+                parts = self.parts.setdefault(layer, {})
                 parts[part] = tensor.clone()  # because the sender may use the memory again
                 if len(parts) == 3:
                     base, a, b = (parts[part] for part in ("base_layer", "lora_A.default", "lora_B.default"))
-                    del self.held[layer]
+                    del self.parts[layer]
                     yield f"{layer}.weight", (base.float() + self.scale * (b.float() @ a.float())).to(base.dtype)
             elif LORA in name:
                 raise RuntimeError(f"{name} cannot be merged; adapters must be those of linear layers")
@@ -101,8 +101,8 @@ def merge_adapters(worker: Any, scale: float) -> None:
 
 def require_merged(worker: Any) -> None:
     """Raise RuntimeError if a sync has left a part of an adapter behind. A worker that merges none has none."""
-    held: dict[str, dict[str, torch.Tensor]] = getattr(worker.model_runner.model.load_weights, "held", {})
-    for layer, parts in held.items():
+    layers: dict[str, dict[str, torch.Tensor]] = getattr(worker.model_runner.model.load_weights, "parts", {})
+    for layer, parts in layers.items():
         raise RuntimeError(
             f"of {layer} only {', '.join(sorted(parts))} reached the engine, so its adapter cannot be merged "
             "(ds.lora.target_modules)"

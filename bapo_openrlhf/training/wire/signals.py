@@ -16,11 +16,11 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 @contextmanager
 def blocked() -> Iterator[None]:
     """Block the signals in the block, and in all processes and threads that it starts. One that comes waits."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def leave_to_driver() -> None:

@@ -21,14 +21,14 @@ def probe_gradients(
     gradient of 0 is nan.
     """
     first, second = (policy_gradient(trainer, reference[half], pad) for half in (0, 1))
-    whole = first + second
+    direction = first + second
     sums: dict[str, torch.Tensor] = {}
-    alignments: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(whole.norm()))}
+    alignments: dict[Hashable, tuple[float, float]] = {"halves": (cosine(first, second), float(direction.norm()))}
     for uid, rows in groups.items():
         gradient = policy_gradient(trainer, rows, pad)
-        alignments[uid] = cosine(gradient, whole), float(gradient.norm())
+        alignments[uid] = cosine(gradient, direction), float(gradient.norm())
         sums[sources[uid]] = sums.get(sources[uid], 0) + gradient
-    return alignments | {source: (cosine(total, whole), float(total.norm())) for source, total in sums.items()}
+    return alignments | {source: (cosine(total, direction), float(total.norm())) for source, total in sums.items()}
 
 
 def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch.Tensor:
@@ -63,7 +63,7 @@ def policy_gradient(trainer: Any, rows: Sequence[Experience], pad: int) -> torch
     return total
 
 
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
     """Cosine of the angle between two vectors; nan if one of them is 0."""
-    norms = float(one.norm() * other.norm())
-    return float(one @ other) / norms if norms else math.nan
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms else math.nan

@@ -42,18 +42,18 @@ def parcels(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
     """
     pieces: list[Piece] = []
     copies: list[torch.Tensor] = []
-    held = 0  # bytes of the copies
+    size = 0  # bytes of the copies
     for name, tensor in tensors:
         flat, piece = tensor.reshape(-1), (name, tuple(tensor.shape))
-        if copies and (held + flat.nbytes > limit or copies[0].dtype != flat.dtype):
+        if copies and (size + flat.nbytes > limit or copies[0].dtype != flat.dtype):
             yield Parcel(pieces, torch.cat(copies))
-            pieces, copies, held = [], [], 0
+            pieces, copies, size = [], [], 0
         if flat.nbytes > limit:
             yield Parcel([piece], flat)
         else:
             pieces.append(piece)
             copies.append(flat.clone())
-            held += flat.nbytes
+            size += flat.nbytes
     if copies:
         yield Parcel(pieces, torch.cat(copies))
 

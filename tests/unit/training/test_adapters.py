@@ -57,7 +57,7 @@ def test_loads_what_peft_merges_in_parcels_of_any_size_and_order(models, cuts, o
         assert (loader(parcel) or set()) == loaded.keys() - before
         for _, tensor in parcel:
             tensor.fill_(float("nan"))  # the sender uses the memory again
-    assert loaded.keys() == merged.keys() and not loader.held
+    assert loaded.keys() == merged.keys() and not loader.parts
     for name, tensor in loaded.items():
         np.testing.assert_allclose(tensor.numpy(), merged[name].detach().numpy(), rtol=1e-5, atol=1e-6)
 
