@@ -35,10 +35,10 @@ def sample():
 
 def train(process):
     """What the worker says once it has trained on the sample."""
-    from bapo_openrlhf.training.trainer.dealing import shares
+    from bapo_openrlhf.training.trainer.dealing import training_shares
 
-    (share,) = shares([sample()], 1)
-    process.take(share["experience"][0], share["filler"][0], share["samples"][0])
+    (share,) = training_shares([sample()], 1)
+    process.take(*(share[name][0] for name in ("experience", "filler", "samples", "skipped")))
     try:
         status = process.fit(*([0.0] if hasattr(process, "actor") else []))
     except FloatingPointError as error:
