@@ -16,7 +16,6 @@ from typing import TextIO
 ADDRESS = "BAPO_OPENRLHF_PREFORK"  # environment variable: the server's folder
 SOCKET = "socket"  # in that folder
 HEAD = 8  # bytes that hold the length of the request, big-endian; the open files are sent with them
-REFUSED = "refused"
 FORWARDED = (
     signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU,
 )  # fmt: skip

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from bapo_openrlhf.cpu.prefork.client import FORWARDED, HEAD, REFUSED
+from bapo_openrlhf.cpu.prefork.client import FORWARDED, HEAD
 
 MOST_FILES = 250  # the kernel passes at most 253 at a time
 PATIENCE = 10.0  # seconds within which a request must arrive
@@ -94,27 +94,25 @@ class Server:
         except (OSError, ValueError, TypeError):
             connection.close()
             return None
-        if any(request.environment.get(name) != os.environ.get(name) for name in self.prepared.fixed):
-            self._answer(connection, REFUSED)
+        refused = any(request.environment.get(name) != os.environ.get(name) for name in self.prepared.fixed)
+        pid = None if refused else os.fork()
+        if pid == 0:
+            self._forget()
             connection.close()
-            pid = None
-        else:
-            pid = os.fork()
-            if pid == 0:
-                self._forget()
-                connection.close()
-                return request
+            return request
         for file in request.received:
             os.close(file)
-        if pid is not None:
+        if pid is None:
+            connection.close()  # without a pid, the client becomes Python itself
+        else:
             self.clients[pid] = connection
             self.selector.register(connection, selectors.EVENT_READ, lambda: self.client_left(pid))
-            self._answer(connection, str(pid))
+            self._answer(connection, pid)
         return None
 
-    def _answer(self, connection: socket.socket, line: str) -> None:
+    def _answer(self, connection: socket.socket, number: int) -> None:
         with suppress(OSError):  # the client has left, and `client_left` will see that
-            connection.sendall(f"{line}\n".encode())
+            connection.sendall(f"{number}\n".encode())
 
     def _forget(self) -> None:
         """Close what belongs to the server. This runs in a child."""
@@ -143,7 +141,7 @@ class Server:
             connection = self.clients.pop(pid)
             with suppress(KeyError):  # the client has left
                 self.selector.unregister(connection)
-            self._answer(connection, str(status))
+            self._answer(connection, status)
             connection.close()
 
     def end(self) -> None:
