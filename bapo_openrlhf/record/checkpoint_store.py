@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bapo_openrlhf.record.discard import discard
-from bapo_openrlhf.record.durable import sync, write_atomically
+from bapo_openrlhf.record.durable import discard, sync, write_atomically
 from bapo_openrlhf.record.state_file import (
     CheckpointError,
     blake2b,

@@ -8,7 +8,7 @@ import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
 from bapo_openrlhf.host import extends, plain_class
-from bapo_openrlhf.record.discard import undeleted
+from bapo_openrlhf.record.durable import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, explained_variance

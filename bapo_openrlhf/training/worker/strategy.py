@@ -10,8 +10,7 @@ from openrlhf.utils.deepspeed.deepspeed import DeepspeedStrategy
 
 import bapo_openrlhf.record.kept_rows  # noqa: F401  # `datasets` learns its type of columns
 from bapo_openrlhf.host import extends
-from bapo_openrlhf.record.discard import discard
-from bapo_openrlhf.record.durable import open_to_others
+from bapo_openrlhf.record.durable import discard, open_to_others
 
 
 class Strategy(DeepspeedStrategy):

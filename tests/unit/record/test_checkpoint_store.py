@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
-from bapo_openrlhf.record.discard import undeleted
+from bapo_openrlhf.record.durable import undeleted
 from bapo_openrlhf.record.state_file import CheckpointError, load_state, save_state
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")

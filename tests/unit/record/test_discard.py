@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bapo_openrlhf.record.discard import discard, undeleted
+from bapo_openrlhf.record.durable import discard, undeleted
 
 
 def tree(folder):

@@ -15,7 +15,7 @@ from openrlhf.utils.deepspeed import deepspeed as module
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.record.discard import undeleted
+from bapo_openrlhf.record.durable import undeleted
 from bapo_openrlhf.training.worker.strategy import Strategy, strategy_of
 
 
