@@ -16,8 +16,8 @@ from bapo_openrlhf.errors import NUMBERS, ConfigError, refuse
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.files import ESTIMATOR, SIZES, Layers, settings_of
 from bapo_openrlhf.flags.paths import LISTS, expand_home
+from bapo_openrlhf.flags.ranges import check_template
 from bapo_openrlhf.flags.rules import check_algorithm, check_values
-from bapo_openrlhf.flags.templates import check_template
 from bapo_openrlhf.methods.registry import file_hint
 from bapo_openrlhf.record.run_record import CHECKPOINTS, MODEL
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError, refuse
-from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
 from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, passes_for, response_tokens
 from bapo_openrlhf.launch import cuda
+from bapo_openrlhf.launch.environment import missing_attention
 from bapo_openrlhf.methods import BAPO, registry
 from bapo_openrlhf.workbench.pages.text import duration, many
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.templates import check_template
+from bapo_openrlhf.flags.ranges import check_template
 
 DEFAULT_KS = (1, 8, 32)
 

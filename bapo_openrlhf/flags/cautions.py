@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bapo_openrlhf.adapt.findings import MOST_X2
-from bapo_openrlhf.flags.config import GROUPS
+from bapo_openrlhf.flags.config import GROUPS, described
 from bapo_openrlhf.flags.conflicts import PENALTIES
-from bapo_openrlhf.flags.flag import described
 from bapo_openrlhf.flags.rule import Flags, Rule, messages
 from bapo_openrlhf.methods import registry
 
@@ -86,7 +85,7 @@ def _takes(f: Flags, name: str) -> bool:
 
 def _unused(f: Flags) -> list[str]:
     if f.adapted:
-        of_methods = [name for name, *_ in described(GROUPS, "of_method") if name in f.chosen]
+        of_methods = [name for name, *_ in described("of_method") if name in f.chosen]
         return [name for name in of_methods if not _takes(f, name.removeprefix("adapt."))]
     named = [f"adapt.{name}" for name in GROUPS["adapt"].__dataclass_fields__]
     return [name for name in named if name in f.chosen and name != METHOD and (name != OPTIONS or f[OPTIONS])]
@@ -129,7 +128,7 @@ def _offload(model: str) -> Rule:
 
 NO_EFFECT = [
     Rule("adapt", _unused, _unused_text),
-    *(_counts_only(name, only) for name, only, _ in described(GROUPS, "only")),
+    *(_counts_only(name, only) for name, only, _ in described("only")),
     *map(_offload, ("ref", "reward")),
     _idle("adapt.max_staleness", "generation is at most train.async_queue_size {f[train.async_queue_size]} steps ahead",
           lambda f: f.adapted and f["train.async_enable"]

@@ -6,8 +6,8 @@ coefficient), there is no second flag for it.
 
 import argparse
 import copy
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,7 @@ from bapo_openrlhf.adapt.filters import Between
 from bapo_openrlhf.adapt.rewards import Range, as_range
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.flag import FROM_NOW_ON, HOW, flag
-from bapo_openrlhf.flags.fractions import interval, unit_fraction
-from bapo_openrlhf.flags.ranges import check_numbers
+from bapo_openrlhf.flags.ranges import check_numbers, interval, unit_fraction
 from bapo_openrlhf.methods import Method, registry
 
 
@@ -43,6 +41,31 @@ ALGORITHMS = {
 MEASURED = "measured"  # --adapt.reward_range: the first step says what it is
 # What this project does in another way than OpenRLHF only because it takes less time (`--run.faster`).
 FASTER = ("requests", "weights", "log_probs")
+# What a resume changes (`launch.settings.MAY_CHANGE`).
+FROM_NOW_ON = "the batch adaptation from now on"
+HOW = "how the machines compute it"
+
+
+def flag(
+    default: Any, help: str, *, symbol: str = "", source: str = "", allowed: str | None = None, of_method: bool = False,
+    needs: str = "", only: str = "", resumes: str = "", **argument: Any,
+) -> Any:  # fmt: skip
+    """A dataclass field that is also a flag. Its rules are made of this description.
+
+    Args:
+        source: Where the paper, or another one, has it.
+        allowed: A key of `errors.ALLOWED`; None if the value is not a number, or if it is checked elsewhere.
+        of_method: Whether it is an argument of methods, so that it has no effect with one that does not take it.
+        needs: A key of `conflicts.NEEDS`: what must be there if the flag is not its default.
+        only: FLAG or FLAG=VALUE: it has no effect if this other --adapt flag is 0, or not that value.
+        resumes: A key of `launch.settings.MAY_CHANGE` if a resume may change it.
+        argument: Further arguments of `ArgumentParser.add_argument`.
+    """
+    says = {"of_method": of_method, "needs": needs, "only": only, "resumes": resumes}
+    return field(
+        default=default,
+        metadata={"help": help, "symbol": symbol, "source": source, "allowed": allowed, **says, "argument": argument},
+    )
 
 
 @dataclass
@@ -357,6 +380,14 @@ class Arguments(SimpleNamespace):
 
 GROUPS: dict[str, type[Any]] = {"adapt": AdaptConfig, "data": DataConfig, "verifier": VerifierConfig, "run": RunConfig}
 TITLES = {"adapt": "batch adaptation", "data": "data", "verifier": "reward function", "run": "record of the run"}
+
+
+def described(word: str) -> Iterator[tuple[str, Any, Field[Any]]]:
+    """The flags whose description has a word: the dotted name, what the description says, and the field."""
+    for prefix, config in GROUPS.items():
+        for item in fields(config):
+            if item.metadata[word]:
+                yield f"{prefix}.{item.name}", item.metadata[word], item
 
 
 def flags_of(args: Any) -> dict[str, Any]:

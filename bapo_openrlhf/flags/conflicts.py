@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS
-from bapo_openrlhf.flags.config import GROUPS, MEASURED
-from bapo_openrlhf.flags.flag import described
+from bapo_openrlhf.flags.config import MEASURED, described
 from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
 
 METHOD, ESTIMATOR, REWARD_MODEL = "adapt.method", "algo.advantage.estimator", "reward.model_name_or_path"
@@ -108,7 +107,7 @@ WITH_FLAGS = [
     Rule("adapt.micro_batch_tokens",
          lambda f: f["adapt.micro_batch_tokens"] is not None and f["train.dynamic_batch_enable"],
          "{it}, and train.dynamic_batch_enable is True; only one of them can make the micro-batches"),
-    *(_needed(name, need, item.default) for name, need, item in described(GROUPS, "needs")),
+    *(_needed(name, need, item.default) for name, need, item in described("needs")),
     beside("adapt.length_adaptive_lambd", "algo.advantage.lambd",
            "be 1, because only one of them can be the lambda of advantages", lambda f: f["algo.advantage.lambd"] != 1),
     beside("adapt.critic_baseline", "algo.advantage.gamma",

@@ -1,10 +1,15 @@
-"""What each flag of OpenRLHF may be: a range, or its choices. The ranges of this project's flags are in `config`."""
+"""What the value of a flag may be: a range, choices, exact numbers from 0 to 1, or an input template.
+
+The ranges of this project's flags are in `config`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bapo_openrlhf.errors import ALLOWED, ConfigError
+from bapo_openrlhf.adapt.rewards import as_fraction
+from bapo_openrlhf.adapt.thresholds import Interval
+from bapo_openrlhf.errors import ALLOWED, ConfigError, one_line
 
 MODELS = ("actor", "critic", "ref", "reward")
 
@@ -91,3 +96,40 @@ def check_numbers(prefix: str, config: Any) -> None:
     """Refuse a number of a configuration of this project's flags that its description does not allow."""
     rules = {f"{prefix}.{item.name}": item.metadata["allowed"] for item in fields(config) if item.metadata["allowed"]}
     check_ranges({f"{prefix}.{name}": value for name, value in vars(config).items()}, rules)
+
+
+def unit_fraction(name: str, value: Any) -> Any:
+    """A flag's value as an exact number. Raises ConfigError unless it is one in [0, 1]."""
+    try:
+        number = as_fraction(value)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if not 0 <= number <= 1:
+        raise ConfigError(f"{name} is {value}; it must be in [0, 1]")
+    return number
+
+
+def interval(name: str, values: Any) -> Interval:
+    """A flag's values, LOW HIGH or one, as an interval. Raises ConfigError unless they are one within [0, 1]."""
+    values = values if isinstance(values, (list, tuple)) else [values]
+    if len(values) not in (1, 2):
+        raise ConfigError(f"{name} has {len(values)} values; it takes LOW HIGH, or one fixed value")
+    low, high = unit_fraction(name, values[0]), unit_fraction(name, values[-1])
+    if low > high:
+        raise ConfigError(f"{name} is {values[0]} {values[1]}; LOW must not be above HIGH")
+    return Interval(low, high)
+
+
+def check_template(flag: str, template: str | None) -> None:
+    """Check that an input template has {} once. OpenRLHF leaves out one without it, or fails at the first row."""
+    if template is None:
+        return
+    rule = "it must have {} in place of the prompt, once, and {{ and }} for braces of its own"
+    if "{}" not in template:
+        raise ConfigError(f"{flag} is {template!r}; {rule}")
+    try:
+        filled = template.format("THE PROMPT")
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ConfigError(f"{flag} is {template!r}, which cannot be filled ({one_line(error)}); {rule}") from None
+    if "THE PROMPT" not in filled:
+        raise ConfigError(f"{flag} is {template!r}, which is {filled!r} with every prompt; {rule}")

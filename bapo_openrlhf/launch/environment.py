@@ -6,6 +6,7 @@ import tempfile
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, one_line
@@ -17,6 +18,10 @@ RAYS = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 VLLMS = "/00000000-0000-0000-0000-000000000000"
 TESTS = ("test", "tests")  # several packages install one, and no library imports it
 PACKAGE = __name__.partition(".")[0]
+# Packages of attention, by their modules.
+_FLASH = {"flash_attn_2_cuda": "flash-attn"}  # module: package. The compiled module may be missing from the package.
+_HUB = {"kernels": "kernels"}  # transformers gets the attention from the model hub with it
+_NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_interface": "flash-attn-3"} | _HUB}
 
 
 def check_environment() -> None:
@@ -89,3 +94,21 @@ def _check_variables() -> None:
             envs.environment_variables.get(name, str)()
         except Exception as error:
             raise ConfigError(f"{name} is {os.environ[name]}; vLLM cannot read it: {one_line(error)}") from None
+
+
+def missing_attention(args: SimpleNamespace) -> str | None:
+    """A sentence on what the attention or a kernel needs that is not installed; None if nothing is missing.
+
+    Without flash-attn, sdpa, eager and flex_attention work, but samples cannot be packed.
+    """
+    if args.ds.use_liger_kernel and find_spec("liger_kernel") is None:
+        return "ds.use_liger_kernel is True; it needs the package liger-kernel, which is not installed on this machine"
+    asked = args.ds.attn_implementation
+    needs = _FLASH if args.ds.packing_samples else _HUB if "/" in asked else _NEEDS.get(asked, {})
+    if not needs or any(map(find_spec, needs)):
+        return None
+    flag, value = ("ds.packing_samples", True) if args.ds.packing_samples else ("ds.attn_implementation", asked)
+    return (
+        f"{flag} is {value}; it needs the package {' or '.join(needs.values())}, which is not installed on this "
+        "machine (docs/dependencies.md). ds.attn_implementation sdpa needs none, without packed samples"
+    )

@@ -21,7 +21,6 @@ from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.conflicts import check_combinations
@@ -29,7 +28,7 @@ from bapo_openrlhf.flags.paths import check_read, check_written
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
-from bapo_openrlhf.launch.environment import check_environment
+from bapo_openrlhf.launch.environment import check_environment, missing_attention
 from bapo_openrlhf.launch.model_files import config_of, weight_files
 from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled
 from bapo_openrlhf.launch.questions import Questions

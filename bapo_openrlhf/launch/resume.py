@@ -12,8 +12,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.files import ESTIMATOR
 from bapo_openrlhf.flags.paths import check_written, run_folder
-from bapo_openrlhf.flags.resumable import may_change
-from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended
+from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended, may_change
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import (
     ACTOR,

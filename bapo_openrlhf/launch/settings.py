@@ -13,11 +13,32 @@ from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.config import flags_of
-from bapo_openrlhf.flags.resumable import CODE, PLACES, is_one_of
+from bapo_openrlhf.flags.config import FROM_NOW_ON, HOW, described, flags_of
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.user_file import at_home
 
+PLACES = ("run.*", "ckpt.*", "logger.*")  # of flags that say nothing about the training
+
+
+def _resumes(row: str) -> list[str]:
+    return [name for name, its_row, _ in described("resumes") if its_row == row]
+
+
+# What may change when a run is resumed: the change is said and recorded, unless it is of PLACES. A change of any other
+# flag is refused. A name with * at its end stands for all flags that begin so. A test compares docs/reliability.md.
+MAY_CHANGE = {
+    "the length of the run": ("train.num_episodes",),
+    FROM_NOW_ON: (*_resumes(FROM_NOW_ON), "train.async_queue_size"),
+    "the evaluation": ("eval.*",),
+    HOW: (
+        "vllm.*", "verifier.*", "ref.*", "reward.num_*", "reward.offload", "train.colocate_*", "ds.enable_sleep",
+        "ds.attn_implementation", "ds.use_universal_ckpt", "actor.gradient_checkpointing_*", "rollout.micro_batch_size",
+        "rollout.max_tokens_per_gpu", "train.micro_batch_size", "train.max_tokens_per_gpu", *_resumes(HOW),
+    ),
+    "where the record, the checkpoints and the logs are, and how often they are written": PLACES,
+}  # fmt: skip
+# The flags that name the user's own code. It may be mended, and a server may move: this is said and recorded.
+CODE = ("reward.remote_url", "train.agent_func_path", "adapt.method")
 MODELS = ("actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path")
 DATA = "data.prompt_dataset"
 RANKS = {f"{model}.num_nodes x {model}.num_gpus_per_node": model for model in ("actor", "critic")}
@@ -62,6 +83,16 @@ def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
         if len(data) == 2 and len(data[0]) != len(data[1]):  # one of them does not know the rows
             pairs[DATA] = (data[0][-1], data[1][-1])
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def may_change(flag: str) -> bool:
+    """Whether a flag may have another value when a run is resumed."""
+    return any(is_one_of(flag, names) for names in MAY_CHANGE.values())
+
+
+def is_one_of(flag: str, names: tuple[str, ...]) -> bool:
+    """Whether a flag is among names, of which some may end with *."""
+    return any(flag.startswith(name[:-1]) if name.endswith("*") else flag == name for name in names)
 
 
 def is_mended(flag: str, before: Any, now: Any) -> bool:

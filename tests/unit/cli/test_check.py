@@ -240,7 +240,7 @@ class TestNumbers:
 
 def test_attention_that_another_machine_must_have(capsys, words, monkeypatch):
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
-    monkeypatch.setattr("bapo_openrlhf.flags.attention.find_spec", lambda name: None)
+    monkeypatch.setattr("bapo_openrlhf.launch.environment.find_spec", lambda name: None)
     assert report(capsys, *words, warned=1)["attention"] == "sdpa"
     assert main.run(["check", *words, "--ds.attn_implementation=flash_attention_2"]) == 0
     *_, warning, last = capsys.readouterr().out.splitlines()

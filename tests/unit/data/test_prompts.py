@@ -13,7 +13,7 @@ from data_sets import KINDS, TEXT_KINDS
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.data.tokenizer import Tokenizer
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.templates import check_template
+from bapo_openrlhf.flags.ranges import check_template
 
 
 def user(content):

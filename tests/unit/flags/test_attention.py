@@ -6,11 +6,10 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags import attention
-from bapo_openrlhf.flags.attention import missing_attention
 from bapo_openrlhf.flags.rule import check_rules
 from bapo_openrlhf.flags.rules import PACKED
-from bapo_openrlhf.launch import preflight
+from bapo_openrlhf.launch import environment, preflight
+from bapo_openrlhf.launch.environment import missing_attention
 from bapo_openrlhf.launch.preflight import check_packages
 
 
@@ -23,7 +22,7 @@ def asked(implementation, packed=False, liger=False):
 def install(monkeypatch):
     """A function that installs modules. At first none is there, also if this machine has them."""
     installed = set()
-    monkeypatch.setattr(attention, "find_spec", lambda name: name if name in installed else None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: name if name in installed else None)
     return lambda *names: installed.update(names)
 
 

@@ -15,9 +15,8 @@ from PIL import Image
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags import attention
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.launch import preflight, rewards
+from bapo_openrlhf.launch import environment, preflight, rewards
 from bapo_openrlhf.launch.model_trial import Noisy
 from bapo_openrlhf.launch.preflight import KEPT, check_inputs
 from bapo_openrlhf.launch.questions import ANSWERS
@@ -545,6 +544,6 @@ def test_a_decoupled_ratio_is_openrlhfs_clipped_token_weight_unless_a_correction
 def test_attention_without_its_package(run, monkeypatch):
     """As on a machine with a GPU and without flash-attn."""
     monkeypatch.setenv("BAPO_OPENRLHF_CPU", "0")
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
     assert run.refusal().startswith("ds.attn_implementation is flash_attention_2; ")
     run.check(ds__attn_implementation="sdpa")

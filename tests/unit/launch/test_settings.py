@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags import resumable
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.launch import settings as module
 from bapo_openrlhf.launch.settings import changes, is_mended, settings_of
@@ -255,21 +254,21 @@ def test_the_page_has_the_list():
     section = page.partition("## What may change on a resume\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.M)[2:]
     listed = {what: flags_among(re.findall("`([^`]+)`", flags)) for what, flags in rows}
-    assert listed == {what: flags_among(flags) for what, flags in resumable.MAY_CHANGE.items()}
-    assert all(f"`{flag}`" in section for flag in resumable.CODE)
+    assert listed == {what: flags_among(flags) for what, flags in module.MAY_CHANGE.items()}
+    assert all(f"`{flag}`" in section for flag in module.CODE)
 
 
 def flags_among(names) -> set[str]:
-    return {flag for flag in FLAGS if resumable.is_one_of(flag, tuple(names))}
+    return {flag for flag in FLAGS if module.is_one_of(flag, tuple(names))}
 
 
 def test_each_name_in_the_list_is_a_flag():
-    for name in (*sum(resumable.MAY_CHANGE.values(), ()), *resumable.CODE):
-        assert any(resumable.is_one_of(flag, (name,)) for flag in FLAGS), name
+    for name in (*sum(module.MAY_CHANGE.values(), ()), *module.CODE):
+        assert any(module.is_one_of(flag, (name,)) for flag in FLAGS), name
 
 
 def test_what_must_not_change():
-    assert not any(map(resumable.may_change, (
+    assert not any(map(module.may_change, (
         "actor.adam.lr", "critic.adam.lr", "train.seed", "rollout.n_samples_per_prompt", "data.input_key", "algorithm",
         "train.async_enable", "adapt.options", "reward.clip_range", "data.prompt_dataset", "adapt.c", "runs.name",
     )))  # fmt: skip
