@@ -83,7 +83,7 @@ def _beside(error: BaseException, path: Path) -> str:
 
 
 def origin(path: Path) -> Path:
-    """The file of the user that a path in the record of a run is a copy of (`launch.user_files`); otherwise itself."""
+    """The file of the user that a path in the record of a run is a copy of (`launch.start`); otherwise itself."""
     try:
         return Path(Path(f"{path}{ORIGIN}").read_text(encoding="utf-8"))
     except OSError:

@@ -215,7 +215,7 @@ def note_failure(run: Planned) -> None:
 
 def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], root: Path, until: float | None) -> bool:
     """Run some of the runs of a stage, `Stage.parallel` at a time. Returns whether there was time for all of them."""
-    from bapo_openrlhf.launch.cluster import shared_ray
+    from bapo_openrlhf.launch.start import shared_ray
 
     require_same(runs)
     steps, devices = checked(runs)

@@ -131,7 +131,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
 
 
 def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, parallel: int, hours: float | None):
-    from bapo_openrlhf.launch.cluster import shared_ray
+    from bapo_openrlhf.launch.start import shared_ray
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.progress import on_terminal
 

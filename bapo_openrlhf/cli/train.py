@@ -15,8 +15,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf train") -> int:
         from bapo_openrlhf.launch.resume import own_folders
 
         with own_folders(args), machine.processes():  # before all that takes time
-            from bapo_openrlhf.launch.hub import check_hub_models
-            from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
+            from bapo_openrlhf.launch.preflight import check_hub_models, check_inputs, print_warnings
             from bapo_openrlhf.launch.start import launch
 
             checked = check_inputs(args)

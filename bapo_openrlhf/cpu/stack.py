@@ -27,7 +27,7 @@ from bapo_openrlhf.errors import ConfigError
 
 SWITCH = "BAPO_OPENRLHF_CPU"
 FORK = "BAPO_OPENRLHF_FORK"  # 0: each process imports the stack itself
-SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that several runs share (launch/cluster.py)
+SHARED_RAY = "BAPO_OPENRLHF_RAY"  # address of a Ray on this machine that several runs share (launch/start.py)
 
 
 def active() -> bool:

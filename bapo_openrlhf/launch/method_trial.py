@@ -1,7 +1,8 @@
 """A few steps of a method with made-up groups: what is wrong with it shows before any model loads."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,13 +15,13 @@ from bapo_openrlhf.adapt.group import Group, Prompt, Response
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import UNIT, Range, exact_rewards
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.same_state import differing
 from bapo_openrlhf.methods.base import Method, are_positions
 from bapo_openrlhf.record.metrics import DECLARED, names
 from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.wire.names import OWN
 from bapo_openrlhf.user_file import described
 
+PLAIN = (str, bytes, int, float, complex, type(None))  # types of values that are compared as they are
 STEPS = 12
 MOST_RESPONSES = 256  # of a step, so that a trial takes less than a second
 ROUNDS = 3  # after so many steps the same prompts come again
@@ -199,3 +200,40 @@ class _Trial:
             if name in TAKEN:
                 self.refuse(f"the metric {name} has the name of one of the run's own; give it another name")
         return numbers
+
+
+def differing(one: Any, other: Any, without: Container[str]) -> list[str]:
+    """Names of the attributes that only one of two objects has, or that have different values in the two."""
+    mine, theirs = vars(one), vars(other)
+    seen: set[tuple[int, int]] = {(id(one), id(other))}
+    return [
+        name
+        for name in sorted(mine.keys() | theirs.keys())
+        if name not in without and (name not in mine or name not in theirs or not _same(mine[name], theirs[name], seen))
+    ]
+
+
+def _same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
+    """Objects are by their attributes. What has neither attributes nor a comparison, as a lock, is the same."""
+    if one is other or (id(one), id(other)) in seen:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, PLAIN):
+        return bool(one == other) or (one != one and other != other)  # nan is not equal to itself
+    seen.add((id(one), id(other)))
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, np.random.Generator):
+        return str(one.bit_generator.state) == str(other.bit_generator.state)
+    if isinstance(one, Mapping):
+        pairs = zip(one.items(), other.items(), strict=False)
+        return len(one) == len(other) and all(_same(a, b, seen) and _same(x, y, seen) for (a, x), (b, y) in pairs)
+    if isinstance(one, Set) and not all(isinstance(member, PLAIN) for member in one):
+        return len(one) == len(other)  # members in no order, which may be equal without being the same
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(_same(*pair, seen) for pair in zip(one, other, strict=True))
+    if not callable(one) and hasattr(one, "__dict__"):
+        both = vars(one).keys() & vars(other).keys()  # a property may be worked out and kept in one of them
+        return all(_same(getattr(one, name), getattr(other, name), seen) for name in both)
+    return type(one).__eq__ is object.__eq__ or callable(one) or bool(one == other)

@@ -20,7 +20,7 @@ from bapo_openrlhf.data import vision
 from bapo_openrlhf.data.check import Data, check_data
 from bapo_openrlhf.data.prompts import check_tokenizer, local_tokenizer
 from bapo_openrlhf.data.sources import looks_local
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.flags.cautions import warnings_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.conflicts import check_combinations
@@ -29,17 +29,16 @@ from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic, critic_steps, run_steps
 from bapo_openrlhf.launch.cuda import check_allocator, warnings_of_machine
 from bapo_openrlhf.launch.environment import check_environment, missing_attention
-from bapo_openrlhf.launch.model_files import config_of, weight_files
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled
+from bapo_openrlhf.launch.model_files import check_same_tokens, config_of, weight_files
+from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled, Synced
 from bapo_openrlhf.launch.questions import Questions
 from bapo_openrlhf.launch.rewards import check_reward
-from bapo_openrlhf.launch.same_tokens import check_same_tokens
-from bapo_openrlhf.launch.sync_trial import Synced
 from bapo_openrlhf.launch.trial import Begins, Trial
 from bapo_openrlhf.methods.registry import METHODS
 from bapo_openrlhf.tasks import TASKS, task_of_file
 
 ACTOR, REWARD = "actor.model_name_or_path", "reward.model_name_or_path"
+SECONDS = 20  # to wait for the model hub
 KEPT = ".data"  # the folder in `run.dir` with the rows that its runs read
 
 
@@ -180,6 +179,30 @@ def _nearest(path: Path) -> str:
     names = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, names, n=1)
     return f"; did you mean {path.parent / near[0]}?" if near else ""
+
+
+def check_hub_models(args: SimpleNamespace) -> None:
+    """Ask the cache, then the hub, for each model that is no folder. `check` does not, because it needs no network."""
+    for model in Flags.of(args).loaded:
+        if model == "ref":  # it is the actor
+            continue
+        flag = f"{model}.model_name_or_path"
+        for name in (getattr(args, model).model_name_or_path or "").split(","):
+            if not Path(name).is_dir() and not args.use_ms:
+                _check_hub(flag, name)
+
+
+def _check_hub(flag: str, name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=SECONDS)
+    except Exception as error:  # of the hub's library, or of its connection
+        raise ConfigError(
+            f"{flag} is {name}; it is not a folder{user_file.start_of(Path(name))}, it was not downloaded before, and "
+            f"the model hub does not give it: {one_line(error)}"
+        ) from None
 
 
 def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool, ahead: bool) -> list[str]:

@@ -1,38 +1,42 @@
-"""Start a run on the real stack, and write its summary at the end."""
+"""Start a run on the real stack, and write its summary and how it ended. Several runs may share one Ray."""
 
+import os
+import shlex
+import shutil
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from bapo_openrlhf import machine
-from bapo_openrlhf.errors import ConfigError, Ended, RunError, reason_of
+from bapo_openrlhf.errors import ConfigError, Ended, RunError, one_line, reason_of
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute, run_folder, use_kept
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.sizes import run_steps
-from bapo_openrlhf.launch.ending import recorded
 from bapo_openrlhf.launch.resume import (
     choose_start,
     compare_with_beginning,
     keep_settings,
     products_by_step,
+    saved_step,
     take,
 )
 from bapo_openrlhf.launch.settings import settings_of
-from bapo_openrlhf.launch.user_files import keep_user_files
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.held_out import change_in_words
 from bapo_openrlhf.record.outcome import UNTRAINED, nothing_trained
 from bapo_openrlhf.record.progress import progress_bar
+from bapo_openrlhf.record.state_file import CheckpointError
 from bapo_openrlhf.training.driver.signals import Signals
+from bapo_openrlhf.user_file import ORIGIN, at_home
 
 # What flags must be on a machine without a GPU.
 ON_THE_CPU = {
@@ -109,6 +113,66 @@ def launch(
             _train(args, signals)
         _summarise(args, folder, metadata, clock)
     return folder
+
+
+def keep_user_files(args: SimpleNamespace, folder: Path) -> None:
+    """Copy the user's files into the record, and let the run use the copies. OSError if one cannot be copied.
+
+    Processes of a run load them again, for example after a reward function crashed. If the user edits one meanwhile,
+    the rewards would otherwise change within a run.
+    """
+    place = folder / record.CODE
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier start
+    args.reward.remote_url = [_kept(name, place) for name in args.reward.remote_url or []] or args.reward.remote_url
+    if args.train.agent_func_path:
+        args.train.agent_func_path = _kept(args.train.agent_func_path, place)
+    file, colon, kind = args.adapt.method.rpartition(":")
+    if colon:
+        args.adapt.method = f"{_kept(file, place)}:{kind}"
+
+
+def _kept(name: str, place: Path) -> str:
+    path = at_home(name)
+    if not name.endswith(".py") or not path.is_file():
+        return name
+    place.mkdir(exist_ok=True)
+    copy = place / f"{len(list(place.iterdir())) // 2}_{path.name}"
+    shutil.copyfile(path, copy)
+    Path(f"{copy}{ORIGIN}").write_text(str(path.resolve()), encoding="utf-8")
+    return str(copy)
+
+
+@contextmanager
+def recorded(args: SimpleNamespace, folder: Path, command: Sequence[str]) -> Iterator[None]:
+    """Write into run.json how the block ended. Ended then also says how the run goes on, if it does."""
+    try:
+        yield
+    except Ended as ended:
+        text = ended.text if ended.code == UNTRAINED else f"{ended.text}. {_goes_on(args, command)}"
+        _note(folder, ended.how, ended.code, text)
+        raise Ended(ended.how, ended.code, text) from None
+    except Exception as error:
+        _note(folder, "failed", 1, str(error) if isinstance(error, RunError) else one_line(error))
+        raise
+    _note(folder, "finished", 0, "")
+
+
+def _note(folder: Path, how: str, status: int, text: str) -> None:
+    with suppress(OSError, ConfigError):  # such as a full disk, which is no reason to hide why a run ended
+        record.end_run(folder, how, status=status, text=text)
+
+
+def _goes_on(args: SimpleNamespace, command: Sequence[str]) -> str:
+    more = ["--ckpt.load_enable"] if "--ckpt.load_enable" not in command else []
+    more += ["--run.overwrite=false"] if args.run.overwrite else []  # it would delete what was trained
+    shown = shlex.join(record.without_secret([*command, *more], args.logger.wandb.key))
+    try:
+        step = saved_step(args)
+    except (CheckpointError, ConfigError, OSError) as error:
+        return f"Which step is saved is not known ({one_line(error)}): {shown}"
+    if step:
+        return f"It goes on with step {step + 1}: {shown}"
+    return f"No step is saved{' (ckpt.disable_ds)' if args.ckpt.disable_ds else ''}, so it begins again: {shown}"
 
 
 def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
@@ -198,4 +262,29 @@ def _train(args: SimpleNamespace, signals: Signals) -> None:
     finally:
         if own_ray:
             time.sleep(0.5)  # the last lines of the workers' logs arrive some tenths of a second late
+            ray.shutdown()
+
+
+@contextmanager
+def shared_ray(devices: int, runs: int) -> Iterator[dict[str, str]]:
+    """Start a Ray for the time of the block. Yields the environment variables with which a run connects to it.
+
+    If RAY_ADDRESS names a cluster that is already up, the runs go there and no Ray is started. On the CPU, Ray only
+    counts the `devices` of the `runs` that train at the same time, and these share the cores. With GPUs, it counts
+    those of this machine.
+    """
+    if os.environ.get("RAY_ADDRESS") and not machine.on_cpu():
+        yield {}
+        return
+    with machine.processes():
+        import ray
+
+        from bapo_openrlhf.training.driver.own_ray import connect, token
+
+        with_gpus = {"address": "local", "include_dashboard": False, "logging_level": "warning"}
+        context = connect(**(machine.own_ray(devices) or with_gpus))
+        try:
+            address = {machine.shared_address(): context.address_info["gcs_address"]}
+            yield address | token() | machine.share_of_cores(runs)
+        finally:
             ray.shutdown()

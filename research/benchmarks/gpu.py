@@ -55,7 +55,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.cluster import shared_ray
+from bapo_openrlhf.launch.start import shared_ray
 from bapo_openrlhf.workbench.planning.constants import DATA_SHEETS, GIB, constants_of
 from bapo_openrlhf.workbench.planning.memory import PHASES, gpu_memory
 from bapo_openrlhf.workbench.planning.shapes import ModelShape, shape_of_folder

@@ -38,7 +38,7 @@ from report import RESULTS, again, origin, python_path
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.cpu.prefork import serving
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.cluster import shared_ray
+from bapo_openrlhf.launch.start import shared_ray
 from bapo_openrlhf.record.held_out import scores
 from bapo_openrlhf.record.run_record import read_evaluations
 

@@ -151,7 +151,7 @@ def one_by_one(monkeypatch, tmp_path):
     """`run_stage` without Ray. What is in `fails` ends with an error."""
     from contextlib import contextmanager
 
-    from bapo_openrlhf.launch import cluster
+    from bapo_openrlhf.launch import start
 
     begun, fails = [], set()
 
@@ -176,7 +176,7 @@ def one_by_one(monkeypatch, tmp_path):
             seen([], runs)
         return Outcome(done=len(planned))
 
-    monkeypatch.setattr(cluster, "shared_ray", nothing)
+    monkeypatch.setattr(start, "shared_ray", nothing)
     monkeypatch.setattr(runner, "on_terminal", unseen)
     monkeypatch.setattr(runner, "run_all", run_all)
     monkeypatch.setattr(runner, "checked", lambda runs: ({}, 2))

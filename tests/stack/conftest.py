@@ -81,7 +81,7 @@ def forked_processes():
 
 RAY = """
 import json, os, sys
-from bapo_openrlhf.launch.cluster import shared_ray
+from bapo_openrlhf.launch.start import shared_ray
 with shared_ray(int(sys.argv[1]), 2) as environment:
     os.write(int(sys.argv[2]), json.dumps(environment).encode() + b"\\n")
     sys.stdin.read()

@@ -16,7 +16,7 @@ import pytest
 from bapo_openrlhf.cli import main as cli
 from bapo_openrlhf.cli import study
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch import hub, preflight, resume, start
+from bapo_openrlhf.launch import preflight, resume, start
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.training.wire.signals import NUMBERS
@@ -30,9 +30,9 @@ FLAGS = [
 RUN = """
 import sys
 from bapo_openrlhf.cli import main
-from bapo_openrlhf.launch import hub, preflight, start
+from bapo_openrlhf.launch import preflight, start
 preflight.check_inputs = lambda args: preflight.Checked(None)
-hub.check_hub_models = lambda args: None
+preflight.check_hub_models = lambda args: None
 start.launch = lambda args, checked, *_: print("training", flush=True) or sys.stdin.read()
 sys.exit(main.run(sys.argv[1:]))
 """
@@ -175,7 +175,7 @@ def test_the_folders_are_free_after_the_run(run, tmp_path, monkeypatch):
         raise ConfigError("bad")
 
     monkeypatch.setattr(preflight, "check_inputs", lambda args: SimpleNamespace(warnings=()))
-    monkeypatch.setattr(hub, "check_hub_models", lambda args: None)
+    monkeypatch.setattr(preflight, "check_hub_models", lambda args: None)
     monkeypatch.setattr(start, "launch", launch)
     assert run("train", *FLAGS, "--run.name=mine") == (2, "error: bad\n")
     assert tree(tmp_path) == {"runs/mine/run.json": "{}"}

@@ -8,13 +8,13 @@ import pytest
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.hub import check_hub_models
+from bapo_openrlhf.launch.preflight import check_hub_models
 
 CHECK = """
 import sys
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.hub import check_hub_models
+from bapo_openrlhf.launch.preflight import check_hub_models
 try:
     check_hub_models(arguments.parse(sys.argv[1:]))
 except ConfigError as error:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled
+from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled, Synced
 from bapo_openrlhf.launch.questions import ANSWERS, Questions
-from bapo_openrlhf.launch.sync_trial import Synced
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
          "num_key_value_heads": 1, "vocab_size": 32, "max_position_embeddings": 64,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.same_tokens import check_same_tokens
+from bapo_openrlhf.launch.model_files import check_same_tokens
 
 TOKENS = ["<pad>", "<eos>", "a", "b"]
 

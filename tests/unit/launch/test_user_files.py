@@ -6,7 +6,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.user_files import keep_user_files
+from bapo_openrlhf.launch.start import keep_user_files
 from bapo_openrlhf.methods.registry import method_class
 from bapo_openrlhf.record.run_record import CODE, remove_run
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
