@@ -9,10 +9,10 @@ from typing import Any
 from bapo_openrlhf import machine
 from bapo_openrlhf.data.messages import left_out
 from bapo_openrlhf.data.tokenizer import Tokenizer, another_day, tokenizer_process
-from bapo_openrlhf.data.worked import header_of, wrong_response
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.host import module_of
 
+THINK = "<think>"
 # Each tokenizer on the hub has one of these files. One in a folder may also be an older one, such as spiece.model.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOKENIZER_NAME = re.compile(r".*tokenizer.*|(vocab|merges|tekken|byte_maps).*|.*\.(model|spm|tiktoken)")
@@ -119,3 +119,27 @@ class Renderer:
             return None
         header = header_of(content, self.tokenizer.apply_chat_template) if self._chat else ""
         return wrong_response(prompt, solution, end=self._end, header=header)
+
+
+def wrong_response(prompt: str, response: str, *, end: str = "", header: str = "") -> str | None:
+    """What there is once too often in a worked solution that follows a prompt; None if there is nothing.
+
+    The text must begin with the prompt that a run gives, and have the beginning of thinking, the end token (`end`) and
+    the header of a response, which the chat template writes before each (`header`), once each. A template that opens
+    thinking gives a second `<think>` to a solution that has one. A template that cuts thinking moves the text, so that
+    a model learns its last words without a beginning.
+    """
+    opened = prompt.rstrip().endswith(THINK)
+    if response.count(THINK) + opened > 1:
+        return f"{THINK} twice" + (", because the prompt ends with one" if opened else "")
+    if end and end in response.rstrip().removesuffix(end):
+        return f"the end token {end} before its end"
+    name = header.replace(THINK, "").strip()
+    return f"the header of a response, {name!r}" if name and name in response else None
+
+
+def header_of(content: Any, apply: Callable[..., str]) -> str:
+    """What a chat template writes before a response to a prompt; "" if it writes nothing, or not at the end."""
+    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
+    without, prompt = (apply(messages, tokenize=False, add_generation_prompt=add) for add in (False, True))
+    return prompt[len(without) :] if prompt.startswith(without) else ""

@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
-from bapo_openrlhf.data.findings import quoted
 from bapo_openrlhf.data.reading import read
-from bapo_openrlhf.data.rows import Values
+from bapo_openrlhf.data.rows import Values, quoted
 from bapo_openrlhf.data.sources import SourceFlags
 from bapo_openrlhf.data.vision import NOT_FILES, images_of, places
 from bapo_openrlhf.errors import ConfigError

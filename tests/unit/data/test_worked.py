@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bapo_openrlhf.data.worked import header_of, wrong_response
+from bapo_openrlhf.data.prompts import header_of, wrong_response
 
 END, HEADER = "<|end|>", "<|assistant|>\n"
 
