@@ -29,8 +29,8 @@ def cuda_of_torch() -> str:
 
 def driver_here() -> str | None:
     """The version of this machine's driver. None if it has none."""
-    found = re.search(r"\s(\d{3,}\.[\d.]+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
-    return found[1] if found else None
+    match = re.search(r"\s(\d{3,}\.[\d.]+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
+    return match[1] if match else None
 
 
 def nvcc_here() -> str | None:
@@ -38,11 +38,11 @@ def nvcc_here() -> str | None:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = Path(home) / "bin" / "nvcc" if home else Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc")
     try:
-        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+        output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"release (\d+\.\d+)", said)
-    return found[1] if found else None
+    match = re.search(r"release (\d+\.\d+)", output)
+    return match[1] if match else None
 
 
 def needs() -> tuple[int | None, str]:
@@ -55,28 +55,28 @@ def needs() -> tuple[int | None, str]:
 def versions_in_words() -> str:
     """What a machine with GPUs must have, and what this one has."""
     driver, nvcc = needs()
-    here = f"driver {driver_here() or 'none'}, nvcc {nvcc_here() or 'none'}"
-    return f"{cuda_of_torch()}: driver {driver} or newer, nvcc {nvcc}; on this machine: {here}"
+    versions = f"driver {driver_here() or 'none'}, nvcc {nvcc_here() or 'none'}"
+    return f"{cuda_of_torch()}: driver {driver} or newer, nvcc {nvcc}; on this machine: {versions}"
 
 
 def warnings_of_machine() -> list[str]:
     """Warnings of a driver and an nvcc that do not belong to torch's CUDA, if this machine has a driver."""
-    cuda, (oldest, wanted), driver = cuda_of_torch(), needs(), driver_here()
+    cuda, (oldest, nvcc_of_torch), driver = cuda_of_torch(), needs(), driver_here()
     if driver is None:
         return []
     warnings = []
     if oldest and int(driver.split(".")[0]) < oldest:
         warnings.append(
-            f"NVIDIA's driver is {driver}; torch's CUDA {cuda} needs {oldest} or newer, and finds no GPU without it: "
-            "update the driver (torch also has wheels for CUDA 12.6, but vLLM must have the same CUDA as torch)"
+            f"NVIDIA's driver is {driver}; torch's CUDA {cuda} needs {oldest} or newer, and finds no GPU without "
+            "it: update the driver (torch also has wheels for CUDA 12.6, but vLLM must have the same CUDA as torch)"
         )
     nvcc = nvcc_here()
-    if f"{nvcc}.".startswith(f"{wanted}.") or os.environ.get("DS_SKIP_CUDA_CHECK") == "1":
+    if f"{nvcc}.".startswith(f"{nvcc_of_torch}.") or os.environ.get("DS_SKIP_CUDA_CHECK") == "1":
         return warnings
     return [
         *warnings,
-        f"nvcc is {nvcc or 'not found'}; DeepSpeed compiles its optimizer with nvcc {wanted}, because torch has CUDA "
-        f"{cuda}: install this toolkit and set CUDA_HOME to it, or, at your risk, DS_SKIP_CUDA_CHECK=1",
+        f"nvcc is {nvcc or 'not found'}; DeepSpeed compiles its optimizer with nvcc {nvcc_of_torch}, because torch has "
+        f"CUDA {cuda}: install this toolkit and set CUDA_HOME to it, or, at your risk, DS_SKIP_CUDA_CHECK=1",
     ]
 
 
@@ -88,8 +88,8 @@ def check_allocator(args: SimpleNamespace) -> None:
     that sleeps cannot be in such segments (pytorch/pytorch#147851): vLLM 0.29 turns them off there, but only if the
     older variable names them.
     """
-    asked = "expandable_segments:true"
-    names = [name for name in VARIABLES if asked in os.environ.get(name, "").replace(" ", "").lower()]
+    setting = "expandable_segments:true"
+    names = [name for name in VARIABLES if setting in os.environ.get(name, "").replace(" ", "").lower()]
     if not names or not args.train.colocate_all or args.train.async_enable or machine.on_cpu():
         return
     raise ConfigError(

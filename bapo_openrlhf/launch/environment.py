@@ -33,15 +33,15 @@ def check_environment() -> None:
 
 def _check_working_folder() -> None:
     """Ray's workers import from the working folder first, also if this process does not."""
-    here = Path.cwd()
-    check_utf8(f"the working folder is {here}", here)
-    installed = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
-    for name in sorted({entry.name.partition(".")[0] for entry in here.iterdir()} - {PACKAGE, *TESTS}):
-        mine = _origin(name, [str(here)]) if name.isidentifier() else None
-        theirs = _origin(name, installed) if mine else None
-        if mine and theirs and mine.resolve() != theirs.resolve():
+    folder = Path.cwd()
+    check_utf8(f"the working folder is {folder}", folder)
+    folders = [sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")]
+    for name in sorted({entry.name.partition(".")[0] for entry in folder.iterdir()} - {PACKAGE, *TESTS}):
+        own_file = _origin(name, [str(folder)]) if name.isidentifier() else None
+        library_file = _origin(name, folders) if own_file else None
+        if own_file and library_file and own_file.resolve() != library_file.resolve():
             raise ConfigError(
-                f"{mine} would be imported in the place of the library {name}, because it is in the folder in "
+                f"{own_file} would be imported in the place of the library {name}, because it is in the folder in "
                 "which the run is started: rename it, or start the run in another folder"
             )
 
@@ -57,9 +57,8 @@ def _check_temporary_folder() -> None:
         temporary = tempfile.gettempdir()
     except FileNotFoundError as error:
         raise ConfigError(f"TMPDIR is {os.environ.get('TMPDIR')}; {error.strerror}: set it to another folder") from None
-    shared = os.environ.get("RAY_ADDRESS") or os.environ.get(machine.SHARED_RAY)  # of a Ray that is there already
     places = [("TMPDIR", temporary, VLLMS)]
-    if not shared:
+    if not (os.environ.get("RAY_ADDRESS") or os.environ.get(machine.SHARED_RAY)):  # there is no Ray yet
         name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
         places.append((name, os.environ.get(name, "/tmp"), RAYS))
     for name, folder, socket in reversed(places):
@@ -70,8 +69,8 @@ def _check_temporary_folder() -> None:
                 f"of a socket below it has at most {LONGEST_SOCKET}: set {name} to a shorter folder, such as /tmp"
             )
         try:
-            made = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
-            os.rmdir(tempfile.mkdtemp(dir=made))
+            parent = next(place for place in (Path(folder), *Path(folder).absolute().parents) if place.exists())
+            os.rmdir(tempfile.mkdtemp(dir=parent))
         except OSError as error:
             raise ConfigError(
                 f"{name} is {folder}; no file can be made there: {error.strerror}. Set {name} to another folder, such "
@@ -81,15 +80,15 @@ def _check_temporary_folder() -> None:
 
 def _check_variables() -> None:
     """Let vLLM read each of its variables that is set. Kubernetes sets VLLM_PORT for a service of that name."""
-    given = [name for name in os.environ if name.startswith("VLLM_")]
-    vllm = find_spec("vllm") if given else None
+    names = [name for name in os.environ if name.startswith("VLLM_")]
+    vllm = find_spec("vllm") if names else None
     if vllm is None or vllm.origin is None:
         return
     spec = spec_from_file_location("vllm_envs", Path(vllm.origin).with_name("envs.py"))  # without vLLM, which is slow
     assert spec is not None and spec.loader is not None
     envs = module_from_spec(spec)
     spec.loader.exec_module(envs)
-    for name in given:
+    for name in names:
         try:
             envs.environment_variables.get(name, str)()
         except Exception as error:
@@ -103,12 +102,12 @@ def missing_attention(args: SimpleNamespace) -> str | None:
     """
     if args.ds.use_liger_kernel and find_spec("liger_kernel") is None:
         return "ds.use_liger_kernel is True; it needs the package liger-kernel, which is not installed on this machine"
-    asked = args.ds.attn_implementation
-    needs = _FLASH if args.ds.packing_samples else _HUB if "/" in asked else _NEEDS.get(asked, {})
-    if not needs or any(map(find_spec, needs)):
+    attention = args.ds.attn_implementation
+    packages = _FLASH if args.ds.packing_samples else _HUB if "/" in attention else _NEEDS.get(attention, {})
+    if not packages or any(map(find_spec, packages)):
         return None
-    flag, value = ("ds.packing_samples", True) if args.ds.packing_samples else ("ds.attn_implementation", asked)
+    flag, value = ("ds.packing_samples", True) if args.ds.packing_samples else ("ds.attn_implementation", attention)
     return (
-        f"{flag} is {value}; it needs the package {' or '.join(needs.values())}, which is not installed on this "
+        f"{flag} is {value}; it needs the package {' or '.join(packages.values())}, which is not installed on this "
         "machine (docs/dependencies.md). ds.attn_implementation sdpa needs none, without packed samples"
     )

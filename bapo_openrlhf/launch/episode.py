@@ -64,15 +64,15 @@ def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: An
     executor = load_agent(path)
     if problem is None:
         return []
-    own = type(executor).execute
+    execute = type(executor).execute
     tokenizer, model = Letters(), user_file.at_home(args.actor.model_name_or_path)
-    if own is not MultiTurnAgentExecutor.execute:
+    if execute is not MultiTurnAgentExecutor.execute:
         if not model.is_dir():
             return [f"{FLAG} is {path}; it was loaded and not tried, because the tokenizer of {model} is not here"]
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
-    begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", own)))
+    begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", execute)))
     with suppress(Enough):
         asyncio.run(_play(executor, tokenizer, problem, sampling, args))
     return []

@@ -65,8 +65,8 @@ def try_method(
         method, resumed, batches = make(), make(), []
         for trial.step in range(steps):
             draws = trial.draws(count * max(method.candidates, 1))
-            batch, said = trial.take(method, count, draws)
-            if trial.take(resumed, count, draws)[1] != said:
+            batch, account = trial.take(method, count, draws)
+            if trial.take(resumed, count, draws)[1] != account:
                 trial.refuse(
                     "a method that a checkpoint brings back makes another batch. STATE must name all attributes that "
                     f"later steps depend on, also the generator of all random numbers, and is {method.STATE}"
@@ -112,8 +112,8 @@ class _Trial:
 
     def listed(self, what: str, kind: type, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         result: list[Any] = self.call(what, lambda: list(function(*arguments)))
-        if wrong := [one for one in result if not isinstance(one, kind)]:
-            self.refuse(f"{what} returned {wrong[0]!r}, a {type(wrong[0]).__name__}; it must be a {kind.__name__}")
+        if others := [item for item in result if not isinstance(item, kind)]:
+            self.refuse(f"{what} returned {others[0]!r}, a {type(others[0]).__name__}; it must be a {kind.__name__}")
         return result
 
     def draws(self, candidates: int) -> Mapping[str, Any]:
@@ -131,27 +131,28 @@ class _Trial:
     def take(self, method: Method, count: int, draws: Mapping[str, Any]) -> tuple[Batch, str]:
         prompts, right = draws["prompts"], draws["right"]
         self.call("wanted", lambda: int(method.wanted(self.step, count)))
-        taught = prompts[::2] if method.demonstrates or method.prefixed else []
-        method.solutions = {prompt.id: np.arange(2) for prompt in taught}
-        chosen = list(range(count))
+        solved_prompts = prompts[::2] if method.demonstrates or method.prefixed else []
+        method.solutions = {prompt.id: np.arange(2) for prompt in solved_prompts}
+        positions = list(range(count))
         if method.candidates > 1:
-            chosen = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)
-            if not are_positions(chosen, count, len(prompts)):
-                self.refuse(f"choose_prompts returned {chosen}; it must be {count} of {len(prompts)} positions")
-        named = self.listed("begin_step", Prompt, method.begin_step, self.step)
-        answered = named[: len(named) - self.step % 2]  # in every second step one gives no group
-        sizes = self._sizes(method, right, len(chosen))
-        uids = iter(range(draws["uid"], draws["uid"] + len(chosen) + len(answered)))
-        fresh = [self._group(next(uids), prompts[place], right[n], sizes[n]) for n, place in enumerate(chosen)]
-        again = [self._group(next(uids), prompt, right[-1 - n % len(right)]) for n, prompt in enumerate(answered)]
-        self.call("unanswered", method.unanswered, named[len(answered) :])
+            positions = self.listed("choose_prompts", Integral, method.choose_prompts, self.step, prompts, count)
+            if not are_positions(positions, count, len(prompts)):
+                self.refuse(f"choose_prompts returned {positions}; it must be {count} of {len(prompts)} positions")
+        hard_prompts = self.listed("begin_step", Prompt, method.begin_step, self.step)
+        # In every second step one prompt gives no group.
+        responders = hard_prompts[: len(hard_prompts) - self.step % 2]
+        sizes = self._sizes(method, right, len(positions))
+        uids = iter(range(draws["uid"], draws["uid"] + len(positions) + len(responders)))
+        fresh = [self._group(next(uids), prompts[place], right[n], sizes[n]) for n, place in enumerate(positions)]
+        again = [self._group(next(uids), prompt, right[-1 - n % len(right)]) for n, prompt in enumerate(responders)]
+        self.call("unanswered", method.unanswered, hard_prompts[len(responders) :])
         batch = self.call("build_batch", method.build_batch, self.step, fresh, again)
         distances = self.call("build_batch", self._review, batch, [*fresh, *again])
         self.call("observe_distances", method.observe_distances, self.step, distances)
         numbers = self._numbers(method)
         lists = {item.name: getattr(batch, item.name) for item in fields(batch)}
-        said = {name: [getattr(member, "uid", member) for member in members] for name, members in lists.items()}
-        return batch, repr((chosen, [prompt.id for prompt in named], said, numbers))
+        uids_by_list = {name: [getattr(member, "uid", member) for member in members] for name, members in lists.items()}
+        return batch, repr((positions, [prompt.id for prompt in hard_prompts], uids_by_list, numbers))
 
     def _review(self, batch: Batch, generated: Sequence[Group]) -> dict[Group, float]:
         """Check the batch, and settle it without a group in every fourth step. Returns the distances of its groups."""
@@ -204,36 +205,36 @@ class _Trial:
 
 def differing(one: Any, other: Any, without: Container[str]) -> list[str]:
     """Names of the attributes that only one of two objects has, or that have different values in the two."""
-    mine, theirs = vars(one), vars(other)
-    seen: set[tuple[int, int]] = {(id(one), id(other))}
+    left, right = vars(one), vars(other)
+    memo: set[tuple[int, int]] = {(id(one), id(other))}
     return [
         name
-        for name in sorted(mine.keys() | theirs.keys())
-        if name not in without and (name not in mine or name not in theirs or not _same(mine[name], theirs[name], seen))
+        for name in sorted(left.keys() | right.keys())
+        if name not in without and (name not in left or name not in right or not _same(left[name], right[name], memo))
     ]
 
 
-def _same(one: Any, other: Any, seen: set[tuple[int, int]]) -> bool:
+def _same(one: Any, other: Any, memo: set[tuple[int, int]]) -> bool:
     """Objects are by their attributes. What has neither attributes nor a comparison, as a lock, is the same."""
-    if one is other or (id(one), id(other)) in seen:
+    if one is other or (id(one), id(other)) in memo:
         return True
     if type(one) is not type(other):
         return False
     if isinstance(one, PLAIN):
         return bool(one == other) or (one != one and other != other)  # nan is not equal to itself
-    seen.add((id(one), id(other)))
+    memo.add((id(one), id(other)))
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     if isinstance(one, np.random.Generator):
         return str(one.bit_generator.state) == str(other.bit_generator.state)
     if isinstance(one, Mapping):
         pairs = zip(one.items(), other.items(), strict=False)
-        return len(one) == len(other) and all(_same(a, b, seen) and _same(x, y, seen) for (a, x), (b, y) in pairs)
+        return len(one) == len(other) and all(_same(a, b, memo) and _same(x, y, memo) for (a, x), (b, y) in pairs)
     if isinstance(one, Set) and not all(isinstance(member, PLAIN) for member in one):
         return len(one) == len(other)  # members in no order, which may be equal without being the same
     if isinstance(one, list | tuple | deque):
-        return len(one) == len(other) and all(_same(*pair, seen) for pair in zip(one, other, strict=True))
+        return len(one) == len(other) and all(_same(*pair, memo) for pair in zip(one, other, strict=True))
     if not callable(one) and hasattr(one, "__dict__"):
         both = vars(one).keys() & vars(other).keys()  # a property may be worked out and kept in one of them
-        return all(_same(getattr(one, name), getattr(other, name), seen) for name in both)
+        return all(_same(getattr(one, name), getattr(other, name), memo) for name in both)
     return type(one).__eq__ is object.__eq__ or callable(one) or bool(one == other)

@@ -60,8 +60,8 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
     an index all of them, and all .bin files only if there is none. So they would load different weights of two sets.
     """
 
-    def refuse(says: str) -> ConfigError:
-        return ConfigError(f"{flag} is {folder}; {says}")
+    def refuse(reason: str) -> ConfigError:
+        return ConfigError(f"{flag} is {folder}; {reason}")
 
     form = next((name for name in FORMS if (folder / name).is_file()), None)
     if form is None:
@@ -73,10 +73,10 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
             f"made for; move {ADAPTER} and adapter_model.* away"
         )
     ending = ".bin" if form in (BIN, BIN_INDEX) else ".safetensors"
-    indexed = set() if form in (WHOLE, BIN) else _indexed(flag, folder, form)
-    files = indexed or {form}
-    if absent := sorted(name for name in files if not (folder / name).is_file()):
-        raise refuse(f"{form} names the file {absent[0]}, which is not there")
+    indexed_files = set() if form in (WHOLE, BIN) else _indexed(flag, folder, form)
+    files = indexed_files or {form}
+    if missing_files := sorted(name for name in files if not (folder / name).is_file()):
+        raise refuse(f"{form} names the file {missing_files[0]}, which is not there")
     engines = {path.name for path in folder.glob(f"*{ending}")} - {*OF_TRAINING}
     if ending == ".safetensors" and (folder / INDEX).is_file():
         engines &= _indexed(flag, folder, INDEX)
@@ -96,15 +96,15 @@ def headers(flag: str, path: Path) -> dict[str, tuple[str, list[int]]]:
     try:
         with safe_open(path, "np") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
+            types_and_shapes = {name: (part.get_dtype(), part.get_shape()) for name, part in parts.items()}
     except SafetensorError:
-        found = {}
-    if not found:
+        types_and_shapes = {}
+    if not types_and_shapes:
         raise ConfigError(
             f"{flag} is {path.parent}; {path.name} has {path.stat().st_size} bytes and is no whole safetensors file; "
             "if git made it, `git lfs pull` gets the weights"
         )
-    return found
+    return types_and_shapes
 
 
 def shapes_of(flag: str, folder: Path) -> dict[str, list[int]]:
@@ -181,21 +181,21 @@ def check_same_tokens(args: SimpleNamespace, flag: str, name: str) -> None:
     folder, actor = at_home(name), at_home(args.actor.model_name_or_path)
     if not (folder.is_dir() and actor.is_dir()):
         return
-    whole = config_of(f"{flag} is {name}", folder)
-    config = whole.get("text_config") or whole
-    written, read = _tokens_of(actor), _tokens_of(folder)
+    whole_config = config_of(f"{flag} is {name}", folder)
+    config = whole_config.get("text_config") or whole_config
+    actor_tokens, model_tokens = _tokens_of(actor), _tokens_of(folder)
     as_actor = f"as in actor.model_name_or_path {args.actor.model_name_or_path}, because it reads the actor's tokens"
-    for number, token in written.items() if read else ():
-        if read.get(number) != token:
+    for number, token in actor_tokens.items() if model_tokens else ():
+        if model_tokens.get(number) != token:
             raise ConfigError(
-                f"{flag} is {name}; its token {number} is {read.get(number)!r}, and it must be {token!r} {as_actor}. A "
-                "reward server may have other tokens (docs/rewards.md)"
+                f"{flag} is {name}; its token {number} is {model_tokens.get(number)!r}, and it must be {token!r} "
+                f"{as_actor}. A reward server may have other tokens (docs/rewards.md)"
             )
-    size, most = config.get("vocab_size"), max(written, default=-1)
+    size, most = config.get("vocab_size"), max(actor_tokens, default=-1)
     if size is not None and most >= size:
         raise ConfigError(
             f"{flag} is {name}; vocab_size in its config.json is {size}, and it must be at least {most + 1} to have "
-            f"the token {written[most]!r} {as_actor}"
+            f"the token {actor_tokens[most]!r} {as_actor}"
         )
     if args.data.max_len > positions_of(config):
         raise ConfigError(

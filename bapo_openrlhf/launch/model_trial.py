@@ -71,16 +71,17 @@ class Loaded(OfModel):
         """A warning of weights that no part of the model takes."""
         self._refuse_quantized()
         try:
-            model, found, head = _load(self.folder, self.role, self.head)
+            model, loading, head = _load(self.folder, self.role, self.head)
         except Exception as error:  # transformers raises many kinds
             raise ConfigError(f"{self.about}; transformers cannot load it: {one_line(error)}") from None
         if self.role == "actor":
             self._refuse_what_cannot_be_saved(model)
-        untaught = {f"{head}.weight"} if self.role == "critic" else set()  # OpenRLHF begins with random numbers there
-        if missing := sorted({*found["missing_keys"]} - untaught):
-            raise ConfigError(f"{self.about}; {self._lacks(missing, f'{head}.weight')}")
-        if wrong := sorted(found["mismatched_keys"]):
-            name, has, needs = wrong[0]
+        # OpenRLHF begins with random numbers in the head of a critic.
+        new_weights = {f"{head}.weight"} if self.role == "critic" else set()
+        if missing_weights := sorted({*loading["missing_keys"]} - new_weights):
+            raise ConfigError(f"{self.about}; {self._lacks(missing_weights, f'{head}.weight')}")
+        if mismatches := sorted(loading["mismatched_keys"]):
+            name, has, needs = mismatches[0]
             raise ConfigError(
                 f"{self.about}; its weights {name} are {list(has)}, and by its config.json they must be {list(needs)}"
             )
@@ -88,7 +89,7 @@ class Loaded(OfModel):
             shapes = {name: value.shape for name, value in model.named_parameters()}
             tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
             check_adapters(f"{self.flag} {self.folder}", self.adapted, shapes, tied=tied)
-        surplus = sorted(found["unexpected_keys"])
+        surplus = sorted(loading["unexpected_keys"])
         if head:  # a causal language model has another head
             surplus = [name for name in surplus if name.startswith(f"{model.base_model_prefix}.")]
         return [f"{self.about}: no part of the model takes its weights {few(surplus)}"] if surplus else []
@@ -160,13 +161,14 @@ class Synced(OfEngine):
 
     def answer(self) -> list[str]:
         """A warning if vLLM has to be asked, and its model cannot be made here."""
-        stored = shapes_of(self.flag, Path(self.folder))
-        sent = {name: tuple(value.shape) for name, value in _load(self.folder, "actor")[0].named_parameters()}
-        if sent.keys() <= stored.keys():
+        file_shapes = shapes_of(self.flag, Path(self.folder))
+        actor, _, _ = _load(self.folder, "actor")
+        synced_shapes = {name: tuple(value.shape) for name, value in actor.named_parameters()}
+        if synced_shapes.keys() <= file_shapes.keys():
             return []
         try:
             with _engines_model(self.settings) as model:
-                self._compare(model, sent, _written(model, stored))
+                self._compare(model, synced_shapes, _written(model, file_shapes))
         except ConfigError:
             raise
         except Exception as error:  # of a machine without the engines' devices, above all
@@ -174,15 +176,15 @@ class Synced(OfEngine):
             return [f"{self.about}: whether vLLM takes its weights in a sync is not known here: {reason}"]
         return []
 
-    def _compare(self, model: Any, sent: Shapes, first: Counter[str]) -> None:
+    def _compare(self, model: Any, shapes: Shapes, of_files: Counter[str]) -> None:
         """Send the actor's names. `first` is what the weights of the files write."""
-        says = "transformers names its weights differently from its files, and vLLM knows only the latter"
+        reason = "transformers names its weights differently from its files, and vLLM knows only the latter"
         try:
-            kept = sorted(first - _written(model, sent))
+            kept_names = sorted(of_files - _written(model, shapes))
         except Exception as error:  # of vLLM's loader of this model
-            raise ConfigError(f"{self.about}; {says}: it refuses a sync: {reason_of(error)[:300]}") from None
-        if kept:
-            raise ConfigError(f"{self.about}; {says}: in a sync it would pass over {few(kept)}")
+            raise ConfigError(f"{self.about}; {reason}: it refuses a sync: {reason_of(error)[:300]}") from None
+        if kept_names:
+            raise ConfigError(f"{self.about}; {reason}: in a sync it would pass over {few(kept_names)}")
 
 
 class Noisy(OfModel):
@@ -259,11 +261,11 @@ def _load(folder: str, role: str, head: str | None = None) -> tuple[Any, dict[st
     if role != "actor":
         head = getattr(config, "value_head_prefix", head)
         kind = _scoring(config, str(head))
-    model, found = kind.from_pretrained(
+    model, loading = kind.from_pretrained(
         folder, config=config, device_map={"": "meta"}, attn_implementation="eager", trust_remote_code=True,
         ignore_mismatched_sizes=True, output_loading_info=True,
     )  # fmt: skip
-    return model, found, head
+    return model, loading, head
 
 
 def _scoring(config: Any, head: str) -> Any:
@@ -289,18 +291,18 @@ def _written(model: Any, shapes: Shapes) -> Counter[str]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     names = {value.untyped_storage()._cdata: name for name, value in model.named_parameters()}
-    written: Counter[str] = Counter()
+    numbers_by_name: Counter[str] = Counter()
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if operation is torch.ops.aten.copy_.default and (place := args[0].untyped_storage()._cdata) in names:
-                written[names[place]] += args[0].numel()
+                numbers_by_name[names[place]] += args[0].numel()
             return operation(*args, **(kwargs or {}))
 
     tensors = [(name, torch.empty(shape, dtype=torch.bfloat16, device="meta")) for name, shape in shapes.items()]
     with Watch():
         model.load_weights(iter(tensors))
-    return written
+    return numbers_by_name
 
 
 @contextmanager

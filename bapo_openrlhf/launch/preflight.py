@@ -177,8 +177,8 @@ def _has_folders(parent: Path) -> bool:
 
 def _nearest(path: Path) -> str:
     names = [one.name for one in path.parent.iterdir() if one.is_dir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""
+    matches = get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / matches[0]}?" if matches else ""
 
 
 def check_hub_models(args: SimpleNamespace) -> None:
@@ -216,8 +216,8 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
     for flag, name in names.items():
         check_model(flag, name, weights=weights)
     check_tokenizer(ACTOR, names[ACTOR])
-    here = {flag: folder for flag, name in names.items() if (folder := user_file.at_home(name)).is_dir()}
-    for flag, folder in here.items():
+    folders = {flag: folder for flag, name in names.items() if (folder := user_file.at_home(name)).is_dir()}
+    for flag, folder in folders.items():
         config = config_of(f"{flag} is {names[flag]}", folder)
         if flag == ACTOR:
             vision.check_model(f"{flag} is {names[flag]}", folder, config, args)
@@ -233,24 +233,24 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
         if not args.adapt.enabled and (flag == ACTOR or names[flag] != names[ACTOR]) and flag != REWARD:
             questions.ask(Noisy(flag, str(folder)))
     if weights:
-        _ask_models(args, questions, here)
-    elsewhere = {name: flag for flag, name in reversed(names.items()) if ahead and flag not in here}
+        _ask_models(args, questions, folders)
+    flags_by_name = {name: flag for flag, name in reversed(names.items()) if ahead and flag not in folders}
     return [
         f"{flag} is {name}; it is not a folder of this machine and nothing is downloaded here, so the model was not "
         "looked at"
-        for name, flag in elsewhere.items()
+        for name, flag in flags_by_name.items()
     ]
 
 
-def _ask_models(args: SimpleNamespace, questions: Questions, here: Mapping[str, Path]) -> None:
+def _ask_models(args: SimpleNamespace, questions: Questions, folders: Mapping[str, Path]) -> None:
     lora, head = args.ds.lora, args.ds.value_head_prefix
     targets = lora.target_modules if isinstance(lora.target_modules, str) else tuple(lora.target_modules or ())
-    for flag, folder in here.items():
-        adapted = targets if lora.rank and flag != REWARD else None
-        questions.ask(Loaded(flag, str(folder), flag.partition(".")[0], head, adapted))
-    if ACTOR in here:
+    for flag, folder in folders.items():
+        matrices = targets if lora.rank and flag != REWARD else None
+        questions.ask(Loaded(flag, str(folder), flag.partition(".")[0], head, matrices))
+    if ACTOR in folders:
         for kind in (Generates, Synced):
-            questions.ask(kind(ACTOR, str(here[ACTOR]), args.data.max_len))
+            questions.ask(kind(ACTOR, str(folders[ACTOR]), args.data.max_len))
 
 
 def _ask_schedules(args: SimpleNamespace, questions: Questions, steps: int) -> None:

@@ -58,18 +58,18 @@ class Questions:
 
     def ask(self, question: Question) -> None:
         """Ask a question. The first one starts the process."""
-        known = question in ANSWERS or question in self._asked
+        is_known = question in ANSWERS or question in self._asked
         self._asked.append(question)
-        if known:
+        if is_known:
             return
         if self._pipe is None:
             context, python = get_context("spawn"), spawn.get_executable()
-            self._pipe, theirs = context.Pipe()
-            self._child = context.Process(target=_answer, args=(theirs,), daemon=True)
+            self._pipe, other_end = context.Pipe()
+            self._child = context.Process(target=_answer, args=(other_end,), daemon=True)
             spawn.set_executable(machine.python())  # which has imported the libraries already, if there is a server
             self._child.start()
             spawn.set_executable(python)
-            theirs.close()
+            other_end.close()
         with suppress(BrokenPipeError):  # it has died, which `answers` says
             self._pipe.send(question)
 
@@ -81,14 +81,14 @@ class Questions:
         if question not in ANSWERS:
             assert self._pipe is not None and self._child is not None  # `ask` has made them
             try:
-                refused, answer = self._pipe.recv()
+                refusal, answer = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._child.join()
                 raise ConfigError(
                     f"{question.about}; a process that tried it ended ({status(self._child.exitcode or 0)})"
                 ) from None
-            if refused:
-                raise ConfigError(refused)
+            if refusal:
+                raise ConfigError(refusal)
             ANSWERS[question] = answer
         return ANSWERS[question]
 

@@ -81,28 +81,28 @@ def choose_start(args: SimpleNamespace) -> Start:
         ConfigError: A new run would write over an earlier one, or next to its checkpoints; or no checkpoint is whole,
             or of this kind of run and number of ranks; or the record is that of another run or cannot be read.
     """
-    asked, folder = args.ckpt.load_enable, run_folder(args)
-    start = _newest(args) if asked else Start()
+    resumes, folder = args.ckpt.load_enable, run_folder(args)
+    start = _newest(args) if resumes else Start()
     if start.tag is not None:
         if record.holds_run(folder) and (place := _other_place(args, record.read_run(folder))):
             raise ConfigError(
                 f"run.name is {args.run.name}, and {folder} has the record of another run than {args.ckpt.path}: its "
                 f"ckpt.path was {place}; give the --run.name of the run that goes on, or a new one"
             )
-    elif asked and _did_not_end(args):  # it starts again from the beginning
+    elif resumes and _did_not_end(args):  # it starts again from the beginning
         _check_nothing_saved(args)
     else:
         _check_free(args)
-        if not asked:
+        if not resumes:
             _check_no_checkpoints(args)
     return start
 
 
 def take(start: Start, args: SimpleNamespace) -> None:
     """Make OpenRLHF start as chosen, and delete what a crash left unfinished, because it can never be loaded."""
-    asked = args.ckpt.load_enable
+    resumes = args.ckpt.load_enable
     args.ckpt.load_enable, args.ds.use_universal_ckpt = start.tag is not None, start.universal
-    if not asked:
+    if not resumes:
         return
     store = _store(args)
     with _config_errors(args):
@@ -175,18 +175,18 @@ def _check_nothing_saved(args: SimpleNamespace) -> None:
         return
     every = flags.get("ckpt.save_steps", args.ckpt.save_steps)
     if place := _other_place(args, run):
-        lost = f"its ckpt.path was {place}"
+        reason = f"its ckpt.path was {place}"
     elif run and not (Path(args.ckpt.path) / SETTINGS).exists():
-        lost = f"it wrote {SETTINGS} to that folder, which is not there"
+        reason = f"it wrote {SETTINGS} to that folder, which is not there"
     elif run.get("resumed"):
-        lost = "it was resumed from one"
+        reason = "it was resumed from one"
     elif 0 < every < steps:
-        lost = f"it saved one every {every} steps"
+        reason = f"it saved one every {every} steps"
     else:
         return
     raise ConfigError(
         f"ckpt.path is {args.ckpt.path}, which has no checkpoint, but the run in {folder} made {steps} steps, and "
-        f"{lost}; give the --ckpt.path of that run, or replace the run with --run.overwrite instead of "
+        f"{reason}; give the --ckpt.path of that run, or replace the run with --run.overwrite instead of "
         "--ckpt.load_enable"
     )
 
@@ -210,15 +210,15 @@ def _newest(args: SimpleNamespace) -> Start:
         store = _store(args)
         if store.tags():
             _check_estimator(args)
-        without = unfinished(store)
-        if tag := store.newest_whole(_report, but=without):
+        unfinished_tags = unfinished(store)
+        if tag := store.newest_whole(_report, but=unfinished_tags):
             return Start(tag, _loads_universal(args, store, tag))
         if store.has_foreign():
             raise ConfigError(
                 f"{where}; its checkpoints were written without batch adaptation, and have no buffers to resume with"
             )
-        if damaged := [tag for tag in store.tags() if tag not in without]:
-            raise ConfigError(f"{where}; none of its checkpoints is whole: {', '.join(damaged)}")
+        if damaged_tags := [tag for tag in store.tags() if tag not in unfinished_tags]:
+            raise ConfigError(f"{where}; none of its checkpoints is whole: {', '.join(damaged_tags)}")
     return Start()
 
 
@@ -247,21 +247,21 @@ def _latest_files(args: SimpleNamespace) -> list[Path]:
 
 
 def _loads_universal(args: SimpleNamespace, store: CheckpointStore, tag: str) -> bool:
-    asked, there = args.ds.use_universal_ckpt, store.is_universal(tag)
-    if asked and there:
+    wants_universal, is_universal = args.ds.use_universal_ckpt, store.is_universal(tag)
+    if wants_universal and is_universal:
         return True
     for part, wrote in store.ranks(tag).items():
         model = part.removeprefix("_")
         of_model = getattr(args, model)
         ranks = of_model.num_nodes * of_model.num_gpus_per_node
         if wrote and wrote != ranks:
-            convert = "" if there else f"convert it with `bapo-openrlhf universal {store.path}`, then "
+            convert = "" if is_universal else f"convert it with `bapo-openrlhf universal {store.path}`, then "
             raise ConfigError(
                 f"{model}.num_nodes x {model}.num_gpus_per_node is {ranks}, and {wrote} {model} ranks wrote the "
                 f"checkpoint {tag}, which has a part for each of them; {convert}add --ds.use_universal_ckpt, or give "
                 "the old number"
             )
-    if asked:
+    if wants_universal:
         _report(f"{tag} is not universal, and these ranks need not have it so: --ds.use_universal_ckpt has no effect")
     return False
 
@@ -271,8 +271,8 @@ def saved_step(args: SimpleNamespace) -> int:
     if not args.adapt.enabled:
         return Start(_openrlhfs(args)).step
     store = _store(args)
-    finished = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
-    return next((step_of(tag) for tag in finished), 0)
+    finished_tags = (tag for tag in store.tags() if (store.folder(tag) / MANIFEST).exists())
+    return next((step_of(tag) for tag in finished_tags), 0)
 
 
 # ── Settings ──
@@ -284,29 +284,29 @@ def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -
     if before is None:
         _report(f"{path / SETTINGS} is not there, so it is not known whether the run was begun with the same settings")
         return {}
-    changed = changes(before, now)
+    changed_flags = changes(before, now)
     tag = start.tag if args.adapt.enabled else None
     has_weights = tag is not None and any((path / ADAPT / tag).glob("rollout_weights_rank*"))
     # Ranks were compared with those that wrote the checkpoint, if it tells them.
     ranks = RANKS if tag is not None and all(_store(args).ranks(tag).values()) else ()
-    refused = {
+    refused_flags = {
         flag: pair
-        for flag, pair in changed.items()
+        for flag, pair in changed_flags.items()
         if not (may_change(flag) or is_mended(flag, *pair) or flag in ranks)
         or (flag == "vllm.tensor_parallel_size" and has_weights)
         or (flag == "adapt.max_staleness" and args.train.async_enable and not args.adapt.steps_ahead(args.train))
     }
-    _refuse(refused)
-    for flag, (old, new) in changed.items():
+    _refuse(refused_flags)
+    for flag, (old, new) in changed_flags.items():
         _report(f"from step {start.step + 1} on, {flag} is {new}, and was {old}")
-    return changed
+    return changed_flags
 
 
 def _refuse(changed: Mapping[str, tuple[Any, Any]]) -> None:
     if changed:
-        said = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in changed.items())
+        pairs = "; ".join(f"{flag} is {new}, and was {old}" for flag, (old, new) in changed.items())
         raise ConfigError(
-            f"ckpt.load_enable continues a run as it was begun, but {said}; give the old values, or start a new run "
+            f"ckpt.load_enable continues a run as it was begun, but {pairs}; give the old values, or start a new run "
             "from the model that was trained so far; docs/reliability.md lists what may change"
         )
 
@@ -341,14 +341,14 @@ def products_by_step(args: SimpleNamespace, way: str, start: Start) -> dict[str,
         return {"1": way}
     first = start.step + 1
     earlier = record.read_run(run_folder(args)).get("bf16_products") or {}  # null is of a GPU
-    kept = {step: before for step, before in earlier.items() if int(step) < first}
-    if not kept or list(kept.values())[-1] == way:
-        return kept or {str(first): way}
+    ways = {step: old_way for step, old_way in earlier.items() if int(step) < first}
+    if not ways or list(ways.values())[-1] == way:
+        return ways or {str(first): way}
     _report(
-        f"the run multiplied bfloat16 matrices the way {list(kept.values())[-1]!r}, and on this CPU it goes on with "
+        f"the run multiplied bfloat16 matrices the way {list(ways.values())[-1]!r}, and on this CPU it goes on with "
         f"{way!r}. So its numbers are not exactly those of a run that stays on one kind of CPU"
     )
-    return kept | {str(first): way}
+    return ways | {str(first): way}
 
 
 # ── Parts ──

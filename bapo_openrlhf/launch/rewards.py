@@ -61,8 +61,8 @@ def _call(
         most = f"more than {verifier.memory_gib:g} GiB beyond the loaded file (verifier.memory_gib)"
         raise trial.error(f"ran out of memory: {most}", place) from None
     except (Exception, SystemExit) as error:
-        begun = [*walk_tb(error.__traceback__)][2:]  # after the lines of this function and of `call`
-        how = "" if begun else "; it must take the arguments queries, prompts, labels"
+        frames = [*walk_tb(error.__traceback__)][2:]  # after the lines of this function and of `call`
+        how = "" if frames else "; it must take the arguments queries, prompts, labels"
         raise trial.error(f"raised {one_line(error)}{how}", user_file.place(error, function)) from error
     return [] if names_responses(function) else [*not_found]
 
@@ -84,24 +84,24 @@ def check_reward_servers(
     if problem is None:
         return []
     prompt, label = problem
-    asked = (prompt, prompt, label, "" if send_responses else None)
-    return [warning for endpoint in dict.fromkeys(endpoints) if (warning := _ask(endpoint, asked))]
+    request = (prompt, prompt, label, "" if send_responses else None)
+    return [warning for endpoint in dict.fromkeys(endpoints) if (warning := _ask(endpoint, request))]
 
 
-def _ask(endpoint: str, asked: tuple[Any, ...]) -> str:
+def _ask(endpoint: str, request: tuple[Any, ...]) -> str:
     import aiohttp
 
     from bapo_openrlhf.training.engine.reward_server import answer_of, request_of  # it imports aiohttp
 
-    says = f"{FLAG} is {endpoint}; asked for the reward of an empty response to the first prompt"
+    question = f"{FLAG} is {endpoint}; asked for the reward of an empty response to the first prompt"
     try:
-        checked(asyncio.run(answer_of(endpoint, request_of(*asked), SECONDS)))
+        checked(asyncio.run(answer_of(endpoint, request_of(*request), SECONDS)))
     except (aiohttp.ClientResponseError, aiohttp.ClientConnectionError, TimeoutError) as error:
         if isinstance(error, aiohttp.ClientResponseError) and error.status not in NOT_READY:
-            raise ConfigError(f"{says}, it answered {error.status} {error.message}") from None
+            raise ConfigError(f"{question}, it answered {error.status} {error.message}") from None
         return f"{FLAG} is {endpoint}; it does not answer now ({one_line(error)}), and the first step needs it"
     except Invalid as error:
-        raise ConfigError(f"{says}, it {error}") from None
+        raise ConfigError(f"{question}, it {error}") from None
     except (aiohttp.ClientError, ValueError, TypeError) as error:  # such as an answer or a label that is no JSON
-        raise ConfigError(f"{says}: {one_line(error)}") from None
+        raise ConfigError(f"{question}: {one_line(error)}") from None
     return ""

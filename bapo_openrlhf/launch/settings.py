@@ -112,25 +112,25 @@ def _parts(value: Any) -> list[str]:
 
 
 def _known(flag: str, text: str) -> str:
-    place, mark, inner = text.partition("@") if flag == DATA else (text, "", "")  # a folder in a data set
+    place, mark, part = text.partition("@") if flag == DATA else (text, "", "")  # a folder in a data set
     if flag == "adapt.method":
         if ".py:" not in text:
             return text
-        place, mark, inner = text.rpartition(":")
+        place, mark, part = text.rpartition(":")
     path = at_home(place)
     try:
         if not path.exists():
             return text
-        whole, files = blake2b(digest_size=8), [path] if path.is_file() else [*_files(flag, path)]
+        digest_of_all, files = blake2b(digest_size=8), [path] if path.is_file() else [*_files(flag, path)]
         for file in files:
             status = file.stat()
             digest = _digest(file, status.st_size, status.st_mtime_ns, ends=flag in MODELS)
-            whole.update(f"{file.relative_to(path).as_posix()}\0{digest}\0".encode())
+            digest_of_all.update(f"{file.relative_to(path).as_posix()}\0{digest}\0".encode())
     except OSError as error:
         raise ConfigError(f"{flag} is {text}; {error.filename or path} cannot be read: {error.strerror}") from None
     # A run of an older version trained on numbers of a CSV file, and cannot go on with texts.
     texts = " as text" * (flag == DATA and any(".csv" in file.suffixes for file in files))
-    return f"blake2b {whole.hexdigest()}{mark}{inner}{texts}"
+    return f"blake2b {digest_of_all.hexdigest()}{mark}{part}{texts}"
 
 
 def _files(flag: str, folder: Path) -> Iterable[Path]:

@@ -74,7 +74,7 @@ def launch(
     make_absolute(args)
     start = choose_start(args)
     resumes = start.tag is not None
-    changed = compare_with_beginning(args, settings, start) if resumes else {}
+    changed_flags = compare_with_beginning(args, settings, start) if resumes else {}
     take(start, args)
     args.checked = replace(checked, resume_tag=start.tag, evaluated=args.eval.dataset)
     use_kept(args, checked.kept)
@@ -95,7 +95,9 @@ def launch(
     }
     if resumes:
         at = {"at": metadata["started"], "step": start.step + 1}
-        metadata["changed"] = [{**at, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed.items()]
+        metadata["changed"] = [
+            {**at, "flag": flag, "before": old, "now": new} for flag, (old, new) in changed_flags.items()
+        ]
     try:
         if args.run.overwrite and not resumes:
             record.remove_run(folder)
@@ -165,14 +167,14 @@ def _note(folder: Path, how: str, status: int, text: str) -> None:
 def _goes_on(args: SimpleNamespace, command: Sequence[str]) -> str:
     more = ["--ckpt.load_enable"] if "--ckpt.load_enable" not in command else []
     more += ["--run.overwrite=false"] if args.run.overwrite else []  # it would delete what was trained
-    shown = shlex.join(record.without_secret([*command, *more], args.logger.wandb.key))
+    words = shlex.join(record.without_secret([*command, *more], args.logger.wandb.key))
     try:
         step = saved_step(args)
     except (CheckpointError, ConfigError, OSError) as error:
-        return f"Which step is saved is not known ({one_line(error)}): {shown}"
+        return f"Which step is saved is not known ({one_line(error)}): {words}"
     if step:
-        return f"It goes on with step {step + 1}: {shown}"
-    return f"No step is saved{' (ckpt.disable_ds)' if args.ckpt.disable_ds else ''}, so it begins again: {shown}"
+        return f"It goes on with step {step + 1}: {words}"
+    return f"No step is saved{' (ckpt.disable_ds)' if args.ckpt.disable_ds else ''}, so it begins again: {words}"
 
 
 def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any], clock: float) -> None:
@@ -186,8 +188,8 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
     }
     summary["seconds"]["whole_run"] = time.perf_counter() - clock
     record.write_summary(folder, summary)
-    if told := change_in_words(record.read_evaluations(folder)):
-        print(f"held-out: {told}", file=sys.stderr)
+    if change := change_in_words(record.read_evaluations(folder)):
+        print(f"held-out: {change}", file=sys.stderr)
     how = "ended" if summary["nothing_trained"] else "finished"
     print(f"{how}: the model is in {args.ckpt.output_dir}; next: bapo-openrlhf report {folder}", file=sys.stderr)
     if summary["nothing_trained"]:
@@ -195,19 +197,19 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
 
 
 def _check_device(args: SimpleNamespace) -> None:
-    given, shared = flags_of(args), args.train.colocate_all and not args.train.async_enable
+    flags, shares_gpus = flags_of(args), args.train.colocate_all and not args.train.async_enable
     if not machine.on_cpu():
-        if shared and args.vllm.sync_backend != "nccl" and not args.vllm.sync_with_ray:
+        if shares_gpus and args.vllm.sync_backend != "nccl" and not args.vllm.sync_with_ray:
             raise ConfigError(
                 f"vllm.sync_backend is {args.vllm.sync_backend}; on GPUs with train.colocate_all it must be nccl, "
                 "because OpenRLHF makes a group of NCCL for any other too, and NCCL takes no two processes on one GPU"
             )
         return
-    if wrong := {name: allowed for name, allowed in ON_THE_CPU.items() if given[name] != allowed}:
-        found = ", ".join(f"{name} is {given[name]}" for name in wrong)
+    if wrong := {name: allowed for name, allowed in ON_THE_CPU.items() if flags[name] != allowed}:
+        values = ", ".join(f"{name} is {flags[name]}" for name in wrong)
         words = " ".join(f"--{name} {str(allowed).lower()}" for name, allowed in wrong.items())
         raise ConfigError(
-            f"{found}; on a machine without a GPU a run needs {words} (`bapo-openrlhf init --cpu` writes a "
+            f"{values}; on a machine without a GPU a run needs {words} (`bapo-openrlhf init --cpu` writes a "
             "configuration with them)"
         )
     if (ranks := Flags.of(args).gpus("actor")) > 1:
@@ -233,12 +235,12 @@ def _lost_nodes() -> str:
     """The nodes that Ray loses now, if there are several. It waits half a minute for a sign of life of each."""
     import ray
 
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    lost, deadline = [], time.monotonic() + 30
-    while len(alive) > 1 and not lost and time.monotonic() < deadline:
+    live_nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    lost_nodes, deadline = [], time.monotonic() + 30
+    while len(live_nodes) > 1 and not lost_nodes and time.monotonic() < deadline:
         time.sleep(1)
-        lost = [node for node in ray.nodes() if node["NodeID"] in alive and not node["Alive"]]
-    return "".join(f" Ray has lost the node {n['NodeManagerAddress']}: {n['DeathReasonMessage']}." for n in lost)
+        lost_nodes = [node for node in ray.nodes() if node["NodeID"] in live_nodes and not node["Alive"]]
+    return "".join(f" Ray has lost the node {n['NodeManagerAddress']}: {n['DeathReasonMessage']}." for n in lost_nodes)
 
 
 def _train(args: SimpleNamespace, signals: Signals) -> None:

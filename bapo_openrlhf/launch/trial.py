@@ -77,11 +77,11 @@ class Trial:
             receiver.close()
             prints.end()
             prints.close()
-        late = f"took more than {limit:g} s (verifier.timeout)" if not in_time else ""
-        lost = late or f"ended its process ({status(child.exitcode or 0)})"
+        lateness = f"took more than {limit:g} s (verifier.timeout)" if not in_time else ""
+        reason = lateness or f"ended its process ({status(child.exitcode or 0)})"
         if place is None:
-            raise ConfigError(f"{self.flag} {self.file}: loading it {lost}")
-        raise self.error(lost, place)
+            raise ConfigError(f"{self.flag} {self.file}: loading it {reason}")
+        raise self.error(reason, place)
 
     def _answer(self, call: Call, sender: Connection, printed: int, parent: int) -> None:
         os.setsid()
@@ -91,21 +91,21 @@ class Trial:
         for number in (1, 2):
             os.dup2(printed, number)
         sys.stdout = sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        said: tuple[str, str | list[str]]
+        message: tuple[str, str | list[str]]
         try:
-            said = ("returned", call(lambda place: sender.send(("begins", place))))
+            message = ("returned", call(lambda place: sender.send(("begins", place))))
         except ConfigError as error:
-            said = ("refused", str(error))
+            message = ("refused", str(error))
         except (Exception, SystemExit) as error:
-            said = ("refused", str(self.error(f"raised {described(error)}")))
+            message = ("refused", str(self.error(f"raised {described(error)}")))
         sys.stdout.flush()  # because this process is killed
-        sender.send(said)
+        sender.send(message)
 
 
 def _comes(receiver: Connection, prints: Printed, seconds: float | None) -> bool:
     """Pass on what the child prints until it says something else. Returns whether that comes in time."""
     deadline = time.monotonic() + (math.inf if seconds is None else seconds)
-    while (left := deadline - time.monotonic()) > 0:
-        if prints.wait_for(receiver, min(left, LOOK)):
+    while (remaining := deadline - time.monotonic()) > 0:
+        if prints.wait_for(receiver, min(remaining, LOOK)):
             return True
     return False
