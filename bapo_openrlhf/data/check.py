@@ -58,52 +58,53 @@ def check_data(
     renderer, data = cache(lambda: _renderer(args, ahead=ahead)), Data(None, None, [])
     warnings, not_found, kept = data.warnings, data.not_found, data.kept
     evaluation = [sources.of_evaluation(args)] if args.eval.dataset else []
-    evaluated: Mapping[bytes, str] = {}
+    evaluation_places: Mapping[bytes, str] = {}
     for flags in (*evaluation, sources.of_training(args)):
         if flags.flag in without:
             continue
-        what = read(flags, folder, download=not ahead)
-        kept[flags.flag] = what.names
-        warnings += [_elsewhere(flags.flag, source.name) for source in what.elsewhere]
-        looked = RowCheck(flags, args, renderer() if what.parts else None, takes).look(what)
-        warnings += looked.warnings
-        not_found += looked.not_found
-        if flags.flag == "eval.dataset" and not what.elsewhere:
-            _check_best(args, what)
+        reading = read(flags, folder, download=not ahead)
+        kept[flags.flag] = reading.names
+        warnings += [_elsewhere(flags.flag, source.name) for source in reading.elsewhere]
+        result = RowCheck(flags, args, renderer() if reading.parts else None, takes).look(reading)
+        warnings += result.warnings
+        not_found += result.not_found
+        if flags.flag == "eval.dataset" and not reading.elsewhere:
+            _check_best(args, reading)
         if flags.flag == "eval.dataset":
-            evaluated = looked.places
+            evaluation_places = result.places
         if flags.flag == "data.prompt_dataset":
-            warnings += _in_both(evaluated, looked.places)
-            data = replace(data, prompts=what.rows, problem=looked.problem)
-        elif (what.rows or 0) > args.data.max_samples:
+            warnings += _in_both(evaluation_places, result.places)
+            data = replace(data, prompts=reading.rows, problem=result.problem)
+        elif (reading.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
-                f"evaluation: only the first {args.data.max_samples} of the {what.rows} rows of eval.dataset are "
+                f"evaluation: only the first {args.data.max_samples} of the {reading.rows} rows of eval.dataset are "
                 "evaluated"
             )
     return data
 
 
-def _in_both(evaluated: Mapping[bytes, str], trained: Mapping[bytes, str]) -> list[str]:
-    both = [prompt for prompt in evaluated if prompt in trained]
+def _in_both(evaluation: Mapping[bytes, str], training: Mapping[bytes, str]) -> list[str]:
+    prompts = [prompt for prompt in evaluation if prompt in training]
     return [
-        f"{evaluated[prompt]}: the prompt is that of {trained[prompt]}; so it is with {len(both)} of {len(evaluated)} "
-        "prompts of eval.dataset, and their accuracy does not say what the model does with other problems"
-        for prompt in both[:1]
+        f"{evaluation[prompt]}: the prompt is that of {training[prompt]}; so it is with {len(prompts)} of "
+        f"{len(evaluation)} prompts of eval.dataset, and their accuracy does not say what the model does with other "
+        "problems"
+        for prompt in prompts[:1]
     ]
 
 
-def _check_best(args: SimpleNamespace, what: Read) -> None:
+def _check_best(args: SimpleNamespace, data: Read) -> None:
     """Check that `ckpt.best_metric_key` is a number of the evaluation. OpenRLHF saves no best checkpoint otherwise."""
     key, most = args.ckpt.best_metric_key, args.eval.n_samples_per_prompt
     if key in (None, "", "none"):
         return
-    named = [part.rows for part in what.parts if SOURCE in part.names]
-    found = {source for rows in named for source in rows[SOURCE]} or {"default"}
-    if 0 < len(named) < len(what.parts):
-        found.add(None)  # of the rows of the other data sets
+    columns = [part.rows for part in data.parts if SOURCE in part.names]
+    data_sources = {source for rows in columns for source in rows[SOURCE]} or {"default"}
+    if 0 < len(columns) < len(data.parts):
+        data_sources.add(None)  # of the rows of the other data sets
     of_source = dict.fromkeys(("pass1", f"pass{most}", "response_length_mean", "truncated_rate"))
-    names = [f"eval_{source}_{name}" for source in sorted(map(str, found)) for name in of_source]
+    names = [f"eval_{source}_{name}" for source in sorted(map(str, data_sources)) for name in of_source]
     names += ["eval_response_length_mean", "eval_truncated_rate", "eval_num_samples"]
     if key not in names:
         raise ConfigError(
@@ -115,10 +116,10 @@ def _check_best(args: SimpleNamespace, what: Read) -> None:
 def _renderer(args: SimpleNamespace, *, ahead: bool) -> Renderer:
     """What makes the run's prompts. `ahead`: as far as the tokenizer is on this machine."""
     data, name = args.data, args.actor.model_name_or_path
-    here = local_tokenizer(name) if ahead or Path(name).is_dir() else name
+    folder = local_tokenizer(name) if ahead or Path(name).is_dir() else name
     fast = not data.disable_fast_tokenizer
     form = {"template": data.input_template, "chat": data.apply_chat_template}
-    renderer = Renderer(MODEL, here, **form, fast=fast, quick=ahead)
+    renderer = Renderer(MODEL, folder, **form, fast=fast, quick=ahead)
     if renderer.tokenizer is not None:
         _check_special(f"{MODEL} is {name}", renderer.tokenizer, data.solution_key)
     return renderer
@@ -136,9 +137,9 @@ def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> N
             f"{model}; it has no end token: neither its tokenizer (eos_token) nor its generation_config.json or "
             "config.json (eos_token_id) names one, so that each response would be cut at its longest"
         )
-    for kind, wrong in zip(special, tokenizer.beyond(list(special.values())), strict=True):
-        if wrong:
-            raise ConfigError(f"{model}; the {kind} of its tokenizer {wrong}")
+    for kind, problem in zip(special, tokenizer.beyond(list(special.values())), strict=True):
+        if problem:
+            raise ConfigError(f"{model}; the {kind} of its tokenizer {problem}")
 
 
 def _elsewhere(flag: str, name: str) -> str:

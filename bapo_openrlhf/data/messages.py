@@ -21,9 +21,10 @@ def wrong_prompt(content: Any, *, chat: bool) -> str | None:
             "each message must have a role and a content, as in {'role': 'user', 'content': '1 + 1?'}, and a part of "
             "the type text must have a text"
         )
-    asked = [message["content"] for message in content if message["role"] == "user"]
-    blank = bool(asked) and all(part["type"] == "text" and not part["text"].strip() for part in _parts(asked[-1]))
-    return "the last message of the user must have a text that is not empty" if blank else None
+    contents = [message["content"] for message in content if message["role"] == "user"]
+    if contents and all(part["type"] == "text" and not part["text"].strip() for part in _parts(contents[-1])):
+        return "the last message of the user must have a text that is not empty"
+    return None
 
 
 def is_text_of_messages(content: Any) -> bool:
@@ -92,12 +93,12 @@ def as_written(rows: Any) -> Any:
     A file with types, such as Parquet, fills the keys of other rows with null, which a chat template would write.
     """
     kinds = ((name, getattr(kind, "feature", None)) for name, kind in rows.features.items())
-    typed = [name for name, kind in kinds if isinstance(kind, dict) and "role" in kind]
-    if not typed or rows.info.builder_name in TYPED_BY_ROW:
+    columns = [name for name, kind in kinds if isinstance(kind, dict) and "role" in kind]
+    if not columns or rows.info.builder_name in TYPED_BY_ROW:
         return rows
     return rows.with_transform(
         lambda block: {
-            name: [_without_null(value) for value in values] if name in typed else values
+            name: [_without_null(value) for value in values] if name in columns else values
             for name, values in block.items()
         }
     )

@@ -97,8 +97,8 @@ class Renderer:
         """Kind, text and advice of what is seldom meant in a prompt, or the Exception of a chat template."""
         if self.tokenizer is None:
             return
-        if self._chat and (found := left_out(content, prompt, self)) is not None:
-            number, role = found
+        if self._chat and (message := left_out(content, prompt, self)) is not None:
+            number, role = message
             text = f"the prompt does not depend on message {number} (role {role!r}), which the chat template leaves out"
             yield "left out", text, "Give it a role that the template knows, or a text as its content"
         if self._dated:

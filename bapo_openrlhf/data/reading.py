@@ -67,9 +67,9 @@ def read(flags: SourceFlags, folder: Path, *, download: bool) -> Read:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{flags.flag}: its rows are kept in {folder}, which {one_line(error)}") from None
-    located = sources(flags)
-    elsewhere = [] if download else [source for source in located if not source.here]
-    result = Read([_part(flags, source, folder) for source in located if source not in elsewhere], elsewhere, None)
+    data_sources = sources(flags)
+    elsewhere = [] if download else [source for source in data_sources if not source.here]
+    result = Read([_part(flags, source, folder) for source in data_sources if source not in elsewhere], elsewhere, None)
     if elsewhere:
         return result
     rows = result.parts[0].rows
@@ -124,32 +124,32 @@ def _part(flags: SourceFlags, source: DataSource, folder: Path) -> DataSet:
             files, unread = _files(flags, source, where)
             texts = chain.from_iterable(rows_of(where, file) for file in files)
             rows, names = (islice(texts, flags.most), []) if files else _typed(flags, source, where)
-            kept, found = keep(where, rows, flags.kept, folder, source.path.name)
-            read_again = datasets.load_from_disk(kept)
+            kept, columns = keep(where, rows, flags.kept, folder, source.path.name)
+            dataset = datasets.load_from_disk(kept)
     except ConfigError:
         raise
     except Exception as error:
         cause = error.__cause__ if error.__cause__ is not None else error
         raise ConfigError(f"{where} cannot be read: {one_line(cause)}") from error
-    return DataSet(where, kept, read_again, names or found, ".csv" in map(kind_of, files), unread)
+    return DataSet(where, kept, dataset, names or columns, ".csv" in map(kind_of, files), unread)
 
 
 def _files(flags: SourceFlags, source: DataSource, where: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """The text files of a data set in the order in which they are read; none if it has types. And `DataSet.unread`."""
-    saved = any((source.path / file).is_file() for file in ("state.json", "dataset_dict.json"))
-    if saved or not source.here:
+    is_saved = any((source.path / file).is_file() for file in ("state.json", "dataset_dict.json"))
+    if is_saved or not source.here:
         return (), ()
-    inner = None
+    part_folder = None
     if source.path.is_file():
         files = {"train": [source.path]}
     else:
         import datasets
 
-        inner = source.name.partition("@")[2].partition("@")[0].strip() or None
-        found = datasets.load_dataset_builder(str(source.path), data_dir=inner).config.data_files or {}
-        files = {part: [Path(file) for file in paths] for part, paths in found.items()}
+        part_folder = source.name.partition("@")[2].partition("@")[0].strip() or None
+        data_files = datasets.load_dataset_builder(str(source.path), data_dir=part_folder).config.data_files or {}
+        files = {part: [Path(file) for file in paths] for part, paths in data_files.items()}
     kinds = {kind_of(file) for paths in files.values() for file in paths}
-    others = sorted((source.path / (inner or "")).rglob("*"))
+    others = sorted((source.path / (part_folder or "")).rglob("*"))
     unread = tuple(path for path in others if path.suffix in DATA and path.suffix not in kinds)
     if not kinds <= {*TEXTS}:
         return (), unread
@@ -171,8 +171,8 @@ def _typed(flags: SourceFlags, source: DataSource, where: str) -> tuple[Iterator
             raise _no_part(flags, where, parts) from None
         raise
     names = rows.column_names
-    used = as_written(rows.select_columns([column for column in flags.kept if column in names] or names[:1]))
-    return (row for _, row in numbered(used)), names
+    columns = as_written(rows.select_columns([column for column in flags.kept if column in names] or names[:1]))
+    return (row for _, row in numbered(columns)), names
 
 
 def numbered(rows: Any) -> Iterator[tuple[int, Row]]:

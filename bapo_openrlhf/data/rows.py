@@ -130,13 +130,13 @@ class Values:
                 if value is not None and not isinstance(value, str):
                     yield "solution", f"{column} is {quoted(value)}; it must be a text, or null if there is none"
             elif value is None or (isinstance(value, float) and math.isnan(value)):  # pandas' missing number
-                missing = "null or not there" if value is None else "nan"
-                yield "label", f'{column} is {missing}; it must have a value, which may be the empty text ""'
+                reason = "null or not there" if value is None else "nan"
+                yield "label", f'{column} is {reason}; it must have a value, which may be the empty text ""'
             else:
-                first, there = self._first = self._first or (value, place)
+                first, first_place = self._first = self._first or (value, place)
                 if type(first) is not type(value):
-                    now, then = (f"{quoted(one)}, {TYPES[type(one)]}" for one in (value, first))
-                    yield "types", f"{column} is {now}, and in {there} it is {then}; give all rows one type"
+                    text, its_text = (f"{quoted(one)}, {TYPES[type(one)]}" for one in (value, first))
+                    yield "types", f"{column} is {text}, and in {first_place} it is {its_text}; give all rows one type"
 
 
 class RowCheck:
@@ -178,15 +178,15 @@ class RowCheck:
                 )
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
-            waiting: list[Unmeasured] = []
+            batch: list[Unmeasured] = []
             for place, row in part.places() if not missing else ():
                 self._count += 1
                 if self._is_good(place, row):
-                    waiting += self._prompt(place, row)
-                if len(waiting) == STEP:
-                    self._measure(waiting)
-                    waiting = []
-            self._measure(waiting)
+                    batch += self._prompt(place, row)
+                if len(batch) == STEP:
+                    self._measure(batch)
+                    batch = []
+            self._measure(batch)
         if self._flags.flag == "data.prompt_dataset" and vision.is_one_for_all(self._args):
             self._check_mixed()
         self._findings.refuse_if_all("label", self._labelled)
@@ -201,10 +201,10 @@ class RowCheck:
         return Looked(self._problem, self._findings.warnings, self._not_found.warnings, places)
 
     def _warn_of_columns(self, part: DataSet) -> None:
-        read = {*self._flags.columns.values(), self._args.data.image_key}
+        used_columns = {*self._flags.columns.values(), self._args.data.image_key}
         templates = OF_TEMPLATES if self._args.data.apply_chat_template else ()
         for name in (*templates, *OF_PROMPTS):
-            if name in part.names and name not in read:
+            if name in part.names and name not in used_columns:
                 where = "to the chat template" if name in OF_TEMPLATES else "to the model: no flag names it"
                 self._findings.warn(
                     f"{part.where}: the column {name} has no effect, because a run does not give it {where}"
@@ -221,16 +221,16 @@ class RowCheck:
         )
 
     def _is_good(self, place: str, row: Row) -> bool:
-        wrong = list(self._values.wrong(place, row))
-        for kind, text in wrong:
+        problems = list(self._values.wrong(place, row))
+        for kind, text in problems:
             self._findings.error(kind, f"{place}: {text}")
-        if not wrong:
+        if not problems:
             try:
                 vision.check_row(place, row, self._args)
             except ConfigError as error:
                 self._findings.error("images", str(error))
                 return False
-        return not wrong
+        return not problems
 
     def _prompt(self, place: str, row: Row) -> Iterator[Unmeasured]:
         content, solution = row[self._flags.prompt], row.get(self._solution)
@@ -270,8 +270,8 @@ class RowCheck:
         yield Unmeasured(place, prompt, pictures, solution)
 
     def _repeats(self, place: str, first: str, *, other: bool) -> None:
-        near = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
-        text = f"{place}: the prompt is that of {first.rpartition(', ')[2] if near else first}"
+        same_set = place != first and place.rpartition(", ")[0] == first.rpartition(", ")[0]  # in one data set
+        text = f"{place}: the prompt is that of {first.rpartition(', ')[2] if same_set else first}"
         self._findings.count("repeated", text)
         if other:
             self._findings.count("other label", f"{text}, and the label is another one")
@@ -292,32 +292,32 @@ class RowCheck:
         texts_and_images = [(one.prompt, vision.counted(one.images)) for one in prompts]
         measured = self._render.tokenizer.measured(texts_and_images, self._max_prompt)
         lengths = [length for length, _, _ in measured]
-        for one, (_, found, wrong) in zip(prompts, measured, strict=True):
-            if not found:
+        for one, (_, is_found, problem) in zip(prompts, measured, strict=True):
+            if not is_found:
                 self._not_found.count("", f"{one.place}: {NOT_FOUND}", TAKE_RESPONSES)
-            if wrong:
-                self._findings.error("processor", f"{one.place}: the model's processor refuses the images: {wrong}")
-        solved = [
+            if problem:
+                self._findings.error("processor", f"{one.place}: the model's processor refuses the images: {problem}")
+        solutions = [
             (one.place, one.solution, length) for one, length in zip(prompts, lengths, strict=True) if one.solution
         ]
-        ends = self._render.tokenizer.lengths_with_end([text for _, text, _ in solved]) if solved else []
-        for (place, _, asked), length in zip(solved, ends, strict=True):
-            if not fits_solution(self._args, asked, length):
+        ends = self._render.tokenizer.lengths_with_end([text for _, text, _ in solutions]) if solutions else []
+        for (place, _, prompt_length), length in zip(solutions, ends, strict=True):
+            if not fits_solution(self._args, prompt_length, length):
                 most = f"at most {response_tokens(self._args)}"
                 if length <= response_tokens(self._args):
-                    most = f"with its prompt of {asked} at most {self._args.data.max_len}"
+                    most = f"with its prompt of {prompt_length} at most {self._args.data.max_len}"
                 text = f"{place}: the worked solution has {length} tokens with its end, and a response has {most}"
                 self._findings.count("long solution", text, "Such solutions are left out")
         texts = [(one.place, "prompt", one.prompt) for one in prompts]
-        texts += [(place, "worked solution", text) for place, text, _ in solved]
-        beyond = self._render.tokenizer.beyond([text for *_, text in texts])
-        for (place, what, _), wrong in zip(texts, beyond, strict=True):
-            if wrong:
-                self._findings.error(f"unknown token of {what}", f"{place}: the {what} {wrong}")
+        texts += [(place, "worked solution", text) for place, text, _ in solutions]
+        problems = self._render.tokenizer.beyond([text for *_, text in texts])
+        for (place, what, _), problem in zip(texts, problems, strict=True):
+            if problem:
+                self._findings.error(f"unknown token of {what}", f"{place}: the {what} {problem}")
         unknown = self._render.tokenizer.unknown([one.prompt for one in prompts])
-        for (place, prompt, images, _), length, strange in zip(prompts, lengths, unknown, strict=True):
-            if 2 * strange > length:
-                text = f"{place}: {strange} of {length} tokens of the prompt are unknown to the model's tokenizer"
+        for (place, prompt, images, _), length, unknown_count in zip(prompts, lengths, unknown, strict=True):
+            if 2 * unknown_count > length:
+                text = f"{place}: {unknown_count} of {length} tokens of the prompt are unknown to the model's tokenizer"
                 self._findings.count("unknown", text, "The model cannot tell such prompts apart: take another model")
             token = self._image_token
             if token and (count := prompt.count(token)) > len(images):
@@ -326,8 +326,8 @@ class RowCheck:
             if not length:
                 self._findings.error("no tokens", f"{place}: the prompt {quoted(prompt)} has no tokens")
             elif length > self._max_prompt and images:
-                counted = "" if vision.counted(images) else "at least "
-                text = f"the prompt and its images have {counted}{length} tokens, and it cannot be cut"
+                at_least = "" if vision.counted(images) else "at least "
+                text = f"the prompt and its images have {at_least}{length} tokens, and it cannot be cut"
                 self._findings.error("long with images", f"{place}: {text}; it must have at most {self._limit}")
             elif length > self._max_prompt:
                 text = f"{place}: the prompt has {length} tokens, and a run cuts it from the left to {self._limit}"

@@ -34,14 +34,14 @@ def rows_of(where: str, path: Path) -> Iterator[Row]:
     if kind_of(path) == ".json":
         text = "".join(_lines(where, path))
         try:
-            whole = json.loads(text)
+            content = json.loads(text)
         except json.JSONDecodeError as error:
             if error.msg != "Extra data":  # it is not lines of JSON either
                 raise ConfigError(f"{where}, line {error.lineno}: no valid JSON ({error.msg})") from None
         except ValueError as error:  # a number with more digits than Python reads
             raise ConfigError(f"{where}: no valid JSON ({error})") from None
         else:
-            return _objects(where, enumerate(whole if isinstance(whole, list) else [whole], 1), "element")
+            return _objects(where, enumerate(content if isinstance(content, list) else [content], 1), "element")
     return _objects(where, _values(where, _lines(where, path)), "line")
 
 

@@ -49,8 +49,8 @@ class Tokenizer:
         token, number = self._tokenizer.bos_token, self._tokenizer.bos_token_id
         if token is None or self._tokenizer("1")["input_ids"][:1] != [number]:
             return None
-        (written,) = self._ids([f"{token}1"])
-        return token if written[:1] == [number] and written.count(number) == 1 else None
+        (ids,) = self._ids([f"{token}1"])
+        return token if ids[:1] == [number] and ids.count(number) == 1 else None
 
     def image_token(self) -> str | None:
         """The text that stands for an image in a prompt; None if the model reads no images."""
@@ -86,19 +86,19 @@ class Tokenizer:
         """
         result = []
         for (text, images), ids in zip(prompts, self._ids([text for text, _ in prompts]), strict=True):
-            kept = text in self._tokenizer.decode(ids[-most:], skip_special_tokens=False)
-            more, wrong = self._of_images(text, images, len(ids)) if images and self._sees else (0, "")
-            result.append((len(ids) + more, kept and not more, wrong))
+            is_kept = text in self._tokenizer.decode(ids[-most:], skip_special_tokens=False)
+            image_tokens, problem = self._of_images(text, images, len(ids)) if images and self._sees else (0, "")
+            result.append((len(ids) + image_tokens, is_kept and not image_tokens, problem))
         return result
 
-    def _of_images(self, text: str, images: Any, alone: int) -> tuple[int, str]:
+    def _of_images(self, text: str, images: Any, text_tokens: int) -> tuple[int, str]:
         """How many tokens images add to a prompt that has so many `alone`, and what is wrong with them."""
         try:
-            seen = pictures(images)
-            sizes = tuple(image.size for image in seen)
+            opened_images = pictures(images)
+            sizes = tuple(image.size for image in opened_images)
             if sizes not in self._added:
-                ids = self._loaded(text=[text], images=seen, add_special_tokens=False)["input_ids"]
-                self._added[sizes] = len(ids[0]) - alone
+                ids = self._loaded(text=[text], images=opened_images, add_special_tokens=False)["input_ids"]
+                self._added[sizes] = len(ids[0]) - text_tokens
             return self._added[sizes], ""
         except Exception as error:  # a processor raises what it likes
             return 0, one_line(error)

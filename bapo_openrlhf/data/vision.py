@@ -22,11 +22,11 @@ def check_model(model: str, folder: Path, config: Mapping[str, Any], args: Simpl
     """Raise ConfigError if a local `model` (flag and value) that gets images has no vision or no image processor."""
     if args.data.max_images_per_prompt < 1:
         return
-    asked = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {model}"
+    setting = f"data.max_images_per_prompt is {args.data.max_images_per_prompt}, and {model}"
     if "vision_config" not in config:
-        raise ConfigError(f"{asked}, a model without vision (no vision_config in its config.json)")
+        raise ConfigError(f"{setting}, a model without vision (no vision_config in its config.json)")
     if not any((folder / file).is_file() for file in ("processor_config.json", "preprocessor_config.json")):
-        raise ConfigError(f"{asked}; the folder has no image processor (preprocessor_config.json)")
+        raise ConfigError(f"{setting}; the folder has no image processor (preprocessor_config.json)")
 
 
 def check_row(where: str, row: Mapping[str, Any], args: SimpleNamespace) -> None:

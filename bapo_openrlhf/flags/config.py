@@ -239,13 +239,13 @@ class AdaptConfig:
 
     def rewards(self) -> Range | None:
         """The least and the greatest reward of the task, in exact arithmetic; None if the run measures them."""
-        given = self.reward_range if self.reward_range is not None else [0, 1]
-        if given == [MEASURED]:
+        ends = self.reward_range if self.reward_range is not None else [0, 1]
+        if ends == [MEASURED]:
             return None
         try:
-            return as_range(given)
+            return as_range(ends)
         except ValueError as error:
-            raise ConfigError(f"adapt.reward_range is {given}; {error}, or {MEASURED}") from None
+            raise ConfigError(f"adapt.reward_range is {ends}; {error}, or {MEASURED}") from None
 
     def thresholds(self) -> tuple[Any, Interval, Interval]:
         """c1, and the intervals in which c2 and c3 move, in exact arithmetic."""
@@ -278,7 +278,7 @@ class AdaptConfig:
     def make_method(self, arithmetic: BatchArithmetic, seed: int, signal_between: Between | None = None) -> Method:
         """The batch adaptation method of this configuration."""
         c1, c2, c3 = self.thresholds()
-        given = vars(self) | {
+        settings = vars(self) | {
             "capacity": arithmetic.capacity,
             "group_size": arithmetic.group_size,
             "seed": seed,
@@ -288,7 +288,7 @@ class AdaptConfig:
             "c3": c3,
             "max_reevaluated_prompts": self.most_reevaluated(arithmetic.rollout_groups),
         }
-        return registry.build(registry.method_class(self.method), given, self.options or [])
+        return registry.build(registry.method_class(self.method), settings, self.options or [])
 
 
 @dataclass
@@ -403,11 +403,11 @@ def flags_of(args: Any) -> dict[str, Any]:
 
 def with_flags(args: SimpleNamespace, flags: Mapping[str, Any]) -> SimpleNamespace:
     """A copy of nested arguments with other values of some flags, by their dotted names."""
-    changed = copy.deepcopy(args)
+    result = copy.deepcopy(args)
     for dotted, value in flags.items():
         group, _, name = dotted.rpartition(".")
-        setattr(attrgetter(group)(changed), name, value)
-    return changed
+        setattr(attrgetter(group)(result), name, value)
+    return result
 
 
 def help_text(item: Any) -> str:

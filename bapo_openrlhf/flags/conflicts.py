@@ -37,8 +37,8 @@ NEEDS: dict[str, tuple[Callable[[Flags], Any], str]] = {
 
 
 def _needed(flag: str, need: str, default: Any) -> Rule:
-    there, says = NEEDS[need]
-    return Rule(flag, lambda f: f[flag] != default and not there(f), "{it}; " + says)
+    is_met, says = NEEDS[need]
+    return Rule(flag, lambda f: f[flag] != default and not is_met(f), "{it}; " + says)
 
 
 # ── What a rule asks ──

@@ -25,11 +25,11 @@ def settings_of(path: str) -> Iterator[tuple[str, Any]]:
         return
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
-    seen = set()
+    names = set()
     for name, value in _dotted(content, ""):
-        if name in seen:
+        if name in names:
             raise ConfigError(f"config {path}: {name} is set twice, once nested and once with dots; remove one")
-        seen.add(name)
+        names.add(name)
         yield name, value
 
 

@@ -112,22 +112,22 @@ def run_folder(args: SimpleNamespace) -> Path:
     return Path(args.run.dir, args.run.name)
 
 
-def _check_folder(asked: str, path: Path) -> None:
-    if "://" in asked:  # a Path has lost one of the slashes
-        raise ConfigError(f"{asked}; it must be a folder of this machine, such as one where a bucket is mounted")
-    check_utf8(asked, path)
+def _check_folder(setting: str, path: Path) -> None:
+    if "://" in setting:  # a Path has lost one of the slashes
+        raise ConfigError(f"{setting}; it must be a folder of this machine, such as one where a bucket is mounted")
+    check_utf8(setting, path)
     if str(path).startswith("~"):
-        raise ConfigError(f"{asked}; there is no home folder {path.parts[0]}")
-    whole = Path(os.path.realpath(path))  # A link may lead to a folder that is not there yet.
-    for place in (whole, *whole.parents):
+        raise ConfigError(f"{setting}; there is no home folder {path.parts[0]}")
+    real_path = Path(os.path.realpath(path))  # A link may lead to a folder that is not there yet.
+    for place in (real_path, *real_path.parents):
         try:
             place.stat()
         except (FileNotFoundError, NotADirectoryError):  # then it is made, unless a parent is a file
             continue
         except OSError as error:  # for example, a name that is too long, or links in a circle
-            raise ConfigError(f"{asked}; it cannot be a folder: {error.strerror}") from None
+            raise ConfigError(f"{setting}; it cannot be a folder: {error.strerror}") from None
         if not place.is_dir():
-            raise ConfigError(f"{asked}; it must be a folder, and {place} is a file")
+            raise ConfigError(f"{setting}; it must be a folder, and {place} is a file")
         if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError(f"{asked}; {place} must be a folder that can be written to")
+            raise ConfigError(f"{setting}; {place} must be a folder that can be written to")
         return

@@ -46,9 +46,7 @@ def blocks_of(args: SimpleNamespace, *, critic: bool, reference: bool) -> dict[s
     models = {"actor": args.actor, "reference": args.ref, "critic": critics, "reward": args.reward}
     gpus = {role: model.num_nodes * model.num_gpus_per_node for role, model in models.items()}
     gpus["engines"] = vllm.num_engines * vllm.tensor_parallel_size
-    return {
-        owner: Block(gpus[owner], [role for role, its in owners.items() if its == owner]) for owner in owners.values()
-    }
+    return {owner: Block(gpus[owner], [role for role in owners if owners[role] == owner]) for owner in owners.values()}
 
 
 def _apart(f: Flags, one: str, other: str) -> bool:

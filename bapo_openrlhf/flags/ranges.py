@@ -88,8 +88,8 @@ def check_ranges(flags: Mapping[str, Any], rules: Mapping[str, str | tuple[str, 
         words, _, reason = rule.partition(": ")
         several = isinstance(value, (list, tuple))
         if not all(map(ALLOWED[words], value if several else [value])):
-            shown, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
-            raise ConfigError(f"{flag} is {shown}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
+            text, verb = (" ".join(map(str, value)), "each") if several else (value, "it")
+            raise ConfigError(f"{flag} is {text}; {verb} must be {words}" + (f", because {reason}" if reason else ""))
 
 
 def check_numbers(prefix: str, config: Any) -> None:

@@ -262,9 +262,9 @@ class CheckpointStore:
 @os_errors()
 def unfinished(store: CheckpointStore) -> list[str]:
     """The tags of saves that were interrupted, or that go on now, newest step first."""
-    listed = {tag: os.listdir(store.folder(tag)) for tag in store.tags()}
+    files_by_tag = {tag: os.listdir(store.folder(tag)) for tag in store.tags()}
     # A folder is empty between two operations of `begin` or of `remove_unfinished`.
-    return [tag for tag, names in listed.items() if MANIFEST not in names and (MARKER in names or not names)]
+    return [tag for tag, names in files_by_tag.items() if MANIFEST not in names and (MARKER in names or not names)]
 
 
 def step_of(tag: str) -> int:

@@ -20,10 +20,10 @@ def scores_in_words(row: Mapping[str, Any]) -> str:
 
 def change_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     """The first and the last evaluation. Empty if none has a score."""
-    known = [row for row in rows if scores(row)]
-    if not known:
+    scored_rows = [row for row in rows if scores(row)]
+    if not scored_rows:
         return ""
-    first, last = known[0], known[-1]
+    first, last = scored_rows[0], scored_rows[-1]
     if first["step"] == last["step"]:
         return f"{scores_in_words(last)} (step {last['step']})"
     begin = scores(first)

@@ -59,7 +59,7 @@ def keep(
         raise ConfigError(f"{where} has no rows; it must have at least one")
     schema = Features({column: Written() for column in columns}).arrow_schema
     with TemporaryDirectory(dir=folder, prefix=".") as scratch:
-        file, made = f"{scratch}/rows.arrow", Path(scratch, "made")
+        file, dataset = f"{scratch}/rows.arrow", Path(scratch, "made")
         with pyarrow.OSFile(file, "wb") as sink, pyarrow.ipc.new_stream(sink, schema) as writer:
             while block:
                 digest.update(repr(block).encode())
@@ -68,12 +68,12 @@ def keep(
                 block = list(islice(cells, STEP))
         kept = folder / f"{name[:50]}-{digest.hexdigest()}"
         if not kept.exists():
-            used = [column for column in columns if column in names] or columns[:1]
-            Dataset.from_file(file).select_columns(used).save_to_disk(made)
-            for path in made.iterdir():
+            used_columns = [column for column in columns if column in names] or columns[:1]
+            Dataset.from_file(file).select_columns(used_columns).save_to_disk(dataset)
+            for path in dataset.iterdir():
                 sync(path)
             with suppress(OSError):  # another process was faster
-                made.rename(kept)
+                dataset.rename(kept)
     return kept, [*names]
 
 

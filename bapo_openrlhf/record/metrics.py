@@ -38,13 +38,13 @@ DECLARED = {
 
 
 def _metrics(table: dict[str, Any]) -> tuple[Metric, ...]:
-    given = dict(table)
+    options = dict(table)
     if "algorithms" in table:
-        given["algorithms"] = ALL if table["algorithms"] == "all" else tuple(table["algorithms"])
+        options["algorithms"] = ALL if table["algorithms"] == "all" else tuple(table["algorithms"])
     if "from" in table:
-        declared = DECLARED[given.pop("from")]
-        return tuple(replace(metric, **given) for metric in declared)
-    return declare(re.sub(r"\n +", " ", given.pop("metrics")), **given)
+        metrics = DECLARED[options.pop("from")]
+        return tuple(replace(metric, **options) for metric in metrics)
+    return declare(re.sub(r"\n +", " ", options.pop("metrics")), **options)
 
 
 def _read(path: Path) -> dict[str, tuple[Metric, ...]]:
@@ -70,5 +70,5 @@ def all_metrics() -> list[Metric]:
 
 def names(algorithm: str, *, optional: bool) -> set[str]:
     """Names in the rows of a run of this algorithm, with or without those that depend on a setting or an incident."""
-    wanted = [metric for metric in all_metrics() if optional or not metric.optional]
-    return {name for metric in wanted for name in metric.names(algorithm, optional=optional)}
+    metrics = [metric for metric in all_metrics() if optional or not metric.optional]
+    return {name for metric in metrics for name in metric.names(algorithm, optional=optional)}

@@ -42,12 +42,13 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     saved = os.dup(1), os.dup(2)
     terminal = os.fdopen(os.dup(saved[1]), "w", encoding="utf-8", errors="replace")
     log = (folder / LOG).open("ab")
-    begun = log.tell()
-    known = {row["text"] for row in read_warnings(folder)} | {*map(_held_out, read_evaluations(folder))}  # of a resume
+    log_start = log.tell()
+    # What a run that is resumed has said before.
+    old_lines = {row["text"] for row in read_warnings(folder)} | {*map(_held_out, read_evaluations(folder))}
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     stop = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, known, stop), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, old_lines, stop), daemon=True)
     watcher.start()
     failed = True
     try:
@@ -65,11 +66,11 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
         os.dup2(saved[1], 2)
         log.close()
         if failed:
-            lines = (folder / LOG).read_bytes()[begun:].decode(errors="replace").splitlines()
+            lines = (folder / LOG).read_bytes()[log_start:].decode(errors="replace").splitlines()
             errors = _errors(lines)
-            named = ["", "It names these errors, the oldest first:", *errors] if errors else []
+            notes = ["", "It names these errors, the oldest first:", *errors] if errors else []
             where = f"the run failed; its whole output is in {folder / LOG}"
-            terminal.write("\n".join(["", *lines[-30:], "", where, *named, ""]))
+            terminal.write("\n".join(["", *lines[-30:], "", where, *notes, ""]))
         terminal.close()
         for descriptor in saved:
             os.close(descriptor)
@@ -77,12 +78,12 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
 
 def _errors(lines: Sequence[str]) -> list[str]:
     """The last five different errors of Python that are named in a log. Ray's own errors only repeat others."""
-    found = [match[0][:300] for line in lines if "ray::" not in line and (match := _ERROR.search(line))]
-    return list(dict.fromkeys(found))[-5:]
+    errors = [match[0][:300] for line in lines if "ray::" not in line and (match := _ERROR.search(line))]
+    return list(dict.fromkeys(errors))[-5:]
 
 
 def _watch(
-    folder: Path, total: int | None, title: str, terminal: TextIO, known: set[str], stop: threading.Event
+    folder: Path, total: int | None, title: str, terminal: TextIO, old_lines: set[str], stop: threading.Event
 ) -> None:
     """Draw the bar, and print what is not in `known`. If there is no terminal, print about ten lines instead of it."""
     console = Console(file=terminal)
@@ -95,23 +96,24 @@ def _watch(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
     )
-    every, shown, note = max((total or 100) // 10, 1), 0, "starting Ray, DeepSpeed and vLLM"
+    every, printed_steps, note = max((total or 100) // 10, 1), 0, "starting Ray, DeepSpeed and vLLM"
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note=note)
         if not console.is_terminal:
             print(f"{title}: {note}", file=terminal, flush=True)
-        for seen, last in _looks(folder, stop):
-            rows = seen.rows
-            told = {row["text"]: f"warning: {row['text']}" for row in seen.warnings}
-            told |= {text: text for text in map(_held_out, seen.evaluations)}
-            for text in told.keys() - known:
-                console.print(told[text], markup=False, highlight=False, soft_wrap=True)
-            known |= told.keys()
+        for run, is_last in _looks(folder, stop):
+            rows = run.rows
+            lines = {row["text"]: f"warning: {row['text']}" for row in run.warnings}
+            lines |= {text: text for text in map(_held_out, run.evaluations)}
+            for text in lines.keys() - old_lines:
+                console.print(lines[text], markup=False, highlight=False, soft_wrap=True)
+            old_lines |= lines.keys()
             if rows:
                 bar.update(task, completed=len(rows), note=_note(rows[-1]))
-            if not console.is_terminal and (len(rows) >= shown + every or (last and len(rows) > shown)):
-                shown = len(rows)
-                print(f"{title}: step {shown}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
+            news = len(rows) - printed_steps
+            if not console.is_terminal and (news >= every or (is_last and news > 0)):
+                printed_steps = len(rows)
+                print(f"{title}: step {printed_steps}/{total or '?'}, {_note(rows[-1])}", file=terminal, flush=True)
 
 
 def _looks(folder: Path, stop: threading.Event) -> Iterator[tuple[Follower, bool]]:

@@ -109,13 +109,13 @@ def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resu
     directory = Path(directory)
     if resumes:
         earlier = read_run(directory)
-        again = [*earlier.get("resumed", []), metadata["started"]]
-        changed = [*earlier.get("changed", []), *metadata.get("changed", [])]
+        resumed = [*earlier.get("resumed", []), metadata["started"]]
+        changed_flags = [*earlier.get("changed", []), *metadata.get("changed", [])]
         metadata = {
             **metadata,
             "started": earlier.get("started", metadata["started"]),
-            "resumed": again,
-            "changed": changed,
+            "resumed": resumed,
+            "changed": changed_flags,
         }
         for name in BY_STEP:
             read_rows(directory / name)  # the trainer reads them when everything has been loaded
@@ -204,14 +204,14 @@ def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
 
 def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -> list[dict[str, Any]]:
     """The rows of a file, without a last line that a crash cut short; a ConfigError if another line is no row."""
-    *whole, last = (content(path) or b"").split(b"\n")
-    del last  # empty, or a line that a crash cut short
+    *whole, rest = (content(path) or b"").split(b"\n")
+    del rest  # empty, or a line that a crash cut short
     rows = []
     for number, line in enumerate(whole, start=1):
         row = parsed(line)
         if not shape(row):
-            shown = line[:80].decode(errors="replace")
-            raise ConfigError(f"{path}, line {number}, is damaged: {shown!r} is not a row of {of}")
+            text = line[:80].decode(errors="replace")
+            raise ConfigError(f"{path}, line {number}, is damaged: {text!r} is not a row of {of}")
         rows.append(row)
     return rows
 
@@ -239,9 +239,9 @@ def phase_seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def end_means(values: Iterable[float]) -> tuple[float, float, int]:
     """The means of the first and last 8 values that are not NaN, but at most of a third, and how many those are."""
-    known = [value for value in values if not math.isnan(value)]
-    count = max(1, min(8, len(known) // 3))
-    first, last = (sum(part) / count if part else math.nan for part in (known[:count], known[-count:]))
+    defined = [value for value in values if not math.isnan(value)]
+    count = max(1, min(8, len(defined) // 3))
+    first, last = (sum(part) / count if part else math.nan for part in (defined[:count], defined[-count:]))
     return first, last, count
 
 
@@ -315,8 +315,8 @@ def _write(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def _read(path: Path, shape: shapes.Check) -> dict[str, Any]:
-    found = content(path)
-    document = {} if found is None else parsed(found)
+    data = content(path)
+    document = {} if data is None else parsed(data)
     if not shape(document):
         raise ConfigError(f"{path} is damaged: it does not say what a run writes there; move it away, or repair it")
     return document

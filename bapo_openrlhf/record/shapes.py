@@ -40,12 +40,12 @@ def anything(_value: Any) -> bool:
     return True
 
 
-def fields(known: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Check:
+def fields(checks: Mapping[str, Check], *, required: tuple[str, ...] = ()) -> Check:
     """An object with the required names. Each known name has its check, and other names may have anything."""
     return lambda value: (
         isinstance(value, dict)
         and all(name in value for name in required)
-        and all(known.get(name, anything)(item) for name, item in value.items())
+        and all(checks.get(name, anything)(item) for name, item in value.items())
     )
 
 
