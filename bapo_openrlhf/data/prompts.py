@@ -21,8 +21,7 @@ TOKENIZER_NAME = re.compile(r".*tokenizer.*|(vocab|merges|tekken|byte_maps).*|.*
 def fill(content: Any, template: str | None, apply_chat_template: Callable[..., str] | None) -> str:
     """The prompt that OpenRLHF makes of a text or of messages. A chat template takes the place of an input template."""
     preprocess = module_of("datasets/prompts_dataset.py").preprocess_data
-    prompt: str = preprocess({"input": content}, template, "input", None, apply_chat_template)[0]
-    return prompt
+    return preprocess({"input": content}, template, "input", None, apply_chat_template)[0]
 
 
 def local_tokenizer(model: str) -> str | None:

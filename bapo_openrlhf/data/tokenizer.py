@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from multiprocessing import get_context, parent_process
@@ -58,8 +57,7 @@ class Tokenizer:
 
     def apply_chat_template(self, messages: Any, **options: Any) -> str:
         """The text of messages. If the template refuses them, it raises an Exception."""
-        text: str = self._loaded.apply_chat_template(messages, **options)
-        return text
+        return self._loaded.apply_chat_template(messages, **options)
 
     def special(self) -> dict[str, str]:
         """Its end token and its padding token by their names, as far as it has them."""
@@ -122,9 +120,7 @@ class Tokenizer:
         return max(self._tokenizer.get_vocab().values(), default=0)
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        encoded: Mapping[str, Any] = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
+        return self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
     def lengths_with_end(self, texts: list[str]) -> list[int]:
         """The number of tokens of each text and the end token, which is added unless the text ends with it."""

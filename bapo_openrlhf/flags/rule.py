@@ -1,6 +1,6 @@
 """What a rule about flags is, and what it can ask: the values of all flags, and what follows from them."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -106,7 +106,7 @@ class Flags(dict[str, Any]):
     def ahead(self) -> int:
         """Steps that generation is ahead of training."""
         most = self["adapt.max_staleness"]
-        queue: int = self["train.async_queue_size"] if self["train.async_enable"] else 0
+        queue = int(self["train.async_queue_size"] if self["train.async_enable"] else 0)
         return queue if most is None else min(queue, most)
 
     def words(self, name: str) -> str:
@@ -136,9 +136,9 @@ def messages(rules: Iterable[Rule], f: Flags) -> Iterator[str]:
     return (message for rule in rules if (message := rule.message(f)) is not None)
 
 
-def check_rules(rules: Iterable[Rule], flags: Mapping[str, Any]) -> None:
+def check_rules(rules: Iterable[Rule], f: Flags) -> None:
     """Raise ConfigError with the message of the first rule that is broken."""
-    message = next(messages(rules, flags if isinstance(flags, Flags) else Flags(flags)), None)
+    message = next(messages(rules, f), None)
     if message is not None:
         raise ConfigError(message)
 

@@ -44,8 +44,7 @@ def most_skipped(args: SimpleNamespace, capacity: int) -> int:
     fresh = most_rounds(args) * args.rollout.batch_size
     only_fresh = registry.takes(kind, "replay_steps") and not (adapt.replay_steps or adapt.reevaluate_every)
     groups = max(fresh - capacity, 0) if only_fresh else fresh
-    samples: int = groups * args.rollout.n_samples_per_prompt
-    return samples
+    return int(groups * args.rollout.n_samples_per_prompt)
 
 
 def left_over(args: SimpleNamespace, samples: int) -> int:
@@ -78,8 +77,7 @@ def passes_for(steps: int, of_a_pass: int) -> int:
 
 def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     """Trainer steps of a whole run: of all its passes."""
-    episodes: int = args.train.num_episodes
-    return epoch_steps(args, prompts, candidates) * episodes
+    return epoch_steps(args, prompts, candidates) * int(args.train.num_episodes)
 
 
 def actor_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
@@ -90,22 +88,18 @@ def actor_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     train = args.train
     if not args.adapt.enabled:  # as OpenRLHF counts them
         samples = prompts * args.rollout.n_samples_per_prompt
-        steps: int = samples // train.batch_size * train.num_episodes * train.max_epochs
-        return steps
-    updates: int = batch_arithmetic(args).optimizer_steps * train.max_epochs
-    return run_steps(args, prompts, candidates) * updates
+        return int(samples // train.batch_size * train.num_episodes * train.max_epochs)
+    return run_steps(args, prompts, candidates) * batch_arithmetic(args).optimizer_steps * int(train.max_epochs)
 
 
 def response_tokens(args: SimpleNamespace) -> int:
     """Tokens of the longest response."""
-    tokens: int = args.rollout.max_new_tokens or args.data.max_len
-    return tokens
+    return int(args.rollout.max_new_tokens or args.data.max_len)
 
 
 def fits_solution(args: SimpleNamespace, prompt: int, solution: int) -> bool:
     """Whether a response to a prompt could hold a worked solution with its end; both are numbers of tokens."""
-    most: int = args.data.max_len
-    return solution <= response_tokens(args) and prompt + solution <= most
+    return bool(solution <= response_tokens(args) and prompt + solution <= args.data.max_len)
 
 
 def most_rounds(args: SimpleNamespace) -> int:
@@ -131,8 +125,7 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
         math.ceil(number * sizes.group_size / sizes.train_batch)
         for number in (groups, groups + args.adapt.most_reevaluated(sizes.rollout_groups))
     )
-    updates: int = ((steps - again) * most + again * more) * args.train.max_epochs
-    return updates + pretraining_steps(args)
+    return int(((steps - again) * most + again * more) * args.train.max_epochs) + pretraining_steps(args)
 
 
 def pretraining_steps(args: SimpleNamespace) -> int:
@@ -141,8 +134,7 @@ def pretraining_steps(args: SimpleNamespace) -> int:
     # `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
     epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
     responses = most_rounds(args) * rollout.batch_size * rollout.n_samples_per_prompt
-    steps: int = epochs * math.ceil(responses / train.batch_size)
-    return steps
+    return int(epochs * math.ceil(responses / train.batch_size))
 
 
 def most_tokens(args: SimpleNamespace, phase: str) -> int | None:

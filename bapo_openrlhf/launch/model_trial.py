@@ -246,8 +246,7 @@ class Scheduled:
             self.kind, optimizer, num_warmup_steps=math.ceil(self.steps * self.warm_up), num_training_steps=self.steps,
             scheduler_specific_kwargs={"min_lr_rate": self.lowest} if ends else {},
         )  # fmt: skip
-        factor: Callable[[int], float] = schedule.lr_lambdas[0]
-        return factor
+        return schedule.lr_lambdas[0]
 
 
 def _load(folder: str, role: str, head: str | None = None) -> tuple[Any, dict[str, Any], str | None]:

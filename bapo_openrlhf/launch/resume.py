@@ -193,7 +193,7 @@ def _check_nothing_saved(args: SimpleNamespace) -> None:
 
 def _other_place(args: SimpleNamespace, run: Mapping[str, Any]) -> str | None:
     """`ckpt.path` of the run in the run's folder, if `ckpt.path` belongs to another one. Both may have been moved."""
-    place: str | None = run.get("config", {}).get("ckpt.path")
+    place = run.get("config", {}).get("ckpt.path")
     if place is None or Path(place).resolve() == Path(args.ckpt.path).resolve():
         return None
     return None if (_settings(args) or {}).get("started") == run.get("started") else place

@@ -6,7 +6,7 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.rule import check_rules
+from bapo_openrlhf.flags.rule import Flags, check_rules
 from bapo_openrlhf.flags.rules import PACKED
 from bapo_openrlhf.launch import environment, preflight
 from bapo_openrlhf.launch.environment import missing_attention
@@ -83,5 +83,5 @@ def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
 
 def test_packed_samples_may_have_another_flash_attention():
     """test_bad_configurations.py has attention that they may not have."""
-    check_rules([PACKED], {"ds.attn_implementation": "flash_attention_3", "ds.packing_samples": True})
-    check_rules([PACKED], {"ds.attn_implementation": "sdpa"})
+    check_rules([PACKED], Flags({"ds.attn_implementation": "flash_attention_3", "ds.packing_samples": True}))
+    check_rules([PACKED], Flags({"ds.attn_implementation": "sdpa"}))
