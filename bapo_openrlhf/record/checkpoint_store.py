@@ -21,12 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bapo_openrlhf.record.durable import discard, sync, write_atomically
-from bapo_openrlhf.record.state_file import (
-    CheckpointError,
-    blake2b,
-    read_document,
-    write_document,
-)
+from bapo_openrlhf.record.state_file import CheckpointError, blake2b, read_document, write_document
 
 ACTOR, CRITIC, ADAPT = "_actor", "_critic", "_adapt"
 MANIFEST = "manifest.json"

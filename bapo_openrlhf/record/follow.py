@@ -19,6 +19,7 @@ from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
 ROWS = {WARNINGS: ("warnings", shapes.WARNING), EVALUATIONS: ("evaluations", shapes.numbers)}  # files of few rows
+DOCUMENTS = {RUN: ("run", shapes.METADATA), SUMMARY: ("summary", shapes.SUMMARY)}  # files of one JSON object
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 
 
@@ -142,11 +143,13 @@ class Follower(Seen):
             attribute, shape = ROWS[name]
             setattr(self, attribute, [row for row in map(_row, data.split(b"\n")[:-1]) if row and shape(row)])
             return
-        self.damaged.add(name)
+        attribute, shape = DOCUMENTS[name]
         document = parsed(data)
-        if (shapes.METADATA if name == RUN else shapes.SUMMARY)(document):
-            setattr(self, "run" if name == RUN else "summary", document)
+        if shape(document):
+            setattr(self, attribute, document)
             self.damaged.discard(name)
+        else:
+            self.damaged.add(name)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

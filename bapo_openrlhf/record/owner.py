@@ -43,7 +43,8 @@ def owned(folder: Path, *, field: str, what: str, instead: str) -> Iterator[None
     as "run.name is mine". `what` owns such a folder, for example a "run", and `instead` says what else can be done.
     """
     path, created = folder / LOCK, not folder.exists()
-    me = {"host": socket.gethostname(), "process": os.getpid(), "since": _now(), "at": _place(), "id": uuid.uuid4().hex}
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    me = {"host": socket.gethostname(), "process": os.getpid(), "since": now, "at": _place(), "id": uuid.uuid4().hex}
     try:
         descriptor = _lock(path)
         if descriptor is None:
@@ -192,9 +193,11 @@ def _place() -> str | None:
 
 
 def _refusal(folder: Path, field: str, what: str, instead: str) -> ConfigError:
-    said = _said(_owner(folder / LOCK))
+    owner = _owner(folder / LOCK) or {}
+    facts = [owner.get(name) for name in ("process", "host", "since")]
+    who = ": process {} on {}, since {}".format(*facts) if all(facts) else ""
     return ConfigError(
-        f"{field}, and {folder} already has a {what} that is going on{said}; wait until it has ended, or {instead}"
+        f"{field}, and {folder} already has a {what} that is going on{who}; wait until it has ended, or {instead}"
     )
 
 
@@ -212,12 +215,3 @@ def _owner(path: Path) -> dict[str, Any] | None:
 
 def _text(me: dict[str, Any]) -> bytes:
     return json.dumps(me).encode() + b"\n"
-
-
-def _said(owner: dict[str, Any] | None) -> str:
-    known = owner and [owner.get(name) for name in ("process", "host", "since")]
-    return ": process {} on {}, since {}".format(*known) if known and all(known) else ""
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
