@@ -64,18 +64,22 @@ def check_data(
             continue
         reading = read(flags, folder, download=not ahead)
         kept[flags.flag] = reading.names
-        warnings += [_elsewhere(flags.flag, source.name) for source in reading.elsewhere]
+        warnings += [
+            f"{flags.flag} is {source.name}; it is not on this machine and nothing is downloaded here, so no row of it "
+            "was looked at"
+            for source in reading.elsewhere
+        ]
         result = RowCheck(flags, args, renderer() if reading.parts else None, takes).look(reading)
         warnings += result.warnings
         not_found += result.not_found
-        if flags.flag == "eval.dataset" and not reading.elsewhere:
-            _check_best(args, reading)
-        if flags.flag == "eval.dataset":
-            evaluation_places = result.places
         if flags.flag == "data.prompt_dataset":
             warnings += _in_both(evaluation_places, result.places)
             data = replace(data, prompts=reading.rows, problem=result.problem)
-        elif (reading.rows or 0) > args.data.max_samples:
+            continue
+        evaluation_places = result.places
+        if not reading.elsewhere:
+            _check_best(args, reading)
+        if (reading.rows or 0) > args.data.max_samples:
             warnings.append(
                 f"data.max_samples is {args.data.max_samples}, which OpenRLHF also takes as the limit of the "
                 f"evaluation: only the first {args.data.max_samples} of the {reading.rows} rows of eval.dataset are "
@@ -140,7 +144,3 @@ def _check_special(model: str, tokenizer: Tokenizer, solutions: str | None) -> N
     for kind, problem in zip(special, tokenizer.beyond(list(special.values())), strict=True):
         if problem:
             raise ConfigError(f"{model}; the {kind} of its tokenizer {problem}")
-
-
-def _elsewhere(flag: str, name: str) -> str:
-    return f"{flag} is {name}; it is not on this machine and nothing is downloaded here, so no row of it was looked at"

@@ -43,16 +43,12 @@ class Findings:
     def __init__(self) -> None:
         self._errors: dict[str, tuple[str, int]] = {}
         self._counted: dict[str, tuple[str, str, int]] = {}
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # of what is seldom meant
 
     def error(self, kind: str, text: str) -> None:
         """A row that a run cannot use. Of each kind, the first text is kept, and the others are counted."""
         first, count = self._errors.get(kind, (text, 0))
         self._errors[kind] = (first, count + 1)
-
-    def warn(self, text: str) -> None:
-        """What is seldom meant."""
-        self.warnings.append(text)
 
     def count(self, kind: str, text: str, advice: str = "") -> None:
         """A row with what is seldom meant. Of each kind, the first text is kept, and the others are counted."""
@@ -62,7 +58,7 @@ class Findings:
     def warn_of_counted(self, rows: int) -> None:
         """Warn of each kind that was counted in so many rows."""
         for text, advice, count in self._counted.values():
-            self.warn(f"{text}; so it is with {count} of {rows} rows" + (f". {advice}" if advice else ""))
+            self.warnings.append(f"{text}; so it is with {count} of {rows} rows" + (f". {advice}" if advice else ""))
 
     def refuse_if_all(self, kind: str, rows: int) -> None:
         """Make an error of a kind that was counted in all of so many rows."""
@@ -152,8 +148,6 @@ class RowCheck:
         self._flags, self._args = flags, args
         self._values = Values(flags.columns, chat=args.data.apply_chat_template)
         self._render = render if render is not None and render.renders else None
-        tokenizer = None if self._render is None else self._render.tokenizer
-        self._image_token = None if tokenizer is None else tokenizer.image_token()
         # Tokens of a prompt that OpenRLHF does not cut.
         self._max_prompt = args.data.max_len - (args.rollout.max_new_tokens or 1)
         self._findings = Findings()
@@ -167,15 +161,14 @@ class RowCheck:
 
     def look(self, read: Read) -> Looked:
         """Look at all rows. A ConfigError has a line for each kind of error, with the first row that has it."""
+        warnings = self._findings.warnings
         for part in read.parts:
             missing = list(self._values.missing(part.names))
             self._warn_of_columns(part)
             if part.is_csv:
-                self._findings.warn(f"{part.where}: a CSV file has no types, so that each value is a text")
+                warnings.append(f"{part.where}: a CSV file has no types, so that each value is a text")
             if part.unread:
-                self._findings.warn(
-                    f"{part.where}: OpenRLHF reads files of one kind in a folder, and not {part.unread[0]}"
-                )
+                warnings.append(f"{part.where}: OpenRLHF reads files of one kind in a folder, and not {part.unread[0]}")
             for kind, text in missing:
                 self._findings.error(kind, f"{part.where}, row 1: {text}")
             batch: list[Unmeasured] = []
@@ -198,7 +191,7 @@ class RowCheck:
         for findings in (self._findings, self._not_found):
             findings.warn_of_counted(self._count)
         places = {prompt: place for prompt, (place, _) in self._seen.items()}
-        return Looked(self._problem, self._findings.warnings, self._not_found.warnings, places)
+        return Looked(self._problem, warnings, self._not_found.warnings, places)
 
     def _warn_of_columns(self, part: DataSet) -> None:
         used_columns = {*self._flags.columns.values(), self._args.data.image_key}
@@ -206,7 +199,7 @@ class RowCheck:
         for name in (*templates, *OF_PROMPTS):
             if name in part.names and name not in used_columns:
                 where = "to the chat template" if name in OF_TEMPLATES else "to the model: no flag names it"
-                self._findings.warn(
+                self._findings.warnings.append(
                     f"{part.where}: the column {name} has no effect, because a run does not give it {where}"
                 )
 
@@ -215,7 +208,7 @@ class RowCheck:
         if not self._args.reward.remote_url:  # a reward model sees no labels
             return
         why = f"each {key} (data.label_key) is empty" if key else "data.label_key is not set"
-        self._findings.warn(
+        self._findings.warnings.append(
             f"{part.where}: {why}, so that the reward function gets the empty text as each label; the columns are "
             f"{', '.join(part.names)}"
         )
@@ -265,7 +258,7 @@ class RowCheck:
         if self._takes and answer != "" and not self._takes(answer):
             text = f"{place}: the label is {quoted(answer)}, and the reward function gives 0 to it as an answer"
             self._findings.count("label", text)
-        pictures = vision.images_of(row.get(self._args.data.image_key)) if images else []
+        pictures = vision.images_of(images) if images else []
         self._pictured.setdefault(bool(pictures), place)
         yield Unmeasured(place, prompt, pictures, solution)
 
@@ -287,10 +280,12 @@ class RowCheck:
             )
 
     def _measure(self, prompts: list[Unmeasured]) -> None:
-        if self._render is None or self._render.tokenizer is None or not prompts:
+        tokenizer = None if self._render is None else self._render.tokenizer
+        if tokenizer is None or not prompts:
             return
+        token = tokenizer.image_token()
         texts_and_images = [(one.prompt, vision.counted(one.images)) for one in prompts]
-        measured = self._render.tokenizer.measured(texts_and_images, self._max_prompt)
+        measured = tokenizer.measured(texts_and_images, self._max_prompt)
         lengths = [length for length, _, _ in measured]
         for one, (_, is_found, problem) in zip(prompts, measured, strict=True):
             if not is_found:
@@ -300,7 +295,7 @@ class RowCheck:
         solutions = [
             (one.place, one.solution, length) for one, length in zip(prompts, lengths, strict=True) if one.solution
         ]
-        ends = self._render.tokenizer.lengths_with_end([text for _, text, _ in solutions]) if solutions else []
+        ends = tokenizer.lengths_with_end([text for _, text, _ in solutions]) if solutions else []
         for (place, _, prompt_length), length in zip(solutions, ends, strict=True):
             if not fits_solution(self._args, prompt_length, length):
                 most = f"at most {response_tokens(self._args)}"
@@ -310,16 +305,15 @@ class RowCheck:
                 self._findings.count("long solution", text, "Such solutions are left out")
         texts = [(one.place, "prompt", one.prompt) for one in prompts]
         texts += [(place, "worked solution", text) for place, text, _ in solutions]
-        problems = self._render.tokenizer.beyond([text for *_, text in texts])
+        problems = tokenizer.beyond([text for *_, text in texts])
         for (place, what, _), problem in zip(texts, problems, strict=True):
             if problem:
                 self._findings.error(f"unknown token of {what}", f"{place}: the {what} {problem}")
-        unknown = self._render.tokenizer.unknown([one.prompt for one in prompts])
+        unknown = tokenizer.unknown([one.prompt for one in prompts])
         for (place, prompt, images, _), length, unknown_count in zip(prompts, lengths, unknown, strict=True):
             if 2 * unknown_count > length:
                 text = f"{place}: {unknown_count} of {length} tokens of the prompt are unknown to the model's tokenizer"
                 self._findings.count("unknown", text, "The model cannot tell such prompts apart: take another model")
-            token = self._image_token
             if token and (count := prompt.count(token)) > len(images):
                 text = f"{place}: the prompt has {count} {token}, the model's own token for an image, and"
                 self._findings.error("image token", f"{text} {len(images)} images; a row must have an image for each")

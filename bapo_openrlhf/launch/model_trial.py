@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError, one_line, reason_of
-from bapo_openrlhf.launch.model_files import (
-    Shapes,
-    check_adapters,
-    config_of,
-    few,
-    headers,
-    shapes_of,
-    weight_files,
-)
+from bapo_openrlhf.launch.model_files import Shapes, check_adapters, config_of, few, headers, shapes_of, weight_files
 from bapo_openrlhf.training.worker.dropout import noise_of
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError, Ended, RunError, one_line, reason_of
 from bapo_openrlhf.flags.checked import Checked
-from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
 from bapo_openrlhf.flags.paths import make_absolute, run_folder, use_kept
 from bapo_openrlhf.flags.rule import Flags
@@ -197,7 +196,7 @@ def _summarise(args: SimpleNamespace, folder: Path, metadata: Mapping[str, Any],
 
 
 def _check_device(args: SimpleNamespace) -> None:
-    flags, shares_gpus = flags_of(args), args.train.colocate_all and not args.train.async_enable
+    flags, shares_gpus = Flags.of(args), args.train.colocate_all and not args.train.async_enable
     if not machine.on_cpu():
         if shares_gpus and args.vllm.sync_backend != "nccl" and not args.vllm.sync_with_ray:
             raise ConfigError(
@@ -212,11 +211,9 @@ def _check_device(args: SimpleNamespace) -> None:
             f"{values}; on a machine without a GPU a run needs {words} (`bapo-openrlhf init --cpu` writes a "
             "configuration with them)"
         )
-    if (ranks := Flags.of(args).gpus("actor")) > 1:
-        print(
-            f"This machine has no GPU: the {ranks} ranks of the actor are processes, which share the cores.",
-            file=sys.stderr,
-        )
+    if (ranks := flags.gpus("actor")) > 1:
+        says = f"This machine has no GPU: the {ranks} ranks of the actor are processes, which share the cores."
+        print(says, file=sys.stderr)
 
 
 def _last_line(error: Exception) -> str:
