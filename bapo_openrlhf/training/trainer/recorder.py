@@ -18,17 +18,18 @@ from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.flags.paths import run_folder
-from bapo_openrlhf.record.answers import PromptStates, shortened
 from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
     EVALUATIONS,
     GROUPS,
     WARNINGS,
+    PromptStates,
     RunRecord,
     read_answers,
     read_metrics,
     read_warnings,
+    shortened,
 )
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, reward_numbers
 

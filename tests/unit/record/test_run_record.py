@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.record.answers import GAP, PromptStates, shortened
 from bapo_openrlhf.record.run_record import (
+    GAP,
+    PromptStates,
     RunRecord,
     begin_run,
     end_means,
@@ -25,6 +26,7 @@ from bapo_openrlhf.record.run_record import (
     read_groups,
     read_metrics,
     read_run,
+    shortened,
     summarise,
     write_summary,
 )

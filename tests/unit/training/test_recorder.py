@@ -8,8 +8,7 @@ import torch
 from fake_stack import generated_rows as rows
 from fake_stack import generated_sample as sample
 
-from bapo_openrlhf.record.answers import PromptStates
-from bapo_openrlhf.record.run_record import RunRecord, read_warnings
+from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_warnings
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance
 
 
