@@ -36,7 +36,6 @@ class Tokenizer:
         self._images = {config.get(name) for name in ("image_token_id", "image_token_index")}  # images replace it
 
     def has_chat_template(self) -> bool:
-        """Whether it has a chat template."""
         return bool(self._loaded.chat_template)
 
     def has_date(self) -> bool:

@@ -34,12 +34,10 @@ class Flags(dict[str, Any]):
 
     @property
     def adapted(self) -> bool:
-        """Whether batches are adapted."""
         return bool(self["adapt.method"] != "none")
 
     @property
     def critic(self) -> bool:
-        """Whether there is a critic."""
         return bool(self["algo.advantage.estimator"] == "gae")
 
     @property

@@ -71,13 +71,12 @@ def warnings_of_machine() -> list[str]:
             "it: update the driver (torch also has wheels for CUDA 12.6, but vLLM must have the same CUDA as torch)"
         )
     nvcc = nvcc_here()
-    if f"{nvcc}.".startswith(f"{nvcc_of_torch}.") or os.environ.get("DS_SKIP_CUDA_CHECK") == "1":
-        return warnings
-    return [
-        *warnings,
-        f"nvcc is {nvcc or 'not found'}; DeepSpeed compiles its optimizer with nvcc {nvcc_of_torch}, because torch has "
-        f"CUDA {cuda}: install this toolkit and set CUDA_HOME to it, or, at your risk, DS_SKIP_CUDA_CHECK=1",
-    ]
+    if not f"{nvcc}.".startswith(f"{nvcc_of_torch}.") and os.environ.get("DS_SKIP_CUDA_CHECK") != "1":
+        warnings.append(
+            f"nvcc is {nvcc or 'not found'}; DeepSpeed compiles its optimizer with nvcc {nvcc_of_torch}, because torch "
+            f"has CUDA {cuda}: install this toolkit and set CUDA_HOME to it, or, at your risk, DS_SKIP_CUDA_CHECK=1"
+        )
+    return warnings
 
 
 def check_allocator(args: SimpleNamespace) -> None:

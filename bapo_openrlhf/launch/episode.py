@@ -47,7 +47,6 @@ class Letters:
         return {"input_ids": torch.tensor([list(text.encode())])}
 
     def decode(self, tokens: Any, **_: Any) -> str:
-        """The text of the tokens."""
         return bytes(tokens).decode(errors="replace")
 
 

@@ -28,8 +28,7 @@ ROUNDS = 3  # after so many steps the same prompts come again
 SAVED = "its state is saved and loaded"
 TRIED = "adapt.method, tried with made-up groups, in step"
 # Names of the run's own metrics. A method may report those that built-in methods declare.
-_DECLARED = {metric.name for metrics in DECLARED.values() for metric in metrics}
-TAKEN = (names("ba_ppo", optional=True) | OWN) - _DECLARED
+TAKEN = (names("ba_ppo", optional=True) | OWN) - {metric.name for metrics in DECLARED.values() for metric in metrics}
 
 
 def try_method(
@@ -118,15 +117,12 @@ class _Trial:
 
     def draws(self, candidates: int) -> Mapping[str, Any]:
         """Prompts, first uid and right responses of a step, which do not depend on what the method does."""
-        first = self.step % ROUNDS * candidates
+        first, text, label = self.step % ROUNDS * candidates, self.prompt.text, self.prompt.label
         return {
             "uid": 4 * candidates * self.step,  # a step has fewer groups
-            "prompts": [self._prompt(first + place) for place in range(candidates)],
+            "prompts": [Prompt(text + " " * (first + place), label) for place in range(candidates)],
             "right": self.rng.integers(0, self.group_size + 1, 4 * candidates).tolist(),
         }
-
-    def _prompt(self, number: int) -> Prompt:
-        return Prompt(self.prompt.text + " " * number, self.prompt.label)
 
     def take(self, method: Method, count: int, draws: Mapping[str, Any]) -> tuple[Batch, str]:
         prompts, right = draws["prompts"], draws["right"]

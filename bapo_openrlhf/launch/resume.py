@@ -89,8 +89,8 @@ def choose_start(args: SimpleNamespace) -> Start:
                 f"run.name is {args.run.name}, and {folder} has the record of another run than {args.ckpt.path}: its "
                 f"ckpt.path was {place}; give the --run.name of the run that goes on, or a new one"
             )
-    elif resumes and _did_not_end(args):  # it starts again from the beginning
-        _check_nothing_saved(args)
+    elif resumes and record.holds_run(folder) and not args.run.overwrite and not (folder / record.SUMMARY).exists():
+        _check_nothing_saved(args)  # the run did not end, and starts again from the beginning
     else:
         _check_free(args)
         if not resumes:
@@ -118,11 +118,6 @@ def take(start: Start, args: SimpleNamespace) -> None:
 
 
 # ── An earlier run ──
-
-
-def _did_not_end(args: SimpleNamespace) -> bool:
-    folder = run_folder(args)
-    return record.holds_run(folder) and not args.run.overwrite and not (folder / record.SUMMARY).exists()
 
 
 def _check_free(args: SimpleNamespace) -> None:

@@ -62,9 +62,8 @@ class CheckpointStore:
         # The order matters: the old checkpoint is whole until its manifest is deleted, and by then the marker is there.
         with open(folder / MARKER, "wb") as file:
             os.fsync(file.fileno())
-        sync(folder)
-        sync(folder.parent)
-        sync(self.path)
+        for place in (folder, folder.parent, self.path):
+            sync(place)
         (folder / MANIFEST).unlink(missing_ok=True)
         sync(folder)
         # This comes here because DeepSpeed overwrites file by file, and a mixture of two attempts could look like one.
