@@ -40,9 +40,9 @@ def check_data(
     args: SimpleNamespace,
     folder: Path,
     *,
-    ahead: bool = False,
-    without: Collection[str] = (),
-    takes: Callable[[Any], bool] | None = None,
+    ahead: bool,
+    without: Collection[str],
+    takes: Callable[[Any], bool] | None,
 ) -> Data:
     """Read and check the data that a run trains on, and the data on which it is evaluated meanwhile.
 

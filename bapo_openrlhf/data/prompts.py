@@ -120,7 +120,7 @@ class Renderer:
         return wrong_response(prompt, solution, end=self._end, header=header)
 
 
-def wrong_response(prompt: str, response: str, *, end: str = "", header: str = "") -> str | None:
+def wrong_response(prompt: str, response: str, *, end: str, header: str) -> str | None:
     """What there is once too often in a worked solution that follows a prompt; None if there is nothing.
 
     The text must begin with the prompt that a run gives, and have the beginning of thinking, the end token (`end`) and

@@ -31,10 +31,10 @@ TAKE_RESPONSES = (
 )
 
 
-def quoted(value: object, most: int = 80) -> str:
-    """A value in an error message, shortened."""
+def quoted(value: object) -> str:
+    """A value in an error message, in at most 80 characters."""
     text = repr(value)
-    return text if len(text) <= most else text[: most - 4] + " ..."
+    return text if len(text) <= 80 else text[:76] + " ..."
 
 
 class Findings:
@@ -143,7 +143,7 @@ class RowCheck:
         flags: SourceFlags,
         args: SimpleNamespace,
         render: Renderer | None,
-        takes: Callable[[Any], bool] | None = None,
+        takes: Callable[[Any], bool] | None,
     ) -> None:
         self._flags, self._args = flags, args
         self._values = Values(flags.columns, chat=args.data.apply_chat_template)

@@ -135,9 +135,9 @@ def _indexed(flag: str, folder: Path, name: str) -> set[str]:
     return {*parts.values()}
 
 
-def few(names: Sequence[str], most: int = 4) -> str:
-    """The names of some things, and how many there are besides."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def few(names: Sequence[str]) -> str:
+    """The names of at most four things, and how many there are besides."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def positions_of(config: Mapping[str, Any]) -> float:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from multiprocessing import get_context, spawn
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Protocol
 
 from bapo_openrlhf import machine
@@ -50,7 +49,7 @@ class Questions:
     def __enter__(self) -> "Questions":
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child is not None and self._pipe is not None:
             self._child.kill()
             self._child.join()

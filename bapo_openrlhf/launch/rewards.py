@@ -17,7 +17,7 @@ SECONDS = 30.0  # that a server has for its answer
 NOT_READY = (502, 503, 504)  # statuses of HTTP with which a server or what is before it asks to come again
 
 
-def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str] = ()) -> list[str]:
+def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_found: Sequence[str]) -> list[str]:
     """Check that the reward function, the agent or the server exists, and call it once if a row is given.
 
     Function and server must give one finite reward for an empty response, the agent must play an episode. Returns a

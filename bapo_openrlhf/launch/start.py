@@ -57,9 +57,7 @@ def logical_gpus(args: SimpleNamespace) -> int:
     )
 
 
-def launch(
-    args: SimpleNamespace, checked: Checked, signals: Signals, command: Sequence[str] = ("bapo-openrlhf", "train")
-) -> Path:
+def launch(args: SimpleNamespace, checked: Checked, signals: Signals, command: Sequence[str]) -> Path:
     """Train to the end and write the summary. The run gets what `preflight.check_inputs` worked out as `args.checked`.
 
     Raises:

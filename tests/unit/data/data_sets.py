@@ -94,7 +94,7 @@ class Checks:
 
     def __call__(self, names: str, *, ahead: bool = True, takes: Any = None, **changed: Any) -> Data:
         args = self.args(data__prompt_dataset=names, **changed)
-        return check_data(args, self.folder / "kept", ahead=ahead, takes=takes)
+        return check_data(args, self.folder / "kept", ahead=ahead, without=(), takes=takes)
 
     def trained(self, names: str, **changed: Any) -> Any:
         """The rows that OpenRLHF's function gives a run that was checked."""

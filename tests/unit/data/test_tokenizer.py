@@ -98,7 +98,8 @@ def test_a_run_on_the_cpu_does_not_ask_the_hub(check):
     name = check.write(".jsonl", [{"q": "1?", "a": "x"}])
     script = (
         "import pathlib, pickle, sys\nfrom bapo_openrlhf.data.check import check_data\n"
-        f"check_data(pickle.load(sys.stdin.buffer), pathlib.Path({str(check.folder / 'kept')!r}))"
+        f"folder = pathlib.Path({str(check.folder / 'kept')!r})\n"
+        "check_data(pickle.load(sys.stdin.buffer), folder, ahead=False, without=(), takes=None)"
     )
     args = check.args(data__prompt_dataset=name, actor__model_name_or_path="no-such-owner/no-such-model")
     environment = {key: value for key, value in os.environ.items() if not key.endswith("_OFFLINE")} | {cpu.SWITCH: "1"}
