@@ -37,12 +37,7 @@ class Data:
 
 
 def check_data(
-    args: SimpleNamespace,
-    folder: Path,
-    *,
-    ahead: bool,
-    without: Collection[str],
-    takes: Callable[[Any], bool] | None,
+    args: SimpleNamespace, folder: Path, *, ahead: bool, without: Collection[str], takes: Callable[[Any], bool] | None
 ) -> Data:
     """Read and check the data that a run trains on, and the data on which it is evaluated meanwhile.
 

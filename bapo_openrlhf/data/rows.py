@@ -139,11 +139,7 @@ class RowCheck:
     """Looks at rows one after the other. Without `render` prompts are not made here. `takes` is as in `check_data`."""
 
     def __init__(
-        self,
-        flags: SourceFlags,
-        args: SimpleNamespace,
-        render: Renderer | None,
-        takes: Callable[[Any], bool] | None,
+        self, flags: SourceFlags, args: SimpleNamespace, render: Renderer | None, takes: Callable[[Any], bool] | None
     ) -> None:
         self._flags, self._args = flags, args
         self._values = Values(flags.columns, chat=args.data.apply_chat_template)

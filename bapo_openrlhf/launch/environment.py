@@ -60,8 +60,8 @@ def _check_temporary_folder() -> None:
     places = [("TMPDIR", temporary, VLLMS)]
     if not (os.environ.get("RAY_ADDRESS") or os.environ.get(machine.SHARED_RAY)):  # there is no Ray yet
         name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if name in os.environ), "TMPDIR")
-        places.append((name, os.environ.get(name, "/tmp"), RAYS))
-    for name, folder, socket in reversed(places):
+        places.insert(0, (name, os.environ.get(name, "/tmp"), RAYS))
+    for name, folder, socket in places:
         most = LONGEST_SOCKET - len(socket)
         if len(os.fsencode(folder)) > most:
             raise ConfigError(

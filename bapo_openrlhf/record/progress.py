@@ -50,12 +50,11 @@ def progress_bar(folder: Path, total_steps: int | None, title: str) -> Iterator[
     stop = threading.Event()
     watcher = threading.Thread(target=_watch, args=(folder, total_steps, title, terminal, old_lines, stop), daemon=True)
     watcher.start()
-    failed = True
+    failed = False
     try:
         yield
-        failed = False
-    except Ended:
-        failed = False
+    except BaseException as error:
+        failed = not isinstance(error, Ended)
         raise
     finally:
         stop.set()
