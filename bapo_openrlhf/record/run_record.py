@@ -206,17 +206,29 @@ def read_run(directory: str | os.PathLike) -> dict[str, Any]:
     return _read(Path(directory) / RUN, shapes.METADATA)
 
 
-def _reader(name: str, shape: shapes.Check) -> Callable[[str | os.PathLike], list[dict[str, Any]]]:
-    """A function that reads the rows of a file of the record in a folder, oldest first. Empty if there are none yet."""
-    return lambda directory: read_rows(Path(directory) / name, shape)
+def read_metrics(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the metrics of all steps, oldest first. Empty if there are none yet."""
+    return read_rows(Path(directory) / METRICS, shapes.numbers)
 
 
-# `RunRecord.append_rows` says what the rows have.
-read_metrics = _reader(METRICS, shapes.numbers)
-read_groups = _reader(GROUPS, shapes.GROUP)
-read_answers = _reader(ANSWERS, shapes.ANSWER)
-read_evaluations = _reader(EVALUATIONS, shapes.numbers)
-read_warnings = _reader(WARNINGS, shapes.WARNING)
+def read_groups(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the generated groups in the order of generation (see `RunRecord.append_rows`)."""
+    return read_rows(Path(directory) / GROUPS, shapes.GROUP)
+
+
+def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the sampled answers, oldest first (see `RunRecord.append_rows`)."""
+    return read_rows(Path(directory) / ANSWERS, shapes.ANSWER)
+
+
+def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
+    return read_rows(Path(directory) / EVALUATIONS, shapes.numbers)
+
+
+def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the run's warnings, oldest first (see `RunRecord.append_rows`)."""
+    return read_rows(Path(directory) / WARNINGS, shapes.WARNING)
 
 
 def read_rows(path: Path, shape: shapes.Check = shapes.ROW, of: str = "a run") -> list[dict[str, Any]]:
