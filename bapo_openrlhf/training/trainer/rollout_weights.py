@@ -1,6 +1,9 @@
 """The weights that the rollout engines hold: when they follow the actor's, and how older ones come back."""
 
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +13,28 @@ import ray
 from openrlhf.trainer.ray.vllm_engine import batch_vllm_engine_call
 
 from bapo_openrlhf.adapt.schedule import RolloutSchedule
-from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 
 DEATH_NOTICE = 10.0  # seconds within which Ray reports that a process has died
+
+
+class RolloutQueue(deque[Future[Any]]):
+    """Rollouts that were asked for and have not reached the trainer, by step; none without `--train.async_enable`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waited = 0.0
+
+    def wait(self) -> None:
+        """Wait until all of them are generated. The error of one that failed is raised."""
+        start = time.perf_counter()
+        for rollout in self:
+            rollout.result()
+        self._waited += time.perf_counter() - start
+
+    def seconds_waited(self) -> float:
+        """Seconds that were spent in `wait` since this was last asked."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
 
 class RolloutWeights:
@@ -20,23 +42,16 @@ class RolloutWeights:
 
     Args:
         sleep: Whether the engines sleep between their uses (`--vllm.enable_sleep`). Each use then wakes their weights.
-        queue: What the engines generate ahead of training. A sync waits for it, so that no response is of two versions.
 
     Attributes:
+        queue: What the engines generate ahead of training. A sync waits for it, so that no response is of two versions.
         weights_version: Number of updates behind the weights that the engines hold.
         kept: The same of the weights that they have in host memory; None if they have none.
     """
 
-    def __init__(
-        self,
-        engines: Sequence[Any],
-        actor: Any,
-        schedule: RolloutSchedule,
-        *,
-        sleep: bool,
-        queue: RolloutQueue,
-    ) -> None:
-        self.engines, self.actor, self.schedule, self.sleep, self.queue = engines, actor, schedule, sleep, queue
+    def __init__(self, engines: Sequence[Any], actor: Any, schedule: RolloutSchedule, *, sleep: bool) -> None:
+        self.engines, self.actor, self.schedule, self.sleep = engines, actor, schedule, sleep
+        self.queue = RolloutQueue()
         self.weights_version, self.kept = 0, None
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 

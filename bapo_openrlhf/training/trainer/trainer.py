@@ -43,7 +43,6 @@ from bapo_openrlhf.training.trainer.refill import Rounds
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
-from bapo_openrlhf.training.trainer.rollout_queue import RolloutQueue
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 from bapo_openrlhf.training.wire.packing import is_demonstration
@@ -64,8 +63,9 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = TrainingPrompts(self.prompts_dataloader)
         schedule = RolloutSchedule(adapt.rollout_delay)
-        options = {"sleep": self.args.vllm.enable_sleep, "queue": RolloutQueue()}
-        self.rollout_weights = RolloutWeights(self.vllm_engines, self.actor_model_group, schedule, **options)
+        self.rollout_weights = RolloutWeights(
+            self.vllm_engines, self.actor_model_group, schedule, sleep=self.args.vllm.enable_sleep
+        )
         self.reward_model = RewardModel(
             self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
         )
