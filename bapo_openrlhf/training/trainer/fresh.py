@@ -1,12 +1,18 @@
-"""The fresh prompts of a rollout: which are drawn, and how many responses each of them gets."""
+"""The fresh prompts of a rollout: which are drawn, and how many responses each of them gets.
+
+With dynamic filtering (DAPO), a step generates for more prompts while too few groups have a signal (`Rounds`).
+"""
 
 import itertools
 from collections.abc import Callable
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
+from bapo_openrlhf.adapt.filters import informative
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
+from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.methods.base import Method, are_positions
 from bapo_openrlhf.training.trainer.ask import Ask, Sent
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
@@ -60,7 +66,7 @@ class OneRound:
                 return
             order, sent = list[Answers](), list[Sent]()
             for count in sorted(set(counts) - {0}):
-                chosen = [pair for pair, wanted in zip(judged, counts, strict=True) if wanted == count]
+                chosen = [pair for pair, more in zip(judged, counts, strict=True) if more == count]
                 numbers, prompts = [number for number, _ in chosen], [each.prompt for _, each in chosen]
                 order += [each for _, each in chosen]
                 sent += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)
@@ -70,3 +76,34 @@ class OneRound:
     def unfinished(self) -> list[dict[str, Any]]:
         """The groups in flight that go on in the next step, as plain data; here there are none."""
         return []
+
+
+class Rounds(OneRound):
+    """Asks for fresh prompts in up to `ROUNDS` rounds. A group with a mean reward `between` these has a signal.
+
+    OpenRLHF's dynamic filtering draws a new prompt for each dropped group as soon as its responses are there, and
+    forgets the group. Here a step draws in whole rounds, from the same weights, so its prompts follow from its rewards
+    and not from which response came first. The method gets the groups of all rounds, also those without a signal.
+    """
+
+    def __init__(self, *args: Any, between: tuple[Fraction, Fraction]) -> None:
+        super().__init__(*args)
+        self.between = between
+
+    def generate(self, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> None:
+        """Generate the fresh groups of all rounds."""
+        target, rounds = self.method.wanted(rollout.step, self.size), 0
+        while True:
+            before = len(rollout.fresh)
+            super().generate(rollout, ask, send_hard)
+            rounds += len(rollout.fresh) > before
+            signals = list(filter(self._informative, rollout.fresh))
+            if len(signals) >= target or rounds == ROUNDS or self.prompts.epoch_done:
+                break
+        rollout.numbers |= {"prompts/rounds": rounds, "groups/wanted": target}
+        kept = sum(len(each.responses) for each in signals)
+        rollout.pass_rate = 100 * kept / rollout.drawn if rollout.drawn else None
+
+    def _informative(self, answers: Answers) -> bool:
+        """Whether a group has a signal."""
+        return answers.usable and informative(exact_rewards(answers.rewards, self.reward_range), self.between)

@@ -1,7 +1,7 @@
 """Generation: fresh samples with behaviour log-probs, re-evaluation of hard prompts, and evaluations.
 
-How a rollout asks for fresh prompts and when it is made are two choices that do not know each other: once (`fresh`), in
-several rounds (`refill`) or in parts of responses (`partial`); in the step that trains on it (`InTurn`) or `ahead`.
+How a rollout asks for fresh prompts and when it is made are two choices that do not know each other: once, in several
+rounds (`fresh`) or in parts of responses (`partial`); in the step that trains on it (`InTurn`) or `ahead`.
 """
 
 import time

@@ -29,7 +29,7 @@ from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, Cr
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
-from bapo_openrlhf.training.trainer.fresh import OneRound
+from bapo_openrlhf.training.trainer.fresh import OneRound, Rounds
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
 from bapo_openrlhf.training.trainer.partial import InParts
@@ -39,7 +39,6 @@ from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
-from bapo_openrlhf.training.trainer.refill import Rounds
 from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout

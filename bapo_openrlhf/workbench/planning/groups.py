@@ -59,7 +59,7 @@ def replayable_groups(workload: Workload, constants: Constants) -> float:
 
 
 def rounds(workload: Workload, constants: Constants) -> int:
-    """How often a step with batch adaptation draws prompts (`training/trainer/refill.py`)."""
+    """How often a step with batch adaptation draws prompts (`training/trainer/fresh.py`)."""
     args = workload.args
     if not args.algo.dynamic_filtering_enable:
         return 1

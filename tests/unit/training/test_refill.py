@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.run_record import read_groups
 from bapo_openrlhf.training.trainer.ask import prompt_seed
-from bapo_openrlhf.training.trainer.refill import Rounds
+from bapo_openrlhf.training.trainer.fresh import Rounds
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
 
