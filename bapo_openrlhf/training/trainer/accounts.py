@@ -1,7 +1,7 @@
 """What becomes of the groups of a step, and the metrics that say so."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,21 +11,24 @@ from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
 from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.prefixes import by_prefix
-from bapo_openrlhf.adapt.review import Review
+from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
-from bapo_openrlhf.training.trainer.experience import BatchExperience
+from bapo_openrlhf.training.trainer.experience import BatchExperience, ForwardPass
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.trainer.samples import Answers
-from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 
 
 class StepAccounts:
-    """Accounts for every group that a run generates, and gives the metrics of its steps."""
+    """Accounts for every group that a run generates, and gives the metrics of its steps.
+
+    It warns of groups that cannot be used, and stops a run that has so many that something must be broken.
+    `failed_calls` says what went wrong in calls of the reward function or the agent.
+    """
 
     def __init__(
         self,
@@ -35,11 +38,27 @@ class StepAccounts:
         method: Method,
         ledger: Ledger,
         recorder: StepRecorder,
-        unusable: UnusableGroups,
+        failed_calls: Callable[[], str],
         arithmetic: BatchArithmetic,
     ) -> None:
         self.args, self.state, self.method, self.ledger = args, state, method, ledger
-        self.recorder, self.unusable, self.arithmetic = recorder, unusable, arithmetic
+        self.recorder, self.failed_calls, self.arithmetic = recorder, failed_calls, arithmetic
+
+    def check_unusable(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
+        """Warn of the unusable groups of a step, which counts from 1.
+
+        Raises:
+            RuntimeError: Their share is larger than --adapt.max_failed_share.
+        """
+        if not unusable:
+            return
+        counted, max_share = f"{unusable} of {total} groups {what}", self.args.adapt.max_failed_share
+        if unusable > max_share * total:
+            raise RuntimeError(
+                f"{counted}; adapt.max_failed_share is {max_share}. The log of the rollout engine has each error"
+                f"{self.failed_calls()}"
+            )
+        self.recorder.warn(step, kind, f"{counted}, and are left out{self.failed_calls()}")
 
     def enter(self, rollout: Rollout, hard: Sequence[Answers]) -> GeneratedStep:
         """The groups of a step, which count from here on. Today's weights generated `hard` after the rollout.
@@ -62,7 +81,7 @@ class StepAccounts:
         )
         state.generated += len(generated.recorded)
         what = "gave no reward or no finite log-probs"
-        self.unusable.check(state.step + 1, "failed", len(generated.failed), len(generated.recorded), what)
+        self.check_unusable(state.step + 1, "failed", len(generated.failed), len(generated.recorded), what)
         return generated
 
     def require_capacity(self, batch: Batch) -> None:
@@ -73,6 +92,20 @@ class StepAccounts:
                 f"{type(self.method).__name__} made a batch of {batch.samples} responses; it may hold at most "
                 f"{most} (rollout.n_samples_per_prompt times adapt.batch_size, or rollout.batch_size)"
             )
+
+    def review(self, batch: Batch, passed: ForwardPass) -> Review:
+        """The review of a batch that has passed today's models, with the limits of the run.
+
+        Raises:
+            RuntimeError: Too many of its groups have log-probs that are not finite.
+        """
+        state, adapt = self.state, self.args.adapt
+        limits = {"max_shift_fresh": adapt.max_shift_fresh, "max_shift_replayed": adapt.max_shift_replayed}
+        sums, since = passed.sums, state.weights_since
+        reviewed = review(batch, passed.log_ratios, sums, state.step, state.gap, since=since, **limits)
+        what = "have log-probs under today's policy that are not finite"
+        self.check_unusable(state.step + 1, "nonfinite", reviewed.nonfinite, len(batch), what)
+        return reviewed
 
     def before_update(self, reviewed: Review, experience: BatchExperience) -> dict[str, Any]:
         """Metrics of the experience of the reviewed batch, before the step's first update."""

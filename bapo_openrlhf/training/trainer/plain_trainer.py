@@ -11,7 +11,7 @@ from openrlhf.utils.logging_utils import init_logger
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
-from bapo_openrlhf.training.trainer.critic_groups import TOKENS
+from bapo_openrlhf.training.trainer.critic import TOKENS
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
 from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
 from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator

@@ -25,7 +25,7 @@ from bapo_openrlhf.flags.sizes import actor_steps, batch_arithmetic
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.accounts import StepAccounts
 from bapo_openrlhf.training.trainer.checkpoints import WholeCheckpoints
-from bapo_openrlhf.training.trainer.critic_groups import CRITIC_ONLY, TOKENS, CriticGroups
+from bapo_openrlhf.training.trainer.critic import CRITIC_ONLY, TOKENS, CriticGroups, CriticPretraining
 from bapo_openrlhf.training.trainer.dealing import skipped_samples
 from bapo_openrlhf.training.trainer.demonstrations import Demonstrations, Solutions
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
@@ -33,17 +33,14 @@ from bapo_openrlhf.training.trainer.fresh import OneRound, Rounds
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
 from bapo_openrlhf.training.trainer.partial import InParts
-from bapo_openrlhf.training.trainer.pretraining import CriticPretraining
 from bapo_openrlhf.training.trainer.probe import GradientProbe
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
-from bapo_openrlhf.training.trainer.reviewer import Reviewer
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
-from bapo_openrlhf.training.trainer.unusable_groups import UnusableGroups
 from bapo_openrlhf.training.wire.packing import is_demonstration
 
 Base = plain_class(PPOTrainer)
@@ -85,18 +82,14 @@ class AdaptedPPOTrainer(MendedTrainer):
         generator, maker = self.samples_generator, self.experience_maker
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
         self.recorder = StepRecorder.of(args, self.tokenizer)
-        unusable = UnusableGroups(
-            max_share=args.adapt.max_failed_share, warn=self.recorder.warn, failed_calls=self.calls.failed
-        )
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.reevaluation = Reevaluation(
             state=self.state, method=self.method, **engines, generate_kwargs=kwargs, ahead=self.ahead
         )
-        self.reviewer = Reviewer(args, state=self.state, unusable=unusable)
         self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
-        self.accounts = StepAccounts(args, **run, **layer, unusable=unusable, arithmetic=self.arithmetic)
+        self.accounts = StepAccounts(args, **run, **layer, failed_calls=self.calls.failed, arithmetic=self.arithmetic)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
         self.probe = GradientProbe(
             args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
@@ -105,7 +98,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
         options = {"state": self.state, "maker": maker, "critic": critic}
         self.critic_groups = CriticGroups(args, **options)
-        self.pretraining = CriticPretraining(args, **options, reviewer=self.reviewer, train=self.ppo_train)
+        self.pretraining = CriticPretraining(args, **options, accounts=self.accounts, train=self.ppo_train)
 
     # ── One step of Algorithm 1 ──
 
@@ -125,7 +118,7 @@ class AdaptedPPOTrainer(MendedTrainer):
             self.samples_generator.rollouts.ask(step + self.ahead, along, self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, hard)
-        taught = self.pretraining.train(generated.fresh, state.gap)
+        taught = self.pretraining.train(generated.fresh)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
@@ -136,7 +129,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         # Today's log-probs and values. Groups leave whose log-probs are not finite or too far from today's.
         state.phase, start = "making experience", time.perf_counter()
         passed = self.experience_maker.forward(origins_of(batch, state.weights_since))
-        reviewed = self.reviewer.review(batch, passed, state.gap)
+        reviewed = self.accounts.review(batch, passed)
         state.gap = reviewed.gap
         self.proof.check_gap()
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
@@ -251,7 +244,7 @@ class AdaptedPPOTrainer(MendedTrainer):
             if failed := generator.evaluation_failed:
                 numbers["eval_failed"] = failed
                 what = "of the evaluation gave no reward, so its numbers are of the others"
-                self.accounts.unusable.check(global_step, "failed evaluation", failed, generator.evaluated, what)
+                self.accounts.check_unusable(global_step, "failed evaluation", failed, generator.evaluated, what)
             self.recorder.add_evaluation(global_step, numbers)
         return numbers
 

@@ -262,13 +262,13 @@ class TestReview:
     def test_in_a_run_what_is_dropped_is_counted_and_not_trained_on(self, world):
         limits = {"adapt.max_shift_replayed": 0.0025, "adapt.max_shift_fresh": 0.003}
         run = world(prompts=40, **limits, **{"adapt.batch_size": 6})
-        reviews, review = [], run.trainer.reviewer.review
+        reviews, review = [], run.trainer.accounts.review
 
         def spy(*passed):
             reviews.append(review(*passed))
             return reviews[-1]
 
-        run.trainer.reviewer.review = spy
+        run.trainer.accounts.review = spy
         run.trainer.fit()
         rows = run.metrics()
         assert sum(row["groups/too_far"] for row in rows) > 2 and sum(row["groups/unused"] for row in rows) > 2

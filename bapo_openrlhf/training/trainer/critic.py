@@ -1,0 +1,115 @@
+"""What only the critic trains on: all that a step generated, and fresh responses before the actor's first update.
+
+The first is `--adapt.critic_groups generated`. The second is VC-PPO's value pretraining (arXiv 2503.01491): the critic
+learns before the actor listens to it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from openrlhf.trainer.ppo_utils.experience import Experience
+
+from bapo_openrlhf.adapt.batch import Batch
+from bapo_openrlhf.adapt.critic import beside_batch
+from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.training.trainer.accounts import StepAccounts
+from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, origins_of
+from bapo_openrlhf.training.trainer.generated import GeneratedStep
+from bapo_openrlhf.training.trainer.recorder import explained_variance
+from bapo_openrlhf.training.trainer.run_state import RunState
+
+CRITIC_ONLY = -1  # as the number of a step, OpenRLHF then trains no actor
+TOKENS = "tokens/critic"
+
+
+class CriticGroups:
+    """Gives the critic the batch of the actor, together with what the step generated beside it.
+
+    `waiting` is what the critic's next update trains on; nothing if it is the batch of the actor.
+    """
+
+    def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
+        self.generated = args.adapt.critic_groups == "generated"
+        self.state, self.maker, self.critic = state, maker, critic
+        self.waiting: list[Experience] = []
+
+    def make(
+        self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int = 0
+    ) -> dict[str, float]:
+        """Make what the critic's next update trains on, after `tokens` in this step. Returns its metrics."""
+        if self.critic is None:
+            return {}
+        own = experience.samples if experience else []
+        if not self.generated:
+            return {TOKENS: tokens + tokens_of(own)}
+        beside = beside_batch(generated.fresh + generated.reevaluated, batch)
+        more = self.maker.for_critic(beside, self.state.weights_since) if beside else []
+        self.waiting = list(map(values_only, own + more))
+        explained = explained_variance(self.waiting)
+        metrics = {f"{name}_generated": value for name, value in explained.items()}
+        return metrics | {TOKENS: tokens + tokens_of(self.waiting)}
+
+    def send(self) -> None:
+        """Send the critic what waits for it."""
+        waiting, self.waiting = self.waiting, []
+        if waiting:
+            ray.get(self.critic.take(waiting))
+
+
+def values_only(sample: Experience) -> Experience:
+    """What a critic reads of a sample."""
+    unread = dict.fromkeys(("action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "kl"))
+    return replace(sample, **unread, info={})
+
+
+def tokens_of(samples: Sequence[Experience]) -> int:
+    """Number of generated tokens."""
+    return sum(int(sample.action_mask.sum()) for sample in samples)
+
+
+class CriticPretraining:
+    """Trains the critic on fresh responses before the first update of the actor."""
+
+    def __init__(
+        self,
+        args: SimpleNamespace,
+        *,
+        state: RunState,
+        maker: ExperienceMaker,
+        accounts: StepAccounts,
+        critic: Any,
+        train: Callable[[int], dict[str, Any]],
+    ) -> None:
+        self.epochs = args.adapt.value_pretraining
+        self.steps = max(args.critic.freezing_steps, 0) + 1  # the first one, and all in which the actor is frozen
+        self.state, self.maker, self.accounts = state, maker, accounts
+        self.critic, self.train_critic = critic, train
+
+    def train(self, fresh: list[Group]) -> dict[str, Any]:
+        """Train the critic on all fresh responses, also on those that the filter drops afterwards. Returns the metrics.
+
+        Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
+        afterwards as in every step, and its values are those of the pretrained critic.
+        """
+        step = self.state.step
+        if not self.epochs or step >= self.steps:
+            return {}
+        self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
+        passed = self.maker.forward(origins_of(batch, self.state.weights_since))
+        kept = self.accounts.review(batch, passed).kept
+        if not kept:
+            return {}
+        samples = self.maker.finish(passed, kept, monte_carlo=True).samples
+        before = explained_variance(samples)
+        for sample in samples:
+            sample.values = sample.returns  # around these, OpenRLHF's loss clips no error
+        for _ in range(self.epochs):
+            ray.get(self.critic.take(samples))
+            loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
+        status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
+        status[TOKENS] = self.epochs * tokens_of(samples)
+        return status | {f"{name}_before": value for name, value in before.items()}
