@@ -55,7 +55,7 @@ CALLED = {
     "openrlhf.models.ring_attn_utils:unpad_and_slice_tensor": "training/worker/log_probs.py calls it",
     "openrlhf.models.ring_attn_utils:gather_and_pad_tensor": "training/worker/log_probs.py calls it",
     f"{GENERATOR}._process_response_into_experience": "training/trainer/samples.py does its work",
-    f"{GENERATOR}._generate_vllm": "training/trainer/ask.py does its work",
+    f"{GENERATOR}._generate_vllm": "training/trainer/engine_calls.py does its work",
     f"{GENERATOR}.generate_samples": "training/trainer/generator.py does its work",
     f"{GENERATOR}.generate_eval_samples": "training/trainer/generator.py does its work",
     f"{MAKER}.make_experience": "training/trainer/experience.py does its work",

@@ -14,7 +14,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.methods.base import Method, are_positions
-from bapo_openrlhf.training.trainer.ask import Ask, Sent
+from bapo_openrlhf.training.trainer.engine_calls import Ask, Sent
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.samples import Answers

@@ -14,8 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.ahead import Ahead
-from bapo_openrlhf.training.trainer.ask import Ask, Sent
-from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
+from bapo_openrlhf.training.trainer.engine_calls import Ask, EngineCalls, Sent
 from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import usable_answers
 from bapo_openrlhf.training.trainer.prompts import prompts_of

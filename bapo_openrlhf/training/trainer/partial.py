@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bapo_openrlhf.adapt.group import Response
-from bapo_openrlhf.training.trainer.ask import Ask
+from bapo_openrlhf.training.trainer.engine_calls import Ask
 from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import check_versions
 from bapo_openrlhf.training.trainer.rollout import Rollout

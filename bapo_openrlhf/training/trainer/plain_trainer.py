@@ -1,25 +1,78 @@
-"""OpenRLHF's PPO trainer without batch adaptation. It trains as OpenRLHF does, and keeps this project's record."""
+"""OpenRLHF's PPO trainer and generator without batch adaptation. They train as OpenRLHF does, and keep a record."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
+from openrlhf.trainer.ppo_utils.experience import Experience
+from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.critic import TOKENS
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
 from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
-from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.samples import answers_of
 
 Base = plain_class(PPOTrainer)
 logger = init_logger(__name__)
+
+
+class RecordedSamplesGenerator(SamplesGenerator):
+    """OpenRLHF's generator, which sends prompts in few calls.
+
+    It adds the samples that its dynamic filtering drops to `filtered`, in whole groups.
+    """
+
+    def __init__(
+        self, *, calls: EngineCalls, filtered: list[Experience], before_samples: Callable[[], None], **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self._calls, self._filtered, self._before_samples, self.exhausted = calls, filtered, before_samples, False
+        self._converted: list[Experience] = []
+
+    @extends(SamplesGenerator)
+    def generate_samples(self, **kwargs: Any) -> Any:
+        """Generate the samples of a step, as OpenRLHF does."""
+        self._before_samples()
+        samples = super().generate_samples(**kwargs)
+        self.exhausted = samples[-1]
+        return samples
+
+    @extends(SamplesGenerator)
+    def _process_response_into_experience(self, response: dict[str, Any], **kwargs: Any) -> Experience:
+        """Make a sample of a response, and remember it."""
+        sample = super()._process_response_into_experience(response, **kwargs)
+        self._converted.append(sample)
+        return sample
+
+    @extends(SamplesGenerator)
+    def _generate_vllm(self, dataloader_iter: Any, num_prompts: int, **kwargs: Any) -> Any:
+        """Generate, and report the samples that OpenRLHF did not accept."""
+        # OpenRLHF asks for as many prompts of an evaluation as a training step has, and waits for them before the next.
+        evaluated = getattr(self, "_eval_dataloader_iter", None)
+        if self._calls.few and evaluated is not None and dataloader_iter is evaluated:
+            num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
+        self._converted = []
+        accepted, *rest = super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
+        kept = set(map(id, accepted))
+        self._filtered += [sample for sample in self._converted if id(sample) not in kept]
+        return accepted, *rest
+
+    @extends(SamplesGenerator)
+    def _dispatch_prompts_to_vllm(
+        self, prompts: list[str], labels: list, *, images: list | None = None, **kwargs: Any
+    ) -> list:
+        """Send prompts to the engines. Returns Ray's reference to the responses of each."""
+        columns = {"prompt": prompts, "label": labels, "images": images or [None] * len(prompts)}
+        rows = zip(*columns.values(), strict=True)
+        return self._calls.send([dict(zip(columns, row, strict=True)) for row in rows], **kwargs)
 
 
 class RecordedPPOTrainer(MendedTrainer):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_checkpoints import REPEATABLE, continued, resumed
 
 from bapo_openrlhf.record.state_file import load_state
-from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.engine_calls import prompt_seed
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 
 

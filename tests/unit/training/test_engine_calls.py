@@ -9,7 +9,7 @@ from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.trainer.engine_calls import CALLS, EngineCalls
-from bapo_openrlhf.training.trainer.plain_generator import RecordedSamplesGenerator
+from bapo_openrlhf.training.trainer.plain_trainer import RecordedSamplesGenerator
 
 
 class Engine:

@@ -15,7 +15,7 @@ from test_rollout import SEED, Clock, Engine, arguments, generator_of, hard, row
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.run_record import read_groups
-from bapo_openrlhf.training.trainer.ask import prompt_seed
+from bapo_openrlhf.training.trainer.engine_calls import prompt_seed
 from bapo_openrlhf.training.trainer.fresh import Rounds
 
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))

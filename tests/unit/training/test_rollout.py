@@ -19,9 +19,8 @@ from vllm import SamplingParams
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.engine.engines import RolloutEngine, request_seed
-from bapo_openrlhf.training.trainer import ask
-from bapo_openrlhf.training.trainer.ask import prompt_seed
-from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
+from bapo_openrlhf.training.trainer import engine_calls
+from bapo_openrlhf.training.trainer.engine_calls import EngineCalls, prompt_seed
 from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
 from bapo_openrlhf.training.trainer.generator import Generator
@@ -357,10 +356,10 @@ class TestOrder:
         assert len(groups_of(rollout.fresh, first_uid=0, step=0, weights_version=0)) == count
 
     def test_samples_are_made_while_others_are_generated(self, monkeypatch):
-        order, wait, make = [], ray.wait, ask.generated_response
+        order, wait, make = [], ray.wait, engine_calls.generated_response
         monkeypatch.setattr(ray, "wait", lambda refs, **how: (order.append("wait"), wait(refs, **how))[1])
         monkeypatch.setattr(
-            ask, "generated_response", lambda *what, **how: (order.append("make"), make(*what, **how))[1]
+            engine_calls, "generated_response", lambda *what, **how: (order.append("make"), make(*what, **how))[1]
         )
         generation("a", "b", "c").generator.generate_samples()
         assert order == ["wait", "make", "make"] * 3
