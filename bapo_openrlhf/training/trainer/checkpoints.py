@@ -54,7 +54,6 @@ class WholeCheckpoints:
         self.args, self.state, self.method, self.ledger, self.recorder = args, state, method, ledger, recorder
         self.generator, self.loader, self.rollout_weights = generator, loader, rollout_weights
         self.workers = dict(workers)
-        self.ahead = args.adapt.steps_ahead(args.train) > 0
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
 
     # ── Saving ──
@@ -98,7 +97,7 @@ class WholeCheckpoints:
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
             "epoch_done": self.loader.epoch_done,
-            "ahead": self.generator.rollouts.state_dict() if self.ahead else None,
+            "ahead": self.generator.rollouts.state_dict() if self.generator.steps_ahead else None,
             "unfinished": self.generator.fresh.unfinished(),
             "torch_rng": torch.get_rng_state(),
             "worker_rng": {
@@ -131,7 +130,7 @@ class WholeCheckpoints:
         self.state.saved = self.state.step
         start = {"next_step": saved["step"], "epochs": states["episode"], "rollouts": [], "hard_prompts_left": []}
         ahead = saved["ahead"] or start
-        if self.ahead:
+        if self.generator.steps_ahead:
             self.generator.rollouts.load_state_dict(ahead)
         elif ahead["rollouts"]:
             raise ValueError(

@@ -35,6 +35,7 @@ class Generator:
     Args:
         evaluation: OpenRLHF's loader of the prompts of evaluations; None if there are none.
         before_samples: Called before OpenRLHF's loop gets the samples of a step.
+        steps_ahead: How many steps a rollout is generated before the step that trains on it.
 
     Attributes:
         evaluated, evaluation_failed: Groups of the last evaluation, and how many of them have no usable rewards.
@@ -51,13 +52,16 @@ class Generator:
         rollout_weights: RolloutWeights,
         reward_model: RewardModel,
         before_samples: Callable[[], None] = lambda: None,
-        ahead: bool = False,
+        steps_ahead: int = 0,
     ) -> None:
         self.calls, self.evaluation, self.fresh = calls, evaluation, fresh
-        self.state, self.reward_model, self.before_samples = state, reward_model, before_samples
+        self.method, self.state, self.rollout_weights = method, state, rollout_weights
+        self.reward_model, self.before_samples, self.steps_ahead = reward_model, before_samples, steps_ahead
         options = {"method": method, "state": state, "rollout_weights": rollout_weights}
-        episodes = calls.args.train.num_episodes
-        self.rollouts = Ahead(self.make, episodes=episodes, **options) if ahead else InTurn(self.make, **options)
+        if steps_ahead:
+            self.rollouts = Ahead(self.make, episodes=calls.args.train.num_episodes, **options)
+        else:
+            self.rollouts = InTurn(self.make, **options)
         self.last, self._next = Rollout(0, 0), None
         self.evaluated = self.evaluation_failed = 0
 
@@ -97,6 +101,28 @@ class Generator:
         rollout = self.rollouts.next(generation)
         self.reward_model.score([*rollout.fresh, *rollout.hard])
         return rollout
+
+    def hard_prompts(self, rollout: Rollout) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+        """The hard prompts of this step to generate now, and those for the rollout that is asked for in it."""
+        if not self.steps_ahead:  # the method has named them for this rollout
+            return rollout.hard_prompts_left, []
+        prompts = self.method.begin_step(self.state.step)
+        return ([], prompts) if self.rollout_weights.weights_version == self.state.step else (prompts, [])
+
+    def reevaluate(
+        self, prompts: Sequence[Prompt], generation: Mapping[str, Any]
+    ) -> tuple[list[Answers], dict[str, float]]:
+        """Responses to hard prompts from today's weights (Algorithm 1, lines 12-15), and the time that they took.
+
+        No prompts take none.
+        """
+        if not prompts:
+            return [], {}
+        self.state.phase, start = "generating hard prompts again", time.perf_counter()
+        next_rollout = self.state.step if self.steps_ahead else self.state.step + 1
+        with self.rollout_weights.synced_to(self.state.step, next_rollout=next_rollout):
+            answers = self.generate("reevaluated", prompts, generation)
+        return answers, {"timing/reevaluation": time.perf_counter() - start}
 
     def generate_eval_samples(self, **generation: Any) -> list[Experience]:
         """Generate for the evaluation. Groups without usable rewards are left out: OpenRLHF cannot average them."""

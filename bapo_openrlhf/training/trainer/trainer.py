@@ -37,7 +37,6 @@ from bapo_openrlhf.training.trainer.probe import GradientProbe
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.reevaluation import Reevaluation
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
@@ -56,7 +55,6 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.state.reward_range = adapt.rewards()
         self.arithmetic = batch_arithmetic(self.args)
         self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
-        self.ahead = adapt.steps_ahead(self.args.train)
         self.prompts_dataloader = TrainingPrompts(self.prompts_dataloader)
         schedule = RolloutSchedule(adapt.rollout_delay)
         self.rollout_weights = RolloutWeights(
@@ -68,7 +66,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.samples_generator = Generator(
             self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=self.state,
             rollout_weights=self.rollout_weights, reward_model=self.reward_model, before_samples=self.begin,
-            ahead=self.ahead > 0,
+            steps_ahead=adapt.steps_ahead(self.args.train),
         )  # fmt: skip
         name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
         models = self.actor_model_group, self.critic_model_group, self.reference_model_group
@@ -85,9 +83,6 @@ class AdaptedPPOTrainer(MendedTrainer):
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
-        self.reevaluation = Reevaluation(
-            state=self.state, method=self.method, **engines, generate_kwargs=kwargs, ahead=self.ahead
-        )
         self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
         self.accounts = StepAccounts(args, **run, **layer, failed_calls=self.calls.failed, arithmetic=self.arithmetic)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
@@ -110,12 +105,13 @@ class AdaptedPPOTrainer(MendedTrainer):
             ValueError: The method made a batch that is larger than its capacity.
         """
         state, step, (rollout,) = self.state, self.state.step, rollout_samples
+        generator = self.samples_generator
         # Lines 12-15: generate hard prompts again with today's weights, unless a rollout takes them along.
-        hard_prompts, along = self.reevaluation.prompts(rollout)
-        hard, timing = self.reevaluation.generate(hard_prompts)
-        if self.ahead:
+        hard_prompts, along = generator.hard_prompts(rollout)
+        hard, timing = generator.reevaluate(hard_prompts, self.generate_kwargs)
+        if generator.steps_ahead:
             # Line 6 of a later step.
-            self.samples_generator.rollouts.ask(step + self.ahead, along, self.generate_kwargs)
+            generator.rollouts.ask(step + generator.steps_ahead, along, self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, hard)
         taught = self.pretraining.train(generated.fresh)
@@ -149,7 +145,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         status |= taught | timing | self.demonstrations.metrics(reviewed.batch)
         status |= self.accounts.settle(step, generated, rollout, reviewed)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
-        return status | self.samples_generator.metrics() | self.reward_model.metrics(), global_step + 1
+        return status | generator.metrics() | self.reward_model.metrics(), global_step + 1
 
     def _update(self, reviewed: Review, experience: BatchExperience | None, global_step: int) -> dict[str, Any]:
         """The update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""

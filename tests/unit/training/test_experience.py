@@ -33,11 +33,11 @@ from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
     ExperienceMaker,
+    ReferenceLogProbs,
     SampleOrigin,
     old_log_probs,
     token_log_ratios,
 )
-from bapo_openrlhf.training.trainer.reference import ReferenceLogProbs
 
 EPS = 1e-6
 ARGUMENTS = World.arguments(Path("unused"), {})
