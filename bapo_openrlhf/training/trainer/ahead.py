@@ -66,35 +66,33 @@ class Ahead(InTurn):
         self.hard_prompts_left += rollout.hard_prompts_left
         return rollout
 
-    @property
-    def waiting(self) -> list[Rollout]:
-        """The rollouts that were made, and have not reached the trainer yet."""
-        return [rollout.result() for rollout in self.queue if rollout.done() and not rollout.exception()]
-
     def in_flight(self, last: Rollout) -> int:
         """Number of groups that were begun and have not reached the trainer yet. It has got the rollout `last` last."""
-        waiting = self.waiting
-        unfinished = [last, *waiting][-1].numbers.get("groups/in_flight", 0)
-        return sum(len(rollout.fresh) + len(rollout.hard) for rollout in waiting) + int(unfinished)
+        rollouts = [future.result() for future in self.queue if future.done() and not future.exception()]
+        unfinished = [last, *rollouts][-1].numbers.get("groups/in_flight", 0)
+        return sum(len(rollout.fresh) + len(rollout.hard) for rollout in rollouts) + int(unfinished)
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:
         """What overlapped of a rollout, and what did not."""
-        waited = self.queue.seconds_waited()
         return {
             "groups/in_flight": self.in_flight(rollout),
-            "rollouts/waited_seconds": waited,
+            "rollouts/waited_seconds": self.queue.seconds_waited(),
             "rollouts/seconds": rollout.seconds,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The rollouts that training has not reached yet, as plain data and tensors."""
         self.queue.wait()
-        asked = [rollout.result() for rollout in self.queue]
-        made = [rollout.state_dict() for rollout in asked if rollout.fresh or rollout.exhausted]
-        beyond = len(asked) - len(made)  # asked for after the last epoch; a resumed run may have more epochs
-        left = chain(self.hard_prompts_left, *(rollout.hard_prompts_left for rollout in asked))
-        state = {"next_step": self.next_step - beyond, "epochs": self._epochs, "rollouts": made}
-        return state | {"hard_prompts_left": list(map(prompt_state, left))}
+        rollouts = [future.result() for future in self.queue]
+        states = [rollout.state_dict() for rollout in rollouts if rollout.fresh or rollout.exhausted]
+        surplus = len(rollouts) - len(states)  # asked for after the last epoch; a resumed run may have more epochs
+        prompts = chain(self.hard_prompts_left, *(rollout.hard_prompts_left for rollout in rollouts))
+        return {
+            "next_step": self.next_step - surplus,
+            "epochs": self._epochs,
+            "rollouts": states,
+            "hard_prompts_left": list(map(prompt_state, prompts)),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""

@@ -24,7 +24,6 @@ from bapo_openrlhf.training.wire.failures import Failures
 from bapo_openrlhf.training.wire.responses import Prefix
 
 CALLS = 8  # of each engine and rollout at most, so that the progress bar moves and samples are made meanwhile
-VARYING = ("prompt", "label", "images", "prefix", "seed")  # what a request does not share with others of its rollout
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -33,7 +32,7 @@ class EngineCalls:
 
     def __init__(self, engines: Sequence[Any], args: SimpleNamespace, tokenizer: Any) -> None:
         self.engines, self.args, self.tokenizer = engines, args, tokenizer
-        self.few = args.run.does_faster("requests")
+        self.few_calls = args.run.does_faster("requests")
 
     def set_up(self) -> None:
         """Give each engine the tokenizer and the limits of the reward function, before anything is generated."""
@@ -59,9 +58,9 @@ class EngineCalls:
 
     def send(self, requests: Sequence[Mapping[str, Any]], **generation: Any) -> list[Any]:
         """Send each request to the engine that has least to do. Returns Ray's reference to the responses of each."""
-        adapted, size = self.args.adapt.enabled, generation.get("n_samples_per_prompt")
-        size = self.args.rollout.n_samples_per_prompt if size is None else size
-        log_probs = adapted or self.args.algo.advantage.is_correction_level != "off"  # a stored response needs them
+        args, size = self.args, generation.get("n_samples_per_prompt")
+        size = args.rollout.n_samples_per_prompt if size is None else size
+        log_probs = args.adapt.enabled or args.algo.advantage.is_correction_level != "off"  # stored ones need them
         shared = {
             "sampling_params": SamplingParams(
                 temperature=generation.get("temperature", 1.0),
@@ -76,31 +75,30 @@ class EngineCalls:
             "num_samples": size,
         }
         loads = ray.get([engine.get_num_unfinished_requests.remote() for engine in self.engines])
-        boxes: list[list[tuple[int, dict[str, Any]]]] = [[] for _ in self.engines]
-        for place, own in enumerate(requests):
+        places: list[list[int]] = [[] for _ in self.engines]
+        for place in range(len(requests)):
             least = loads.index(min(loads))
             loads[least] += size
-            boxes[least].append((place, shared | own))
+            places[least].append(place)
         refs: dict[int, Any] = {}
-        for engine, box in zip(self.engines, boxes, strict=True):
-            refs |= self._send_to(engine, box)
+        for engine, engine_places in zip(self.engines, places, strict=True):
+            engine_refs = self._send_to(engine, [requests[place] for place in engine_places], shared)
+            refs |= zip(engine_places, engine_refs, strict=True)
         return [refs[place] for place in range(len(requests))]
 
-    def _send_to(self, engine: Any, box: Sequence[tuple[int, dict[str, Any]]]) -> dict[int, Any]:
-        """Send requests to an engine. Returns Ray's reference for each place."""
-        if self.args.train.agent_func_path or not self.few:
+    def _send_to(self, engine: Any, requests: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]) -> list[Any]:
+        """Send requests to an engine, with what they share. Returns Ray's reference for each."""
+        if self.args.train.agent_func_path or not self.few_calls:
             # The responses of an agent may take very different times.
-            return {place: engine.generate_responses.remote(**request) for place, request in box}
+            return [engine.generate_responses.remote(**shared, **request) for request in requests]
         # OpenRLHF's dynamic filtering replaces a filtered prompt as soon as its responses are there.
         one_by_one = self.args.algo.dynamic_filtering_enable and not self.args.adapt.enabled
-        size = 1 if one_by_one else -(-len(box) // CALLS) or 1
-        refs: dict[int, Any] = {}
-        for start in range(0, len(box), size):
-            places, requests = zip(*box[start : start + size], strict=True)
-            shared = {name: value for name, value in requests[0].items() if name not in VARYING}
-            differing = [{name: value for name, value in request.items() if name not in shared} for request in requests]
-            results = engine.generate_groups.options(num_returns=len(differing)).remote(differing, **shared)
-            refs |= zip(places, results if len(differing) > 1 else [results], strict=True)
+        size = 1 if one_by_one else -(-len(requests) // CALLS) or 1
+        refs: list[Any] = []
+        for start in range(0, len(requests), size):
+            part = requests[start : start + size]
+            results = engine.generate_groups.options(num_returns=len(part)).remote(part, **shared)
+            refs += results if len(part) > 1 else [results]
         return refs
 
 
@@ -148,8 +146,8 @@ class Ask:
         for prompt, number, extra in zip(prompts, numbers or self._numbers[kind], extras, strict=False):
             seed = None if self._seed is None else prompt_seed(self._seed, self.step, kind, number)
             prefix = {"prefix": Prefix(np.array(prompt.prefix, dtype=np.int32))} if prompt.prefix else NOTHING
-            own = {"prompt": prompt.text, "label": prompt.label, "images": prompt.images, "seed": seed}
-            requests.append({**own, **extra, **prefix})
+            request = {"prompt": prompt.text, "label": prompt.label, "images": prompt.images, "seed": seed}
+            requests.append({**request, **extra, **prefix})
         generation = self.generation if size is None else {**self.generation, "n_samples_per_prompt": size}
         refs = self.calls.send(requests, **generation) if requests else []
         return list(map(Sent, prompts, refs))

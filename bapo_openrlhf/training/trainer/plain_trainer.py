@@ -57,7 +57,7 @@ class RecordedSamplesGenerator(SamplesGenerator):
         """Generate, and report the samples that OpenRLHF did not accept."""
         # OpenRLHF asks for as many prompts of an evaluation as a training step has, and waits for them before the next.
         evaluated = getattr(self, "_eval_dataloader_iter", None)
-        if self._calls.few and evaluated is not None and dataloader_iter is evaluated:
+        if self._calls.few_calls and evaluated is not None and dataloader_iter is evaluated:
             num_prompts = len(self.eval_dataloader)  # OpenRLHF makes it with one prompt in each batch
         self._converted = []
         accepted, *rest = super()._generate_vllm(dataloader_iter=dataloader_iter, num_prompts=num_prompts, **kwargs)
