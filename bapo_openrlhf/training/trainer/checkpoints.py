@@ -24,7 +24,6 @@ from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RESUMING, RunState
 
 STATE_VERSION = 11
@@ -48,11 +47,10 @@ class WholeCheckpoints:
         recorder: StepRecorder,
         generator: Generator,
         loader: Any,
-        rollout_weights: RolloutWeights,
         workers: Mapping[str, Any],
     ) -> None:
         self.args, self.state, self.method, self.ledger, self.recorder = args, state, method, ledger, recorder
-        self.generator, self.loader, self.rollout_weights = generator, loader, rollout_weights
+        self.generator, self.loader, self.rollout_weights = generator, loader, generator.rollout_weights
         self.workers = dict(workers)
         self.store = CheckpointStore(Path(args.ckpt.path), critic="critic" in self.workers)
 
@@ -115,7 +113,8 @@ class WholeCheckpoints:
         """Restore the state of the layer and the engines' weights. `states` is OpenRLHF's state in the checkpoint.
 
         Raises:
-            ValueError: The checkpoint is of another step, method or group size, or was written ahead of training.
+            ValueError: The checkpoint is of another step, method or group size, was written ahead of training, or has
+                unfinished responses.
         """
         if not states["global_step"]:
             return
@@ -139,19 +138,15 @@ class WholeCheckpoints:
             )
         else:
             self.generator.rollouts.hard_prompts_left = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
-        self._resume_unfinished(tag, saved["unfinished"])
-        self._resume_engines(saved["weights_version"])
-        logger.info(f"resumed from {tag}")
-
-    def _resume_unfinished(self, tag: str, groups: list[Any]) -> None:
-        """Go on with unfinished responses. ValueError if there are some, and partial rollouts are off."""
         if self.args.adapt.partial_rollout_tokens is not None:
-            self.generator.fresh.take_unfinished(groups)
-        elif groups:
+            self.generator.fresh.take_unfinished(saved["unfinished"])
+        elif saved["unfinished"]:
             raise ValueError(
-                f"checkpoint {tag} has {len(groups)} groups with unfinished responses; resume it with "
+                f"checkpoint {tag} has {len(saved['unfinished'])} groups with unfinished responses; resume it with "
                 "--adapt.partial_rollout_tokens, as it was written"
             )
+        self._resume_engines(saved["weights_version"])
+        logger.info(f"resumed from {tag}")
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -179,9 +174,8 @@ class WholeCheckpoints:
             self.loader.rng_after_first_draw = saved["torch_rng"]
         if saved.get("reuse_gate"):
             self._gates("set_gate_state", state=saved["reuse_gate"])
-        for name in ("actor", "critic"):
-            ranks = self.workers[name]._actor_handlers if name in self.workers else []
-            self._load_shuffles(ranks, saved["worker_rng"].get(name, []))
+        for name, model in self.workers.items():
+            self._load_shuffles(model._actor_handlers, saved["worker_rng"].get(name, []))
 
     def _gates(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of each rank of the actor, all of which have the same gate on reuse."""

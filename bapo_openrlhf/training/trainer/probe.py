@@ -20,16 +20,10 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.review import Review
 from bapo_openrlhf.adapt.schedule import due
 from bapo_openrlhf.record.run_record import PROBES
-from bapo_openrlhf.training.trainer.experience import (
-    BatchExperience,
-    ExperienceMaker,
-    SampleOrigin,
-    origins_of,
-)
+from bapo_openrlhf.training.trainer.experience import BatchExperience, ExperienceMaker, SampleOrigin, origins_of
 from bapo_openrlhf.training.trainer.generated import GeneratedStep
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
 
 # Groups. In a model of 2M parameters, the cosine of the halves was 0.00 with 64 groups, and 0.09 with 512.
@@ -47,14 +41,12 @@ class GradientProbe:
         recorder: StepRecorder,
         generator: Generator,
         generate_kwargs: Mapping[str, Any],
-        rollout_weights: RolloutWeights,
         maker: ExperienceMaker,
         data: Any,
         actor: Any,
     ) -> None:
         self.args, self.state, self.recorder, self.maker, self.actor = args, state, recorder, maker, actor
         self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
-        self.rollout_weights = rollout_weights
 
     def measure(self, reviewed: Review, experience: BatchExperience) -> dict[str, float]:
         """Write a line of probes.jsonl for each group of the batch, before the update. Returns metrics of the step."""
@@ -91,7 +83,7 @@ class GradientProbe:
         rng = np.random.default_rng([self.args.train.seed, step])
         places = rng.choice(len(self.data), size=min(REFERENCE, len(self.data)), replace=False).tolist()
         prompts = [Prompt(text, label) for _, text, label, _ in map(self.data.__getitem__, places)]
-        with self.rollout_weights.synced_to(step, next_rollout=step + 1):
+        with self.generator.rollout_weights.synced_to(step, next_rollout=step + 1):
             answers = self.generator.generate("probe", prompts, self.generate_kwargs)
         generated = GeneratedStep.of([("fresh", answers, step)], first_uid=0, step=step)
         origins = origins_of(Batch(fresh=generated.fresh), step)

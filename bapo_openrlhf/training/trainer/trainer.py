@@ -81,13 +81,12 @@ class AdaptedPPOTrainer(MendedTrainer):
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
         self.recorder = StepRecorder.of(args, self.tokenizer)
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
-        engines = {"generator": generator, "rollout_weights": self.rollout_weights}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
         self.accounts = StepAccounts(args, **run, **layer, failed_calls=self.calls.failed, arithmetic=self.arithmetic)
-        self.checkpoints = WholeCheckpoints(args, **run, **layer, **engines, loader=data, workers=workers)
+        self.checkpoints = WholeCheckpoints(args, **run, **layer, generator=generator, loader=data, workers=workers)
         self.probe = GradientProbe(
-            args, **run, **engines, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
+            args, **run, generator=generator, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
         )
         self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
         self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
