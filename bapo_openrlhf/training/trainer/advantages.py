@@ -128,6 +128,8 @@ def related_rewards(
     samples: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
 ) -> list[torch.Tensor]:
     """What an estimator makes of each sample's reward, float32 of shape (1,). `info` gets the spread of its group's."""
+    penalties = args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef
+    penalises_length = penalties != (None, None)
     rewards = torch.cat([sample.rewards for sample in samples]).double().numpy()
     spread = np.empty(len(rewards))
     edges = np.flatnonzero(np.diff([group.uid for group in groups], prepend=-1, append=-1)).tolist()
@@ -135,7 +137,7 @@ def related_rewards(
         members, group = rewards[start:end], groups[start]
         if group.relative_to == "kept" or len(group.generated) == group.size:
             baseline = members
-        elif estimator != "gae" and penalises_length(args):
+        elif estimator != "gae" and penalises_length:
             raise ValueError(
                 f"group {group.uid} holds only some of its responses; the length penalties of the others "
                 "(reward.overlong_buffer_len, reward.stop_properly_penalty_coef) are not known"
@@ -148,11 +150,6 @@ def related_rewards(
     for sample, of_group in zip(samples, torch.from_numpy(spread).float().split(1), strict=True):
         sample.info["group_reward_std"] = of_group
     return list(torch.from_numpy(rewards).float().split(1))
-
-
-def penalises_length(args: SimpleNamespace) -> bool:
-    """Whether OpenRLHF lowers the rewards of long responses."""
-    return args.reward.overlong_buffer_len is not None or args.reward.stop_properly_penalty_coef is not None
 
 
 def gae(

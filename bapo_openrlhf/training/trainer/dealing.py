@@ -66,10 +66,10 @@ def skipped_samples(batch: Batch, args: SimpleNamespace) -> tuple[list[Skipped],
 
 def order_info(samples: Sequence[Experience]) -> None:
     """Give all samples the same keys of `info` in one order, because ranks reduce them in turn; nan if missing."""
-    known: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
     for sample in samples:
-        known |= sample.info
-    nothing = {key: torch.full_like(value, math.nan, dtype=torch.float) for key, value in known.items()}
+        values |= sample.info
+    nothing = {key: torch.full_like(value, math.nan, dtype=torch.float) for key, value in values.items()}
     for sample in samples:
         sample.info = nothing | sample.info
 
@@ -217,24 +217,24 @@ class DealtBatch:
         if model is None or not places:
             return dict
         batches = self.forward_batches(places, model)
-        given = {name: [getattr(batch, name) for batch in batches] for name in inputs}
+        arguments = {name: [getattr(batch, name) for batch in batches] for name in inputs}
         if images and any(any(batch.mm_train_inputs or ()) for batch in batches):
-            given["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
-        refs = model.async_run_method_batch("forward", **given)
+            arguments["mm_train_inputs_list"] = [batch.mm_train_inputs for batch in batches]
+        refs = model.async_run_method_batch("forward", **arguments)
         if alone:
             ray.get(refs)
             ray.get(model.async_run_method("empty_cache"))
 
         def answers() -> dict[int, torch.Tensor]:
             of_ranks = ray.get(refs)[:: model.duplicate_actors]  # those of a tensor-parallel group have the same
-            rows = rows_by_place([batch.index for batch in batches], unpacked([*itertools.chain(*of_ranks)]))
-            return {place: self._without_padding(place, row) for place, row in rows.items()}
+            result = {}
+            for batch, rows in zip(batches, unpacked([*itertools.chain(*of_ranks)]), strict=True):
+                for place, row in zip(batch.index, rows, strict=False):  # a filler has a row and no place
+                    length = self.samples[place].action_mask.shape[-1]
+                    result[place] = row[:length].clone() if row.dim() else row  # without padding, in its own memory
+            return result
 
         return answers
-
-    def _without_padding(self, place: int, row: torch.Tensor) -> torch.Tensor:
-        """A model's answer for one sample, in memory of its own."""
-        return row[: self.samples[place].action_mask.shape[-1]].clone() if row.dim() else row
 
 
 def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]) -> list[list[Places]]:
@@ -245,12 +245,3 @@ def forward_parts(args: SimpleNamespace, lengths: list[int], dealt: list[Places]
     padded = not args.ds.packing_samples
     parts = [parts_by_tokens([lengths[place] for place in share], limit, padded=padded) for share in dealt]
     return [[[share[n] for n in part] for part in cut] for share, cut in zip(dealt, parts, strict=True)]
-
-
-def rows_by_place(batches: Sequence[Places], answers: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A model's answer for each sample, by the sample's position. The answers for fillers are left out."""
-    return {
-        place: row
-        for places, answer in zip(batches, answers, strict=True)
-        for place, row in zip(places, answer, strict=False)  # the answer for a filler has a row and no place
-    }

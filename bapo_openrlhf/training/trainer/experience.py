@@ -37,10 +37,6 @@ class SampleOrigin:
     group: Group
     response: Response
 
-    def sample(self) -> Experience:
-        """The response as OpenRLHF's sample."""
-        return sample_of(self.group.prompt, self.response)
-
 
 def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
     """The responses in the order of `Batch.with_sources`. The actor has had its weights since step `since`."""
@@ -135,9 +131,9 @@ class ExperienceMaker:
     @torch.no_grad()
     def forward(self, origins: Sequence[SampleOrigin], *, policies: bool = True) -> ForwardPass:
         """Pass a batch through today's models. Without `policies`, only through the critic: log ratios and KL are 0."""
-        known = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
-        samples = [origin.sample() for origin in origins]
-        self._pass(samples, known, policies=policies)
+        reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
+        samples = [sample_of(origin.group.prompt, origin.response) for origin in origins]
+        self._pass(samples, reference, policies=policies)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
         for place, sample in enumerate(samples) if policies else ():
@@ -145,7 +141,7 @@ class ExperienceMaker:
             log_ratios[[place]] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, sample.action_mask.numpy()), strict=True):
                 whole[[place]] = part
-        kept = known.kept_tokens if policies and self.reference is not None else 0
+        kept = reference.kept_tokens if policies and self.reference is not None else 0
         return ForwardPass(samples, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -154,9 +150,12 @@ class ExperienceMaker:
         samples, origins = passed.at(kept)
         corrections, loss_log_ratios = self._corrections(samples, origins), []
         for sample, origin in zip(samples, origins, strict=True):
-            log_probs = sample.action_log_probs
-            self._set_policies(sample, on_policy=origin.on_policy)
-            loss_log_ratios.append(self._loss_log_ratio(log_probs, sample))
+            recomputed, behaviour = sample.action_log_probs, sample.rollout_log_probs
+            if self.args.adapt.kl_target == "behaviour":
+                self._pull_towards_behaviour(sample)
+            if self.args.adapt.ratio == "behaviour":
+                sample.action_log_probs = old_log_probs(recomputed, behaviour, on_policy=origin.on_policy)
+            loss_log_ratios.append(self._loss_log_ratio(recomputed, sample))
         fresh = np.array([origin.source == "fresh" for origin in origins])
         baseline = self._set_advantages(samples, origins, corrections, fresh, monte_carlo=monte_carlo)
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
@@ -182,22 +181,23 @@ class ExperienceMaker:
         samples, origins = passed.at(kept)
         if not samples:
             return []
-        if has_kl or corrects:
-            corrections = self._corrections(samples, origins)
-        else:
-            corrections = [np.zeros(sample.action_mask.shape) for sample in samples]
         if has_kl and adapt.kl_target == "behaviour":
             for sample in samples:
                 self._pull_towards_behaviour(sample)
-        self._set_advantages(samples, origins, corrections)
+        self._set_advantages(samples, origins, self._corrections(samples, origins))
         return samples
 
     def _corrections(self, samples: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
-        """The log ratios that V-trace corrects for, of each sample; none without V-trace."""
+        """The log ratios that V-trace corrects for, float64 of shape (1, A) for each sample; none without V-trace.
+
+        They are 0 with today's weights, because V-trace must not correct the engine's rounding.
+        """
         if self.args.adapt.returns != "vtrace":
             return []
-        pairs = zip(samples, origins, strict=True)
-        return [off_policy_log_ratios(sample, on_policy=origin.on_policy) for sample, origin in pairs]
+        return [
+            np.zeros(sample.action_mask.shape) if origin.on_policy else token_log_ratios(sample).numpy()
+            for sample, origin in zip(samples, origins, strict=True)
+        ]
 
     def _set_advantages(
         self,
@@ -218,21 +218,22 @@ class ExperienceMaker:
             fresh=fresh,
         )
 
-    def _pass(self, samples: list[Experience], known: ReferenceLogProbs, *, policies: bool) -> None:
+    def _pass(self, samples: list[Experience], reference_log_probs: ReferenceLogProbs, *, policies: bool) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
         dealt = DealtBatch(samples, partial(forward_parts, self.args), self.pad)
         train, reference_model = self.args.train, self.reference if policies else None
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)
-        reference = dealt.ask(reference_model, known.missing, images=True, alone=beside_actor)
+        reference = dealt.ask(reference_model, reference_log_probs.missing, images=True, alone=beside_actor)
         log_probs, values = actor(), critic()
-        known.keep(reference(), samples)
+        reference_log_probs.keep(reference(), samples)
         for place, sample in enumerate(samples):
             sample.action_log_probs = log_probs[place].unsqueeze(0) if log_probs else None
             sample.values = values[place].unsqueeze(0) if values else None
             if policies:
-                self._set_kl(sample, None if reference_model is None else known.of(place, sample.action_mask))
+                kept = None if reference_model is None else reference_log_probs.of(place, sample.action_mask)
+                self._set_kl(sample, kept)
             else:
                 sample.kl = torch.zeros(sample.action_mask.shape)
 
@@ -246,14 +247,6 @@ class ExperienceMaker:
             moved = log_probs.float() - reference.float()
         sample.info["kl"] = token_mean(sample.kl, mask)
         sample.info["logprobs_diff"] = token_mean(moved, mask)
-
-    def _set_policies(self, sample: Experience, *, on_policy: bool) -> None:
-        """Set the old log-probs and the KL target of a sample as configured."""
-        if self.args.adapt.kl_target == "behaviour":
-            self._pull_towards_behaviour(sample)
-        if self.args.adapt.ratio == "behaviour":
-            recomputed, behaviour = sample.action_log_probs, sample.rollout_log_probs
-            sample.action_log_probs = old_log_probs(recomputed, behaviour, on_policy=on_policy)
 
     def _pull_towards_behaviour(self, sample: Experience) -> None:
         """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a sample."""
@@ -299,12 +292,6 @@ def token_log_ratios(sample: Experience) -> torch.Tensor:
     """log pi_today - log alpha of each generated token, and 0 elsewhere; float64, shape (1, A)."""
     difference = sample.action_log_probs.double() - sample.rollout_log_probs.double()
     return torch.where(sample.action_mask.bool(), difference, 0.0)
-
-
-def off_policy_log_ratios(sample: Experience, *, on_policy: bool) -> np.ndarray:
-    """`token_log_ratios` for V-trace: 0 with today's weights, because it must not correct the engine's rounding."""
-    ratios: np.ndarray = token_log_ratios(sample).numpy()
-    return np.zeros_like(ratios) if on_policy else ratios
 
 
 def source_tokens(
