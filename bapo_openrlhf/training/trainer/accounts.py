@@ -16,7 +16,7 @@ from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
 from bapo_openrlhf.adapt.vocabulary import DROPPED
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ForwardPass
-from bapo_openrlhf.training.trainer.generated import GeneratedStep
+from bapo_openrlhf.training.trainer.generated import GeneratedStep, reward_numbers
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.run_state import RunState
@@ -140,15 +140,20 @@ class StepAccounts:
         status |= self.recorder.add_groups(step + 1, generated.recorded, states_of(batch), trained=trained)
         if self.args.adapt.skip_zero_advantage:
             status["responses/skipped"] = sum(group.size for group in batch.silent)
-        measured = self.args.adapt.rewards() is None
-        status |= self.recorder.rewards(step + 1, generated.fresh, measured=measured)
-        return status | {
-            "groups/replayed": len(batch.replayed),
-            "groups/unused": len(batch.unused),
-            "responses/trained": batch.responses,
-            "responses/replayed": sum(group.size for group in batch.replayed),
-            "responses/dropped": responses[DROPPED],
-        }
+        rewards, warning = reward_numbers(generated.fresh, measured=self.args.adapt.rewards() is None)
+        if warning:
+            self.recorder.warn(step + 1, "reward range", warning)
+        return (
+            status
+            | rewards
+            | {
+                "groups/replayed": len(batch.replayed),
+                "groups/unused": len(batch.unused),
+                "responses/trained": batch.responses,
+                "responses/replayed": sum(group.size for group in batch.replayed),
+                "responses/dropped": responses[DROPPED],
+            }
+        )
 
 
 def first_range(fresh: Sequence[Answers]) -> Range | None:

@@ -157,11 +157,13 @@ def reward_numbers(fresh: Sequence[Group], *, measured: bool = False) -> tuple[d
     outside = sum(not 0 <= reward <= 1 for group in fresh for reward in group.rewards)
     share, warning = outside / sum(group.size for group in fresh), ""
     if share > (0.5 if measured else 0):
-        given = [response.reward for group in fresh for response in group.responses]
-        known = f"was measured as {float(low):g} {float(high):g}" if measured else f"is {low} {high}"
+        rewards = [response.reward for group in fresh for response in group.responses]
+        ends = f"was measured as {float(low):g} {float(high):g}" if measured else f"is {low} {high}"
         warning = (
-            f"rewards go from {min(given):g} to {max(given):g}, and adapt.reward_range {known}. Thresholds and "
+            f"rewards go from {min(rewards):g} to {max(rewards):g}, and adapt.reward_range {ends}. Thresholds and "
             "filters need rewards within this range, so give --adapt.reward_range LOW HIGH"
         )
-    ends = {"reward/range_low": float(low), "reward/range_high": float(high)} if measured else {}
-    return {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share} | ends, warning
+    numbers = {"reward/fresh_mean": float(low + (high - low) * mean), "reward/outside_range": share}
+    if measured:
+        numbers |= {"reward/range_low": float(low), "reward/range_high": float(high)}
+    return numbers, warning

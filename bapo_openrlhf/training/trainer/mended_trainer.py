@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from openrlhf.trainer.ppo_trainer import PPOTrainer
 
+from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.record.durable import undeleted
 from bapo_openrlhf.record.run_record import read_evaluations
@@ -30,8 +31,6 @@ class MendedTrainer(Base):
     of each step. A checkpoint also has the coefficient of the KL penalty, which moves if `--algo.kl.target` is set.
     """
 
-    recorder: StepRecorder  # the subclass makes it
-
     def __init__(self, pretrain: str, strategy: Any, *args: Any, **kwargs: Any) -> None:
         leave_to_driver()
         self.state = RunState()
@@ -39,6 +38,8 @@ class MendedTrainer(Base):
         torch.manual_seed(strategy.args.train.seed)
         super().__init__(pretrain, strategy, *args, **kwargs)
         self.calls = EngineCalls(self.vllm_engines, self.args, self.tokenizer)
+        folder, answer_chars = run_folder(self.args), self.args.run.answer_chars
+        self.recorder = StepRecorder(folder=folder, tokenizer=self.tokenizer, answer_chars=answer_chars)
 
     def place(self) -> tuple[int, str]:
         """The number of the step and the phase."""
@@ -63,8 +64,8 @@ class MendedTrainer(Base):
         if not step or not self.eval_dataloader or step % flags.steps:
             return
         if step not in {row["step"] for row in read_evaluations(self.recorder.folder)}:
-            given = {"temperature": flags.temperature, "n_samples_per_prompt": flags.n_samples_per_prompt}
-            numbers = self.evaluate(step, **self.generate_kwargs | given)
+            sampling = {"temperature": flags.temperature, "n_samples_per_prompt": flags.n_samples_per_prompt}
+            numbers = self.evaluate(step, **self.generate_kwargs | sampling)
             self.save_best_checkpoint(numbers, step, self.restored)
 
     def save_if_stopping(self) -> None:
@@ -80,10 +81,11 @@ class MendedTrainer(Base):
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state, and the coefficient of the KL penalty."""
+        """Restore OpenRLHF's state and the coefficient of the KL penalty, and continue the record at the checkpoint."""
         states: dict[str, Any] = super().init_checkpoint_states()
         self.kl_ctl.value = states.get(KL, self.kl_ctl.value)
         self.restored = dict(states)
+        self.recorder.resume(states["global_step"])
         return states
 
     @extends(Base)
@@ -120,7 +122,8 @@ class MendedTrainer(Base):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Log and save as OpenRLHF does, but after the end of an epoch so that a resume goes on with the next one."""
+        """Record the step, then log and save as OpenRLHF does. After an epoch, a resume goes on with the next one."""
+        self.recorder.add_metrics(global_step, logs_dict)
         # `save_best_checkpoint` gets the same dict after this step.
         client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
         client_states["episode"] += self.samples_generator.exhausted
@@ -138,6 +141,7 @@ class MendedTrainer(Base):
     @extends(Base)
     def fit(self, global_step: int = 0) -> int | None:
         """Train. Returns the step after which the run stopped because it was told to; None at its end."""
+        self.calls.set_up()
         try:
             super().fit(global_step)
         except StopTraining:

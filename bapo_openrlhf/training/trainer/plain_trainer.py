@@ -17,7 +17,6 @@ from bapo_openrlhf.training.trainer.critic import TOKENS
 from bapo_openrlhf.training.trainer.engine_calls import EngineCalls
 from bapo_openrlhf.training.trainer.generated import GeneratedGroup, generated_groups
 from bapo_openrlhf.training.trainer.mended_trainer import MendedTrainer
-from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.samples import answers_of
 
 Base = plain_class(PPOTrainer)
@@ -80,7 +79,6 @@ class RecordedPPOTrainer(MendedTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.recorder = StepRecorder.of(self.args, self.tokenizer)
         self.filtered: list[Any] = []  # samples that dynamic filtering has dropped since the last step
         shared = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
         options = {"calls": self.calls, "filtered": self.filtered, "before_samples": self.begin}
@@ -88,11 +86,10 @@ class RecordedPPOTrainer(MendedTrainer):
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state, and continue the record at the checkpoint."""
+        """Restore OpenRLHF's state, and the number of the step."""
         states: dict[str, Any] = super().init_checkpoint_states()
         self.state.step = states["global_step"]
         self.state.saved = self.state.step or None
-        self.recorder.resume(self.state.step)
         self.warn_of_the_end(states)
         return states
 
@@ -100,7 +97,6 @@ class RecordedPPOTrainer(MendedTrainer):
     def fit(self, global_step: int = 0) -> int | None:
         """Train, and return what `MendedTrainer.fit` does. The record also has a last batch that was filtered whole."""
         logger.info("without batch adaptation, engine and actor are not compared, nor is the first ratio")
-        self.calls.set_up()
         stopped = super().fit(global_step)
         if self.filtered and stopped is None:  # because OpenRLHF takes no step if all groups were dropped
             step = self.recorder.step + 1
@@ -146,9 +142,8 @@ class RecordedPPOTrainer(MendedTrainer):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Record the step's metrics, then log and save as OpenRLHF does."""
+        """Log and save as `MendedTrainer` does. The run's state says whether it saves."""
         self.save_if_stopping()
-        self.recorder.add_metrics(global_step, logs_dict)
         saves = global_step % self.args.ckpt.save_steps == 0
         self.state.phase = "saving a checkpoint" if saves else "finishing the step"
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)

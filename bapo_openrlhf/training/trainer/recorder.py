@@ -6,18 +6,16 @@ Every group has a row, also a group that cannot be used.
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt import baseline as adapt_baseline
-from bapo_openrlhf.adapt.group import Group, Response
+from bapo_openrlhf.adapt.group import Response
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
-from bapo_openrlhf.flags.paths import run_folder
 from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import (
     ANSWERS,
@@ -31,7 +29,7 @@ from bapo_openrlhf.record.run_record import (
     read_warnings,
     shortened,
 )
-from bapo_openrlhf.training.trainer.generated import GeneratedGroup, reward_numbers
+from bapo_openrlhf.training.trainer.generated import GeneratedGroup
 
 logger = init_logger(__name__)
 
@@ -50,11 +48,6 @@ class StepRecorder:
         self._answer_chars, self._tokenizer = answer_chars, tokenizer
         self._prompt_states = PromptStates()
         self._warned: set[str] = set()  # kinds of warnings
-
-    @classmethod
-    def of(cls, args: SimpleNamespace, tokenizer: Any) -> Self:
-        """The recorder of a run with these (nested) arguments."""
-        return cls(folder=run_folder(args), tokenizer=tokenizer, answer_chars=args.run.answer_chars)
 
     def resume(self, step: int) -> None:
         """Continue the record after this step. Lines of later steps are dropped, because the run repeats them."""
@@ -106,13 +99,6 @@ class StepRecorder:
             logger.warning(text)
             self.record.append_rows(WARNINGS, step, [{"kind": kind, "text": text}])
 
-    def rewards(self, step: int, fresh: Sequence[Group], *, measured: bool) -> dict[str, float]:
-        """Metrics of the rewards of a step's fresh groups. It warns if too many are outside the task's range."""
-        numbers, warning = reward_numbers(fresh, measured=measured)
-        if warning:
-            self.warn(step, "reward range", warning)
-        return numbers
-
     def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
         """Write down the numbers among the metrics of a step. Then the record has all of it, also after a power cut."""
         numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
@@ -128,8 +114,8 @@ class StepRecorder:
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
-    known = [group.rewards for group in groups if group.mean is not None]
-    return {"groups/with_signal": sum(len({*without_rounding(rewards)}) > 1 for rewards in known)} if known else {}
+    rewards = [without_rounding(group.rewards) for group in groups if group.mean is not None]
+    return {"groups/with_signal": sum(len({*row}) > 1 for row in rewards)} if rewards else {}
 
 
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:

@@ -36,7 +36,6 @@ from bapo_openrlhf.training.trainer.partial import InParts
 from bapo_openrlhf.training.trainer.probe import GradientProbe
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.proof import Proof
-from bapo_openrlhf.training.trainer.recorder import StepRecorder
 from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
@@ -79,7 +78,6 @@ class AdaptedPPOTrainer(MendedTrainer):
         args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
         generator, maker = self.samples_generator, self.experience_maker
         data, kwargs = self.prompts_dataloader, self.generate_kwargs
-        self.recorder = StepRecorder.of(args, self.tokenizer)
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
@@ -213,7 +211,6 @@ class AdaptedPPOTrainer(MendedTrainer):
         """
         with self.state.named_in_errors():
             self.rollout_weights.set_up(self.args.ds.lora)
-            self.calls.set_up()
             return super().fit(global_step)
 
     @extends(Base)
@@ -245,9 +242,8 @@ class AdaptedPPOTrainer(MendedTrainer):
 
     @extends(Base)
     def init_checkpoint_states(self) -> dict[str, Any]:
-        """Restore OpenRLHF's state and the state of the layer, and continue the record at the checkpoint."""
+        """Restore OpenRLHF's state and the state of the layer."""
         states: dict[str, Any] = super().init_checkpoint_states()
-        self.recorder.resume(states["global_step"])
         self.checkpoints.resume(states)
         self.warn_of_the_end(states)
         return states
@@ -256,10 +252,9 @@ class AdaptedPPOTrainer(MendedTrainer):
     def save_logs_and_checkpoints(
         self, global_step: int, logs_dict: dict | None = None, client_states: Any = None
     ) -> None:
-        """Record, log and save the step. A saved checkpoint is made whole."""
+        """Log and save as `MendedTrainer` does. A saved checkpoint is made whole."""
         self.save_if_stopping()
         with self.checkpoints.of_step(global_step, client_states):
-            self.recorder.add_metrics(global_step, logs_dict)
             super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
 
     @extends(Base)
