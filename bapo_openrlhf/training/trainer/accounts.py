@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from bapo_openrlhf.training.trainer.run_state import RunState
 from bapo_openrlhf.training.trainer.samples import Answers
 
 
+@dataclass
 class StepAccounts:
     """Accounts for every group that a run generates, and gives the metrics of its steps.
 
@@ -30,19 +32,13 @@ class StepAccounts:
     `failed_calls` says what went wrong in calls of the reward function or the agent.
     """
 
-    def __init__(
-        self,
-        args: SimpleNamespace,
-        *,
-        state: RunState,
-        method: Method,
-        ledger: Ledger,
-        recorder: StepRecorder,
-        failed_calls: Callable[[], str],
-        arithmetic: BatchArithmetic,
-    ) -> None:
-        self.args, self.state, self.method, self.ledger = args, state, method, ledger
-        self.recorder, self.failed_calls, self.arithmetic = recorder, failed_calls, arithmetic
+    args: SimpleNamespace
+    state: RunState
+    method: Method
+    ledger: Ledger
+    recorder: StepRecorder
+    arithmetic: BatchArithmetic
+    failed_calls: Callable[[], str]
 
     def check_unusable(self, step: int, kind: str, unusable: int, total: int, what: str) -> None:
         """Warn of the unusable groups of a step, which counts from 1.
@@ -143,17 +139,14 @@ class StepAccounts:
         rewards, warning = reward_numbers(generated.fresh, measured=self.args.adapt.rewards() is None)
         if warning:
             self.recorder.warn(step + 1, "reward range", warning)
-        return (
-            status
-            | rewards
-            | {
-                "groups/replayed": len(batch.replayed),
-                "groups/unused": len(batch.unused),
-                "responses/trained": batch.responses,
-                "responses/replayed": sum(group.size for group in batch.replayed),
-                "responses/dropped": responses[DROPPED],
-            }
-        )
+        status |= rewards
+        return status | {
+            "groups/replayed": len(batch.replayed),
+            "groups/unused": len(batch.unused),
+            "responses/trained": batch.responses,
+            "responses/replayed": sum(group.size for group in batch.replayed),
+            "responses/dropped": responses[DROPPED],
+        }
 
 
 def first_range(fresh: Sequence[Answers]) -> Range | None:

@@ -8,6 +8,7 @@ cosine with the reference can be expected to be higher than sqrt(2 r / (1 + r)),
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,23 +31,18 @@ from bapo_openrlhf.training.trainer.run_state import RunState
 REFERENCE = 512
 
 
+@dataclass
 class GradientProbe:
     """Probes gradients in some steps (`--run.gradient_probe`). It changes nothing of the run."""
 
-    def __init__(
-        self,
-        args: SimpleNamespace,
-        *,
-        state: RunState,
-        recorder: StepRecorder,
-        generator: Generator,
-        generate_kwargs: Mapping[str, Any],
-        maker: ExperienceMaker,
-        data: Any,
-        actor: Any,
-    ) -> None:
-        self.args, self.state, self.recorder, self.maker, self.actor = args, state, recorder, maker, actor
-        self.generator, self.generate_kwargs, self.data = generator, generate_kwargs, data
+    args: SimpleNamespace
+    state: RunState
+    recorder: StepRecorder
+    generator: Generator
+    generate_kwargs: Mapping[str, Any]
+    maker: ExperienceMaker
+    data: Any  # OpenRLHF's data set of prompts
+    actor: Any
 
     def measure(self, reviewed: Review, experience: BatchExperience) -> dict[str, float]:
         """Write a line of probes.jsonl for each group of the batch, before the update. Returns metrics of the step."""
