@@ -67,13 +67,13 @@ class Parts(NamedTuple):
 
 def parts_of(args: SimpleNamespace) -> Parts:
     """The classes of a run: those that adapt batches, or those that compute what OpenRLHF always computes."""
-    either = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
+    shared_parts = (workers.ReferenceActor, workers.RewardActor, engines.RolloutActor)
     if args.adapt.enabled:
         models, calls = (workers.AdaptedPolicyActor, workers.AdaptedCriticActor), dealing.DealtActorGroup
-        return Parts(*models, trainer.AdaptedPPOTrainerActor, calls, *either)
-    ahead = args.train.async_enable
-    plain = ppo_trainer_async.PPOTrainerAsync if ahead else plain_trainer.RecordedPPOTrainerActor
-    return Parts(workers.PlainPolicyActor, workers.PlainCriticActor, plain, RayActorGroup, *either)
+        return Parts(*models, trainer.AdaptedPPOTrainerActor, calls, *shared_parts)
+    is_async = args.train.async_enable
+    trainer_class = ppo_trainer_async.PPOTrainerAsync if is_async else plain_trainer.RecordedPPOTrainerActor
+    return Parts(workers.PlainPolicyActor, workers.PlainCriticActor, trainer_class, RayActorGroup, *shared_parts)
 
 
 class RunProcesses:
@@ -86,7 +86,7 @@ class RunProcesses:
         self.signals, self.args, self.strategy, self._parts = signals, args, strategy_of(args), parts_of(args)
         self.strategy.print(without_secrets(args))
         parts, train = self._parts, args.train
-        beside_actor = reserved_for(args.actor) if train.colocate_actor_ref or train.colocate_all else None
+        beside_actor = placement_of(args.actor) if train.colocate_actor_ref or train.colocate_all else None
         self._shared = train.colocate_all and not train.async_enable  # whether engines are on the actor's GPUs
         self.engines = engines_on(args, parts.engine, beside_actor if self._shared else None)
         self.actor = self._workers(parts.policy, args.actor, beside_actor)
@@ -94,7 +94,7 @@ class RunProcesses:
         self._beside_critic = beside_actor if train.colocate_all else None
         critic = args.critic.model_name_or_path
         if critic and train.colocate_critic_reward:
-            self._beside_critic = reserved_for(args.critic)
+            self._beside_critic = placement_of(args.critic)
         self.critic = self._workers(parts.critic, args.critic, self._beside_critic) if critic else None
         computed = args.reward.remote_url  # by a function, an agent or a server
         self.reward = None if computed else self._workers(parts.reward, args.reward, self._beside_critic)
@@ -191,28 +191,29 @@ def train(args: SimpleNamespace, signals: Signals) -> None:
     run.train()
 
 
-def reserved(gpus: int) -> Any:
+def placement(gpus: int) -> Any:
     """Ray's placement group of so many GPUs, as near to each other as possible."""
     place = placement_group([{"GPU": 1, "CPU": 1} for _ in range(gpus)], strategy="PACK")
     ray.get(place.ready())
     return place
 
 
-def reserved_for(model: SimpleNamespace) -> Any:
+def placement_of(model: SimpleNamespace) -> Any:
     """A place with the GPUs of a model."""
-    return reserved(model.num_nodes * model.num_gpus_per_node)
+    return placement(model.num_nodes * model.num_gpus_per_node)
 
 
 def engines_on(args: SimpleNamespace, kind: Any, place: Any) -> list[Any]:
     """The rollout engines, on GPUs that they share with the actor, or on GPUs of their own. Nothing waits for them."""
     count, size, share = args.vllm.num_engines, args.vllm.tensor_parallel_size, SHARE if place else 1
     settings = settings_of_engines(args) | {"num_gpus": share}
-    place, gpus = place or reserved(count * size), 0 if size > 1 else share  # several workers ask for their own GPUs
+    place, gpus = place or placement(count * size), 0 if size > 1 else share  # several workers ask for their own GPUs
     created = []
     for number in range(count):
         bundles = get_bundle_indices(place, number, size) if size > 1 else None
-        where = PlacementGroupSchedulingStrategy(place, bundles[0] if bundles else number, True)  # also for its workers
-        process = kind.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=where)
+        bundle = bundles[0] if bundles else number
+        strategy = PlacementGroupSchedulingStrategy(place, bundle, True)  # also for its workers
+        process = kind.options(num_cpus=gpus, num_gpus=gpus, scheduling_strategy=strategy)
         created.append(process.remote(**settings, bundle_indices=bundles, seed=args.train.seed + number))
     return created
 

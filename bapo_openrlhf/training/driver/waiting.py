@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.driver.signals import BEFORE, Signals
-from bapo_openrlhf.training.trainer.run_state import RESUMING, STARTING, brief
+from bapo_openrlhf.training.trainer.run_state import RESUMING, STARTING, message_of
 
 LOOK = 0.5  # seconds between two looks at the run
 ANSWER = 5.0  # seconds in which a process answers that is in no call
@@ -93,8 +93,8 @@ class Waiting:
         self.pace = Pace(clock)
         self._warn, self._clock = warn, clock
         self._homes: dict[str, Home] = {}
-        self._asked: Any = None  # Ray's reference to the trainer's answer
-        self._told, self._warned = False, Place()
+        self._answer: Any = None  # Ray's reference to the trainer's answer
+        self._is_stopping, self._warned_place = False, Place()
 
     def note_homes(self) -> None:
         """Ask all processes where they are, as long as they answer."""
@@ -109,17 +109,17 @@ class Waiting:
         """
         if phase is not None:
             self.pace.at(Place(self.pace.place.step, phase))
-        left = refs
-        while left:
+        pending = refs
+        while pending:
             try:
-                ready, left = ray.wait(left, num_returns=len(left), timeout=LOOK)
+                ready, pending = ray.wait(pending, num_returns=len(pending), timeout=LOOK)
                 ray.get(ready)  # raises the first error at once
             except ray.exceptions.RayError as error:
                 if self.signals.first is None:
                     raise
-                why = " ".join(brief(error).split())
+                why = " ".join(message_of(error).split())
                 raise self._at_once(f"because the step could not end: {why}") from None
-            if left:
+            if pending:
                 if phase is None:
                     self._look()
                 self._heed()
@@ -130,12 +130,12 @@ class Waiting:
         """Take the trainer's answer if it comes in so many seconds, and ask it again."""
         if self.trainer is None:
             return
-        if self._asked is not None:
-            if not ray.wait([self._asked], timeout=wait)[0]:
+        if self._answer is not None:
+            if not ray.wait([self._answer], timeout=wait)[0]:
                 return
             with suppress(ray.exceptions.RayError):  # its call says more
-                self.pace.at(Place(*ray.get(self._asked)))
-        self._asked = self.trainer.place.remote()
+                self.pace.at(Place(*ray.get(self._answer)))
+        self._answer = self.trainer.place.remote()
 
     def _heed(self) -> None:
         """Pass the first signal on, and end the run if it must not wait for the end of the step."""
@@ -145,7 +145,7 @@ class Waiting:
         if self.trainer is None:
             raise self._at_once("because OpenRLHF's asynchronous trainer cannot stop between two steps")
         if not self.pace.place.begun:
-            self._asked = self.trainer.place.remote()  # the last answer may be older than the signal
+            self._answer = self.trainer.place.remote()  # the last answer may be older than the signal
             self._look(ANSWER)
             if not self.pace.place.begun:
                 raise signals.ended(BEFORE)
@@ -153,9 +153,9 @@ class Waiting:
             raise self._at_once("because a second signal came")
         if grace is not None and self._clock() - signals.since >= grace:
             raise self._at_once(f"because the step did not end within run.grace_seconds {grace:g}")
-        if not self._told:
+        if not self._is_stopping:
             self.trainer.stop.remote()
-            self._told = True
+            self._is_stopping = True
 
     def _at_once(self, why: str) -> Ended:
         return self.signals.ended(f"within {self.pace.place}, {why}")
@@ -167,8 +167,8 @@ class Waiting:
             return
         if limit is not None and pace.seconds >= limit:
             raise Ended("stalled", STALLED, f"stalled for run.stall_timeout {limit:g}: {self._stall()}")
-        if pace.seconds >= pace.limit and self._warned != pace.place:
-            self._warned = pace.place
+        if pace.seconds >= pace.limit and self._warned_place != pace.place:
+            self._warned_place = pace.place
             self._warn(pace.place.step, self._stall())
 
     def _stall(self) -> str:
@@ -178,9 +178,9 @@ class Waiting:
             for name, process in self.processes.items()
         }
         answered = ray.wait(list(calls.values()), num_returns=len(calls), timeout=ANSWER)[0]
-        late = [name for name, call in calls.items() if call not in answered]
-        whom = ", ".join([*(name + self._described(name) for name in late), *([] if late else self._stopped_raylets())])
-        whom = whom or "no process, as all answer: look at rewards"
+        silent_names = [name for name, call in calls.items() if call not in answered]
+        processes = [name + self._described(name) for name in silent_names] or self._stopped_raylets()
+        whom = ", ".join(processes) or "no process, as all answer: look at rewards"
         return f"{self.pace.place}: nothing new for {self.pace.seconds:.0f} s. It waits for {whom}"
 
     def _stopped_raylets(self) -> list[str]:
@@ -194,8 +194,8 @@ class Waiting:
         if name not in self._homes:
             return ""
         node, host, process = self._homes[name]
-        there = NodeAffinitySchedulingStrategy(node, soft=False)
-        state = ray.remote(num_cpus=0)(is_stopped).options(scheduling_strategy=there).remote(process)
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        state = ray.remote(num_cpus=0)(is_stopped).options(scheduling_strategy=strategy).remote(process)
         stopped = False
         if ray.wait([state], timeout=2 * ANSWER)[0]:
             with suppress(ray.exceptions.RayError):
@@ -213,8 +213,8 @@ def stopped_raylet(_actor: Any = None) -> str:
     socket_name = os.fsencode(ray._private.worker._global_node.raylet_socket_name)
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            mine = (entry / "comm").read_text() == "raylet\n" and socket_name in (entry / "cmdline").read_bytes()
-            if mine and is_stopped(int(entry.name)):
+            is_raylet = (entry / "comm").read_text() == "raylet\n" and socket_name in (entry / "cmdline").read_bytes()
+            if is_raylet and is_stopped(int(entry.name)):
                 return f"Ray's raylet (process {entry.name} on {socket.gethostname()}, which is stopped)"
     return ""
 

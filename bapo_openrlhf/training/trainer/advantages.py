@@ -61,20 +61,20 @@ def set_advantages(
     advantage, critic = args.algo.advantage, args.algo.advantage.estimator == "gae"
     lambd = advantage.lambd if critic_lambd is None else critic_lambd
     discounts = Discounts(advantage.gamma, advantage.lambd, lambd) if critic else Discounts(1.0, 1.0, 1.0)
-    related = related_rewards(samples, groups, args, advantage.estimator)
-    corrected = log_ratios if args.adapt.returns == "vtrace" else [None] * len(samples)
-    followed = list[torch.Tensor]()
-    for sample, rewards, log_ratio in zip(samples, related, corrected, strict=True):
+    estimator_rewards = related_rewards(samples, groups, args, advantage.estimator)
+    correction = log_ratios if args.adapt.returns == "vtrace" else [None] * len(samples)
+    monte_carlo = list[torch.Tensor]()
+    for sample, rewards, log_ratio in zip(samples, estimator_rewards, correction, strict=True):
         mask = sample.action_mask
         tokens = compute_reward(
             rewards, kl_coefficient, sample.kl, action_mask=mask, reward_clip_range=args.reward.clip_range
         )
-        followed.append(discounted_sums(mask * tokens, discounts.gamma))
+        monte_carlo.append(discounted_sums(mask * tokens, discounts.gamma))
         if args.adapt.length_adaptive_lambd is not None:
             lengths, alpha = mask.sum(-1).numpy(), args.adapt.length_adaptive_lambd
             discounts = discounts._replace(actor=length_adaptive_lambda(lengths, alpha).item())
         if not critic:
-            sample.returns, sample.advantages = followed[-1], followed[-1].clone()
+            sample.returns, sample.advantages = monte_carlo[-1], monte_carlo[-1].clone()
         elif log_ratio is None:
             sample.advantages, sample.returns = gae(sample.values, tokens, mask, discounts)
         else:
@@ -82,7 +82,7 @@ def set_advantages(
             sample.advantages, sample.returns = estimates
         sample.info["return"] = tokens.sum(dim=-1)
         sample.kl = None
-    metrics = choose_baseline(samples, groups, args, followed, fresh) if critic and fresh is not None else {}
+    metrics = choose_baseline(samples, groups, args, monte_carlo, fresh) if critic and fresh is not None else {}
     if ESTIMATORS[advantage.estimator].whitened:
         whiten(samples, scale=not advantage.no_std_norm)
     return metrics
@@ -92,7 +92,7 @@ def choose_baseline(
     samples: Sequence[Experience],
     groups: Sequence[Group],
     args: SimpleNamespace,
-    followed: Sequence[torch.Tensor],
+    monte_carlo: Sequence[torch.Tensor],
     fresh: np.ndarray,
 ) -> dict[str, float]:
     """Take a mean of rewards as the baseline, G - mean as advantages, if the critic leaves more variance on X1.
@@ -100,22 +100,22 @@ def choose_baseline(
     With `--adapt.critic_baseline batch` it is the mean over the batch, as in EVPO (arXiv 2604.19485). With `group` it
     is the mean over the other responses of the group. Groups that the filter dropped would flatter the critic, because
     they differ mostly in their prompts, and it may have learned replayed groups by heart. Without X1 the mean is taken.
-    `followed` is G, the Monte Carlo returns of each sample, shape (1, A).
+    `monte_carlo` is G, the Monte Carlo returns of each sample, shape (1, A).
     """
     kind, with_mean = args.adapt.critic_baseline, list[torch.Tensor]()
     if kind == "batch":
-        with_mean = [numbers - torch.cat([e.rewards for e in samples]).mean() for numbers in followed]
+        with_mean = [numbers - torch.cat([e.rewards for e in samples]).mean() for numbers in monte_carlo]
     elif kind == "group":
         related = related_rewards(samples, groups, args, "rloo")  # r - mean of the others
         means = [(e.rewards - rewards).unsqueeze(-1) for e, rewards in zip(samples, related, strict=True)]
-        with_mean = [numbers - mean for numbers, mean in zip(followed, means, strict=True)]
+        with_mean = [numbers - mean for numbers, mean in zip(monte_carlo, means, strict=True)]
     masks = [sample.action_mask.bool() for sample in samples]
 
     def of_fresh(numbers: Sequence[torch.Tensor]) -> np.ndarray:
         rows = [row[mask] for row, mask, is_fresh in zip(numbers, masks, fresh, strict=True) if is_fresh]
         return torch.cat([torch.zeros(0), *rows]).double().numpy()
 
-    returns, values = of_fresh(followed), of_fresh([e.values for e in samples])
+    returns, values = of_fresh(monte_carlo), of_fresh([e.values for e in samples])
     by_critic = kind == "critic" or critic_leaves_less(returns, values, of_fresh(with_mean))
     for sample, advantages in () if by_critic else zip(samples, with_mean, strict=True):
         sample.advantages = sample.action_mask * advantages

@@ -41,10 +41,10 @@ class Ahead(InTurn):
             if step == until:
                 prompts, self.hard_prompts_left = self.hard_prompts_left, []
             rollout = Rollout(step, self.rollout_weights.weights_version, prompts)
-            self.queue.append(self._thread.submit(self._made, rollout, generation))
+            self.queue.append(self._thread.submit(self._make_rollout, rollout, generation))
             self.next_step = step + 1
 
-    def _made(self, rollout: Rollout, generation: Mapping[str, Any]) -> Rollout:
+    def _make_rollout(self, rollout: Rollout, generation: Mapping[str, Any]) -> Rollout:
         """Make a rollout. If an epoch ends without samples, it is of the next one. After the last one it is empty."""
         while self._epochs < self.episodes and not rollout.fresh:
             rollout.begins_epoch = rollout.exhausted
@@ -98,7 +98,7 @@ class Ahead(InTurn):
         """Inverse of `state_dict`."""
         self.next_step, self._epochs = state["next_step"], state["epochs"]
         self.hard_prompts_left = [Prompt(**prompt) for prompt in state["hard_prompts_left"]]
-        for saved in state["rollouts"]:
+        for rollout_state in state["rollouts"]:
             rollout: Future[Rollout] = Future()
-            rollout.set_result(Rollout.from_state(saved))
+            rollout.set_result(Rollout.from_state(rollout_state))
             self.queue.append(rollout)

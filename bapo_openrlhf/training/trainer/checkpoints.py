@@ -182,16 +182,16 @@ class WholeCheckpoints:
         answers: list[Any] = ray.get(self.workers["actor"].async_run_method(method_name=method, **arguments))
         return answers
 
-    def _load_shuffles(self, ranks: list[Any], saved: list[Any]) -> None:
+    def _load_shuffles(self, ranks: list[Any], states: list[Any]) -> None:
         """Restore the random generators of a model's ranks. A rank that is new is seeded by its number and step."""
-        new = range(len(saved), len(ranks))
-        seeds = [np.random.SeedSequence([self.args.train.seed, self.state.step, rank]) for rank in new]
-        loading = [rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, saved, strict=False)]
-        loading += [ranks[n].seed_rng.remote(int(s.generate_state(1)[0])) for n, s in zip(new, seeds, strict=True)]
-        ray.get(loading)
+        new_ranks = range(len(states), len(ranks))
+        seeds = [np.random.SeedSequence([self.args.train.seed, self.state.step, rank]) for rank in new_ranks]
+        calls = [rank.set_rng_state.remote(rng) for rank, rng in zip(ranks, states, strict=False)]
+        calls += [ranks[n].seed_rng.remote(int(s.generate_state(1)[0])) for n, s in zip(new_ranks, seeds, strict=True)]
+        ray.get(calls)
 
-    def _resume_engines(self, saved: int) -> None:
-        """Give the engines the weights that they held when the checkpoint was written, those of step `saved`."""
+    def _resume_engines(self, version: int) -> None:
+        """Give the engines the weights that they held when the checkpoint was written, those of step `version`."""
         self.state.phase, folder = "syncing weights", self.store.folder(self.args.checked.resume_tag)
         may_be_early = self.args.adapt.max_shift_rollout is not None
-        self.rollout_weights.resume(saved, self.state.step, folder, may_be_early=may_be_early)
+        self.rollout_weights.resume(version, self.state.step, folder, may_be_early=may_be_early)

@@ -29,13 +29,13 @@ TOKENS = "tokens/critic"
 class CriticGroups:
     """Gives the critic the batch of the actor, together with what the step generated beside it.
 
-    `waiting` is what the critic's next update trains on; nothing if it is the batch of the actor.
+    `samples` is what the critic's next update trains on; nothing if it is the batch of the actor.
     """
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
         self.generated = args.adapt.critic_groups == "generated"
         self.state, self.maker, self.critic = state, maker, critic
-        self.waiting: list[Experience] = []
+        self.samples: list[Experience] = []
 
     def make(
         self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int = 0
@@ -43,27 +43,27 @@ class CriticGroups:
         """Make what the critic's next update trains on, after `tokens` in this step. Returns its metrics."""
         if self.critic is None:
             return {}
-        own = experience.samples if experience else []
+        batch_samples = experience.samples if experience else []
         if not self.generated:
-            return {TOKENS: tokens + tokens_of(own)}
-        beside = beside_batch(generated.fresh + generated.reevaluated, batch)
-        more = self.maker.for_critic(beside, self.state.weights_since) if beside else []
-        self.waiting = list(map(values_only, own + more))
-        explained = explained_variance(self.waiting)
+            return {TOKENS: tokens + tokens_of(batch_samples)}
+        other_groups = beside_batch(generated.fresh + generated.reevaluated, batch)
+        other_samples = self.maker.for_critic(other_groups, self.state.weights_since) if other_groups else []
+        self.samples = list(map(values_only, batch_samples + other_samples))
+        explained = explained_variance(self.samples)
         metrics = {f"{name}_generated": value for name, value in explained.items()}
-        return metrics | {TOKENS: tokens + tokens_of(self.waiting)}
+        return metrics | {TOKENS: tokens + tokens_of(self.samples)}
 
     def send(self) -> None:
-        """Send the critic what waits for it."""
-        waiting, self.waiting = self.waiting, []
-        if waiting:
-            ray.get(self.critic.take(waiting))
+        """Send the critic what its next update trains on."""
+        samples, self.samples = self.samples, []
+        if samples:
+            ray.get(self.critic.take(samples))
 
 
 def values_only(sample: Experience) -> Experience:
     """What a critic reads of a sample."""
-    unread = dict.fromkeys(("action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "kl"))
-    return replace(sample, **unread, info={})
+    nothing = dict.fromkeys(("action_log_probs", "base_action_log_probs", "rollout_log_probs", "advantages", "kl"))
+    return replace(sample, **nothing, info={})
 
 
 def tokens_of(samples: Sequence[Experience]) -> int:
@@ -100,11 +100,11 @@ class CriticPretraining:
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
         passed = self.maker.forward(origins_of(batch, self.state.weights_since))
-        kept = self.accounts.review(batch, passed).kept
-        if not kept:
+        places = self.accounts.review(batch, passed).kept
+        if not places:
             return {}
-        samples = self.maker.finish(passed, kept, monte_carlo=True).samples
-        before = explained_variance(samples)
+        samples = self.maker.finish(passed, places, monte_carlo=True).samples
+        explained = explained_variance(samples)
         for sample in samples:
             sample.values = sample.returns  # around these, OpenRLHF's loss clips no error
         for _ in range(self.epochs):
@@ -112,4 +112,4 @@ class CriticPretraining:
             loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
         status[TOKENS] = self.epochs * tokens_of(samples)
-        return status | {f"{name}_before": value for name, value in before.items()}
+        return status | {f"{name}_before": value for name, value in explained.items()}

@@ -172,8 +172,8 @@ def training_shares(
         members.insert(sample.place, sample)
     for share in deal(list(map(length_of, members)), ranks):
         of_rank = [members[place] for place in share]
-        own = [member for member in of_rank if not isinstance(member, Skipped)]
-        rank_batch = make_experience_batch(own) if own else None
+        rank_samples = [member for member in of_rank if not isinstance(member, Skipped)]
+        rank_batch = make_experience_batch(rank_samples) if rank_samples else None
         for name, values in rank_batch.info.items() if rank_batch else ():
             rank_batch.info[name] = torch.stack(values) if isinstance(values, list) else values
         left_out = [replace(m, place=place) for place, m in enumerate(of_rank) if isinstance(m, Skipped)]

@@ -36,10 +36,11 @@ class Solutions:
         for prompt, solution in pairs:
             if not solution or prompt.id in self._tokens:
                 continue
-            asked, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
-            answer = [*answer, *([] if answer[-1:] == [tokenizer.eos_token_id] else [tokenizer.eos_token_id])]
-            if fits_solution(args, len(asked), len(answer)):
-                self._tokens[prompt.id] = np.array([*asked, *answer], dtype=np.int32), len(asked)
+            start, end = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt.text, solution))
+            if end[-1:] != [tokenizer.eos_token_id]:
+                end = [*end, tokenizer.eos_token_id]
+            if fits_solution(args, len(start), len(end)):
+                self._tokens[prompt.id] = np.array([*start, *end], dtype=np.int32), len(start)
 
     @classmethod
     def of(cls, args: SimpleNamespace, strategy: Any, dataset: Any, tokenizer: Any) -> Self:
@@ -86,7 +87,7 @@ class Solutions:
             for field in fields(Experience)
             if "tensor_role" in field.metadata and (like is None or getattr(like, field.name) is not None)
         }
-        known = {
+        tensors = {
             "sequences": torch.from_numpy(ids.copy()).unsqueeze(0),
             "attention_mask": torch.ones(1, len(ids), dtype=torch.bool),
             "action_mask": mask,
@@ -98,7 +99,7 @@ class Solutions:
         }
         texts = {"prompts": [prompt.text], "labels": [prompt.label], "images": [None], "mm_train_inputs": [None]}
         info = {} if like is None else {key: torch.zeros_like(value) for key, value in like.info.items()}
-        return Experience(**zeros | known | texts, info=info)
+        return Experience(**zeros | tensors | texts, info=info)
 
 
 class Demonstrations:
@@ -110,8 +111,10 @@ class Demonstrations:
     def beside(self, batch: Batch, experience: BatchExperience | None) -> list[Experience]:
         """X4 as samples that go to the actor after those of the experience. They have no KL penalty."""
         like = experience.samples[0] if experience else None
-        shown = [(one.prompt, advantage_of(one, self.args)) for one in batch.demonstrations]
-        return [self.solutions.sample(prompt, advantage, like=like) for prompt, advantage in shown]
+        return [
+            self.solutions.sample(each.prompt, advantage_of(each, self.args), like=like)
+            for each in batch.demonstrations
+        ]
 
     def send(self, samples: Sequence[Experience]) -> None:
         """Send samples to the actor, which trains on them next."""
@@ -131,7 +134,7 @@ class Demonstrations:
 
     def metrics(self, batch: Batch) -> dict[str, float]:
         """How many worked solutions the batch trains on, and their tokens; nothing in a run without solutions."""
-        prompts = [shown.prompt for shown in batch.demonstrations] + batch.fine_tuned
+        prompts = [each.prompt for each in batch.demonstrations] + batch.fine_tuned
         counts = {
             "demonstrations/trained": len(prompts),
             "demonstrations/tokens": sum(map(self.solutions.length, prompts)),
@@ -139,9 +142,9 @@ class Demonstrations:
         return counts if len(self.solutions) else {}
 
 
-def advantage_of(shown: Demonstration, args: SimpleNamespace) -> float:
+def advantage_of(demonstration: Demonstration, args: SimpleNamespace) -> float:
     """The advantage of a demonstration: what the estimator makes of its reward (Eq. 2), clipped as for a response."""
-    rewards = np.array(shown.rewards)
-    own = rewards[-1:]  # the greatest reward of the task
-    advantage = relative_rewards(args.algo.advantage.estimator, own, rewards, args.adapt.eps, ends=own)[0]
+    rewards = np.array(demonstration.rewards)
+    reward = rewards[-1:]  # the greatest reward of the task
+    advantage = relative_rewards(args.algo.advantage.estimator, reward, rewards, args.adapt.eps, ends=reward)[0]
     return float(np.clip(advantage, *args.reward.clip_range))

@@ -39,7 +39,7 @@ class EngineCalls:
         settings = (self.tokenizer, self.args.verifier, self.args.adapt.enabled)
         ray.get([engine.set_up.remote(*settings) for engine in self.engines])
 
-    def failed(self) -> str:
+    def failures_text(self) -> str:
         """What the engines say of failed calls of the reward function or the agent, to go on a sentence."""
         failures = Failures.of(ray.get([engine.reward_failures.remote() for engine in self.engines]))
         return f". {failures}" if failures.kinds else ""
@@ -108,7 +108,7 @@ def prompt_seed(seed: int, step: int, kind: str, number: int) -> int:
     return int.from_bytes(digest, "big")
 
 
-class Sent(NamedTuple):
+class SentPrompt(NamedTuple):
     """A prompt that was sent to an engine, and Ray's reference to the responses."""
 
     prompt: Prompt
@@ -134,7 +134,7 @@ class Ask:
         numbers: Iterable[int] | None = None,
         size: int | None = None,
         extras: Iterable[Mapping[str, Any]] = itertools.repeat(NOTHING),
-    ) -> list[Sent]:
+    ) -> list[SentPrompt]:
         """Send prompts to the engines.
 
         Args:
@@ -150,9 +150,9 @@ class Ask:
             requests.append({**request, **extra, **prefix})
         generation = self.generation if size is None else {**self.generation, "n_samples_per_prompt": size}
         refs = self.calls.send(requests, **generation) if requests else []
-        return list(map(Sent, prompts, refs))
+        return list(map(SentPrompt, prompts, refs))
 
-    def answers(self, sent: Sequence[Sent]) -> list[Answers]:
+    def answers(self, sent: Sequence[SentPrompt]) -> list[Answers]:
         """The responses to each prompt, in order. Those that are there are converted while others are generated."""
         answers, pending = {one.ref: Answers(one.prompt, []) for one in sent}, [one.ref for one in sent]
         with tqdm(total=len(sent), desc="Generate samples", disable=not sent) as bar:

@@ -92,7 +92,7 @@ class ReferenceLogProbs:
 
     def __init__(self, name: str, responses: Sequence[Response]) -> None:
         self.name, self.responses = name, responses
-        kept = [self._kept(response) for response in responses]
+        kept = [self._log_probs(response) for response in responses]
         self.missing: Places = [place for place, log_probs in enumerate(kept) if log_probs is None]
         self.kept_tokens = sum(len(log_probs) for log_probs in kept if log_probs is not None)
 
@@ -102,11 +102,12 @@ class ReferenceLogProbs:
             mask = samples[place].action_mask[0].bool()
             self.responses[place].extras[REFERENCE] = (self.name, row[mask].float().numpy())
 
-    def of(self, place: int, mask: torch.Tensor) -> torch.Tensor:
+    def row(self, place: int, mask: torch.Tensor) -> torch.Tensor:
         """Log-probs of the sample at this position, shape (1, A); 0 if a token was not generated, as in OpenRLHF."""
-        return torch.zeros(mask.shape).masked_scatter(mask.bool(), torch.from_numpy(self._kept(self.responses[place])))
+        log_probs = torch.from_numpy(self._log_probs(self.responses[place]))
+        return torch.zeros(mask.shape).masked_scatter(mask.bool(), log_probs)
 
-    def _kept(self, response: Response) -> Any:
+    def _log_probs(self, response: Response) -> Any:
         """The log-probs of a response, float32, shape (A,); None if they are not known."""
         name, log_probs = response.extras.get(REFERENCE, (None, None))
         return log_probs if name == self.name else None
@@ -172,8 +173,8 @@ class ExperienceMaker:
         V-trace corrects for the policy of a response. Then groups whose log-probs are not finite are left out.
         """
         origins, adapt = origins_of(Batch(fresh=list(groups)), since), self.args.adapt
-        penalised = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
-        has_kl = penalised and (adapt.kl_target == "behaviour" or self.reference is not None)
+        has_penalty = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
+        has_kl = has_penalty and (adapt.kl_target == "behaviour" or self.reference is not None)
         corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in origins)
         passed = self.forward(origins, policies=has_kl or corrects)
         sizes = [group.size for group in groups]
@@ -232,7 +233,7 @@ class ExperienceMaker:
             sample.action_log_probs = log_probs[place].unsqueeze(0) if log_probs else None
             sample.values = values[place].unsqueeze(0) if values else None
             if policies:
-                kept = None if reference_model is None else reference_log_probs.of(place, sample.action_mask)
+                kept = None if reference_model is None else reference_log_probs.row(place, sample.action_mask)
                 self._set_kl(sample, kept)
             else:
                 sample.kl = torch.zeros(sample.action_mask.shape)
@@ -241,12 +242,12 @@ class ExperienceMaker:
         """Set the KL of each token to the reference model, shape (1, A), or give its log-probs to the loss."""
         kl, log_probs, mask = self.args.algo.kl, sample.action_log_probs, sample.action_mask
         sample.base_action_log_probs = reference if kl.use_loss else None
-        sample.kl = moved = torch.zeros_like(log_probs)
+        sample.kl = difference = torch.zeros_like(log_probs)
         if reference is not None and not kl.use_loss:
             sample.kl = compute_approx_kl(log_probs, reference, kl_estimator=kl.estimator)
-            moved = log_probs.float() - reference.float()
+            difference = log_probs.float() - reference.float()
         sample.info["kl"] = token_mean(sample.kl, mask)
-        sample.info["logprobs_diff"] = token_mean(moved, mask)
+        sample.info["logprobs_diff"] = token_mean(difference, mask)
 
     def _pull_towards_behaviour(self, sample: Experience) -> None:
         """Replace the KL to the reference model by D_KL(pi_theta || alpha) of Eq. 3 in a sample."""
@@ -260,10 +261,10 @@ class ExperienceMaker:
     def _loss_log_ratio(self, recomputed: torch.Tensor, sample: Experience) -> torch.Tensor:
         """Log of the ratio that OpenRLHF's loss clips before the first update, shape (1, A)."""
         gspo = self.args.actor.policy_loss_type == "gspo"  # one ratio a response: the geometric mean over its tokens
-        corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
-        old = sample.rollout_log_probs if corrected else sample.action_log_probs
+        is_corrected = gspo and self.args.algo.advantage.is_correction_level != "off"
+        denominator = sample.rollout_log_probs if is_corrected else sample.action_log_probs
         mask = sample.action_mask.bool()
-        log_ratio = torch.where(mask, recomputed.float() - old.float(), 0.0)
+        log_ratio = torch.where(mask, recomputed.float() - denominator.float(), 0.0)
         if gspo:
             log_ratio = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand(mask.shape)
         return log_ratio

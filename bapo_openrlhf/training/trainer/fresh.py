@@ -14,7 +14,7 @@ from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.rewards import UNIT, exact_rewards
 from bapo_openrlhf.adapt.schedule import ROUNDS
 from bapo_openrlhf.methods.base import Method, are_positions
-from bapo_openrlhf.training.trainer.engine_calls import Ask, Sent
+from bapo_openrlhf.training.trainer.engine_calls import Ask, SentPrompt
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.samples import Answers
@@ -56,17 +56,17 @@ class OneRound:
         """Add the responses for which the method asks, in stages. `first` is the number of the first prompt."""
         most = self.args.rollout.n_samples_per_prompt
         for stage in itertools.count(1):
-            judged = [(number, each) for number, each in enumerate(answers, first) if each.judged]
-            rewards = [exact_rewards(each.rewards, self.reward_range) for _, each in judged]
+            rated_answers = [(number, each) for number, each in enumerate(answers, first) if each.judged]
+            rewards = [exact_rewards(each.rewards, self.reward_range) for _, each in rated_answers]
             counts = list(self.method.more_responses(rewards))
             sizes = [len(own) + count for own, count in zip(rewards, counts, strict=True)]
             if max(sizes, default=0) > most or min(counts, default=0) < 0:
                 raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
             if not any(counts):
                 return
-            order, sent = list[Answers](), list[Sent]()
+            order, sent = list[Answers](), list[SentPrompt]()
             for count in sorted(set(counts) - {0}):
-                chosen = [pair for pair, more in zip(judged, counts, strict=True) if more == count]
+                chosen = [pair for pair, more in zip(rated_answers, counts, strict=True) if more == count]
                 numbers, prompts = [number for number, _ in chosen], [each.prompt for _, each in chosen]
                 order += [each for _, each in chosen]
                 sent += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)

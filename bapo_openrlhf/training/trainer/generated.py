@@ -99,10 +99,10 @@ def check_versions(answers: Answers, weights_version: int) -> None:
     """
     for response in answers.responses:
         info = response.extras["info"]
-        said = {int(info.pop(name)) for name in VERSIONS if name in info}
-        if said - {weights_version}:
+        versions = {int(info.pop(name)) for name in VERSIONS if name in info}
+        if versions - {weights_version}:
             raise RuntimeError(
-                f"the weights of steps {sorted(said)} generated a response to {answers.prompt.text!r}; the engines "
+                f"the weights of steps {sorted(versions)} generated a response to {answers.prompt.text!r}; the engines "
                 f"should have held those of step {weights_version}"
             )
 
@@ -113,8 +113,8 @@ def groups_of(
     """The answers of one rollout as groups, in order. With segments, a group has the version of its oldest token."""
     groups = []
     for uid, each in enumerate(answers, first_uid):
-        own = [response.weights_version for response in each.responses if response.weights_version is not None]
-        version = min(own, default=weights_version)
+        versions = [response.weights_version for response in each.responses if response.weights_version is not None]
+        version = min(versions, default=weights_version)
         groups.append(Group(uid, each.prompt, tuple(each.responses), step, version, reward_range))
     return groups
 

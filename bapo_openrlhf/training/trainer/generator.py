@@ -14,7 +14,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.ahead import Ahead
-from bapo_openrlhf.training.trainer.engine_calls import Ask, EngineCalls, Sent
+from bapo_openrlhf.training.trainer.engine_calls import Ask, EngineCalls, SentPrompt
 from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import usable_answers
 from bapo_openrlhf.training.trainer.prompts import prompts_of
@@ -62,13 +62,13 @@ class Generator:
             self.rollouts = Ahead(self.make, episodes=calls.args.train.num_episodes, **options)
         else:
             self.rollouts = InTurn(self.make, **options)
-        self.last, self._next = Rollout(0, 0), None
+        self.last_rollout, self._next = Rollout(0, 0), None
         self.evaluated = self.evaluation_failed = 0
 
     def make(self, rollout: Rollout, generation: Mapping[str, Any]) -> None:
         """Generate the fresh groups of a rollout, and those of the hard prompts that it takes along."""
         start, ask = time.perf_counter(), Ask(self.calls, rollout.step, generation)
-        sent: list[list[Sent]] = []
+        sent: list[list[SentPrompt]] = []
 
         def send_hard() -> None:
             if not sent:
@@ -88,13 +88,13 @@ class Generator:
         if rollout.begins_epoch:
             rollout.begins_epoch, self._next = False, rollout
             return [], None, 0, True
-        self.last = rollout
+        self.last_rollout = rollout
         return [rollout] if rollout.fresh else [], rollout.pass_rate, rollout.drawn, rollout.exhausted
 
     @property
     def exhausted(self) -> bool:
         """Whether the last rollout has the last prompts of an epoch."""
-        return self.last.exhausted
+        return self.last_rollout.exhausted
 
     def _scored(self, generation: Mapping[str, Any]) -> Rollout:
         """The next rollout, with rewards. Its thread does not ask for them: all ranks must get calls in one order."""
@@ -141,4 +141,5 @@ class Generator:
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last rollout for the log."""
-        return {"prompts/passed_over": self.last.passed_over, **self.last.numbers, **self.rollouts.metrics(self.last)}
+        rollout = self.last_rollout
+        return {"prompts/passed_over": rollout.passed_over, **rollout.numbers, **self.rollouts.metrics(rollout)}

@@ -107,13 +107,13 @@ class MendedTrainer(Base):
         If another number is asked for than in the checkpoint, or another evaluation, none was the best so far.
         """
         key = self.best_eval_metric_key
-        before = checkpoint_states.get(EVALUATION, self.evaluation)
-        if before != self.evaluation or key not in ("", checkpoint_states.get("best_eval_metric_key")):
+        evaluation = checkpoint_states.get(EVALUATION, self.evaluation)
+        if evaluation != self.evaluation or key not in ("", checkpoint_states.get("best_eval_metric_key")):
             return
         super().restore_best_checkpoint_state(checkpoint_states)
         step = self.state.step
-        saved = Path(self.args.ckpt.path, "_actor", f"best_global_step{step}").is_dir()
-        for row in read_evaluations(self.recorder.folder) if step and saved else ():
+        is_saved = Path(self.args.ckpt.path, "_actor", f"best_global_step{step}").is_dir()
+        for row in read_evaluations(self.recorder.folder) if step and is_saved else ():
             if row["step"] == step and (key := self._detect_eval_metric_key(row)) and row[key] is not None:
                 self._latest_eval_metric_value = row[key]
                 self.best_eval_metric_value = max(self.best_eval_metric_value, row[key])
@@ -128,8 +128,8 @@ class MendedTrainer(Base):
         client_states[KL], client_states[EVALUATION] = float(self.kl_ctl.value), self.evaluation
         client_states["episode"] += self.samples_generator.exhausted
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
-        if said := undeleted(Path(self.args.ckpt.path)):
-            self.recorder.warn(global_step, "not deleted", said)
+        if warning := undeleted(Path(self.args.ckpt.path)):
+            self.recorder.warn(global_step, "not deleted", warning)
 
     def warn_of_the_end(self, states: Mapping[str, Any]) -> None:
         """Warn if a run is resumed from its last step."""

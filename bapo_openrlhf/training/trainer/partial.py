@@ -78,20 +78,20 @@ class InParts(OneRound):
         prompts, version = self.prompts.draw(self.size), rollout.weights_version
         rollout.drawn += len(prompts)
         limit = {"budget": None if self.prompts.epoch_done else self.args.adapt.partial_rollout_tokens}
-        stopped = [(answers, place) for answers in self.in_flight for place in stopped_in(answers)]
-        extras = [{"prefix": prefix_of(answers.responses[place]), **limit} for answers, place in stopped]
-        begun = ask.send(kind, [answers.prompt for answers, _ in stopped], size=1, extras=extras)
-        new = ask.send("fresh", prompts, extras=itertools.repeat(limit))
-        if new or self.in_flight:  # a step without new prompts may have hard ones
+        stopped_places = [(answers, place) for answers in self.in_flight for place in stopped_in(answers)]
+        extras = [{"prefix": prefix_of(answers.responses[place]), **limit} for answers, place in stopped_places]
+        stopped_sent = ask.send(kind, [answers.prompt for answers, _ in stopped_places], size=1, extras=extras)
+        fresh_sent = ask.send("fresh", prompts, extras=itertools.repeat(limit))
+        if fresh_sent or self.in_flight:  # a step without new prompts may have hard ones
             send_hard()
-        fresh = ask.answers([*new, *begun])
-        for (answers, place), longer in zip(stopped, fresh[len(new) :], strict=True):
-            put(answers, place, longer.responses[0], version)
-        for answers in fresh[: len(new)]:
+        fresh = ask.answers([*fresh_sent, *stopped_sent])
+        for (answers, place), answer in zip(stopped_places, fresh[len(fresh_sent) :], strict=True):
+            put(answers, place, answer.responses[0], version)
+        for answers in fresh[: len(fresh_sent)]:
             for place, response in enumerate(answers.responses):
                 put(answers, place, response, version)
-        self.in_flight += fresh[: len(new)]
-        return len(stopped)
+        self.in_flight += fresh[: len(fresh_sent)]
+        return len(stopped_places)
 
     def unfinished(self) -> list[dict[str, Any]]:
         """The answers in flight, as plain data."""

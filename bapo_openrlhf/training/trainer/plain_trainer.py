@@ -115,7 +115,7 @@ class RecordedPPOTrainer(MendedTrainer):
         if missing and self.experience_maker.reward_model_group is None:
             raise RuntimeError(
                 f"{missing} of {len(rollout_samples)} responses have no reward; without batch adaptation each needs "
-                f"one. The log of the rollout engine has each error{self.calls.failed()}"
+                f"one. The log of the rollout engine has each error{self.calls.failures_text()}"
             )
         status, next_step = super().train_step(rollout_samples, global_step)
         self.state.step, self.state.phase = next_step, "finishing the step"
@@ -149,31 +149,31 @@ class RecordedPPOTrainer(MendedTrainer):
         super().save_logs_and_checkpoints(global_step, logs_dict, client_states)
         self.state.saved = global_step if saves else self.state.saved
 
-    def _counts(self, trained: Sequence[Any], step: int) -> dict[str, Any]:
+    def _counts(self, samples: Sequence[Any], step: int) -> dict[str, Any]:
         """Record what was generated since the last step, also what was filtered. Returns its metrics."""
         size, capacity = self.args.rollout.n_samples_per_prompt, self.args.rollout.batch_size
-        dropped, self.filtered[:] = list(self.filtered), []
+        dropped_samples, self.filtered[:] = list(self.filtered), []
         first = self.recorder.rollouts // size
         kind = {
             "source": "fresh",
             "usable": lambda answers: answers.judged,
             "reward_range": self.args.adapt.rewards() or UNIT,
         }
-        groups = generated_groups(answers_of(trained, size), first_uid=first, **kind)
-        filtered = generated_groups(answers_of(dropped, size), first_uid=first + len(groups), **kind)
+        groups = generated_groups(answers_of(samples, size), first_uid=first, **kind)
+        filtered = generated_groups(answers_of(dropped_samples, size), first_uid=first + len(groups), **kind)
         states = {group.uid: "fresh" for group in groups} | {group.uid: "filtered" for group in filtered}
         tokens = sum(group.tokens for group in groups)
         status: dict[str, Any] = self.recorder.add_groups(step, [*groups, *filtered], states, trained=tokens)
-        rewards = [float(sample.rewards[0]) for sample in (*trained, *dropped) if sample.rewards is not None]
+        rewards = [float(sample.rewards[0]) for sample in (*samples, *dropped_samples) if sample.rewards is not None]
         status["reward/fresh_mean"] = float(np.mean(rewards)) if rewards else None
         status["groups/generated"] = len(groups) + len(filtered)
         status["groups/fresh"], status["groups/filtered"] = len(groups), len(filtered)
         status |= filter_reasons(filtered)
         status["groups/reevaluated"] = status["groups/replayed"] = 0
         status["groups/capacity"], status["groups/capacity_used"] = capacity, len(groups) / capacity
-        status["rollouts/left_over"] = left_over(self.args, len(trained))
-        if trained:
-            status["length/fresh"] = tokens / len(trained)
+        status["rollouts/left_over"] = left_over(self.args, len(samples))
+        if samples:
+            status["length/fresh"] = tokens / len(samples)
         if self.critic_model_group is not None:
             status[TOKENS] = tokens
         return status
@@ -181,13 +181,13 @@ class RecordedPPOTrainer(MendedTrainer):
 
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
-    known = [group for group in groups if group.mean is not None]
-    equal = [group for group in known if len({*without_rounding(group.rewards)}) == 1]
-    right = sum(group.mean >= 1 for group in equal if group.mean is not None)
+    rated_groups = [group for group in groups if group.mean is not None]
+    equal_groups = [group for group in rated_groups if len({*without_rounding(group.rewards)}) == 1]
+    right_count = sum(group.mean >= 1 for group in equal_groups if group.mean is not None)
     return {
-        "filtered/none_right": len(equal) - right,
-        "filtered/all_right": right,
-        "filtered/by_draw": len(groups) - len(equal),
+        "filtered/none_right": len(equal_groups) - right_count,
+        "filtered/all_right": right_count,
+        "filtered/by_draw": len(groups) - len(equal_groups),
     }
 
 

@@ -55,31 +55,31 @@ class Proof:
         if gap.step != state.step:
             return
         self._began = state.weights_since if self._began is None else self._began
-        moved, tokens, total = state.weights_since > self._began, gap.tokens, gap.kl * gap.tokens
-        before, kl_before = self._seen.get(moved, (0, 0.0))
-        if looks := before < ENOUGH:
-            tokens, total = self._seen[moved] = tokens + before, total + kl_before
+        is_after_update, tokens, total = state.weights_since > self._began, gap.tokens, gap.kl * gap.tokens
+        tokens_before, kl_before = self._seen.get(is_after_update, (0, 0.0))
+        if is_decisive := tokens_before < ENOUGH:
+            tokens, total = self._seen[is_after_update] = tokens + tokens_before, total + kl_before
         kl = total / max(tokens, ENOUGH)
         if kl <= min(USUAL_KL, most):
             return
-        found = (
+        finding = (
             f"engine and actor differ by a KL divergence (k3) of {total / tokens:.2g} in each of {tokens} tokens of "
             f"today's weights, and rounding explains {USUAL_KL:g}"
         )
-        reason = known_to_differ(self.args)
-        if looks and not reason and kl > most:
+        reason = reason_to_differ(self.args)
+        if is_decisive and not reason and kl > most:
             cause = SENT if state.weights_since else READ.format(model=self.args.actor.model_name_or_path)
             cause += AGENT if self.args.train.agent_func_path else ""
-            raise RuntimeError(f"{found}; adapt.max_gap is {most:g}, so they are not the same policy. {cause}")
-        self.warn(state.step + 1, "gap", found + (f"; {reason}" if reason else ""))
+            raise RuntimeError(f"{finding}; adapt.max_gap is {most:g}, so they are not the same policy. {cause}")
+        self.warn(state.step + 1, "gap", finding + (f"; {reason}" if reason else ""))
 
     def before_update(self, experience: BatchExperience) -> None:
         """Let the actor look at the ratio of its first optimizer step, if all tokens of the batch must have 1."""
-        asked = self.args.adapt.keep_dropout or (self.args.ds.lora.rank and self.args.ds.lora.dropout)
-        if self._first_ratio_is_1 or asked:
+        has_dropout = self.args.adapt.keep_dropout or (self.args.ds.lora.rank and self.args.ds.lora.dropout)
+        if self._first_ratio_is_1 or has_dropout:
             return
-        own = self.args.adapt.ratio == "decoupled" or all(origin.on_policy for origin in experience.origins)
-        limit = self.state.gap.explained if own else None
+        is_exact = self.args.adapt.ratio == "decoupled" or all(origin.on_policy for origin in experience.origins)
+        limit = self.state.gap.explained if is_exact else None
         ray.get(self.actor.async_run_method(method_name="expect_first_ratio", limit=limit))
 
     def after_update(self, status: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Proof:
         self._first_ratio_is_1 |= status.pop(FIRST_RATIO, None) is not None
 
 
-def known_to_differ(args: SimpleNamespace) -> str | None:
+def reason_to_differ(args: SimpleNamespace) -> str | None:
     """Why engine and actor of a run differ by more than rounding with the same weights; None if they do not."""
     if args.rollout.top_p < 1:
         return f"rollout.top_p is {args.rollout.top_p:g}, and the engines' log-probs are of the truncated distribution"

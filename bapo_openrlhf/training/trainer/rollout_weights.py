@@ -46,13 +46,13 @@ class RolloutWeights:
     Attributes:
         queue: What the engines generate ahead of training. A sync waits for it, so that no response is of two versions.
         weights_version: Number of updates behind the weights that the engines hold.
-        kept: The same of the weights that they have in host memory; None if they have none.
+        kept_version: The same of the weights that they have in host memory; None if they have none.
     """
 
     def __init__(self, engines: Sequence[Any], actor: Any, schedule: RolloutSchedule, *, sleep: bool) -> None:
         self.engines, self.actor, self.schedule, self.sleep = engines, actor, schedule, sleep
         self.queue = RolloutQueue()
-        self.weights_version, self.kept = 0, None
+        self.weights_version, self.kept_version = 0, None
         self._alive: list[Any] = []  # Ray's references to calls that end only when an engine dies
 
     def set_up(self, lora: SimpleNamespace) -> None:
@@ -89,17 +89,17 @@ class RolloutWeights:
     def synced_to(self, step: int, *, next_rollout: int) -> Iterator[None]:
         """During the block the engines hold today's weights, of `step`; afterwards what the next rollout needs."""
         self.queue.wait()
-        delayed = self.weights_version
-        comes_back = delayed != step and not self.schedule.sync_due(next_rollout)
-        if comes_back and self.kept != delayed:
+        version = self.weights_version
+        comes_back = version != step and not self.schedule.sync_due(next_rollout)
+        if comes_back and self.kept_version != version:
             self._call(self.engines, "keep_weights")
-            self.kept = delayed
-        if delayed != step:
+            self.kept_version = version
+        if version != step:
             self.sync(step)
         yield
         if comes_back:
-            self._call(self.engines, "restore_weights", delayed)
-            self.weights_version = delayed
+            self._call(self.engines, "restore_weights", version)
+            self.weights_version = version
             if self.sleep:
                 # Experience making and training need the memory. vLLM falls asleep only if all of it is awake, and the
                 # restore has woken only the weights.
@@ -110,20 +110,20 @@ class RolloutWeights:
         """Write the weights into a checkpoint. One engine writes them, because all hold the same."""
         self._call(self.engines[:1], "save_weights", str(folder))
 
-    def resume(self, saved: int, step: int, folder: Path, *, may_be_early: bool) -> None:
-        """Give the engines the weights of step `saved` that they held when the checkpoint of step `step` was written.
+    def resume(self, version: int, step: int, folder: Path, *, may_be_early: bool) -> None:
+        """Give the engines the weights of step `version` that they held when the checkpoint of step `step` was written.
 
         They get today's weights instead if the delay v was changed, so that the saved ones are not those of the
         schedule. A sync may have been early with `--adapt.max_shift_rollout`. The checkpoint has no weights of `step`
         itself.
         """
-        due = self.schedule.rollout_step(step)
-        usable = saved >= due if may_be_early else saved == due
-        if saved == step or not usable:
+        due_version = self.schedule.rollout_step(step)
+        usable = version >= due_version if may_be_early else version == due_version
+        if version == step or not usable:
             self.sync(step)
         else:
-            self._call(self.engines, "load_weights", str(folder), saved)
-            self.weights_version = saved
+            self._call(self.engines, "load_weights", str(folder), version)
+            self.weights_version = version
 
     def _call(self, engines: Sequence[Any], method: str, *args: Any) -> None:
         self._wake(engines)

@@ -47,10 +47,10 @@ class RunState:
         try:
             yield
         except Exception as error:
-            raise RuntimeError(f"step {self.number}, {self.phase}: {brief(error)}") from error
+            raise RuntimeError(f"step {self.number}, {self.phase}: {message_of(error)}") from error
 
 
-def brief(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The message of an error, without the remote traceback that Ray puts before it."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause else error
     return f"{type(cause).__name__}: {str(cause).strip()}"

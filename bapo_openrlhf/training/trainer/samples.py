@@ -58,14 +58,14 @@ def generated_response(answer: Mapping[str, Any], *, max_len: int = 2048, **_: A
     for start, end in answer["action_ranges"]:
         mask[start:end] = True
     mask[:1] = False  # OpenRLHF never trains on the first token
-    known = {"response_clip_ratio": len(tokens) >= max_len, "reward": reward, "score": score}
+    values = {"response_clip_ratio": len(tokens) >= max_len, "reward": reward, "score": score}
     return Response(
         token_ids=tokens,
         action_spans=spans_of(mask),
         log_probs=np.full(mask.sum(), np.nan) if log_probs is None else np.array(log_probs[:max_len])[mask],
         reward=math.nan if reward is None else reward,
         extras={
-            "info": {name: value for name, value in known.items() if value is not None}
+            "info": {name: value for name, value in values.items() if value is not None}
             | {name: _number(value) for name, value in answer.get("extra_logs", {}).items()},
             "score": score,
             "truncated": bool(answer.get("truncated", False)),

@@ -81,7 +81,8 @@ class AdaptedPPOTrainer(MendedTrainer):
         run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
-        self.accounts = StepAccounts(args, **run, **layer, failed_calls=self.calls.failed, arithmetic=self.arithmetic)
+        options = {"failed_calls": self.calls.failures_text, "arithmetic": self.arithmetic}
+        self.accounts = StepAccounts(args, **run, **layer, **options)
         self.checkpoints = WholeCheckpoints(args, **run, **layer, generator=generator, loader=data, workers=workers)
         self.probe = GradientProbe(
             args, **run, generator=generator, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
@@ -104,14 +105,14 @@ class AdaptedPPOTrainer(MendedTrainer):
         state, step, (rollout,) = self.state, self.state.step, rollout_samples
         generator = self.samples_generator
         # Lines 12-15: generate hard prompts again with today's weights, unless a rollout takes them along.
-        hard_prompts, along = generator.hard_prompts(rollout)
+        hard_prompts, later_prompts = generator.hard_prompts(rollout)
         hard, timing = generator.reevaluate(hard_prompts, self.generate_kwargs)
         if generator.steps_ahead:
             # Line 6 of a later step.
-            generator.rollouts.ask(step + generator.steps_ahead, along, self.generate_kwargs)
+            generator.rollouts.ask(step + generator.steps_ahead, later_prompts, self.generate_kwargs)
         # Line 7: groups of responses with rewards and log-probs.
         generated = self.accounts.enter(rollout, hard)
-        taught = self.pretraining.train(generated.fresh)
+        critic_metrics = self.pretraining.train(generated.fresh)
         # Lines 11, 16 and 17: X1, X2 and X3 become the batch. Lines 8, 9 and 19: what later steps need is stored.
         state.phase = "making the batch"
         with timed(timing, "timing/adapt"):
@@ -127,7 +128,8 @@ class AdaptedPPOTrainer(MendedTrainer):
         self.proof.check_gap()
         # What line 18 needs: importance ratios and the KL target (Eq. 3, 4), and advantages (Eq. 2).
         experience = self.experience_maker.finish(passed, reviewed.kept) if reviewed.kept else None
-        taught |= self.critic_groups.make(generated, reviewed.batch, experience, tokens=taught.get(TOKENS, 0))
+        tokens = critic_metrics.get(TOKENS, 0)
+        critic_metrics |= self.critic_groups.make(generated, reviewed.batch, experience, tokens=tokens)
         seconds = time.perf_counter() - start
         self.method.observe_distances(step, reviewed.distances)
         # Line 18: the update.
@@ -139,21 +141,21 @@ class AdaptedPPOTrainer(MendedTrainer):
         if "timing/ppo_train" in status:
             timing |= {"timing/make_experience": seconds, "timing/broadcast": time.perf_counter() - start}
         # Every group that was generated ends in exactly one counted state.
-        status |= taught | timing | self.demonstrations.metrics(reviewed.batch)
+        status |= critic_metrics | timing | self.demonstrations.metrics(reviewed.batch)
         status |= self.accounts.settle(step, generated, rollout, reviewed)
         status["reevaluation/added_seconds"] = rollout.added_seconds + timing.get("timing/reevaluation", 0.0)
         return status | generator.metrics() | self.reward_model.metrics(), global_step + 1
 
     def _update(self, reviewed: Review, experience: BatchExperience | None, global_step: int) -> dict[str, Any]:
         """The update on the experience of the batch and X4, and then the fine-tuning that the batch asks for."""
-        shown = self.demonstrations.beside(reviewed.batch, experience)
+        demonstrations = self.demonstrations.beside(reviewed.batch, experience)
         self.actor_model_group.skipped, filler = skipped_samples(reviewed.batch, self.args)
         if experience is None:
-            return self._update_without_groups(reviewed.batch, shown or filler, global_step)
+            return self._update_without_groups(reviewed.batch, demonstrations or filler, global_step)
         metrics = self.accounts.before_update(reviewed, experience) | self.probe.measure(reviewed, experience)
         metrics |= scale_learning_rate(self, experience) if self.args.adapt.scale_learning_rate else {}
         self.proof.before_update(experience)
-        status = self._train_on([*experience.samples, *shown], global_step)
+        status = self._train_on([*experience.samples, *demonstrations], global_step)
         self.proof.after_update(status)
         with timed(status, "timing/ppo_train"):
             metrics |= self.demonstrations.fine_tune(reviewed.batch)
@@ -165,7 +167,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         text = self.tokenizer.decode(samples[0].sequences[0], skip_special_tokens=True)
         numbers["generated_samples"] = [text, samples[0].info["reward"][0].item()]  # which OpenRLHF logs
         batch = balance_experiences(samples, self.args) if self.args.train.dynamic_batch_enable else samples
-        critic = None if self.critic_groups.waiting else self.critic_model_group
+        critic = None if self.critic_groups.samples else self.critic_model_group
         ray.get([ref for model in (self.actor_model_group, critic) if model for ref in model.take(batch)])
         with timed(numbers, "timing/ppo_train"):
             status = self.ppo_train(global_step)
@@ -178,7 +180,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         status = dict[str, Any]()
         if samples:
             self.demonstrations.send(samples)
-        if self.critic_groups.waiting:
+        if self.critic_groups.samples:
             with timed(status, "timing/ppo_train"):
                 status |= self.ppo_train(CRITIC_ONLY)
         else:
@@ -261,8 +263,8 @@ class AdaptedPPOTrainer(MendedTrainer):
     def save_best_checkpoint(self, eval_metrics: dict, global_step: int, client_states: Any = None) -> None:
         """Save as OpenRLHF does if the evaluation is the best so far. A saved checkpoint is made whole."""
         key = self._detect_eval_metric_key(eval_metrics) if eval_metrics else None
-        best = key is not None and eval_metrics[key] > self.best_eval_metric_value
-        with self.checkpoints.whole(f"best_global_step{global_step}", client_states) if best else nullcontext():
+        is_best = key is not None and eval_metrics[key] > self.best_eval_metric_value
+        with self.checkpoints.whole(f"best_global_step{global_step}", client_states) if is_best else nullcontext():
             super().save_best_checkpoint(eval_metrics, global_step, client_states)
 
 

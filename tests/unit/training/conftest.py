@@ -33,7 +33,7 @@ def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Call
 
     from bapo_openrlhf.training.trainer import proof
 
-    monkeypatch.setattr(proof, "known_to_differ", lambda args: None)
+    monkeypatch.setattr(proof, "reason_to_differ", lambda args: None)
     numbers = itertools.count()
 
     def make(

@@ -557,7 +557,7 @@ def responses_to(request: SimpleNamespace) -> list[tuple[int, ...]]:
 def groups_in_flight(run: World) -> int:
     """Number of groups that were begun ahead of training, and have not reached the trainer yet."""
     generator = run.trainer.samples_generator
-    return generator.rollouts.in_flight(generator.last)
+    return generator.rollouts.in_flight(generator.last_rollout)
 
 
 def numbers(rows: list[dict]) -> list[dict]:

@@ -51,7 +51,8 @@ class TestResumeEngines:
         run = world()
         for step, again, evaluation in itertools.product(range(1, 13), (0, 1, 2, 3, 5), (0, 1, 3)):
             run.engines[0].weights, run.engines[0].kept = 0, None  # another process
-            run.trainer.rollout_weights.schedule, run.trainer.rollout_weights.kept = RolloutSchedule(delay), None
+            run.trainer.rollout_weights.schedule = RolloutSchedule(delay)
+            run.trainer.rollout_weights.kept_version = None
             del run.events[:]
             resuming(run, step=step, saved=step - step % before)
             self.goes_on(run, delay=delay, again=again, evaluation=evaluation)

@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.record.run_record import read_warnings
 from bapo_openrlhf.training.trainer import recorder, trainer
 from bapo_openrlhf.training.trainer.rollout import Rollout
-from bapo_openrlhf.training.trainer.run_state import brief
+from bapo_openrlhf.training.trainer.run_state import message_of
 from bapo_openrlhf.training.trainer.trainer import timed
 
 EAGER = """
@@ -547,7 +547,7 @@ def remote_error(cause: Exception) -> Exception:
     ],
 )
 def test_an_error_in_brief_has_no_traceback(error, text):
-    assert brief(error) == text
+    assert message_of(error) == text
 
 
 def test_timed_adds_up_also_after_an_error(monkeypatch):
