@@ -38,7 +38,7 @@ def train(process):
     from bapo_openrlhf.training.trainer.dealing import training_shares
 
     (share,) = training_shares([sample()], 1)
-    process.take(*(share[name][0] for name in ("experience", "filler", "samples", "skipped")))
+    process.take(**{name: value for name, (value,) in share.items()})
     try:
         status = process.fit(*([0.0] if hasattr(process, "actor") else []))
     except FloatingPointError as error:

@@ -179,8 +179,7 @@ class WholeCheckpoints:
 
     def _gates(self, method: str, **arguments: Any) -> list[Any]:
         """Call a method of each rank of the actor, all of which have the same gate on reuse."""
-        answers: list[Any] = ray.get(self.workers["actor"].async_run_method(method_name=method, **arguments))
-        return answers
+        return ray.get(self.workers["actor"].async_run_method(method_name=method, **arguments))
 
     def _load_shuffles(self, ranks: list[Any], states: list[Any]) -> None:
         """Restore the random generators of a model's ranks. A rank that is new is seeded by its number and step."""

@@ -6,7 +6,7 @@ learns before the actor listens to it.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,23 +71,16 @@ def tokens_of(samples: Sequence[Experience]) -> int:
     return sum(int(sample.action_mask.sum()) for sample in samples)
 
 
+@dataclass
 class CriticPretraining:
     """Trains the critic on fresh responses before the first update of the actor."""
 
-    def __init__(
-        self,
-        args: SimpleNamespace,
-        *,
-        state: RunState,
-        maker: ExperienceMaker,
-        accounts: StepAccounts,
-        critic: Any,
-        train: Callable[[int], dict[str, Any]],
-    ) -> None:
-        self.epochs = args.adapt.value_pretraining
-        self.steps = max(args.critic.freezing_steps, 0) + 1  # the first one, and all in which the actor is frozen
-        self.state, self.maker, self.accounts = state, maker, accounts
-        self.critic, self.train_critic = critic, train
+    args: SimpleNamespace
+    state: RunState
+    maker: ExperienceMaker
+    critic: Any
+    accounts: StepAccounts
+    train_critic: Callable[[int], dict[str, Any]]  # OpenRLHF's `ppo_train`
 
     def train(self, fresh: list[Group]) -> dict[str, Any]:
         """Train the critic on all fresh responses, also on those that the filter drops afterwards. Returns the metrics.
@@ -95,8 +88,8 @@ class CriticPretraining:
         Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
         afterwards as in every step, and its values are those of the pretrained critic.
         """
-        step = self.state.step
-        if not self.epochs or step >= self.steps:
+        epochs, frozen_steps = self.args.adapt.value_pretraining, max(self.args.critic.freezing_steps, 0)
+        if not epochs or self.state.step > frozen_steps:  # it is done in the first step, and while the actor is frozen
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
         passed = self.maker.forward(origins_of(batch, self.state.weights_since))
@@ -107,9 +100,9 @@ class CriticPretraining:
         explained = explained_variance(samples)
         for sample in samples:
             sample.values = sample.returns  # around these, OpenRLHF's loss clips no error
-        for _ in range(self.epochs):
+        for _ in range(epochs):
             ray.get(self.critic.take(samples))
             loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
-        status[TOKENS] = self.epochs * tokens_of(samples)
+        status[TOKENS] = epochs * tokens_of(samples)
         return status | {f"{name}_before": value for name, value in explained.items()}

@@ -22,7 +22,7 @@ from bapo_openrlhf.training.trainer.reward_model import RewardModel
 from bapo_openrlhf.training.trainer.rollout import InTurn, Rollout
 from bapo_openrlhf.training.trainer.rollout_weights import RolloutWeights
 from bapo_openrlhf.training.trainer.run_state import RunState
-from bapo_openrlhf.training.trainer.samples import Answers
+from bapo_openrlhf.training.trainer.samples import Answers, samples_of
 
 Samples = tuple[list[Rollout], float | None, int, bool]
 """What OpenRLHF's loop gets: the rollout of the step, if it has samples, in the place of these; the responses of groups
@@ -129,7 +129,7 @@ class Generator:
         answers = self.generate("evaluation", list(prompts_of(self.evaluation)), generation)
         usable = usable_answers(answers)
         self.evaluated, self.evaluation_failed = len(answers), len(answers) - len(usable)
-        return [sample for each in usable for sample in each.samples()]
+        return samples_of(usable)
 
     def generate(self, kind: str, prompts: Sequence[Prompt], generation: Mapping[str, Any]) -> list[Answers]:
         """Responses to prompts from the weights that the engines hold now. Each kind has seeds of its own."""

@@ -92,8 +92,7 @@ class MendedTrainer(Base):
     def ppo_train(self, global_steps: int) -> dict:
         """OpenRLHF's optimizer steps."""
         self.state.phase = "training"
-        status: dict[str, Any] = super().ppo_train(global_steps)
-        return status
+        return super().ppo_train(global_steps)
 
     @extends(Base)
     def _compute_rollout_stats(self, experiences: list[Any]) -> dict:

@@ -55,8 +55,7 @@ class TrainingPrompts:
     def state_dict(self) -> dict[str, Any]:
         """The loader's position."""
         with self._turn:
-            state: dict[str, Any] = self._loader.state_dict()
-            return state
+            return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""

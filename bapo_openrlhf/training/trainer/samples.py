@@ -102,10 +102,6 @@ class Answers:
         """The rewards of its responses."""
         return [response.reward for response in self.responses]
 
-    def samples(self) -> list[Experience]:
-        """Its responses as OpenRLHF's samples."""
-        return [sample_of(self.prompt, response) for response in self.responses]
-
     def state_dict(self) -> dict[str, Any]:
         """It as plain data."""
         return {"prompt": prompt_state(self.prompt), "responses": list(map(response_state, self.responses))}
@@ -164,6 +160,6 @@ def sample_of(prompt: Prompt, response: Response) -> Experience:
     )
 
 
-def samples_of(groups: Sequence[Group]) -> list[Experience]:
+def samples_of(groups: Sequence[Group | Answers]) -> list[Experience]:
     """All responses of the groups as samples, in order."""
     return [sample_of(group.prompt, response) for group in groups for response in group.responses]

@@ -48,50 +48,40 @@ MOVES = {"actor_lr", "demonstrations/cross_entropy"}  # metrics of a step whose 
 class AdaptedPPOTrainer(MendedTrainer):
     """OpenRLHF's trainer on batches that a method makes of fresh, re-evaluated and replayed groups."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        adapt, self.ledger = self.args.adapt, Ledger()
-        self.state.reward_range = adapt.rewards()
-        self.arithmetic = batch_arithmetic(self.args)
-        self.method = adapt.make_method(self.arithmetic, self.args.train.seed, signal_between(self.args))
-        self.prompts_dataloader = TrainingPrompts(self.prompts_dataloader)
-        schedule = RolloutSchedule(adapt.rollout_delay)
-        self.rollout_weights = RolloutWeights(
-            self.vllm_engines, self.actor_model_group, schedule, sleep=self.args.vllm.enable_sleep
-        )
-        self.reward_model = RewardModel(
-            self.args, self.reward_model_group, state=self.state, pad=self.tokenizer.pad_token_id
-        )
-        self.samples_generator = Generator(
-            self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=self.state,
-            rollout_weights=self.rollout_weights, reward_model=self.reward_model, before_samples=self.begin,
-            steps_ahead=adapt.steps_ahead(self.args.train),
-        )  # fmt: skip
-        name = f"{self.args.actor.model_name_or_path} at temperature {self.args.rollout.temperature:g}"
-        models = self.actor_model_group, self.critic_model_group, self.reference_model_group
-        options = {"kl_ctl": self.kl_ctl, "pad": self.tokenizer.pad_token_id, "reference_name": name}
-        self.experience_maker = ExperienceMaker(self.args, *models, **options)
-        self._make_parts()
-
-    def _make_parts(self) -> None:
+    def __init__(self, *arguments: Any, **kwargs: Any) -> None:
         """Make what the hooks and `train_step` call. Each part gets what it needs, and knows no trainer."""
-        args, actor, critic = self.args, self.actor_model_group, self.critic_model_group
-        generator, maker = self.samples_generator, self.experience_maker
-        data, kwargs = self.prompts_dataloader, self.generate_kwargs
-        run, layer = {"state": self.state, "recorder": self.recorder}, {"method": self.method, "ledger": self.ledger}
-        workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
-        self.proof = Proof(args, state=self.state, warn=self.recorder.warn, actor=actor)
+        super().__init__(*arguments, **kwargs)
+        args, adapt, state, self.ledger = self.args, self.args.adapt, self.state, Ledger()
+        actor, critic, pad = self.actor_model_group, self.critic_model_group, self.tokenizer.pad_token_id
+        state.reward_range = adapt.rewards()
+        self.arithmetic = batch_arithmetic(args)
+        self.method = adapt.make_method(self.arithmetic, args.train.seed, signal_between(args))
+        self.prompts_dataloader = data = TrainingPrompts(self.prompts_dataloader)
+        schedule = RolloutSchedule(adapt.rollout_delay)
+        self.rollout_weights = RolloutWeights(self.vllm_engines, actor, schedule, sleep=args.vllm.enable_sleep)
+        self.reward_model = RewardModel(args, self.reward_model_group, state=state, pad=pad)
+        self.samples_generator = generator = Generator(
+            self.calls, evaluation=self.eval_dataloader, fresh=fresh_of(self), method=self.method, state=state,
+            rollout_weights=self.rollout_weights, reward_model=self.reward_model, before_samples=self.begin,
+            steps_ahead=adapt.steps_ahead(args.train),
+        )  # fmt: skip
+        name = f"{args.actor.model_name_or_path} at temperature {args.rollout.temperature:g}"
+        options = {"kl_ctl": self.kl_ctl, "pad": pad, "reference_name": name}
+        self.experience_maker = maker = ExperienceMaker(args, actor, critic, self.reference_model_group, **options)
+        self.proof = Proof(args, state=state, warn=self.recorder.warn, actor=actor)
+        shared = {"state": state, "recorder": self.recorder}
+        layer = {"method": self.method, "ledger": self.ledger}
         options = {"failed_calls": self.calls.failures_text, "arithmetic": self.arithmetic}
-        self.accounts = StepAccounts(args, **run, **layer, **options)
-        self.checkpoints = WholeCheckpoints(args, **run, **layer, generator=generator, loader=data, workers=workers)
-        self.probe = GradientProbe(
-            args, **run, generator=generator, generate_kwargs=kwargs, maker=maker, data=data.dataset, actor=actor
-        )
+        self.accounts = StepAccounts(args, **shared, **layer, **options)
+        workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
+        self.checkpoints = WholeCheckpoints(args, **shared, **layer, generator=generator, loader=data, workers=workers)
+        options = {"generator": generator, "generate_kwargs": self.generate_kwargs, "maker": maker}
+        self.probe = GradientProbe(args, **shared, **options, data=data.dataset, actor=actor)
         self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
-        self.demonstrations = Demonstrations(args, state=self.state, actor=actor, solutions=solutions)
-        options = {"state": self.state, "maker": maker, "critic": critic}
+        self.demonstrations = Demonstrations(args, state=state, actor=actor, solutions=solutions)
+        options = {"state": state, "maker": maker, "critic": critic}
         self.critic_groups = CriticGroups(args, **options)
-        self.pretraining = CriticPretraining(args, **options, accounts=self.accounts, train=self.ppo_train)
+        self.pretraining = CriticPretraining(args, **options, accounts=self.accounts, train_critic=self.ppo_train)
 
     # ── One step of Algorithm 1 ──
 

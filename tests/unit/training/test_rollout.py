@@ -25,7 +25,7 @@ from bapo_openrlhf.training.trainer.fresh import OneRound
 from bapo_openrlhf.training.trainer.generated import groups_of, usable_answers
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
-from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of
+from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of, samples_of
 
 SEED = 42
 HUGE = 10**400  # no float holds it
@@ -474,7 +474,7 @@ class TestResponses:
         (own,) = one.responses
         assert one.usable and (own.reward, own.extras["score"]) == (0.5, 0.25)
         assert own.extras["info"] | {"reward": 0.5, "score": 0.25} == own.extras["info"]
-        (sample,) = one.samples()
+        (sample,) = samples_of([one])
         rewards, scores = (sample.rewards, sample.info["reward"]), (sample.scores, sample.info["score"])
         for tensor, number in zip((*rewards, *scores), (0.5, 0.5, 0.25, 0.25), strict=True):
             assert (tensor.shape, tensor.dtype, tensor.item()) == ((1,), torch.float32, number)
