@@ -66,17 +66,21 @@ class AdaptedPPOTrainer(MendedTrainer):
             steps_ahead=adapt.steps_ahead(args.train),
         )  # fmt: skip
         name = f"{args.actor.model_name_or_path} at temperature {args.rollout.temperature:g}"
-        options = {"kl_ctl": self.kl_ctl, "pad": pad, "reference_name": name}
-        self.experience_maker = maker = ExperienceMaker(args, actor, critic, self.reference_model_group, **options)
+        self.experience_maker = maker = ExperienceMaker(
+            args, actor, critic, self.reference_model_group, kl_ctl=self.kl_ctl, pad=pad, reference_name=name
+        )
         self.proof = Proof(args, state=state, warn=self.recorder.warn, actor=actor)
         shared = {"state": state, "recorder": self.recorder}
         layer = {"method": self.method, "ledger": self.ledger}
-        options = {"failed_calls": self.calls.failures_text, "arithmetic": self.arithmetic}
-        self.accounts = StepAccounts(args, **shared, **layer, **options)
+        self.accounts = StepAccounts(
+            args, **shared, **layer, failed_calls=self.calls.failures_text, arithmetic=self.arithmetic
+        )
         workers = {"actor": actor, "critic": critic} if critic else {"actor": actor}
         self.checkpoints = WholeCheckpoints(args, **shared, **layer, generator=generator, loader=data, workers=workers)
-        options = {"generator": generator, "generate_kwargs": self.generate_kwargs, "maker": maker}
-        self.probe = GradientProbe(args, **shared, **options, data=data.dataset, actor=actor)
+        self.probe = GradientProbe(
+            args, **shared, generator=generator, generate_kwargs=self.generate_kwargs, maker=maker, data=data.dataset,
+            actor=actor,
+        )  # fmt: skip
         self.method.solutions = solutions = Solutions.of(args, self.strategy, data.dataset, self.tokenizer)
         self.demonstrations = Demonstrations(args, state=state, actor=actor, solutions=solutions)
         options = {"state": state, "maker": maker, "critic": critic}
