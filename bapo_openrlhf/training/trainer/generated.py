@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import attrgetter
 from typing import Any, Self
 
 from openrlhf.utils.logging_utils import init_logger
@@ -77,11 +78,10 @@ class GeneratedStep:
         for source, answers, weights_version in parts:
             for each in answers:
                 check_versions(each, weights_version)
-            first = first_uid + len(generated.recorded)
-            of_step = {"first_uid": first, "step": step, "reward_range": reward_range}
-            groups = groups_of(usable_answers(answers), weights_version=weights_version, **of_step)
+            options = {"first_uid": first_uid + len(generated.recorded), "reward_range": reward_range}
+            groups = groups_of(usable_answers(answers), step=step, weights_version=weights_version, **options)
             (generated.fresh if source == "fresh" else generated.reevaluated).extend(groups)
-            usable, options = (lambda one: one.usable), {"first_uid": first, "reward_range": reward_range}
+            usable = attrgetter("usable")
             generated.recorded.extend(generated_groups(answers, source=source, usable=usable, **options))
         return generated
 
