@@ -48,13 +48,13 @@ class StepAccounts:
         """
         if not unusable:
             return
-        counted, max_share = f"{unusable} of {total} groups {what}", self.args.adapt.max_failed_share
+        finding, max_share = f"{unusable} of {total} groups {what}", self.args.adapt.max_failed_share
         if unusable > max_share * total:
             raise RuntimeError(
-                f"{counted}; adapt.max_failed_share is {max_share}. The log of the rollout engine has each error"
+                f"{finding}; adapt.max_failed_share is {max_share}. The log of the rollout engine has each error"
                 f"{self.failed_calls()}"
             )
-        self.recorder.warn(step, kind, f"{counted}, and are left out{self.failed_calls()}")
+        self.recorder.warn(step, kind, f"{finding}, and are left out{self.failed_calls()}")
 
     def enter(self, rollout: Rollout, hard: Sequence[Answers]) -> GeneratedStep:
         """The groups of a step, which count from here on. Today's weights generated `hard` after the rollout.

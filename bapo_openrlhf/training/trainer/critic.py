@@ -38,7 +38,7 @@ class CriticGroups:
         self.samples: list[Experience] = []
 
     def make(
-        self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int = 0
+        self, generated: GeneratedStep, batch: Batch, experience: BatchExperience | None, *, tokens: int
     ) -> dict[str, float]:
         """Make what the critic's next update trains on, after `tokens` in this step. Returns its metrics."""
         if self.critic is None:

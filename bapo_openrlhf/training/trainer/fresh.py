@@ -29,7 +29,7 @@ class OneRound:
 
     def generate(self, rollout: Rollout, ask: Ask, send_hard: Callable[[], None]) -> None:
         """Generate the fresh groups of a rollout. `send_hard` is called as soon as the fresh prompts are sent."""
-        first, prompts = len(rollout.fresh), self._chosen(rollout)
+        first, prompts = len(rollout.fresh), self._draw(rollout)
         sent = ask.send("fresh", prompts, size=self.method.first_responses)
         if sent:
             send_hard()
@@ -37,7 +37,7 @@ class OneRound:
         if self.method.first_responses is not None:
             self._generate_more(rollout.fresh[first:], first, ask)
 
-    def _chosen(self, rollout: Rollout) -> list[Prompt]:
+    def _draw(self, rollout: Rollout) -> list[Prompt]:
         """The next prompts of the data. A method may choose them among more; ValueError if its positions are wrong."""
         drawn = self.prompts.draw(self.size * self.method.candidates)
         rollout.drawn += len(drawn)
@@ -59,19 +59,19 @@ class OneRound:
             rated_answers = [(number, each) for number, each in enumerate(answers, first) if each.judged]
             rewards = [exact_rewards(each.rewards, self.reward_range) for _, each in rated_answers]
             counts = list(self.method.more_responses(rewards))
-            sizes = [len(own) + count for own, count in zip(rewards, counts, strict=True)]
+            sizes = [len(row) + count for row, count in zip(rewards, counts, strict=True)]
             if max(sizes, default=0) > most or min(counts, default=0) < 0:
                 raise ValueError(f"groups of {sizes} responses were asked for; each may have at most {most}")
             if not any(counts):
                 return
             order, sent = list[Answers](), list[SentPrompt]()
             for count in sorted(set(counts) - {0}):
-                chosen = [pair for pair, more in zip(rated_answers, counts, strict=True) if more == count]
-                numbers, prompts = [number for number, _ in chosen], [each.prompt for _, each in chosen]
-                order += [each for _, each in chosen]
+                pairs = [pair for pair, pair_count in zip(rated_answers, counts, strict=True) if pair_count == count]
+                numbers, prompts = [number for number, _ in pairs], [each.prompt for _, each in pairs]
+                order += [each for _, each in pairs]
                 sent += ask.send(f"fresh {stage}", prompts, numbers=numbers, size=count)
-            for each, more in zip(order, ask.answers(sent), strict=True):
-                each.responses += more.responses
+            for each, addition in zip(order, ask.answers(sent), strict=True):
+                each.responses += addition.responses
 
     def unfinished(self) -> list[dict[str, Any]]:
         """The groups in flight that go on in the next step, as plain data; here there are none."""

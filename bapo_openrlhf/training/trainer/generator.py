@@ -76,15 +76,15 @@ class Generator:
 
         with self.calls.awake():
             self.fresh.generate(rollout, ask, send_hard)
-            waiting = time.perf_counter()
+            fresh_end = time.perf_counter()
             rollout.hard = ask.answers(list(chain(*sent)))
         rollout.exhausted, now = self.fresh.prompts.epoch_done, time.perf_counter()
-        rollout.added_seconds, rollout.seconds = now - waiting, now - start
+        rollout.added_seconds, rollout.seconds = now - fresh_end, now - start
 
     def generate_samples(self, **generation: Any) -> Samples:
         """The rollout of a step. OpenRLHF's loop hands it over to the trainer's `train_step`."""
         self.before_samples()
-        rollout, self._next = self._next or self._scored(generation), None
+        rollout, self._next = self._next or self._next_rollout(generation), None
         if rollout.begins_epoch:
             rollout.begins_epoch, self._next = False, rollout
             return [], None, 0, True
@@ -96,7 +96,7 @@ class Generator:
         """Whether the last rollout has the last prompts of an epoch."""
         return self.last_rollout.exhausted
 
-    def _scored(self, generation: Mapping[str, Any]) -> Rollout:
+    def _next_rollout(self, generation: Mapping[str, Any]) -> Rollout:
         """The next rollout, with rewards. Its thread does not ask for them: all ranks must get calls in one order."""
         rollout = self.rollouts.next(generation)
         self.reward_model.score([*rollout.fresh, *rollout.hard])

@@ -61,7 +61,7 @@ class RolloutWeights:
             batch_vllm_engine_call(self.engines, "merge_adapters", lora.alpha / lora.rank)
         self._alive = [engine.live.remote() for engine in self.engines]
 
-    def follow(self, step: int, *, early: bool = False) -> None:
+    def follow(self, step: int, *, early: bool) -> None:
         """Sync at multiples of v (Algorithm 1, lines 3-5), or early (`--adapt.max_shift_rollout`)."""
         if self.schedule.sync_due(step) or early:
             self.sync(step)
