@@ -5,7 +5,7 @@ advantages and metrics. Its sample has nan in the place of behaviour log-probs. 
 that were computed from them by mistake would be nan.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Self
@@ -116,16 +116,12 @@ class Demonstrations:
             for each in batch.demonstrations
         ]
 
-    def send(self, samples: Sequence[Experience]) -> None:
-        """Send samples to the actor, which trains on them next."""
-        ray.get(self.actor.take(samples))
-
     def fine_tune(self, batch: Batch) -> dict[str, float]:
         """Fine-tune the actor on the solutions of the prompts for which the batch asks. Returns the metrics."""
         if not batch.fine_tuned:
             return {}
         self.state.phase = "training"
-        self.send(list(map(self.solutions.sample, batch.fine_tuned)))
+        ray.get(self.actor.take(list(map(self.solutions.sample, batch.fine_tuned))))
         status = ray.get(self.actor.async_run_method(method_name="fine_tune"))[0]
         return {
             "demonstrations/cross_entropy": status["policy_loss"],

@@ -37,6 +37,10 @@ class SampleOrigin:
     group: Group
     response: Response
 
+    def sample(self) -> Experience:
+        """The response as OpenRLHF's sample."""
+        return sample_of(self.group.prompt, self.response)
+
 
 def origins_of(batch: Batch, since: int) -> list[SampleOrigin]:
     """The responses in the order of `Batch.with_sources`. The actor has had its weights since step `since`."""
@@ -133,7 +137,7 @@ class ExperienceMaker:
     def forward(self, origins: Sequence[SampleOrigin], *, policies: bool = True) -> ForwardPass:
         """Pass a batch through today's models. Without `policies`, only through the critic: log ratios and KL are 0."""
         reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
-        samples = [sample_of(origin.group.prompt, origin.response) for origin in origins]
+        samples = [origin.sample() for origin in origins]
         self._pass(samples, reference, policies=policies)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
@@ -158,7 +162,10 @@ class ExperienceMaker:
                 sample.action_log_probs = old_log_probs(recomputed, behaviour, on_policy=origin.on_policy)
             loss_log_ratios.append(self._loss_log_ratio(recomputed, sample))
         fresh = np.array([origin.source == "fresh" for origin in origins])
-        baseline = self._set_advantages(samples, origins, corrections, fresh, monte_carlo=monte_carlo)
+        groups = [origin.group for origin in origins]
+        options = {"kl_coefficient": self.kl_ctl.value, "log_ratios": corrections, "fresh": fresh}
+        lambd = 1.0 if monte_carlo else self.args.adapt.critic_lambd
+        baseline = set_advantages(samples, groups, self.args, critic_lambd=lambd, **options)
         log_ratios, sums = passed.log_ratios[list(kept)], passed.sums.at(list(kept))
         masked = self._mask_moved(samples, loss_log_ratios)
         tokens = {source: source_tokens(source, samples, loss_log_ratios, origins) for source in SOURCES}
@@ -185,7 +192,9 @@ class ExperienceMaker:
         if has_kl and adapt.kl_target == "behaviour":
             for sample in samples:
                 self._pull_towards_behaviour(sample)
-        self._set_advantages(samples, origins, self._corrections(samples, origins))
+        options = {"kl_coefficient": self.kl_ctl.value, "log_ratios": self._corrections(samples, origins)}
+        sample_groups = [origin.group for origin in origins]
+        set_advantages(samples, sample_groups, self.args, critic_lambd=adapt.critic_lambd, **options)
         return samples
 
     def _corrections(self, samples: Sequence[Experience], origins: Sequence[SampleOrigin]) -> list[np.ndarray]:
@@ -199,25 +208,6 @@ class ExperienceMaker:
             np.zeros(sample.action_mask.shape) if origin.on_policy else token_log_ratios(sample).numpy()
             for sample, origin in zip(samples, origins, strict=True)
         ]
-
-    def _set_advantages(
-        self,
-        samples: Sequence[Experience],
-        origins: Sequence[SampleOrigin],
-        corrections: Sequence[np.ndarray],
-        fresh: np.ndarray | None = None,
-        *,
-        monte_carlo: bool = False,
-    ) -> dict[str, float]:
-        return set_advantages(
-            samples,
-            [origin.group for origin in origins],
-            self.args,
-            kl_coefficient=self.kl_ctl.value,
-            critic_lambd=1.0 if monte_carlo else self.args.adapt.critic_lambd,
-            log_ratios=corrections,
-            fresh=fresh,
-        )
 
     def _pass(self, samples: list[Experience], reference_log_probs: ReferenceLogProbs, *, policies: bool) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""

@@ -173,7 +173,7 @@ class AdaptedPPOTrainer(MendedTrainer):
         """The update on worked solutions or a filler, or of the critic on what it has, if there is any of these."""
         status = dict[str, Any]()
         if samples:
-            self.demonstrations.send(samples)
+            ray.get(self.actor_model_group.take(samples))
         if self.critic_groups.samples:
             with timed(status, "timing/ppo_train"):
                 status |= self.ppo_train(CRITIC_ONLY)
