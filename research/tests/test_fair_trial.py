@@ -224,6 +224,7 @@ def test_kept_records_give_the_same_page(tmp_path, monkeypatch):
     monkeypatch.setattr(kept_records, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(fair_trial, "DRAWS", 99)
     monkeypatch.setattr(fair_trial, "SHARES", [0.5])
+    monkeypatch.setattr(fair_trial, "DOCS_IMAGES", tmp_path)
     for name in ("recipe", "recipe_units"):
         write(name, tmp_path)
     page = kept_records.folder_of("fair") / "fair_trial.md"
