@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from bapo_openrlhf.adapt.metric import ALL
+from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record.held_out import scores
 from bapo_openrlhf.record.run_record import REWARD
 from bapo_openrlhf.workbench.pages import charts, colours, curves
@@ -17,11 +19,20 @@ from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import many, number
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.runs import Run
-from bapo_openrlhf.workbench.report.words import OF_EVERY_RUN, PEAKS, figure_of, unit_of
 
 MAX_POINTS = 200  # of a curve, and rows of its table
 SYNCS = 12  # steps in which the syncs go round a whole number of times if v is 2, 3, 4 or 6
 BASELINE = Key("", colours.MUTED, "5 3")  # the legend of a baseline
+PAPER = {
+    "rollouts/total": "Fig. 9", "tokens/generated_total": "Fig. 9", "entropy_loss": "Fig. 11",
+    "response_length": "Fig. 11", "actor_grad_norm": "Fig. 10", "value/explained_variance": "A.9",
+}  # fmt: skip
+PEAKS = {"actor_grad_norm"}  # if a point stands for several steps, it is their largest value and not their mean
+
+_CATALOGUE = {metric.name: metric for metric in metrics.all_metrics()}  # of record/metrics.yaml
+_OF_METHODS = {metric.name for metric in metrics.DECLARED["other methods"]}
+_OF_RUNS = {name for algorithm in ALL for name in metrics.names(algorithm, optional=True)}
+OF_EVERY_RUN = {"step", "seconds"} | _OF_RUNS - _OF_METHODS  # columns of `Run.metrics`
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,21 @@ def _key(name: str, place: int) -> Key:
 
 
 # ── lines ──
+
+
+def figure_of(metric: str) -> Figure:
+    """A figure, without a chart, of a metric with {} for a source. Flags lose their marks: the page makes its own."""
+    entry = _CATALOGUE.get(metric.replace("{}", "SOURCE"))
+    if entry is None:
+        return Figure(metric, "The method or the reward function reports this number.")
+    return Figure(entry.title, entry.sentence.replace("`", ""), paper=PAPER.get(metric, ""))
+
+
+def unit_of(metric: str) -> str:
+    entry = _CATALOGUE.get(metric.replace("{}", "SOURCE"))
+    if entry is None:
+        return ""
+    return {"0 to 1": "share, 0 to 1", "": entry.title.lower()}.get(entry.unit, entry.unit)
 
 
 def by_run(page: Comparison, metric: str, y_domain: Domain | None = None) -> Figure:

@@ -14,8 +14,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, bin_width, binned, curve
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import clean
-from bapo_openrlhf.workbench.report.figures import Comparison, by_run
-from bapo_openrlhf.workbench.report.words import PEAKS
+from bapo_openrlhf.workbench.report.figures import PEAKS, Comparison, by_run
 from bapo_openrlhf.workbench.study.data import PATHS, RUN, Results, band
 from bapo_openrlhf.workbench.study.definition import Arm
 from bapo_openrlhf.workbench.study.statistics import mean_interval
