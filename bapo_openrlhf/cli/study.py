@@ -154,8 +154,7 @@ def _write(study, begun: Sequence, out: Path) -> int:
     from bapo_openrlhf.workbench.report.runs import read_run
     from bapo_openrlhf.workbench.study.claims import claims_table
     from bapo_openrlhf.workbench.study.data import Results, StudyRun, write_table
-    from bapo_openrlhf.workbench.study.page import make_study_page
-    from bapo_openrlhf.workbench.study.summary import summary
+    from bapo_openrlhf.workbench.study.page import make_study_page, summary
 
     if not begun:
         raise ConfigError(f"study: no run in {out}/runs has made a step yet; --output names the study's folder")

@@ -1,6 +1,10 @@
-"""A study's page: all arms at their end, the claims with their verdicts, and the numbers that these rest on."""
+"""A study's page: all arms at their end, the claims with their verdicts, and the numbers that these rest on.
+
+`summary` has the tables of the page that are quoted most, in Markdown: for a paper, an issue, or a README.
+"""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bapo_openrlhf.workbench.pages.page import Condition, Progress, Section, Verdict, render
@@ -141,3 +145,24 @@ def _training(results: Results) -> Section:
 def _configuration(results: Results, provenance: Mapping[str, Any]) -> Section:
     shown = [tables.arms(results), tables.provenance(provenance)]
     return Section("configuration", "Configuration and provenance", tables=shown, folded=tables.flags(results))
+
+
+# ── in Markdown ──
+
+
+def summary(results: Results, provenance: Mapping[str, Any]) -> str:
+    """The most important tables of the page: the arms, the claims, the sources of the batches, seconds, and runs."""
+    head = [f"# {results.study.name}", ""]
+    head += [f"- {name}: {value}" for name, value in provenance.items() if isinstance(value, str)]
+    head += [f"- {sentence}" for sentence in data.missing(results)]
+    verdicts = claims.claims_table(results)
+    table_of = {
+        "Arms": replace(tables.overview(results), words=2),
+        "What the arms spent": tables.spent(results),
+        "Claims": replace(verdicts, words=len(verdicts.head)),
+        "Where the groups came from": tables.sources(results),
+        "Seconds": tables.seconds(results),
+        "Runs": tables.every_run(results),
+    }
+    parts = [replace(table, title=title, notes=[table.title]).markdown() for title, table in table_of.items()]
+    return "\n".join([*head, "", *parts])

@@ -19,7 +19,6 @@ from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Claim
-from bapo_openrlhf.workbench.study.summary import summary
 
 sys.path.insert(0, str(Path(__file__).parent))
 from made_study import make_arms, make_run, make_study
@@ -322,7 +321,7 @@ def test_one_pair_has_no_p_and_rounding_is_no_difference():
 def test_summary_has_the_tables_as_markdown():
     runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)]
     runs += [run_of(BAPO, 1, [0.3], rollouts=1500)]  # a step, of 4
-    text = summary(Results(study_of(ABOVE), runs), {"commit": "0123abc", "versions": {"torch": "2"}})
+    text = page.summary(Results(study_of(ABOVE), runs), {"commit": "0123abc", "versions": {"torch": "2"}})
     assert "- commit: 0123abc\n" in text and "versions" not in text
     assert "- GRPO: no run of seed 3, 5.\n" in text and "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n" in text
     rows = {}
