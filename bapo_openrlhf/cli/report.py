@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.workbench.terminal import printable
+from bapo_openrlhf.workbench.pages.text import printable
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:

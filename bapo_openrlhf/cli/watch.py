@@ -12,7 +12,7 @@ from bapo_openrlhf.cli.parser import Parser
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.record.follow import Follower
 from bapo_openrlhf.record.run_record import METRICS, RUN, no_run
-from bapo_openrlhf.workbench.terminal import printable
+from bapo_openrlhf.workbench.pages.text import printable
 from bapo_openrlhf.workbench.watch import picture
 
 TICK = 0.5  # seconds between two looks at the record

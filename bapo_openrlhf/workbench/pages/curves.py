@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import number
+from bapo_openrlhf.workbench.pages.text import number, smoothing_width
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,6 @@ def chunk_means(values: pd.Series, most: int) -> pd.Series:
     chunks = np.arange(len(values)) // max(1, math.ceil(len(values) / most))
     points = pd.DataFrame({"x": values.index, "y": values.to_numpy()}).groupby(chunks).mean()
     return points.set_index("x")["y"]
-
-
-def smoothing_width(count: int) -> int:
-    """How many points the moving average of `count` points takes: a tenth of them, at least 3, an odd number."""
-    return max(3, count // 10) | 1
 
 
 def smoothed(values: pd.Series) -> pd.Series:

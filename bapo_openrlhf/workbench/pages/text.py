@@ -35,14 +35,25 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 10 else f"{whole} s"
 
 
+def size(count: float) -> str:
+    """512 B, 3.0 MiB."""
+    power = max(min(int(math.log2(count)) // 10, 4), 0) if count > 0 else 0
+    return f"{count / 1024**power:.{1 if power else 0}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
 def many(count: float, noun: str) -> str:
     """1 step, 2 steps."""
     return f"{count:.0f} {noun}{'' if count == 1 else 's'}"
 
 
-def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Centred moving average over `width` values; at the ends over those that exist. Same length as `values`."""
-    half = width // 2
+def smoothing_width(count: int) -> int:
+    """How many points the moving average of `count` points takes: a tenth of them, at least 3, an odd number."""
+    return max(3, count // 10) | 1
+
+
+def smooth(values: Sequence[float]) -> list[float]:
+    """Centred moving average over `smoothing_width` values; at the ends over those that exist. As long as `values`."""
+    half = smoothing_width(len(values)) // 2
     windows = [values[max(0, place - half) : place + half + 1] for place in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 
@@ -50,3 +61,8 @@ def smooth(values: Sequence[float], width: int) -> list[float]:
 def clean(text: str) -> str:
     """`text` with a replacement for each character that an HTML file may not hold. Tabs and line ends stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable(text: str) -> str:
+    """Foreign text on one line, without characters that would control the terminal."""
+    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))

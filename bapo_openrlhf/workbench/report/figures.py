@@ -16,7 +16,7 @@ from bapo_openrlhf.workbench.pages.colours import SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, curves_in_words, smoothed
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import many, number
+from bapo_openrlhf.workbench.pages.text import many, number, smoothing_width
 from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
 from bapo_openrlhf.workbench.report.runs import Run
 
@@ -205,7 +205,7 @@ def reward(page: Comparison) -> Figure:
     there = [Curve(curve.key, binned(curve.values, page.width)) for curve in rewards]
     faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in there]
     bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in there]
-    width = curves.smoothing_width(max(len(curve.values) for curve in there)) * page.width
+    width = smoothing_width(max(len(curve.values) for curve in there)) * page.width
     says += f" Faint: as measured; bold: moving average of {many(width, 'step')}."
     chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
     legend = {"keys": [curve.key for curve in there], **page.legend}

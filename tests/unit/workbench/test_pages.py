@@ -16,7 +16,7 @@ from bapo_openrlhf.workbench.pages import charts, colours, curves, figure
 from bapo_openrlhf.workbench.pages.curves import Curve, Key
 from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, save_svg, specification
 from bapo_openrlhf.workbench.pages.table import Table
-from bapo_openrlhf.workbench.pages.text import duration, number, smooth
+from bapo_openrlhf.workbench.pages.text import duration, number, smooth, smoothing_width
 
 
 def values_of(most=60):
@@ -52,13 +52,13 @@ def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
 
 @given(values_of())
 def test_smoothing_is_a_centred_average_of_a_tenth(values):
-    width = curves.smoothing_width(len(values))
+    width = smoothing_width(len(values))
     assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(values) // 10 + 1)
     half, result = width // 2, curves.smoothed(values)
     assert list(result.index) == list(values.index)
     for place, value in enumerate(result):
         assert value == pytest.approx(values.iloc[max(0, place - half) : place + half + 1].mean(), abs=1e-9)
-    assert result.to_list() == pytest.approx(smooth(values.to_list(), width), abs=1e-9)  # as `watch` does it
+    assert result.to_list() == pytest.approx(smooth(values.to_list()), abs=1e-9)  # as `watch` does it
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bapo_openrlhf.workbench.pages.text import many
-from bapo_openrlhf.workbench.terminal import curve, size
+from bapo_openrlhf.workbench.pages.text import many, size
+from bapo_openrlhf.workbench.watch import curve
 
 
 def dots(lines):
