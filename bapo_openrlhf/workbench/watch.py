@@ -19,7 +19,7 @@ NAMES = {"fresh": "fresh", "reevaluated": "re-evaluated", "replayed": "replayed"
 FILLED, EMPTY = "█", "░"  # parts of a bar
 SIGNS = {"fresh": "█", "reevaluated": "▓", "replayed": "▒", "prefixed": "▚"}
 LINE, FAINT, WARNING = "#D55E00", "#A6A6A6", "bold red"  # styles of the curve, of what is less important, of warnings
-COUNTED = ("skipped", "failed", "nonfinite")  # kinds of warnings that are left out here, because the rows say more
+KINDS_IN_ROWS = ("skipped", "failed", "nonfinite")  # kinds of warnings that are left out, because the rows say more
 MOST_POINTS = 512  # most points of the reward curve
 LEAST_CURVE, MOST_CURVE = 3, 10  # lines of the reward curve
 LEAST_BATCHES, MOST_BATCHES = 3, 8  # batches that are shown
@@ -34,8 +34,7 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
     for text in warnings(seen):
         lines += flow("!", [printable(text)], width, " ", style=WARNING, label=2)
     if seen.rows:
-        held_out = printable(change_in_words(seen.evaluations))
-        lines += flow("held-out", [held_out], width) if held_out else []
+        lines += flow("held-out", [printable(change_in_words(seen.evaluations))], width)
         numbers = [Text(), *_numbers(seen, width)]
         lines_left = 21 if height is None else height - len(lines) - len(numbers)
         bars = min(max(lines_left // 3, LEAST_BATCHES), MOST_BATCHES)
@@ -64,7 +63,7 @@ def warnings(seen: Seen) -> list[str]:
         usual = f", but a step takes {duration(seen.step_seconds)}" if seen.step_seconds else ""
         what = "no new step" if seen.rows else "no step yet"
         lines.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
-    lines += [row["text"] for row in seen.warnings if row["kind"] not in COUNTED]
+    lines += [row["text"] for row in seen.warnings if row["kind"] not in KINDS_IN_ROWS]
     skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
     if skipped:
         of = f"{len(skipped)} of {len(seen.rows)} updates skipped"
@@ -102,13 +101,13 @@ def _state(seen: Seen) -> Text:
 
 
 def _progress(seen: Seen, width: int) -> Text:
-    done, total, left = len(seen.rows), seen.total, _seconds_left(seen)
+    done, total, step_seconds = len(seen.rows), seen.total, seen.step_seconds
     words = f"{done}{'' if total is None else f'/{total}'} steps"
     spent = _sum(seen.rows, "timing/step_total")
     if seen.how is not None and spent:
         words += f", which took {duration(spent)}"
-    elif left:
-        words += f" · {duration(left)} left"
+    elif seen.how is None and total and step_seconds and done != total:
+        words += f" · {duration((total - done) * step_seconds)} left"
     if total is None:
         return Text(words)
     cells = max(width - len(words) - 2, 8)
@@ -118,10 +117,10 @@ def _progress(seen: Seen, width: int) -> Text:
 
 
 def _reward(seen: Seen, width: int, height: int) -> list[Text]:
-    known = [(row["step"], row[REWARD]) for row in seen.rows if row.get(REWARD) is not None]
-    if not known:
+    rows = [row for row in seen.rows if row.get(REWARD) is not None]
+    if not rows:
         return []
-    values = [value for _, value in known]
+    values = [row[REWARD] for row in rows]
     first, last, window = end_means(values)
     facts = [f"now {values[-1]:.3f}"]
     if window > 1:
@@ -136,75 +135,70 @@ def _reward(seen: Seen, width: int, height: int) -> list[Text]:
     labels = [f"{high - (4 * row + 1.5) / levels * (high - low):.{decimals}f}" for row in range(height)]
     margin = max(map(len, labels))
     columns = max(width - margin - 3, 1)
-    drawn = curve(smoothed, low, high, columns, height)
     lines = [
-        Text(f" {label:>{margin}} ┤", style=FAINT).append(row, style=LINE)
-        for label, row in zip(labels, drawn, strict=True)
+        Text(f" {label:>{margin}} ┤", style=FAINT).append(dots, style=LINE)
+        for label, dots in zip(labels, curve(smoothed, low, high, columns, height), strict=True)
     ]
-    start, end = str(known[0][0]), str(known[-1][0])
     lines.append(Text(f" {'':>{margin}} └{'─' * columns}", style=FAINT))
-    below = f" {'':>{margin}}  {start}"
-    lines.append(Text(below + end.rjust(max(width - len(below) - 1, 0)), style=FAINT))
-    return [*title, *lines]
+    first_step = f" {'':>{margin}}  {rows[0]['step']}"
+    last_step = str(rows[-1]["step"]).rjust(max(width - len(first_step) - 1, 0))
+    return [*title, *lines, Text(first_step + last_step, style=FAINT)]
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:
-    together = math.ceil(len(values) / MOST_POINTS)
-    chunks = [values[start : start + together] for start in range(0, len(values), together)]
-    means = [sum(chunk) / len(chunk) for chunk in chunks]
-    return smooth(means, max(3, len(means) // 10) | 1)
+    size_of_chunk = math.ceil(len(values) / MOST_POINTS)
+    chunks = [values[start : start + size_of_chunk] for start in range(0, len(values), size_of_chunk)]
+    return smooth([sum(chunk) / len(chunk) for chunk in chunks])
 
 
 def _batches(seen: Seen, width: int, most: int) -> list[Text]:
-    shown = seen.rows[-most:]  # at most `most` batches
-    capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in shown)
+    rows = seen.rows[-most:]
+    capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in rows)
     if not capacity:
         return []
     legend = Text("batches  ")
-    for source in shown_sources({source: _sum(shown, f"groups/{source}") for source in SOURCES}):
+    for source in shown_sources({source: _sum(rows, f"groups/{source}") for source in SOURCES}):
         legend.append(SIGNS[source], style=COLOURS[source]).append(f" {NAMES[source]}  ")
     legend.append(EMPTY, style=FAINT).append(f" unused of {capacity:.0f}")
-    counts = [_counts(row) for row in shown]
+    counts = [_counts(row) for row in rows]
     margin = max(map(len, counts))
     cells = max(width - LABEL - margin - 2, 8)
     lines = [legend]
-    for row, words in zip(shown, counts, strict=True):
+    for row, words in zip(rows, counts, strict=True):
         bar = Text(f"{row['step']:>{LABEL - 2}}  ")
-        drawn = total = 0
+        start = total = 0
         for source, count in zip(SOURCES, _groups(row), strict=True):
             total += count
             end = round(total / capacity * cells)
-            bar.append(SIGNS[source] * (end - drawn), style=COLOURS[source])
-            drawn = end
-        bar.append(EMPTY * (cells - drawn), style=FAINT).append(f"  {words:>{margin}}")
+            bar.append(SIGNS[source] * (end - start), style=COLOURS[source])
+            start = end
+        bar.append(EMPTY * (cells - start), style=FAINT).append(f"  {words:>{margin}}")
         lines.append(bar)
-    return [*lines, *_outside(shown, width)]
+    return [*lines, *_outside(rows, width)]
 
 
-def _outside(shown: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
-    generated = _sum(shown, "groups/generated")
+def _outside(rows: Sequence[Mapping[str, Any]], width: int) -> list[Text]:
+    generated = _sum(rows, "groups/generated")
     if not generated:
         return []
-    facts = [f"{generated:.0f} groups in {many(len(shown), 'step')}"]
-    for name in ENDS:
-        count = _sum(shown, f"groups/{name}")
-        if count:
-            facts.append(f"{count:.0f} {name.replace('_', ' ')}" + (_why(shown) if name == "filtered" else ""))
-    return flow("generated", facts, width)
+    reasons = ", ".join(_sums_in_words(rows, "filtered", REASONS))
+    ends_in_words = [
+        words + (f" ({reasons})" if reasons and words.endswith(" filtered") else "")
+        for words in _sums_in_words(rows, "groups", ENDS)
+    ]
+    return flow("generated", [f"{generated:.0f} groups in {many(len(rows), 'step')}", *ends_in_words], width)
 
 
-def _why(shown: Sequence[Mapping[str, Any]]) -> str:
-    counts = {word: _sum(shown, f"filtered/{word}") for word in REASONS}
-    words = [f"{count:.0f} {word.replace('_', ' ')}" for word, count in counts.items() if count]
-    return f" ({', '.join(words)})" if words else ""
+def _sums_in_words(rows: Sequence[Mapping[str, Any]], prefix: str, names: Sequence[str]) -> list[str]:
+    counts = {name: _sum(rows, f"{prefix}/{name}") for name in names}
+    return [f"{count:.0f} {name.replace('_', ' ')}" for name, count in counts.items() if count]
 
 
 def _numbers(seen: Seen, width: int) -> list[Text]:
     row, lines = seen.rows[-1], []
 
     def show(label: str, *facts: str | None) -> None:
-        known = [fact for fact in facts if fact]
-        lines.extend(flow(label, known, width) if known else [])
+        lines.extend(flow(label, [fact for fact in facts if fact], width))
 
     show("buffers", *(_buffer(row, name) for name in ("hard", "replay")))
     show(
@@ -213,9 +207,12 @@ def _numbers(seen: Seen, width: int) -> list[Text]:
         _fact(row, "threshold/average_reward", "average reward {:.3f}"),
     )
     seconds = _sum(seen.recent, "timing/step_total")
+    before = seen.rows[-RECENT - 1].get("rollouts/total") if len(seen.rows) > RECENT else None
+    responses = (row.get("rollouts/total") or 0) - (before or 0)
+    counts = {"responses": responses, "tokens": _sum(seen.recent, "tokens/generated")}
     show(
         "rates",
-        *(_rate(seen, name, seconds) for name in ("responses", "tokens")),
+        *(f"{count / seconds:,.0f} {name}/s" for name, count in counts.items() if count > 0 and seconds > 0),
         _fact(row, "rollouts/total", "{:,.0f} responses so far"),
     )
     phases = phase_seconds(seen.recent)
@@ -271,24 +268,9 @@ def _buffer(row: Mapping[str, Any], name: str) -> str | None:
     count = row.get(f"buffer/{name}")
     if count is None:
         return None
-    age = _fact(row, f"buffer/{name}_age_mean", ", {:.1f} steps old") or ""
-    kept = _fact(row, "buffer/replay_bytes", ", {}", size) if name == "replay" else None
-    return f"{name} {count:.0f}{age if count else ''}{kept or ''}"
-
-
-def _rate(seen: Seen, name: str, seconds: float) -> str | None:
-    if name == "tokens":
-        count = _sum(seen.recent, "tokens/generated")
-    else:
-        before = seen.rows[-RECENT - 1].get("rollouts/total", 0) if len(seen.rows) > RECENT else 0
-        count = (seen.rows[-1].get("rollouts/total") or 0) - (before or 0)
-    return f"{count / seconds:,.0f} {name}/s" if count > 0 and seconds > 0 else None
-
-
-def _seconds_left(seen: Seen) -> float | None:
-    if seen.how is not None or not seen.total or seen.step_seconds is None:
-        return None
-    return (seen.total - len(seen.rows)) * seen.step_seconds
+    age = _fact(row, f"buffer/{name}_age_mean", ", {:.1f} steps old") if count else None
+    held = row.get(f"buffer/{name}_bytes")
+    return f"{name} {count:.0f}{age or ''}{'' if held is None else f', {size(held)}'}"
 
 
 def _counts(row: Mapping[str, Any]) -> str:
@@ -300,9 +282,9 @@ def _groups(row: Mapping[str, Any]) -> list[float]:
     return [row.get(f"groups/{source}") or 0 for source in SOURCES]
 
 
-def _fact(row: Mapping[str, Any], key: str, form: str, shown=lambda value: value) -> str | None:
+def _fact(row: Mapping[str, Any], key: str, form: str) -> str | None:
     value = row.get(key)
-    return None if value is None else form.format(shown(value))
+    return None if value is None else form.format(value)
 
 
 def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
