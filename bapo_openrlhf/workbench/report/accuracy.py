@@ -13,6 +13,7 @@ from bapo_openrlhf.workbench.report.runs import Run
 
 MAX_PASSES = 12
 PAPER_PASSES = 3  # of Fig. 7
+PAPER = f"In the paper, {PAPER_PASSES} passes unlocked 31 % with BAPO and 19 % with GRPO"
 
 
 def why_no_bins(run: Run) -> str:
@@ -33,8 +34,8 @@ def group_size(groups: pd.DataFrame) -> int:
 
 def _with_bins(groups: pd.DataFrame) -> pd.DataFrame:
     """The groups that have a mean, with the bin 0..G whose k/G is nearest to it."""
-    known = groups.dropna(subset="mean")
-    return known.assign(bin=np.floor(known["mean"] * group_size(groups) + 0.5).astype(int))
+    with_mean = groups.dropna(subset="mean")
+    return with_mean.assign(bin=np.floor(with_mean["mean"] * group_size(groups) + 0.5).astype(int))
 
 
 def passes(groups: pd.DataFrame) -> pd.DataFrame:
@@ -45,19 +46,18 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
     Each prompt is counted in the bin of its latest group until then.
     """
     groups = groups.reset_index(drop=True)
-    known = _with_bins(groups)
-    fresh = groups["source"] == "fresh"
-    prompts = groups.loc[fresh, "prompt"].nunique()
+    binned = _with_bins(groups)
+    is_fresh = groups["source"] == "fresh"
+    prompts = groups.loc[is_fresh, "prompt"].nunique()
     ends = groups.index[groups["step"].ne(groups["step"].shift(-1))]  # the last group of each step
-    seen = fresh.cumsum()[ends]
-    whole = seen // max(prompts, 1)  # whole passes
-    points = {end: str(count) for end, count in whole[whole.diff().fillna(whole) > 0].items()}
-    points.setdefault(ends[-1], f"{seen.iloc[-1] / prompts:.1f}" if prompts else "end")
-    counted = {"first": known.drop_duplicates("prompt")}
-    for place in evenly(len(points), MAX_PASSES):
-        end, name = [*points.items()][place]
-        counted[name] = known.loc[:end].drop_duplicates("prompt", keep="last")
-    counts = {name: groups_of_pass["bin"].value_counts() for name, groups_of_pass in counted.items()}
+    fresh_groups = is_fresh.cumsum()[ends]
+    whole_passes = fresh_groups // max(prompts, 1)
+    names = {end: str(count) for end, count in whole_passes[whole_passes.diff().fillna(whole_passes) > 0].items()}
+    names.setdefault(ends[-1], f"{fresh_groups.iloc[-1] / prompts:.1f}" if prompts else "end")
+    counts = {"first": binned.drop_duplicates("prompt")["bin"].value_counts()}
+    for place in evenly(len(names), MAX_PASSES):
+        end, name = [*names.items()][place]
+        counts[name] = binned.loc[:end].drop_duplicates("prompt", keep="last")["bin"].value_counts()
     return pd.DataFrame(counts).T.reindex(columns=range(group_size(groups) + 1)).fillna(0).astype(int)
 
 
@@ -71,48 +71,46 @@ def evenly(count: int, most: int) -> list[int]:
 def migration(groups: pd.DataFrame) -> pd.DataFrame:
     """How many prompts went from the bin of their first group (rows) to that of their latest (columns) (Fig. 15)."""
     by_prompt = _with_bins(groups).groupby("prompt")["bin"].agg(["first", "last", "size"])
-    moved = by_prompt[by_prompt["size"] > 1]
+    again = by_prompt[by_prompt["size"] > 1]
     bins = range(group_size(groups) + 1)
-    return pd.crosstab(moved["first"], moved["last"]).reindex(index=bins, columns=bins, fill_value=0)
+    return pd.crosstab(again["first"], again["last"]).reindex(index=bins, columns=bins, fill_value=0)
 
 
-def moved(counts: pd.DataFrame) -> tuple[int, int, int]:
+def movement(counts: pd.DataFrame) -> tuple[int, int, int]:
     """How many prompts of a `migration` are worse, the same, and better than at first."""
     cells = counts.to_numpy()
     return int(np.tril(cells, -1).sum()), int(np.trace(cells)), int(np.triu(cells, 1).sum())
 
 
-class Unlocked(NamedTuple):
-    """Prompts whose first group had no right response: all, those asked again, those solved later, those solved now."""
+class HardPrompts(NamedTuple):
+    """How many prompts had no right response in their first group, and how many of these had later what."""
 
-    at_first: int
-    again: int
-    ever: int
-    now: int
+    prompts: int
+    retries: int  # a later group
+    solutions: int  # a later group with a right response
+    latest_solutions: int  # a right response in the latest group
 
 
-def unlocked(groups: pd.DataFrame) -> Unlocked:
-    """What became of the prompts that were not solved at first (Fig. 7: 31 % of them under BAPO, 19 % under GRPO)."""
+def hard_prompts(groups: pd.DataFrame) -> HardPrompts:
+    """What became of the prompts that were not solved at first (Fig. 7)."""
     if groups.empty:
-        return Unlocked(0, 0, 0, 0)
+        return HardPrompts(0, 0, 0, 0)
     by_prompt = groups.dropna(subset="mean").groupby("prompt")["mean"].agg(["first", "max", "last", "size"])
     hard = by_prompt[by_prompt["first"] == 0]
-    return Unlocked(len(hard), *(int(part.sum()) for part in (hard["size"] > 1, hard["max"] > 0, hard["last"] > 0)))
+    return HardPrompts(len(hard), *(int(part.sum()) for part in (hard["size"] > 1, hard["max"] > 0, hard["last"] > 0)))
 
 
-def unlocked_in_words(groups: pd.DataFrame) -> str:
-    """A sentence or more about `unlocked`; empty if each prompt was solved at first."""
-    hard = unlocked(groups)
-    if not hard.at_first:
+def hard_prompts_in_words(groups: pd.DataFrame) -> str:
+    """A sentence or more about `hard_prompts`; empty if each prompt was solved at first."""
+    prompts, retries, solutions, latest = hard_prompts(groups)
+    if not prompts:
         return ""
-    says = f"{hard.at_first:,} prompts had no right response in their first group, and "
-    if not hard.again:
-        return says + "none of them was asked again."
-    says += (
-        f"{hard.again:,} of them were asked again. A later group solved {hard.ever:,} of these "
-        f"({hard.ever / hard.again:.0%}), the latest group {hard.now:,} ({hard.now / hard.again:.0%})."
+    text = f"{prompts:,} prompts had no right response in their first group, and "
+    if not retries:
+        return text + "none of them was asked again."
+    text += (
+        f"{retries:,} of them were asked again. A later group solved {solutions:,} of these "
+        f"({solutions / retries:.0%}), the latest group {latest:,} ({latest / retries:.0%})."
     )
     fresh = groups[groups["source"] == "fresh"]
-    if len(fresh) < PAPER_PASSES * fresh["prompt"].nunique():
-        return says
-    return says + f" In the paper, {PAPER_PASSES} passes unlocked 31 % with BAPO and 19 % with GRPO."
+    return text if len(fresh) < PAPER_PASSES * fresh["prompt"].nunique() else f"{text} {PAPER}."

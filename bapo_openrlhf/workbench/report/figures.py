@@ -17,7 +17,7 @@ from bapo_openrlhf.workbench.pages.curves import Curve, Key, binned, curves_in_w
 from bapo_openrlhf.workbench.pages.figure import Figure
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import many, number, smoothing_width
-from bapo_openrlhf.workbench.report.accuracy import migration, moved, passes, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import migration, movement, passes, why_no_bins
 from bapo_openrlhf.workbench.report.runs import Run
 
 MAX_POINTS = 200  # of a curve, and rows of its table
@@ -313,7 +313,7 @@ def migrations(page: Comparison) -> list[Figure]:
 
 
 def _migration(title: str, label: str, counts: pd.DataFrame) -> Figure:
-    worse, same, better = moved(counts)
+    worse, same, better = movement(counts)
     names = _bin_names(counts)
     return Figure(
         title,

@@ -8,7 +8,7 @@ from bapo_openrlhf.workbench.findings import staleness_findings
 from bapo_openrlhf.workbench.pages.page import Progress, Section, Verdict, render
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report import figures, tables
-from bapo_openrlhf.workbench.report.accuracy import unlocked_in_words, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import hard_prompts_in_words, why_no_bins
 from bapo_openrlhf.workbench.report.answers import listings
 from bapo_openrlhf.workbench.report.conditions import conditions
 from bapo_openrlhf.workbench.report.figures import Comparison, by_run, by_source
@@ -92,11 +92,12 @@ def _accuracy(page: Comparison) -> Section:
         "right. A pass is as many fresh groups as there are different prompts. One group says little about a prompt: "
         "some of the movement is chance."
     )
-    told = {run.name: "" if why_no_bins(run) else unlocked_in_words(run.groups) for run in page.runs}
-    notes = [f"{name}: {says}" for name, says in told.items() if says]
-    notes += [f"{run.name} has no accuracies: {why}." for run in page.runs if (why := why_no_bins(run))]
-    drawn = [*figures.accuracy_bins(page), *figures.migrations(page)]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, notes=notes)
+    reasons = [(run, why_no_bins(run)) for run in page.runs]
+    sentences = {run.name: hard_prompts_in_words(run.groups) for run, why in reasons if not why}
+    notes = [f"{name}: {text}" for name, text in sentences.items() if text]
+    notes += [f"{run.name} has no accuracies: {why}." for run, why in reasons if why]
+    charts = [*figures.accuracy_bins(page), *figures.migrations(page)]
+    return Section("accuracy", "Prompts by accuracy", intro, charts, notes=notes)
 
 
 def _theory(page: Comparison) -> Section:

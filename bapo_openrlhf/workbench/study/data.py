@@ -18,7 +18,7 @@ from bapo_openrlhf.record.run_record import REWARD, end_means
 from bapo_openrlhf.record.shapes import number
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS
 from bapo_openrlhf.workbench.pages.text import is_number
-from bapo_openrlhf.workbench.report.accuracy import unlocked
+from bapo_openrlhf.workbench.report.accuracy import hard_prompts
 from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
@@ -197,8 +197,8 @@ class Results:
         """
         by_run = self.steps.groupby(RUN)
         finished = {study_run.key: study_run.finished for study_run in self.runs}
-        hard = {study_run.key: unlocked(study_run.run.groups) for study_run in self.runs}
-        solved = {key: counts.ever / counts.at_first for key, counts in hard.items() if counts.at_first}
+        hard = {study_run.key: hard_prompts(study_run.run.groups) for study_run in self.runs}
+        solved = {key: counts.solutions / counts.prompts for key, counts in hard.items() if counts.prompts}
         trained = by_run[TOKENS_TRAINED].last()
         return pandas.DataFrame({
             "finished": [finished[key] for key in trained.index],

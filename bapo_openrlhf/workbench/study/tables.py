@@ -11,7 +11,7 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES, shown_sources
 from bapo_openrlhf.workbench.pages.colours import PHASE_LABELS, SOURCE_LABELS
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, is_number, many
-from bapo_openrlhf.workbench.report.accuracy import unlocked, why_no_bins
+from bapo_openrlhf.workbench.report.accuracy import PAPER, hard_prompts, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, share
 from bapo_openrlhf.workbench.study import statistics
 from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, UPDATED, Results
@@ -197,18 +197,17 @@ def solved_later(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:
-        counts = [unlocked(of.run.groups) for of in results.by_arm[arm.name] if not why_no_bins(of.run)]
-        hard = pandas.DataFrame([seed for seed in counts if seed.at_first])
-        if hard.empty:
+        runs = [study_run.run for study_run in results.by_arm[arm.name] if not why_no_bins(study_run.run)]
+        counts = pandas.DataFrame([seed for seed in map(hard_prompts, [run.groups for run in runs]) if seed.prompts])
+        if counts.empty:
             continue
-        solved = [100 * (hard[part] / hard["at_first"]) for part in ("ever", "now")]
-        shares = [_with_interval(statistics.mean_interval(part)) for part in solved]
-        rows.append([results.labels[arm.name], len(hard), hard["at_first"].mean(), *shares])
+        solutions = [100 * (counts[name] / counts["prompts"]) for name in ("solutions", "latest_solutions")]
+        shares = [_with_interval(statistics.mean_interval(part)) for part in solutions]
+        rows.append([results.labels[arm.name], len(counts), counts["prompts"].mean(), *shares])
     head = ["arm", "seeds", "prompts not solved at first", "solved by a later group, %", "by the latest group, %"]
     title = (
-        "Prompts whose first group had no right response: means over the seeds with 95 % intervals. In the paper, 3 "
-        "passes unlocked 31 % with BAPO and 19 % with GRPO. An arm that tries such prompts more often also "
-        "solves more of them by chance"
+        f"Prompts whose first group had no right response: means over the seeds with 95 % intervals. {PAPER}. An arm "
+        "that tries such prompts more often also solves more of them by chance"
     )
     return [Table.of(head, rows, title)] if rows else []
 

@@ -116,7 +116,7 @@ def test_migration_against_counting_again_from_the_start(groups):
     result = accuracy.migration(groups_frame(groups))
     cells = Counter((bins[0], bins[-1]) for bins in latest(groups, 99).values() if len(bins) > 1)
     assert result.to_numpy().tolist() == [[cells[row, column] for column in range(G + 1)] for row in range(G + 1)]
-    assert accuracy.moved(result) == (
+    assert accuracy.movement(result) == (
         sum(count for (row, column), count in cells.items() if column < row),
         sum(count for (row, column), count in cells.items() if column == row),
         sum(count for (row, column), count in cells.items() if column > row),
@@ -126,7 +126,7 @@ def test_migration_against_counting_again_from_the_start(groups):
 @given(records())
 def test_unlocked_prompts(groups):
     hard = [bins for bins in latest(groups, 99).values() if bins[0] == 0]
-    assert accuracy.unlocked(groups_frame(groups)) == accuracy.Unlocked(
+    assert accuracy.hard_prompts(groups_frame(groups)) == accuracy.HardPrompts(
         len(hard),
         sum(len(bins) > 1 for bins in hard),
         sum(any(bins) for bins in hard),
@@ -140,7 +140,7 @@ def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
     def told(*passes):  # each with the means of three prompts, or of fewer
         fresh = {"source": "fresh", "responses": 2}
         rows = [{"step": s, "prompt": p, "mean": m, **fresh} for s, row in enumerate(passes) for p, m in enumerate(row)]
-        return accuracy.unlocked_in_words(groups_frame(rows))
+        return accuracy.hard_prompts_in_words(groups_frame(rows))
 
     assert told((1.0, 0.5, 0.5)) == ""
     assert re.fullmatch("3 prompts .* none of them was asked again.", told((0.0, 0.0, 0.0)))

@@ -14,7 +14,7 @@ import pandas
 import pytest
 
 from bapo_openrlhf.workbench.pages.figure import specification
-from bapo_openrlhf.workbench.report.accuracy import Unlocked, unlocked
+from bapo_openrlhf.workbench.report.accuracy import HardPrompts, hard_prompts
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
@@ -84,7 +84,7 @@ def test_pooled_seeds_are_means_of_metrics_and_all_groups():
     assert result.name == "GRPO"
     assert result.curve("x").to_dict() == {1: 2.0, 2: 5.0} and result.curve("y").to_dict() == {1: 4.0}
     assert result.groups[["step", "prompt"]].to_numpy().tolist() == [[1, "1 p"], [1, "2 p"], [2, "1 p"]]
-    assert unlocked(result.groups) == Unlocked(1, 1, 1, 1)
+    assert hard_prompts(result.groups) == HardPrompts(1, 1, 1, 1)
 
 
 def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
