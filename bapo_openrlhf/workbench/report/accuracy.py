@@ -83,7 +83,7 @@ def movement(counts: pd.DataFrame) -> tuple[int, int, int]:
 
 
 class HardPrompts(NamedTuple):
-    """How many prompts had no right response in their first group, and how many of these had later what."""
+    """Numbers of the prompts whose first group had no right response: of all, and of those that had more later."""
 
     prompts: int
     retries: int  # a later group

@@ -19,7 +19,7 @@ NO_ANSWERS = (
 
 
 @dataclass(frozen=True)
-class Tried:
+class HardPrompt:
     """A prompt: the answers of its first group without a right response and of its first success, and its groups."""
 
     failed: Row
@@ -30,43 +30,43 @@ class Tried:
 def listings(run: Run, label: str) -> list[Listing]:
     """The prompts of a run that were solved later, and those that never were; `label` is the page's name of the run."""
     result = []
-    for title, tried in (
+    for title, prompts in (
         ("None right and solved later, the newest first", newly_solved(run)),
         ("Never solved, the most often tried first", never_solved(run)),
     ):
-        parts = telling_parts([str(one.failed["text"]) for one in tried])
-        entries = [_entry(one, part) for one, part in list(zip(tried, parts, strict=True))[:MAX_ANSWERS]]
-        result.append(Listing(label, title, entries, len(tried), "" if run.answers else NO_ANSWERS))
+        parts = telling_parts([str(prompt.failed["text"]) for prompt in prompts])
+        entries = [*map(_entry, prompts[:MAX_ANSWERS], parts)]
+        result.append(Listing(label, title, entries, len(prompts), "" if run.answers else NO_ANSWERS))
     return result
 
 
-def _entry(tried: Tried, start: str) -> Entry:
-    what = f"None right at step {number(tried.failed['step'])}"
-    what += f", solved at step {number(tried.solved['step'])}" if tried.solved else ""
-    what += f", {number(tried.groups)} group{'s' if tried.groups > 1 else ''}" if tried.groups else ""
-    texts = [(name, name.lower(), str(tried.failed[key])) for name, key in (("Prompt", "text"), ("Label", "label"))]
-    for kind, row in (("None right", tried.failed), ("Solved", tried.solved)):
+def _entry(prompt: HardPrompt, start: str) -> Entry:
+    what = f"None right at step {number(prompt.failed['step'])}"
+    what += f", solved at step {number(prompt.solved['step'])}" if prompt.solved else ""
+    what += f", {number(prompt.groups)} group{'s' if prompt.groups > 1 else ''}" if prompt.groups else ""
+    texts = [("Prompt", "prompt", str(prompt.failed["text"])), ("Label", "label", str(prompt.failed["label"]))]
+    for kind, row in (("None right", prompt.failed), ("Solved", prompt.solved)):
         if row:
             heading = f"{kind}, step {number(row['step'])}, reward {number(row['reward'])}"
             texts.append((heading, "response", row["response"]))
     return Entry(what, start, texts)
 
 
-def newly_solved(run: Run) -> list[Tried]:
+def newly_solved(run: Run) -> list[HardPrompt]:
     """Prompts with a group in which none was right that were solved later, the newest success first."""
     failed, groups = _first(run, "failed"), _means(run)["count"]
     solved = _first(run, "solved").items()
-    both = [Tried(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
-    return sorted(both, key=lambda tried: -tried.solved["step"])  # type: ignore[index]
+    both = [HardPrompt(failed[prompt], row, groups.get(prompt)) for prompt, row in solved if prompt in failed]
+    return sorted(both, key=lambda prompt: -prompt.solved["step"])  # type: ignore[index]
 
 
-def never_solved(run: Run) -> list[Tried]:
+def never_solved(run: Run) -> list[HardPrompt]:
     """Prompts that have no group with a mean above 0 at all, the most often tried first."""
     means = _means(run)
     solved = {*_first(run, "solved"), *means.index[means["max"] > 0]}
     failed = _first(run, "failed").items()
-    unsolved = [Tried(row, None, means["count"].get(prompt)) for prompt, row in failed if prompt not in solved]
-    return sorted(unsolved, key=lambda tried: (-(tried.groups or 0), tried.failed["step"]))
+    others = [HardPrompt(row, None, means["count"].get(prompt)) for prompt, row in failed if prompt not in solved]
+    return sorted(others, key=lambda prompt: (-(prompt.groups or 0), prompt.failed["step"]))
 
 
 def telling_parts(texts: Sequence[str]) -> list[str]:
