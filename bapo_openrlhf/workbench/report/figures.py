@@ -118,21 +118,20 @@ def by_source(page: Comparison, metric: str) -> list[Figure]:
 
 def in_each(page: Comparison, figure: Figure, metric: str, keys: Mapping[str, Key]) -> list[Figure]:
     """Several metrics over the steps: a figure for each run, all with the same axes. `metric` names their unit."""
-    of_runs = [[Curve(key, run.curve(name)) for name, key in keys.items()] for run in page.runs]
-    drawn = [value for of_run in of_runs for curve in of_run for value in binned(curve.values, page.width)]
-    y_domain = (min(0.0, *drawn), max(drawn)) if len(set(drawn)) > 1 else None
-    result = []
-    for run, of_run in zip(page.runs, of_runs, strict=True):
-        there = [curve for curve in of_run if len(curve.values)]
-        result.append(_lines(page, replace(figure, run=page.label(run)), metric, there, y_domain))
-    return result
+    of_runs = [
+        [Curve(key, values) for name, key in keys.items() if len(values := run.curve(name))] for run in page.runs
+    ]
+    heights = [value for lines in of_runs for line in lines for value in binned(line.values, page.width)]
+    y_domain = (min(0.0, *heights), max(heights)) if len(set(heights)) > 1 else None
+    return [
+        _lines(page, replace(figure, run=page.label(run)), metric, lines, y_domain)
+        for run, lines in zip(page.runs, of_runs, strict=True)
+    ]
 
 
 def thresholds(page: Comparison) -> list[Figure]:
-    figure = Figure(
-        "Thresholds of the replay",
-        "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8).",
-    )
+    says = "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8)."
+    figure = Figure("Thresholds of the replay", says)
     keys = {
         "threshold/c2": Key("c2", colours.PALETTE[0]),
         "threshold/c3": Key("c3", colours.PALETTE[1]),
@@ -159,14 +158,14 @@ def _lines(
     least = min(SYNCS, page.last_step) if metric == "staleness/rollout_policy" else 1
     peaks, width = metric in PEAKS, max(page.width, least)
     point = f" A point is the {'largest' if peaks else 'mean'} of {width} steps." if width > 1 else ""
-    drawn = [replace(curve, values=binned(curve.values, width, peaks=peaks)) for curve in lines]
-    chart = charts.lines(drawn, x=STEP, y=unit_of(metric), x_domain=page.domain, y_domain=y_domain, zero=True)
-    return figure.with_curves(drawn, chart, STEP, says=figure.says + point, summary=curves_in_words(lines), **more)
+    points = [replace(curve, values=binned(curve.values, width, peaks=peaks)) for curve in lines]
+    chart = charts.lines(points, x=STEP, y=unit_of(metric), x_domain=page.domain, y_domain=y_domain, zero=True)
+    return figure.with_curves(points, chart, STEP, says=figure.says + point, summary=curves_in_words(lines), **more)
 
 
 def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
-    run_curves = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
-    return [curve for curve in run_curves if len(curve.values)]
+    lines = [Curve(page.key(index), run.curve(metric, over)) for index, run in enumerate(page.runs)]
+    return [line for line in lines if len(line.values)]
 
 
 # ── outcome ──
@@ -202,43 +201,37 @@ def reward(page: Comparison) -> Figure:
     rewards = _of_runs(page, REWARD)
     if not rewards:
         return figure
-    there = [Curve(curve.key, binned(curve.values, page.width)) for curve in rewards]
-    faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in there]
-    bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in there]
-    width = smoothing_width(max(len(curve.values) for curve in there)) * page.width
+    points = [Curve(curve.key, binned(curve.values, page.width)) for curve in rewards]
+    faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in points]
+    bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in points]
+    width = smoothing_width(max(len(curve.values) for curve in points)) * page.width
     says += f" Faint: as measured; bold: moving average of {many(width, 'step')}."
     chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
-    legend = {"keys": [curve.key for curve in there], **page.legend}
+    legend = {"keys": [curve.key for curve in points], **page.legend}
     return figure.with_curves([*faint, *bold], chart, STEP, says=says, summary=curves_in_words(rewards), **legend)
 
 
-def reward_for(page: Comparison, metric: str, spent: str, scale: float = 1.0) -> Figure:
-    """The smoothed reward of each run over a running total, which counts `spent` and is divided by `scale`."""
-    figure = Figure(
-        f"Reward for {spent}",
-        f"The smoothed reward against the {spent}: which run gets further for the same cost.",
-    )
-    drawn = [
+def reward_for(page: Comparison, metric: str, cost: str, scale: float = 1.0) -> Figure:
+    """The smoothed reward of each run over a running total, which counts `cost` and is divided by `scale`."""
+    says = f"The smoothed reward against the {cost}: which run gets further for the same cost."
+    figure = Figure(f"Reward for {cost}", says)
+    lines = [
         Curve(curve.key, smoothed(curves.chunk_means(curve.values.rename(lambda x: x / scale), MAX_POINTS)))
         for curve in _of_runs(page, REWARD, over=metric)
     ]
-    if not drawn:
+    if not lines:
         return figure
-    domain = (0.0, max(float(curve.values.index[-1]) for curve in drawn) or 1.0)
-    chart = charts.lines(drawn, x=spent, y="mean reward, smoothed", x_domain=domain)
-    return figure.with_curves(drawn, chart, spent, summary=curves_in_words(drawn, spent), **page.legend)
+    domain = (0.0, max(float(line.values.index[-1]) for line in lines) or 1.0)
+    chart = charts.lines(lines, x=cost, y="mean reward, smoothed", x_domain=domain)
+    return figure.with_curves(lines, chart, cost, summary=curves_in_words(lines, cost), **page.legend)
 
 
 # ── areas ──
 
 
 def composition(page: Comparison) -> list[Figure]:
-    figure = Figure(
-        "Batch composition",
-        "Groups that each step trained on, by where they came from, and the most that a batch holds.",
-        paper="Fig. 8, 14",
-        wide=len(page.runs) == 1,
-    )
+    says = "Groups that each step trained on, by where they came from, and the most that a batch holds."
+    figure = Figure("Batch composition", says, paper="Fig. 8, 14", wide=len(page.runs) == 1)
     keys = {
         f"groups/{source}": Key(label, colours.SOURCE_COLOURS[source], shape="area")
         for source, label in SOURCE_LABELS.items()
@@ -271,9 +264,9 @@ def _areas(page: Comparison, figure: Figure, y: str, keys: Mapping[str, Key], ov
     ]
 
 
-def _not_0(page: Comparison, run: Run, metrics: Mapping[str, Key]) -> list[Curve]:
-    of_metrics = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in metrics.items()]
-    return [curve for curve in of_metrics if curve.values.any()]
+def _not_0(page: Comparison, run: Run, keys: Mapping[str, Key]) -> list[Curve]:
+    layers = [Curve(key, binned(run.curve(metric), page.width)) for metric, key in keys.items()]
+    return [layer for layer in layers if layer.values.any()]
 
 
 # ── accuracy ──
