@@ -370,7 +370,7 @@ def gains(results: Results, units: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for path in results.paths:
-        plain, *others = results.of_path(path)
+        plain, *others = results.arms_of_path(path)
         pairs = [(arm.name, plain.name) for arm in others]
         pairs += [(f"{arm}-{path}", f"{other}-{path}") for arm, other in BEYOND]
         for arm, other in pairs:
@@ -386,7 +386,7 @@ def at_one_rate(results: Results) -> pd.DataFrame:
     Returns:
         A row for each and each of COLUMNS: label, than, cost, pairs, and gain, low and high in points.
     """
-    arms = {method_of(arm): arm.name for arm in results.of_path("group") if arm.flags.get(RATE) == ONE_RATE}
+    arms = {method_of(arm): arm.name for arm in results.arms_of_path("group") if arm.flags.get(RATE) == ONE_RATE}
     rows = []
     for method, other in [*((method, PLAIN) for method in arms if method != PLAIN), ("bapo", "filter_only")]:
         if {method, other} <= set(arms):
@@ -405,7 +405,7 @@ def beside_free(results: Results) -> pd.DataFrame:
     """
     both = with_free_groups(results)
     discount(both, PRICED_AS)
-    arms = both.of_path("group")
+    arms = both.arms_of_path("group")
     free = next(arm for arm in arms if arm.method == FREE)
     pairs = [(free, arms[0]), *((arm, free) for arm in arms[1:] if arm is not free)]
     rows = []

@@ -32,7 +32,16 @@ from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
 from bapo_openrlhf.workbench.report.runs import read_run
-from bapo_openrlhf.workbench.study.data import ALL_SECONDS, PLAIN, ROLLOUTS, RUN, SHOWN, UPDATED, Results, StudyRun
+from bapo_openrlhf.workbench.study.data import (
+    ALL_SECONDS,
+    DEMONSTRATIONS,
+    PLAIN,
+    ROLLOUTS,
+    RUN,
+    UPDATE_TOKENS,
+    Results,
+    StudyRun,
+)
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
 from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import holm, mean_interval, sign_flip_p
@@ -107,8 +116,8 @@ def add_costs(results: Results, units: pd.DataFrame | None) -> None:
         units: Index: the arm. Columns: `response` and `update`, the seconds of one. None if they are not measured.
     """
     steps = results.steps
-    steps[UPDATED] = results.updated(steps)  # computed again, because `discount` changes this column
-    steps["cost/tokens"] = steps[GENERATED] + steps[UPDATED]
+    steps[UPDATE_TOKENS] = results.update_tokens(steps)  # computed again, because `discount` changes this column
+    steps["cost/tokens"] = steps[GENERATED] + steps[UPDATE_TOKENS]
     if units is not None:
         of_arm = units.reindex(steps["arm"])
         steps["cost/seconds"] = (
@@ -192,7 +201,7 @@ def pairs(results: Results) -> pd.DataFrame:
 
 def priced(results: Results, share: float) -> str:
     """Add the running total of a cost to the steps: see `by_share`. Returns the name of its column."""
-    results.steps[SHARE] = share * results.steps[GENERATED] + (1 - share) * results.steps[UPDATED]
+    results.steps[SHARE] = share * results.steps[GENERATED] + (1 - share) * results.steps[UPDATE_TOKENS]
     return SHARE
 
 
@@ -256,7 +265,7 @@ def discount(results: Results, arms: Collection[str]) -> None:
     tokens = without_signal(results).groupby([*RUN, "step"])["tokens"].sum()
     of_step = tokens.reindex(pd.MultiIndex.from_frame(steps[[*RUN, "step"]]), fill_value=0.0).to_numpy()
     free = pd.Series(of_step * steps["arm"].isin(arms).to_numpy(), steps.index)
-    for column in (UPDATED, "cost/tokens"):
+    for column in (UPDATE_TOKENS, "cost/tokens"):
         steps[column] -= free.groupby([steps["arm"], steps["seed"]]).cumsum()
 
 
@@ -363,7 +372,7 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
         trained = of_step["responses/trained"].fillna(batch_arithmetic(args).most_samples)  # plain OpenRLHF: all
         of_batch = np.ceil((trained + of_step["responses/skipped"].fillna(0)) / args.train.batch_size)
         steps_made = of_batch * args.train.max_epochs
-        shown = steps.reindex(columns=[SHOWN])[SHOWN]
+        shown = steps.reindex(columns=[DEMONSTRATIONS])[DEMONSTRATIONS]
         if shown.sum() > 0:
             steps_made = steps_made * np.nan
         rate = 1000 * steps_made.sum(skipna=False) / steps["rollouts/step"].sum()
@@ -556,7 +565,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             studies[name] = results
             for of, (table_of, _) in TABLES.items():
                 frames[of].append(table_of(results).assign(setting=setting))
-            curves = results.spent(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
+            curves = results.with_total(results.evaluations.dropna(), ROLLOUTS).assign(setting=setting)
             curves.to_parquet(FOLDER / f"{name}.parquet", index=False)
     tables = {name: joined(rows) for name, rows in frames.items()}
     for name, table in tables.items():

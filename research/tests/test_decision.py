@@ -243,7 +243,7 @@ def test_groups_without_a_signal_cost_nothing_where_they_only_divide(records):
     useless = next(tokens for state, mean, tokens in GROUPS if state == "fresh" and mean == 0)
     for step in (1, STEPS):
         for arm, trained in (("plain-group", 500), ("in_denominator-group", 500 - useless)):
-            assert steps.loc[(arm, 61, step), replay_map.UPDATED] == trained * step
+            assert steps.loc[(arm, 61, step), replay_map.UPDATE_TOKENS] == trained * step
             assert steps.loc[(arm, 61, step), "cost/tokens"] == (500 + trained) * step
 
 
@@ -271,9 +271,8 @@ def test_gains_at_equal_seconds_have_the_error_of_the_unit_times(records):
     priced = again.loc[("filter only, divided by all groups", "seconds")]  # its steps take as long as filter only's
     wanted = decision.crossed_interval(np.array(divided))
     assert tuple(priced[["gain", "low", "high"]]) == pytest.approx(wanted, abs=0.01)
-    assert (
-        results.steps.set_index(["arm", "seed", "step"]).loc[("in_denominator-group", 61, 1), replay_map.UPDATED] == 400
-    )
+    steps = results.steps.set_index(["arm", "seed", "step"])
+    assert steps.loc[("in_denominator-group", 61, 1), replay_map.UPDATE_TOKENS] == 400
 
 
 def test_gains_at_one_rate(records, tmp_path, monkeypatch):

@@ -25,15 +25,15 @@ from bapo_openrlhf.workbench.study.definition import Arm, Study
 PLAIN = "plain"  # the method that is the baseline of its path
 PATHS = {"group": "group-relative advantages", "critic": "critic (GAE)"}
 RUN = ["arm", "seed"]  # the columns that name a run
-FIRST = ["method", "path", "label", "seed", "step", "done"]  # the columns before the metrics
+FIRST_COLUMNS = ["method", "path", "label", "seed", "step", "done"]  # the columns before the metrics
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
-SHOWN = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED does not have
+DEMONSTRATIONS = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED lacks
 CRITIC = "tokens/critic"  # that the critic of a step trains on; an older record does not have them
 # Running total of tokens trained on: with those of worked solutions and of the critic, and each epoch counted.
-UPDATED = "cost/updated"
+UPDATE_TOKENS = "cost/updated"
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
-NEEDED = (
+STEP_METRICS = (
     *(REWARD, ROLLOUTS, TOKENS_TRAINED, ALL_SECONDS, "groups/capacity"),
     *(f"groups/{source}" for source in SOURCES),
 )  # metrics that have a column in `Results.steps` even if no run recorded them
@@ -62,21 +62,16 @@ class StudyRun:
 
 
 def steps_table(runs: Sequence[StudyRun]) -> pandas.DataFrame:
-    """A row per trainer step of a run: FIRST, then its metrics and evaluation. What is no number is NaN."""
+    """A row per trainer step of a run: FIRST_COLUMNS, then its metrics and evaluation. What is no number is NaN."""
     frames = []
     for study_run in runs:
         rows = _frame(study_run.run.rows)
         if study_run.evaluations:
             rows = rows.merge(_frame(study_run.evaluations), on="step", how="left")
-        columns = {
-            "method": study_run.arm.method,
-            "path": study_run.arm.path,
-            "label": study_run.arm.label,
-            "seed": study_run.seed,
-        }
-        frames.append(rows.assign(**columns, done=bool(study_run.run.summary)))
-    whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST)
-    return whole[[*FIRST, *sorted(set(whole.columns) - set(FIRST))]]
+        columns = {name: getattr(study_run.arm, name) for name in ("method", "path", "label")}
+        frames.append(rows.assign(**columns, seed=study_run.seed, done=bool(study_run.run.summary)))
+    whole = pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame(columns=FIRST_COLUMNS)
+    return whole[[*FIRST_COLUMNS, *sorted(set(whole.columns) - set(FIRST_COLUMNS))]]
 
 
 def _frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
@@ -115,16 +110,14 @@ class Results:
     @cached_property
     def by_arm(self) -> dict[str, list[StudyRun]]:
         """The runs of each arm of the study, in the order of the seeds. An arm without runs has an empty list."""
-        result: dict[str, list[StudyRun]] = {arm.name: [] for arm in self.study.arms}
-        for study_run in sorted(self.runs, key=lambda study_run: study_run.seed):
-            result[study_run.arm.name].append(study_run)
-        return result
+        runs = sorted(self.runs, key=lambda study_run: study_run.seed)
+        return {arm.name: [run for run in runs if run.arm.name == arm.name] for arm in self.study.arms}
 
     @cached_property
     def paths(self) -> list[str]:
         return list(dict.fromkeys(arm.path for arm in self.study.arms if self.by_arm[arm.name]))
 
-    def of_path(self, path: str) -> list[Arm]:
+    def arms_of_path(self, path: str) -> list[Arm]:
         """The arms of a path that have a run. The baseline (the plain method, otherwise the first arm) is first."""
         arms = [arm for arm in self.study.arms if arm.path == path and self.by_arm[arm.name]]
         return sorted(arms, key=lambda arm: arm.method != PLAIN)
@@ -132,9 +125,9 @@ class Results:
     @cached_property
     def arms(self) -> list[Arm]:
         """The arms that have a run, path by path with the baseline first."""
-        return [arm for path in self.paths for arm in self.of_path(path)]
+        return [arm for path in self.paths for arm in self.arms_of_path(path)]
 
-    def of_arm(self, table: Frame, arm: Arm) -> Frame:
+    def rows_of_arm(self, table: Frame, arm: Arm) -> Frame:
         """The rows of an arm from a table whose index is (arm, seed); the index of the result is the seed."""
         return table[table.index.get_level_values("arm") == arm.name].droplevel("arm")
 
@@ -146,21 +139,22 @@ class Results:
 
     @cached_property
     def steps(self) -> pandas.DataFrame:
-        """All steps: arm, seed, step, every metric as a float (NaN if it is no finite number), and UPDATED."""
-        metrics = [*dict.fromkeys([*NEEDED, *self.table.columns.difference(FIRST, sort=False)])]
+        """All steps: arm, seed, step, every metric as a float (NaN if it is no finite number), and UPDATE_TOKENS."""
+        metrics = [*dict.fromkeys([*STEP_METRICS, *self.table.columns.difference(FIRST_COLUMNS, sort=False)])]
         numbers = self.table.reindex(columns=metrics).apply(pandas.to_numeric, errors="coerce").astype(float)
         keys = self.table[["seed", "step"]].assign(arm=self.table["method"] + "-" + self.table["path"])
         steps = pandas.concat([keys, numbers.replace([np.inf, -np.inf], np.nan)], axis=1)
-        return steps.assign(**{UPDATED: self.updated(steps)})
+        return steps.assign(**{UPDATE_TOKENS: self.update_tokens(steps)})
 
-    def updated(self, steps: pandas.DataFrame) -> np.ndarray:
-        trained = steps[TOKENS_TRAINED]
-        for more in (SHOWN, CRITIC):
-            if more in steps:
-                trained = trained + steps.fillna({more: 0.0}).groupby(RUN)[more].cumsum()
+    def update_tokens(self, steps: pandas.DataFrame) -> np.ndarray:
+        """The values of the column UPDATE_TOKENS, from those of other columns."""
+        tokens = steps[TOKENS_TRAINED]
+        for metric in (DEMONSTRATIONS, CRITIC):
+            if metric in steps:
+                tokens = tokens + steps.fillna({metric: 0.0}).groupby(RUN)[metric].cumsum()
         flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
         epochs = [flags[arm, seed] for arm, seed in zip(steps["arm"], steps["seed"], strict=True)]
-        return trained.to_numpy() * [count if is_number(count) else 1 for count in epochs]
+        return tokens.to_numpy() * [count if is_number(count) else 1 for count in epochs]
 
     @cached_property
     def last_step(self) -> int:
@@ -169,7 +163,7 @@ class Results:
     @cached_property
     def means(self) -> pandas.DataFrame:
         """The mean of every metric over the seeds that have it; the index is (arm, step)."""
-        return self.steps.drop(columns=["seed", UPDATED]).groupby(["arm", "step"]).mean()
+        return self.steps.drop(columns=["seed", UPDATE_TOKENS]).groupby(["arm", "step"]).mean()
 
     @cached_property
     def pooled(self) -> dict[str, Run]:
@@ -179,13 +173,10 @@ class Results:
     def _pool(self, arm: Arm) -> Run:
         means = self.means.loc[arm.name].reset_index().to_dict("records")
         runs = self.by_arm[arm.name]
-        groups = [
-            study_run.run.groups.assign(prompt=f"{study_run.seed} " + study_run.run.groups["prompt"].astype(str))
-            for study_run in runs
-            if not study_run.run.groups.empty
-        ]
-        together = pandas.concat(groups).sort_values("step", kind="stable") if groups else pandas.DataFrame()
-        return Run(self.labels[arm.name], means, runs[0].run.metadata, together)
+        tables = [(study_run.seed, study_run.run.groups) for study_run in runs if not study_run.run.groups.empty]
+        parts = [table.assign(prompt=f"{seed} " + table["prompt"].astype(str)) for seed, table in tables]
+        groups = pandas.concat(parts).sort_values("step", kind="stable") if parts else pandas.DataFrame()
+        return Run(self.labels[arm.name], means, runs[0].run.metadata, groups)
 
     # ── runs ──
 
@@ -198,17 +189,22 @@ class Results:
         by_run = self.steps.groupby(RUN)
         finished = {study_run.key: study_run.finished for study_run in self.runs}
         hard = {study_run.key: hard_prompts(study_run.run.groups) for study_run in self.runs}
-        solved = {key: counts.solutions / counts.prompts for key, counts in hard.items() if counts.prompts}
-        trained = by_run[TOKENS_TRAINED].last()
+        shares = {key: counts.solutions / counts.prompts for key, counts in hard.items() if counts.prompts}
+        tokens = by_run[TOKENS_TRAINED].last()
         return pandas.DataFrame({
-            "finished": [finished[key] for key in trained.index],
+            "finished": pandas.Series([finished[key] for key in tokens.index], tokens.index, bool),
             "rollouts": by_run[ROLLOUTS].last(),
-            "tokens_trained": trained,
-            "update_tokens": by_run[UPDATED].last(),
+            "tokens_trained": tokens,
+            "update_tokens": by_run[UPDATE_TOKENS].last(),
             "seconds": by_run[ALL_SECONDS].sum(min_count=1),
             "reward_end": by_run[REWARD].agg(lambda rewards: end_means(rewards)[1]),
-            "solved": pandas.Series([solved.get(key) for key in trained.index], trained.index, float),
-        }, index=trained.index)  # fmt: skip
+            "solved": pandas.Series([shares.get(key) for key in tokens.index], tokens.index, float),
+        }, index=tokens.index)  # fmt: skip
+
+    @cached_property
+    def finished_numbers(self) -> pandas.DataFrame:
+        """The `numbers` of finished runs."""
+        return self.numbers[self.numbers["finished"]]
 
     @cached_property
     def final(self) -> pandas.DataFrame:
@@ -218,14 +214,14 @@ class Results:
 
     def scores(self, arm: Arm) -> np.ndarray:
         """Final accuracies of the arm's runs that have them, shape (runs, benchmarks)."""
-        return self.of_arm(self.final, arm).to_numpy()
+        return self.rows_of_arm(self.final, arm).to_numpy()
 
     @cached_property
     def seconds(self) -> pandas.DataFrame:
         """Mean seconds of a finished run by phase, 0 for seeds that lack it, NaN if all do; the index is the arm."""
         names = [name.removeprefix(SECONDS) for name in self.steps if name.startswith(SECONDS) and name != ALL_SECONDS]
-        spent = self.steps.groupby(RUN)[[SECONDS + name for name in names]].sum(min_count=1).set_axis(names, axis=1)
-        by_arm = spent[self.numbers["finished"]].groupby("arm")
+        seconds = self.steps.groupby(RUN)[[SECONDS + name for name in names]].sum(min_count=1).set_axis(names, axis=1)
+        by_arm = seconds[self.numbers["finished"]].groupby("arm")
         ordered = [*filter(names.__contains__, PHASE_LABELS), *sorted({*names} - {*PHASE_LABELS})]
         return by_arm.sum(min_count=1).div(by_arm.size(), axis=0)[ordered].dropna(axis=1, how="all")
 
@@ -235,7 +231,7 @@ class Results:
             return self.final.mean(axis=1)
         if name == "curve":
             return self.curve(arms)
-        return self.numbers.loc[self.numbers["finished"], name].dropna()
+        return self.finished_numbers[name].dropna()
 
     def curve(self, arms: Sequence[str], total: str = ROLLOUTS) -> pandas.Series:
         """Mean height of the learning curve of each finished run of these arms; the index is (arm, seed).
@@ -244,15 +240,15 @@ class Results:
         smallest number of responses at the last evaluation of any of these runs. It begins at the study's `start`, or
         at the height of the first evaluation. `total` is the running total in `steps` that stands for the responses.
         """
-        places = self.spent(self.accuracy, total).set_index(RUN)
+        places = self.with_total(self.accuracy, total).set_index(RUN)
         finished = [key for key in dict.fromkeys(places.index) if key[0] in arms and self.numbers["finished"][key]]
         curves = {key: places.loc[[key], [total, "accuracy"]].to_numpy().T for key in finished}
-        curves = {key: (spent, accuracy) for key, (spent, accuracy) in curves.items() if spent[-1] > 0}
-        end = min((spent[-1] for spent, _ in curves.values()), default=0.0)
+        curves = {key: curve for key, curve in curves.items() if curve[0, -1] > 0}
+        end = min((responses[-1] for responses, _ in curves.values()), default=0.0)
         heights = {}
-        for key, (spent, accuracy) in curves.items():
+        for key, (responses, accuracy) in curves.items():
             start = accuracy[0] if self.study.start is None else self.study.start
-            x, y = np.array([0.0, *spent]), np.array([start, *accuracy])  # x may be the same at several evaluations
+            x, y = np.array([0.0, *responses]), np.array([start, *accuracy])  # x may be the same at several evaluations
             last = int(np.searchsorted(x, end))  # the first of them at or after the end
             at_end = np.interp(end, x[: last + 1], y[: last + 1])
             heights[key] = np.trapezoid([*y[:last], at_end], [*x[:last], end]) / end
@@ -285,37 +281,36 @@ class Results:
 
     @cached_property
     def why_no_accuracy(self) -> str:
-        found = self.evaluations[self.benchmarks].notna().any()
-        lacking = [name for name, there in zip(self.study.evaluations, found, strict=True) if not there]
-        if not found.any():
+        has_values = self.evaluations[self.benchmarks].notna().any()
+        if not has_values.any():
             return "no evaluation was recorded"
-        return f"no evaluation has all of {', '.join(self.study.evaluations)}" + (
-            f": {', '.join(lacking)} is in none" if lacking else ""
-        )
+        absent = ", ".join(name for name, has in zip(self.study.evaluations, has_values, strict=True) if not has)
+        why = f"no evaluation has all of {', '.join(self.study.evaluations)}"
+        return f"{why}: {absent} is in none" if absent else why
 
-    def until(self, target: float, total: str) -> pandas.Series:
+    def total_at_target(self, target: float, total: str) -> pandas.Series:
         """A running total at the first evaluation at or above the target; runs that never reached it are left out."""
         reached = self.accuracy[self.accuracy["accuracy"] >= target].drop_duplicates(RUN)
-        return self.spent(reached, total).set_index(RUN)[total]
+        return self.with_total(reached, total).set_index(RUN)[total]
 
-    def spent(self, places: pandas.DataFrame, total: str) -> pandas.DataFrame:
+    def with_total(self, places: pandas.DataFrame, total: str) -> pandas.DataFrame:
         """The places (arm, seed, step, ...) with a running total then: 0 before the first step, dropped if unknown."""
         kinds = {"arm": str, "seed": int, "step": float}  # also if a table is empty
-        known = self.steps[[*RUN, "step", total]].dropna().astype(kinds).sort_values("step")
+        totals = self.steps[[*RUN, "step", total]].dropna().astype(kinds).sort_values("step")
         places = places.astype(kinds).sort_values("step", kind="stable")
-        table = pandas.merge_asof(places, known, on="step", by=RUN)
+        table = pandas.merge_asof(places, totals, on="step", by=RUN)
         table[total] = table[total].where(table[total].notna() | (table["step"] > 0), 0.0)
         return table.dropna(subset=total)
 
 
 def band(curves: Sequence[pandas.Series]) -> pandas.DataFrame:
     """Quartiles (low, median, high) by x of the interpolated curves of seeds, if at least half are known there."""
-    drawn = [curve for curve in curves if len(curve)]
-    if not drawn:
+    curves = [curve for curve in curves if len(curve)]
+    if not curves:
         return pandas.DataFrame(columns=["low", "median", "high"], dtype=float)
-    wide = pandas.concat(drawn, axis=1, keys=range(len(drawn)), sort=True).interpolate("index", limit_area="inside")
-    known = wide[2 * wide.notna().sum(axis=1) >= len(drawn)]
-    return known.quantile([0.25, 0.5, 0.75], axis=1).T.set_axis(["low", "median", "high"], axis=1)
+    table = pandas.concat(curves, axis=1, keys=range(len(curves)), sort=True).interpolate("index", limit_area="inside")
+    rows = table[2 * table.notna().sum(axis=1) >= len(curves)]
+    return rows.quantile([0.25, 0.5, 0.75], axis=1).T.set_axis(["low", "median", "high"], axis=1)
 
 
 # ── what is not there ──
@@ -326,9 +321,8 @@ def missing(results: Results) -> list[str]:
     sentences = []
     for arm in results.study.arms:
         name, runs = results.labels[arm.name], results.by_arm[arm.name]
-        if absent := [
-            seed for seed in arm.seeds or results.study.seeds if seed not in {study_run.seed for study_run in runs}
-        ]:
+        seeds = [study_run.seed for study_run in runs]
+        if absent := [seed for seed in arm.seeds or results.study.seeds if seed not in seeds]:
             sentences.append(f"{name}: no run of seed {', '.join(map(str, absent))}.")
         sentences += [
             f"{name}, seed {study_run.seed}: stopped at step {study_run.run.last_step:,} of "
@@ -336,15 +330,13 @@ def missing(results: Results) -> list[str]:
             for study_run in runs
             if not study_run.finished
         ]
-        judged = results.of_arm(results.final, arm).index
-        if unjudged := [study_run.seed for study_run in runs if study_run.finished and study_run.seed not in judged]:
-            sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, unjudged))}.")
+        final = results.rows_of_arm(results.final, arm).index
+        if absent := [study_run.seed for study_run in runs if study_run.finished and study_run.seed not in final]:
+            sentences.append(f"{name}: no final accuracy of seed {', '.join(map(str, absent))}.")
         sentences += [
             f"{name}, seed {study_run.seed}: its final accuracy is that after step "
             f"{study_run.evaluations[-1]['step']:,} of {study_run.run.last_step:,}; none was made later."
             for study_run in runs
-            if study_run.finished
-            and study_run.seed in judged
-            and study_run.evaluations[-1]["step"] < study_run.run.last_step
+            if study_run.seed in final and study_run.evaluations[-1]["step"] < study_run.run.last_step
         ]
     return sentences

@@ -26,20 +26,20 @@ def make_study_page(results: Results, provenance: Mapping[str, Any], progress: P
 
 def _lead(results: Results) -> str:
     verdicts = [verdict.holds for verdict in claims.judge(results)]
-    told = f"{len(results.runs)} of {len(results.study.runs)} runs are there."
+    lead = f"{len(results.runs)} of {len(results.study.runs)} runs are there."
     if not verdicts:
-        return told
-    counts = {True: "hold", False: "do not hold", None: "are undecided"}
-    parts = [f"{verdicts.count(held)} {words}" for held, words in counts.items()]
-    return f"{told} Of {many(len(verdicts), 'claim')}, {', '.join(parts)}."
+        return lead
+    kinds = {True: "hold", False: "do not hold", None: "are undecided"}
+    parts = [f"{verdicts.count(holds)} {words}" for holds, words in kinds.items()]
+    return f"{lead} Of {many(len(verdicts), 'claim')}, {', '.join(parts)}."
 
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
-    drawn = [figures.outcome(results)] if results.runs else []
+    outcome = [figures.outcome(results)] if results.runs else []
     parts = [_overview, _final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
     middle = [part(results) for part in parts] if results.runs else []
     sections = [_claims(results), *middle, _configuration(results, provenance)]
-    return [Section("outcome", "Outcome", figures=drawn), *(section for section in sections if section.shows)]
+    return [Section("outcome", "Outcome", figures=outcome), *(section for section in sections if section.shows)]
 
 
 def _claims(results: Results) -> Section:
@@ -68,7 +68,7 @@ def _overview(results: Results) -> Section:
     notes = missing[:MAX_MISSING]
     if (more := len(missing) - MAX_MISSING) > 0:
         notes.append(f"… and {more} more of this kind.")
-    return Section("overview", "At a glance", tables=[tables.overview(results), tables.spent(results)], notes=notes)
+    return Section("overview", "At a glance", tables=[tables.overview(results), tables.costs(results)], notes=notes)
 
 
 def _final(results: Results) -> Section:
@@ -90,8 +90,8 @@ def _learning(results: Results) -> Section:
         "band reaches from the lower to the upper quartile. A curve ends when fewer than half of the seeds continue."
     )
     kinds = (figures.accuracy_curves, figures.reward_curves)
-    drawn = [figure for kind in kinds for spent in ("", ROLLOUTS) for figure in kind(results, spent)]
-    return Section("learning", "Learning curves", intro, drawn)
+    charts = [figure for kind in kinds for total in ("", ROLLOUTS) for figure in kind(results, total)]
+    return Section("learning", "Learning curves", intro, charts)
 
 
 def _targets(results: Results) -> Section:
@@ -100,18 +100,18 @@ def _targets(results: Results) -> Section:
         "target. There are several steps between two evaluations, so these numbers are not exact. A curve that reaches "
         "the target only once, by chance, counts too."
     )
-    rows = [tables.until(results, target) for target in results.study.targets]
+    rows = [tables.target_costs(results, target) for target in results.study.targets]
     return Section("targets", "Until an accuracy was reached", intro, tables=rows)
 
 
 def _cost(results: Results) -> Section:
-    drawn = [chart for metric in (ROLLOUTS, "tokens/generated_total") for chart in figures.compared(results, metric)]
-    return Section("cost", "What it cost", MEANS, drawn, tables=[tables.seconds(results)])
+    charts = figures.arms_over_steps(results, ROLLOUTS, "tokens/generated_total")
+    return Section("cost", "What it cost", MEANS, charts, tables=[tables.seconds(results)])
 
 
 def _batches(results: Results) -> Section:
-    drawn, sources = composition(figures.arms_of(results, results.arms)), tables.sources(results)
-    return Section("batches", "Where the batches came from", MEANS, drawn, tables=[sources])
+    charts, sources = composition(figures.comparison_of(results, results.arms)), tables.sources(results)
+    return Section("batches", "Where the batches came from", MEANS, charts, tables=[sources])
 
 
 def _accuracy(results: Results) -> Section:
@@ -120,9 +120,9 @@ def _accuracy(results: Results) -> Section:
         "mean reward of a group of G responses. It is in bin k/G if k of them were right. A pass is as many fresh "
         "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
     )
-    page = figures.arms_of(results, results.arms)
-    drawn = [*accuracy_bins(page), *migrations(page)]
-    return Section("accuracy", "Prompts by accuracy", intro, drawn, tables=tables.solved_later(results))
+    page = figures.comparison_of(results, results.arms)
+    charts = [*accuracy_bins(page), *migrations(page)]
+    return Section("accuracy", "Prompts by accuracy", intro, charts, tables=tables.later_solutions(results))
 
 
 def _theory(results: Results) -> Section:
@@ -131,20 +131,19 @@ def _theory(results: Results) -> Section:
         "TV is the total variation distance between today's policy and the policy that generated a source, from 0 "
         "(equal) to 1. " + MEANS
     )
-    page = figures.arms_of(results, results.arms)
-    drawn = [*figures.compared(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
-    return Section("theory", "Theory monitor", intro, drawn)
+    page = figures.comparison_of(results, results.arms)
+    sources = [*by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
+    return Section("theory", "Theory monitor", intro, [*figures.arms_over_steps(results, "theory/bound"), *sources])
 
 
 def _training(results: Results) -> Section:
-    metrics = ("entropy_loss", "response_length", "actor_grad_norm")
-    drawn = [figure for metric in metrics for figure in figures.compared(results, metric)]
-    return Section("training", "Training", MEANS, drawn)
+    charts = figures.arms_over_steps(results, "entropy_loss", "response_length", "actor_grad_norm")
+    return Section("training", "Training", MEANS, charts)
 
 
 def _configuration(results: Results, provenance: Mapping[str, Any]) -> Section:
-    shown = [tables.arms(results), tables.provenance(provenance)]
-    return Section("configuration", "Configuration and provenance", tables=shown, folded=tables.flags(results))
+    origins = [tables.arms(results), tables.provenance(provenance)]
+    return Section("configuration", "Configuration and provenance", tables=origins, folded=tables.flags(results))
 
 
 # ── in Markdown ──
@@ -158,7 +157,7 @@ def summary(results: Results, provenance: Mapping[str, Any]) -> str:
     verdicts = claims.claims_table(results)
     table_of = {
         "Arms": replace(tables.overview(results), words=2),
-        "What the arms spent": tables.spent(results),
+        "What the arms spent": tables.costs(results),
         "Claims": replace(verdicts, words=len(verdicts.head)),
         "Where the groups came from": tables.sources(results),
         "Seconds": tables.seconds(results),

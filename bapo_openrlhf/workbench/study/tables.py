@@ -14,7 +14,7 @@ from bapo_openrlhf.workbench.pages.text import duration, is_number, many
 from bapo_openrlhf.workbench.report.accuracy import PAPER, hard_prompts, why_no_bins
 from bapo_openrlhf.workbench.report.tables import different_flags, share
 from bapo_openrlhf.workbench.study import statistics
-from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, UPDATED, Results
+from bapo_openrlhf.workbench.study.data import PATHS, ROLLOUTS, UPDATE_TOKENS, Results
 from bapo_openrlhf.workbench.study.definition import words_of
 from bapo_openrlhf.workbench.study.statistics import Estimate
 
@@ -24,29 +24,24 @@ from bapo_openrlhf.workbench.study.statistics import Estimate
 def overview(results: Results) -> Table:
     """Every arm in a few numbers, which are means over its finished seeds."""
     head = ["arm", "advantages", "seeds", "final accuracy, mean of the benchmarks, %"]
-    head += [f"{name}, %" for name in results.study.evaluations]
-    head.append("reward, last steps")
-    finished = results.numbers[results.numbers["finished"]]
+    head += [*(f"{name}, %" for name in results.study.evaluations), "reward, last steps"]
     rows: list[list[Any]] = []
     for arm in results.arms:
-        of_arm, scores = results.of_arm(finished, arm), 100 * results.scores(arm)
-        row: list[Any] = [
-            results.labels[arm.name],
-            arm.path,
-            f"{len(of_arm)} of {len(arm.seeds or results.study.seeds)}",
-        ]
-        row.append(_with_interval(statistics.mean_interval(scores.mean(axis=1))))
-        row += [f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]
-        rows.append([*row, of_arm["reward_end"].mean()])
+        numbers, scores = results.rows_of_arm(results.finished_numbers, arm), 100 * results.scores(arm)
+        rows.append([
+            results.labels[arm.name], arm.path, f"{len(numbers)} of {len(arm.seeds or results.study.seeds)}",
+            _with_interval(statistics.mean_interval(scores.mean(axis=1))),
+            *([f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]),
+            numbers["reward_end"].mean(),
+        ])  # fmt: skip
     return Table.of(head, rows, "Means over the finished seeds; in brackets Student's 95 % interval")
 
 
-def spent(results: Results) -> Table:
-    finished, rows = results.numbers[results.numbers["finished"]], []
+def costs(results: Results) -> Table:
+    numbers, rows = results.finished_numbers[["rollouts", "tokens_trained", "update_tokens", "seconds"]], []
     for arm in results.arms:
-        means = results.of_arm(finished, arm)[["rollouts", "tokens_trained", "update_tokens", "seconds"]].mean()
-        took = None if pandas.isna(means["seconds"]) else duration(means["seconds"])
-        rows.append([results.labels[arm.name], *means.to_list()[:-1], took])
+        *counts, seconds = results.rows_of_arm(numbers, arm).mean()
+        rows.append([results.labels[arm.name], *counts, None if pandas.isna(seconds) else duration(seconds)])
     head = ["arm", "responses generated", "tokens trained on", "update tokens", "time of all steps"]
     title = "Means over the finished seeds. Update tokens: also those of worked solutions, times the number of epochs"
     return Table.of(head, rows, title)
@@ -55,9 +50,7 @@ def spent(results: Results) -> Table:
 def _with_interval(estimate: Estimate | None, words: Callable[[float], str] = "{:.1f}".format) -> str:
     if estimate is None:
         return "–"
-    interval = (
-        "" if estimate.low is None or estimate.high is None else f" [{words(estimate.low)}, {words(estimate.high)}]"
-    )
+    interval = "" if estimate.low is None else f" [{words(estimate.low)}, {words(estimate.high)}]"
     return f"{words(estimate.value)}{interval}"
 
 
@@ -66,12 +59,12 @@ def _with_interval(estimate: Estimate | None, words: Callable[[float], str] = "{
 
 def tests(results: Results) -> list[Table]:
     """Each arm against the baseline of its path, paired by seed; a table per path. One pair has no p: it would be 1."""
-    finals = {arm.name: 100 * results.of_arm(results.final, arm) for arm in results.arms}
+    finals = {arm.name: 100 * results.rows_of_arm(results.final, arm) for arm in results.arms}
     result = []
     for path in results.paths:
-        baseline, *others = results.of_path(path)
-        theirs = finals[baseline.name]
-        changes = {arm.name: (finals[arm.name] - theirs).dropna() for arm in others}
+        baseline, *others = results.arms_of_path(path)
+        base_finals = finals[baseline.name]
+        changes = {arm.name: (finals[arm.name] - base_finals).dropna() for arm in others}
         by_seed = {name: change.mean(axis=1) for name, change in changes.items() if len(change)}
         if not by_seed:
             continue
@@ -79,13 +72,13 @@ def tests(results: Results) -> list[Table]:
         adjusted = dict(zip(p_values, statistics.holm([*p_values.values()]), strict=True))
         rows = []
         for name, change in by_seed.items():
-            sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], theirs)]
-            moved = [str((statistics.sign(change) == sign).sum()) for sign in (1, 0, -1)]
+            sides = [side.loc[change.index].to_numpy().mean() for side in (finals[name], base_finals)]
+            counts = [str((statistics.sign(change) == sign).sum()) for sign in (1, 0, -1)]
             rows.append([
                 results.labels[name], len(change), *(f"{mean:.1f}" for mean in sides),
-                _with_interval(statistics.mean_interval(change), signed), " / ".join(moved),
+                _with_interval(statistics.mean_interval(change), with_sign), " / ".join(counts),
                 *(f"{values[name]:.3f}" if name in values else "–" for values in (p_values, adjusted)),
-                *map(signed, changes[name].mean()),
+                *map(with_sign, changes[name].mean()),
             ])  # fmt: skip
         base, most = results.labels[baseline.name], max(map(len, by_seed.values()))
         smallest, name = statistics.smallest_p(most), PATHS.get(path, path)
@@ -101,20 +94,16 @@ def tests(results: Results) -> list[Table]:
     return result
 
 
-def signed(value: float) -> str:
+def with_sign(value: float) -> str:
     """A number with its sign and one digit after the point. A zero has no minus."""
     return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def every_run(results: Results) -> Table:
     """The final evaluation of every run, with each pass@k."""
-    names = dict.fromkeys(
-        key
-        for study_run in results.runs
-        for row in study_run.evaluations[-1:]
-        for key in sorted(row)
-        if "_pass" in key and any(key.startswith(f"eval_{name}_pass") for name in results.study.evaluations)
-    )
+    prefixes = tuple(f"eval_{name}_pass" for name in results.study.evaluations)
+    last_rows = [row for study_run in results.runs for row in study_run.evaluations[-1:]]
+    names = dict.fromkeys(key for row in last_rows for key in sorted(row) if key.startswith(prefixes))
     rows = []
     for arm in results.arms:
         for study_run in results.by_arm[arm.name]:
@@ -135,20 +124,21 @@ def _benchmark(key: str) -> str:
 # ── until an accuracy was reached ──
 
 
-def until(results: Results, target: float) -> Table:
-    rollouts, tokens = results.until(target, ROLLOUTS), results.until(target, UPDATED)
+def target_costs(results: Results, target: float) -> Table:
+    rollouts, tokens = results.total_at_target(target, ROLLOUTS), results.total_at_target(target, UPDATE_TOKENS)
     rows: list[list[Any]] = []
     for path in results.paths:
-        baseline = results.of_path(path)[0]
-        base = results.of_arm(rollouts, baseline)
-        for arm in results.of_path(path):
-            evaluated = results.accuracy.loc[results.accuracy["arm"] == arm.name, "seed"].nunique()
-            spent = results.of_arm(rollouts, arm)
-            ratios = (spent / base)[(spent > 0) & (base > 0)]  # 0: the target was reached before training
+        baseline = results.arms_of_path(path)[0]
+        base = results.rows_of_arm(rollouts, baseline)
+        for arm in results.arms_of_path(path):
+            seeds = results.accuracy.loc[results.accuracy["arm"] == arm.name, "seed"].nunique()
+            responses = results.rows_of_arm(rollouts, arm)
+            ratios = (responses / base)[(responses > 0) & (base > 0)]  # 0: the target was reached before training
             ratio = statistics.ratio_interval(ratios) if arm != baseline else None
-            medians = [round(part.median()) if len(part) else None for part in (spent, results.of_arm(tokens, arm))]
+            costs = (responses, results.rows_of_arm(tokens, arm))
+            medians = [round(cost.median()) if len(cost) else None for cost in costs]
             rows.append([
-                results.labels[arm.name], path, f"{len(spent)} of {evaluated}", *medians,
+                results.labels[arm.name], path, f"{len(responses)} of {seeds}", *medians,
                 "× " + _with_interval(ratio, "{:.2f}".format) if ratio else "–", ratio.count if ratio else None,
             ])  # fmt: skip
     head = ["arm", "advantages", "seeds that got there", "responses generated, median", "update tokens, median"]
@@ -164,16 +154,16 @@ def until(results: Results, target: float) -> Table:
 
 
 def seconds(results: Results) -> Table:
-    spent = results.seconds.reindex([arm.name for arm in results.arms])
-    totals, rows = spent.sum(axis=1), []
+    phases = results.seconds.reindex([arm.name for arm in results.arms])
+    totals, rows = phases.sum(axis=1), []
     for path in results.paths:
-        base = totals[results.of_path(path)[0].name]
-        for arm in results.of_path(path):
+        base = totals[results.arms_of_path(path)[0].name]
+        for arm in results.arms_of_path(path):
             total = totals[arm.name]
             times = duration(total) + (f" (× {total / base:.2f})" if base and total else "")
-            parts = ["–" if pandas.isna(value) else duration(value) for value in spent.loc[arm.name]]
+            parts = ["–" if pandas.isna(value) else duration(value) for value in phases.loc[arm.name]]
             rows.append([results.labels[arm.name], times, *parts])
-    head = ["arm", "all phases", *(PHASE_LABELS.get(name, name) for name in spent)]
+    head = ["arm", "all phases", *(PHASE_LABELS.get(name, name) for name in phases)]
     title = "Time of a run by phase, means over the seeds; in brackets the ratio to the path's baseline"
     return Table.of(head, rows, title)
 
@@ -193,7 +183,7 @@ def sources(results: Results) -> Table:
     return Table.of(head, rows, title)
 
 
-def solved_later(results: Results) -> list[Table]:
+def later_solutions(results: Results) -> list[Table]:
     """How many of the prompts that were not solved at first were solved later; no table without such prompts."""
     rows: list[list[Any]] = []
     for arm in results.arms:

@@ -90,17 +90,17 @@ def test_pooled_seeds_are_means_of_metrics_and_all_groups():
 def test_a_target_is_reached_at_the_first_evaluation_at_or_above_it():
     result = run_of(PLAIN, 1, [0.1, 0.2, 0.15, 0.3], rollouts=50)
     results = Results(study_of(), [result])
-    spent = [results.until(target, ROLLOUTS).to_dict() for target in (0.05, 0.2, 0.21, 0.31)]
+    spent = [results.total_at_target(target, ROLLOUTS).to_dict() for target in (0.05, 0.2, 0.21, 0.31)]
     assert spent == [{("plain-group", 1): value} for value in (50, 100, 200)] + [{}]
     before = replace(result, evaluations=[{"step": 0, "eval_b_pass1": 0.9}])
-    assert Results(study_of(), [before]).until(0.5, ROLLOUTS).to_list() == [0]
+    assert Results(study_of(), [before]).total_at_target(0.5, ROLLOUTS).to_list() == [0]
 
 
 def test_a_place_before_the_first_record_of_a_total_is_left_out():
     rows = [{"step": step, ROLLOUTS: value} for step, value in ((1, None), (2, 20), (3, None), (4, 40))]
     results = Results(study_of(), [StudyRun(PLAIN, 1, Run("a", rows))])
     places = pandas.DataFrame({"arm": "plain-group", "seed": 1, "step": [0, 1, 2, 3, 4.5]})
-    result = results.spent(places, ROLLOUTS)
+    result = results.with_total(places, ROLLOUTS)
     assert result.set_index("step")[ROLLOUTS].to_dict() == {0: 0, 2: 20, 3: 20, 4.5: 40}
 
 
@@ -119,10 +119,10 @@ def test_update_tokens_count_the_epochs():
 def test_the_baseline_is_the_plain_method_or_the_first_arm():
     arms = (BAPO, PLAIN, Arm("mopps", "critic", "MoPPS", {}), Arm("dots", "critic", "DOTS", {}))
     results = Results(study_of(arms=arms), [run_of(arm, 1, [0.1]) for arm in arms])
-    assert [arm.name for arm in results.of_path("group")] == ["plain-group", "bapo-group"]
-    assert [arm.name for arm in results.of_path("critic")] == ["mopps-critic", "dots-critic"]
+    assert [arm.name for arm in results.arms_of_path("group")] == ["plain-group", "bapo-group"]
+    assert [arm.name for arm in results.arms_of_path("critic")] == ["mopps-critic", "dots-critic"]
     without = Results(study_of(arms=arms), [run_of(BAPO, 1, [0.1])])
-    assert [arm.name for arm in without.of_path("group")] == ["bapo-group"] and without.paths == ["group"]
+    assert [arm.name for arm in without.arms_of_path("group")] == ["bapo-group"] and without.paths == ["group"]
 
 
 def test_labels_that_are_the_same_are_told_apart():
@@ -339,13 +339,13 @@ def test_summary_has_the_tables_as_markdown():
 
 
 def test_no_minus_before_a_zero():
-    assert [tables.signed(value) for value in (-0.04, 0.0, 0.06, -0.06)] == ["+0.0", "+0.0", "+0.1", "-0.1"]
+    assert [tables.with_sign(value) for value in (-0.04, 0.0, 0.06, -0.06)] == ["+0.0", "+0.0", "+0.1", "-0.1"]
 
 
 def test_what_was_spent_until_the_target():
     runs = [run_of(PLAIN, 1, [0.1, 0.3]), run_of(PLAIN, 2, [0.3]), run_of(PLAIN, 3, [0.1])]
     runs += [run_of(BAPO, 1, [0.3], config={"train.max_epochs": 2}), run_of(BAPO, 2, [0.1, 0.3])]
-    rows = named(tables.until(Results(study_of(targets=(0.3,)), runs), 0.3))
+    rows = named(tables.target_costs(Results(study_of(targets=(0.3,)), runs), 0.3))
     assert rows["GRPO"]["seeds that got there"] == "2 of 3"
     assert rows["GRPO"]["responses generated, median"] == 150 and rows["GRPO"]["update tokens, median"] == 15
     assert rows["BAPO-GRPO"]["update tokens, median"] == 20
@@ -358,7 +358,7 @@ def test_the_overview_leaves_out_what_is_not_finished():
     for seconds, run in zip((2, 4, 99), runs, strict=True):
         run.run.rows[0]["timing/generation"] = seconds
     results = Results(study_of(), runs)
-    row = named(tables.overview(results))["GRPO"] | named(tables.spent(results))["GRPO"]
+    row = named(tables.overview(results))["GRPO"] | named(tables.costs(results))["GRPO"]
     assert row["seeds"] == "2 of 5" and row["b, %"] == "30.0" and row["responses generated"] == 400
     assert row["final accuracy, mean of the benchmarks, %"].startswith("30.0 [")
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(3)
@@ -384,7 +384,7 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
     parts = figures.few_arms(results)
     assert all(of_part[0].method == "plain" and len(of_part) <= 1 + figures.FEW for _, of_part in parts)
     assert [arm.name for _, of_part in parts for arm in of_part[1:]] == [arm.name for arm in arms[1:]]
-    drawn = figures.compared(results, "entropy_loss")
+    drawn = figures.arms_over_steps(results, "entropy_loss")
     (domain,) = {tuple(layer["encoding"]["y"]["scale"]["domain"]) for chart in drawn for layer in layers(chart)}
     assert domain == (0, max(row["y"] for chart in drawn for row in rows_of(chart)))
     for chart in drawn:
