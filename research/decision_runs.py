@@ -50,8 +50,7 @@ from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import countdown, reasoning_gym
 from bapo_openrlhf.workbench.prepare.build import Preparation
 from bapo_openrlhf.workbench.prepare.build import prepare as prepare_data
-from bapo_openrlhf.workbench.study.progress import on_terminal
-from bapo_openrlhf.workbench.study.runner import Planned, Running, require_same, run_all
+from bapo_openrlhf.workbench.study.runner import Planned, Running, on_terminal, require_same, run_all
 
 MODEL = RESULTS / "map" / "steps_model.tar.xz"  # all runs begin with it
 ONCE = "failed_once"  # file in the folder of a run that has ended with an error; it is tried once more

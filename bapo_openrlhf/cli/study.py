@@ -133,12 +133,11 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
 def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, parallel: int, hours: float | None):
     from bapo_openrlhf.launch.start import shared_ray
     from bapo_openrlhf.workbench.study import runner
-    from bapo_openrlhf.workbench.study.progress import on_terminal
 
     if all(run.done for run in planned):  # Ray takes seconds to start
         return runner.Outcome(done=len(planned))
     until = None if hours is None else time.monotonic() + 3600 * hours
-    with shared_ray(devices * parallel, parallel) as environment, on_terminal(name, steps, planned) as seen:
+    with shared_ray(devices * parallel, parallel) as environment, runner.on_terminal(name, steps, planned) as seen:
         return runner.run_all(planned, parallel=parallel, environment=environment, until=until, seen=seen)
 
 

@@ -1,4 +1,4 @@
-"""Runs the runs of a study: several at a time, each as `bapo-openrlhf train` in a process of its own.
+"""Runs the runs of a study: several at a time, each as `bapo-openrlhf train` in a process of its own, with bars.
 
 The folder OUT/runs/ARM-sSEED/ holds the record of one run, its command (command.json) and its output (output.log). A
 run is done when it has a summary.json. The same command continues a study that was stopped: a run that was interrupted
@@ -8,16 +8,22 @@ continues from its last checkpoint, which a signal saves too, and without one it
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from bapo_openrlhf import machine
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.settings import Settings, changes
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.outcome import UNTRAINED
+from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.study.definition import Arm, Study
 
 RUNS = "runs"
@@ -54,6 +60,9 @@ class Running:
     process: subprocess.Popen[bytes]
 
 
+Draw = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running runs, and those that have just ended
+
+
 @dataclass
 class Outcome:
     """How a call of `run_all` ended."""
@@ -83,17 +92,13 @@ def plan(study: Study, out: Path) -> list[Planned]:
 def require_same(planned: Sequence[Planned]) -> None:
     """Raise ConfigError if a run was started before with other flags. The place of its files may differ."""
     for run in planned:
-        file = run.folder / COMMAND
-        if not file.exists():
+        if not (run.folder / COMMAND).exists():
             continue
-        before, now = map(_without_place, (_words_in(file), run.words))
+        before, now = map(_without_place, (_words_in(run.folder / COMMAND), run.words))
         if [*map(_in_one_form, before)] != [*map(_in_one_form, now)]:
-            gone = [word for word in before if word not in now]
-            new = [word for word in now if word not in before]
-            raise ConfigError(
-                f"study: run {run.name} in {run.folder.parent} was started with {' '.join(gone) or 'fewer flags'}, but "
-                f"now has {' '.join(new) or 'no such flag'}; give another --output, or delete that run's folder"
-            )
+            old_words = " ".join(word for word in before if word not in now) or "fewer flags"
+            new_words = " ".join(word for word in now if word not in before) or "no such flag"
+            raise _other_start(run, f"{old_words}, but now has {new_words}")
 
 
 def require_same_settings(run: Planned, now: Settings) -> None:
@@ -101,20 +106,22 @@ def require_same_settings(run: Planned, now: Settings) -> None:
     before = record.read_run(run.folder)
     if "config" not in before:
         return
-    given = {word.removeprefix("--").partition("=")[0] for word in run.words if word.startswith("--")}
-    changed = {
-        flag: pair
-        for flag, pair in changes(before, now).items()
-        if flag in before.get("inputs", {}) or flag not in given
-    }
-    if changed:
-        said = ", ".join(f"{flag} {old} (now {new})" for flag, (old, new) in changed.items())
+    flags = {word.removeprefix("--").partition("=")[0] for word in run.words if word.startswith("--")}
+    differences = ", ".join(
+        f"{flag} {old} (now {new})"
+        for flag, (old, new) in changes(before, now).items()
+        if flag in before.get("inputs", {}) or flag not in flags
+    )
+    if differences:
         names = ", ".join(Path(word).name for word in run.words if word.endswith((".yaml", ".yml")))
-        files = f"; its files are {names}" if names else ""
-        raise ConfigError(
-            f"study: run {run.name} in {run.folder.parent} was started with {said}{files}; give another --output, or "
-            "delete that run's folder"
-        )
+        raise _other_start(run, differences + (f"; its files are {names}" if names else ""))
+
+
+def _other_start(run: Planned, words: str) -> ConfigError:
+    return ConfigError(
+        f"study: run {run.name} in {run.folder.parent} was started with {words}; give another --output, or delete that "
+        "run's folder"
+    )
 
 
 def _words_in(file: Path) -> list[str]:
@@ -147,7 +154,7 @@ def run_all(
     parallel: int,
     environment: dict[str, str],
     until: float | None,
-    seen: Callable[[Sequence[Running], Sequence[Planned]], None] = lambda running, ended: None,
+    seen: Draw = lambda running, ended: None,
 ) -> Outcome:
     """Run every run that is not done, in order and several at a time; start none after `until` (`time.monotonic()`).
 
@@ -193,3 +200,56 @@ def _start(run: Planned, environment: dict[str, str]) -> Running:
             stdin=subprocess.DEVNULL,
         )
     return Running(run, process)
+
+
+# ── progress ──
+
+
+@contextmanager
+def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> Iterator[Draw]:
+    """The callback for `run_all`: a line when a run ends, and bars. `steps` has the steps of each run."""
+    console = Console(file=sys.stderr)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    bars = Progress(
+        *columns, TextColumn("{task.fields[note]}", markup=False), console=console, disable=not console.is_terminal
+    )
+    done = {run.name for run in planned if run.done}
+    before, total, start = sum(steps[run] for run in done), sum(steps.values()), time.monotonic()
+    with bars:
+        whole = bars.add_task(name, total=total, note="")
+        tasks: dict[str, TaskID] = {}
+
+        def draw(running: Sequence[Running], ended: Sequence[Planned]) -> None:
+            done.update(run.name for run in ended if run.done)
+            counts = {one.planned.name: _lines_of(one.planned) for one in running}
+            completed = sum(steps[run] for run in done) + sum(counts.values())
+            time_left = "time left: not known yet"
+            if completed > before:
+                seconds = (time.monotonic() - start) / (completed - before) * (total - completed)
+                time_left = f"{duration(round(seconds))} left"
+            runs = f"{len(done)}/{len(planned)} runs"
+            for run in ended:
+                text = f"{name}: {runs}, {time_left}; {_end_of(run)}"
+                bars.console.print(text, soft_wrap=True, highlight=False, markup=False)
+            for run in set(tasks) - set(counts):
+                bars.remove_task(tasks.pop(run))
+            for run, count in counts.items():
+                if run not in tasks:
+                    tasks[run] = bars.add_task(run, total=steps[run], note="")
+                bars.update(tasks[run], completed=count)
+            bars.update(whole, completed=completed, note=f"steps; {runs}; {time_left}")
+
+        yield draw
+
+
+def _end_of(run: Planned) -> str:
+    if not run.done:
+        return f"{run.name}: failed; its output is in {run.folder}"
+    summary = record.read_summary(run.folder)
+    reward = " to ".join(f"{summary.get(key) or 0:.3f}" for key in ("reward_start", "reward_end"))
+    return f"{run.name}: reward {reward}; its steps took {duration(summary['seconds']['step_total'])}"
+
+
+def _lines_of(run: Planned) -> int:
+    file = run.folder / record.METRICS
+    return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -16,8 +16,7 @@ from bapo_openrlhf.workbench.report.runs import Run
 from bapo_openrlhf.workbench.study import runner
 from bapo_openrlhf.workbench.study.data import StudyRun, steps_table, write_table
 from bapo_openrlhf.workbench.study.definition import Arm, Study, read_study
-from bapo_openrlhf.workbench.study.progress import on_terminal
-from bapo_openrlhf.workbench.study.runner import Running, plan, require_same, run_all
+from bapo_openrlhf.workbench.study.runner import Running, on_terminal, plan, require_same, run_all
 
 pytestmark = pytest.mark.usefixtures("without_models")
 
