@@ -16,10 +16,10 @@ from bapo_openrlhf.workbench.pages.text import is_number
 
 ALGORITHMS = {"group": ("bapo_grpo", "grpo"), "critic": ("ba_ppo", "ppo")}  # with batch adaptation, without
 MEASURES = ("accuracy", "curve", "rollouts", "solved")
-FIELDS = (
+FIELDS = {
     "name", "config", "prepare", "flags", "seeds", "evaluations", "start", "targets", "parallel", "methods", "claims",
     "smoke",
-)  # fmt: skip
+}  # fmt: skip
 SMOKE = {"methods", "flags", "evaluations"}
 SAME_WAYS = {"run.faster": ["all"]}  # so that times of arms with and without batch adaptation can be compared
 NAME = re.compile(r"[A-Za-z0-9_.]+")
@@ -85,10 +85,10 @@ class Study:
     def words(self, arm: Arm, seed: int) -> list[str]:
         """A run's command line after `bapo-openrlhf train`, without the flags that say where its files lie."""
         flags = {**SAME_WAYS, **self.flags, **arm.flags}
-        adapted = flags.get("adapt.method") != "none"
-        algorithm = ALGORITHMS[arm.path][0 if adapted else 1]
-        given = words_of([*self.config, *arm.config], flags)
-        return ["--algorithm", algorithm, *given, "--train.seed", str(seed)]
+        with_adaptation, without = ALGORITHMS[arm.path]
+        algorithm = without if flags.get("adapt.method") == "none" else with_adaptation
+        words = words_of([*self.config, *arm.config], flags)
+        return ["--algorithm", algorithm, *words, "--train.seed", str(seed)]
 
 
 def words_of(files: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
@@ -130,7 +130,7 @@ def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
     users = (*users, path.name)
     if like in users:
         raise ConfigError(f"like is {like!r}; it must be a file that is not like this one")
-    base = _fields(like, _content(path.parent / like, users), set(FIELDS))
+    base = _fields(like, _content(path.parent / like, users), FIELDS)
     _study(base, path)
     if isinstance(names := content.get("methods"), list):
         if missing := [str(name) for name in names if name not in base["methods"]]:
@@ -143,68 +143,68 @@ def _content(path: Path, users: tuple[str, ...] = ()) -> Any:
 
 
 def _study(content: Any, path: Path) -> Study:
-    given = _fields("the file", content, {*FIELDS, "like"}, required=("name", "seeds", "methods"))
-    if not NAME.fullmatch(str(given["name"])):
-        raise ConfigError(f"name is {given['name']!r}; it must be made of letters, digits, _ and .")
-    methods = given["methods"]
+    content = _fields("the file", content, {*FIELDS, "like"}, required=("name", "seeds", "methods"))
+    if not NAME.fullmatch(str(content["name"])):
+        raise ConfigError(f"name is {content['name']!r}; it must be made of letters, digits, _ and .")
+    methods = content["methods"]
     if not isinstance(methods, dict) or not methods:
         raise ConfigError("methods must map at least one name to its arms")
     arms = tuple(arm for name, entry in methods.items() for arm in _arms(str(name), entry, path))
-    seeds = given["seeds"]
+    seeds = content["seeds"]
     if isinstance(seeds, dict):  # a list for each path
-        if without := next((arm for arm in arms if arm.path not in seeds), None):
-            raise ConfigError(f"seeds has none for {without.path}, and the study has the arm {without.name}")
+        for arm in arms:
+            if arm.path not in seeds:
+                raise ConfigError(f"seeds has none for {arm.path}, and the study has the arm {arm.name}")
         arms = tuple(replace(arm, seeds=_seeds(seeds[arm.path])) for arm in arms)
         seeds = sorted({seed for arm in arms for seed in arm.seeds})
-    targets = _numbers("targets", given.get("targets", []), (int, float))
+    targets = _numbers("targets", content.get("targets", []), (int, float))
     if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
         raise ConfigError(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
-    start = given.get("start")
+    start = content.get("start")
     if start is not None and not (isinstance(start, (int, float)) and 0 <= start <= 1):
         raise ConfigError(f"start is {start!r}; it must be a number within [0, 1]")
-    parallel = given.get("parallel", 1)
+    parallel = content.get("parallel", 1)
     if not isinstance(parallel, int) or isinstance(parallel, bool) or parallel < 1:
         raise ConfigError(f"parallel is {parallel!r}; it must be a whole number of at least 1")
     names = [arm.name for arm in arms]
     return Study(
-        name=str(given["name"]),
+        name=str(content["name"]),
         arms=arms,
         seeds=_seeds(seeds),
-        evaluations=_strings("evaluations", given.get("evaluations", [])),
+        evaluations=_strings("evaluations", content.get("evaluations", [])),
         start=start,
         targets=tuple(targets),
-        claims=tuple(_claim(claim, names) for claim in _list("claims", given.get("claims") or [])),
-        config=_files("config", given.get("config", []), path),
-        flags=_flags("flags", given.get("flags")),
-        prepare=tuple(_strings("prepare", command) for command in _list("prepare", given.get("prepare") or [])),
+        claims=tuple(_claim(claim, names) for claim in _list("claims", content.get("claims") or [])),
+        config=_files("config", content.get("config", []), path),
+        flags=_flags("flags", content.get("flags")),
+        prepare=tuple(_strings("prepare", command) for command in _list("prepare", content.get("prepare") or [])),
         parallel=parallel,
     )
 
 
 def _smoke(study: Study, entry: Any) -> Study:
-    given = _fields("smoke", entry, SMOKE, required=("methods",))
-    methods = _strings("smoke: methods", given["methods"])
+    entry = _fields("smoke", entry, SMOKE, required=("methods",))
+    methods = _strings("smoke: methods", entry["methods"])
     arms = tuple(arm for arm in study.arms if arm.method in methods)
     if missing := sorted(set(methods) - {arm.method for arm in arms}):
         raise ConfigError(f"smoke: methods has {', '.join(missing)}; the study has no method of that name")
-    flags = {**study.flags, **_flags("smoke: flags", given.get("flags"))}
-    evaluations = _strings("smoke: evaluations", given.get("evaluations", [*study.evaluations]))
+    flags = {**study.flags, **_flags("smoke: flags", entry.get("flags"))}
+    evaluations = _strings("smoke: evaluations", entry.get("evaluations", [*study.evaluations]))
     arms = tuple(replace(arm, seeds=(arm.seeds or study.seeds)[:1]) for arm in arms)
     seeds = tuple(sorted({seed for arm in arms for seed in arm.seeds}))
-    changed: dict[str, Any] = {"arms": arms, "flags": flags, "evaluations": evaluations}
-    return replace(study, name=f"{study.name}_smoke", seeds=seeds, **changed)
+    return replace(study, name=f"{study.name}_smoke", arms=arms, seeds=seeds, flags=flags, evaluations=evaluations)
 
 
 def _arms(method: str, entry: Any, path: Path) -> list[Arm]:
     where = f"methods: {method}"
     if not NAME.fullmatch(method):
         raise ConfigError(f"{where}: a method's name must be made of letters, digits, _ and .")
-    given = _fields(where, entry, {"arms", "flags", "config"}, required=("arms",))
-    paths = given["arms"]
+    entry = _fields(where, entry, {"arms", "flags", "config"}, required=("arms",))
+    paths = entry["arms"]
     if not isinstance(paths, dict) or not paths or not set(paths) <= set(ALGORITHMS):
         raise ConfigError(f"{where}: arms is {paths!r}; it must map {' or '.join(ALGORITHMS)} to a label")
-    flags = _flags(f"{where}: flags", given.get("flags"))
-    files = _files(f"{where}: config", given.get("config", []), path)
+    flags = _flags(f"{where}: flags", entry.get("flags"))
+    files = _files(f"{where}: config", entry.get("config", []), path)
     return [Arm(method, name, str(label), flags, files) for name, label in paths.items()]
 
 
@@ -216,8 +216,8 @@ def _seeds(content: Any) -> tuple[int, ...]:
 
 
 def _claim(entry: Any, arms: Sequence[str]) -> Claim:
-    known = {one.name for one in fields(Claim)}
-    claim = Claim(**_fields("claims", entry, known, required=("says", "source", "better", "than")))
+    names = {one.name for one in fields(Claim)}
+    claim = Claim(**_fields("claims", entry, names, required=("says", "source", "better", "than")))
     for name in ("better", "than"):
         if getattr(claim, name) not in arms:
             raise ConfigError(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
@@ -229,11 +229,11 @@ def _claim(entry: Any, arms: Sequence[str]) -> Claim:
     return claim
 
 
-def _fields(where: str, content: Any, known: set[str], required: Sequence[str] = ()) -> dict[str, Any]:
+def _fields(where: str, content: Any, names: set[str], required: Sequence[str] = ()) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{where} must hold `name: value`; found {type(content).__name__}")
-    if unknown := sorted(str(name) for name in set(content) - known):
-        raise ConfigError(f"{where} has {', '.join(unknown)}; it takes {', '.join(sorted(known))}")
+    if unknown := sorted(str(name) for name in set(content) - names):
+        raise ConfigError(f"{where} has {', '.join(unknown)}; it takes {', '.join(sorted(names))}")
     if missing := [name for name in required if content.get(name) is None]:
         raise ConfigError(f"{where} lacks {', '.join(missing)}")
     return content
