@@ -72,7 +72,7 @@ def stacked(figures: Sequence[Figure], heading: str) -> alt.VConcatChart:
     for figure in figures:
         words = alt.Title(
             figure.title,
-            subtitle=[line for line in wrap(figure.says, LINE)],
+            subtitle=[line for line in wrap(figure.sentence, LINE)],
             **title,
         )
         chart = figure.chart or alt.Chart(pd.DataFrame()).mark_point()

@@ -40,7 +40,7 @@ class Figure:
     """A figure of a page."""
 
     title: str
-    says: str  # what it shows, in one plain sentence
+    sentence: str  # what it shows
     chart: AnyChart | None = None  # without a size; None if there is nothing to draw
     summary: str = ""  # the numbers in words, for readers who do not see the picture
     table: Table | None = None

@@ -130,8 +130,8 @@ def in_each(page: Comparison, figure: Figure, metric: str, keys: Mapping[str, Ke
 
 
 def thresholds(page: Comparison) -> list[Figure]:
-    says = "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8)."
-    figure = Figure("Thresholds of the replay", says)
+    sentence = "Groups with a mean from c2 to c3 are replayed. Both follow the average reward (Eq. 8)."
+    figure = Figure("Thresholds of the replay", sentence)
     keys = {
         "threshold/c2": Key("c2", colours.PALETTE[0]),
         "threshold/c3": Key("c3", colours.PALETTE[1]),
@@ -160,7 +160,8 @@ def _lines(
     point = f" A point is the {'largest' if peaks else 'mean'} of {width} steps." if width > 1 else ""
     points = [replace(curve, values=binned(curve.values, width, peaks=peaks)) for curve in lines]
     chart = charts.lines(points, x=STEP, y=unit_of(metric), x_domain=page.domain, y_domain=y_domain, zero=True)
-    return figure.with_curves(points, chart, STEP, says=figure.says + point, summary=curves_in_words(lines), **more)
+    words = {"sentence": figure.sentence + point, "summary": curves_in_words(lines)}
+    return figure.with_curves(points, chart, STEP, **words, **more)
 
 
 def _of_runs(page: Comparison, metric: str, over: str = "step") -> list[Curve]:
@@ -196,8 +197,8 @@ def _held_out(page: Comparison, figure: Figure, lines: Sequence[Curve]) -> Figur
 
 
 def reward(page: Comparison) -> Figure:
-    says = "Mean reward of all fresh responses, before the filter: how good the policy is."
-    figure = Figure("Reward over the steps", says, paper="Fig. 4", wide=True)
+    sentence = "Mean reward of all fresh responses, before the filter: how good the policy is."
+    figure = Figure("Reward over the steps", sentence, paper="Fig. 4", wide=True)
     rewards = _of_runs(page, REWARD)
     if not rewards:
         return figure
@@ -205,16 +206,17 @@ def reward(page: Comparison) -> Figure:
     faint = [Curve(replace(curve.key, dash=""), curve.values, faint=True) for curve in points]
     bold = [Curve(replace(curve.key, name=f"{curve.key.name}, smoothed"), smoothed(curve.values)) for curve in points]
     width = smoothing_width(max(len(curve.values) for curve in points)) * page.width
-    says += f" Faint: as measured; bold: moving average of {many(width, 'step')}."
+    sentence += f" Faint: as measured; bold: moving average of {many(width, 'step')}."
     chart = charts.lines([*faint, *bold], x=STEP, y="mean reward", x_domain=page.domain)
+    words = {"sentence": sentence, "summary": curves_in_words(rewards)}
     legend = {"keys": [curve.key for curve in points], **page.legend}
-    return figure.with_curves([*faint, *bold], chart, STEP, says=says, summary=curves_in_words(rewards), **legend)
+    return figure.with_curves([*faint, *bold], chart, STEP, **words, **legend)
 
 
 def reward_for(page: Comparison, metric: str, cost: str, scale: float = 1.0) -> Figure:
     """The smoothed reward of each run over a running total, which counts `cost` and is divided by `scale`."""
-    says = f"The smoothed reward against the {cost}: which run gets further for the same cost."
-    figure = Figure(f"Reward for {cost}", says)
+    sentence = f"The smoothed reward against the {cost}: which run gets further for the same cost."
+    figure = Figure(f"Reward for {cost}", sentence)
     lines = [
         Curve(curve.key, smoothed(curves.chunk_means(curve.values.rename(lambda x: x / scale), MAX_POINTS)))
         for curve in _of_runs(page, REWARD, over=metric)
@@ -230,8 +232,8 @@ def reward_for(page: Comparison, metric: str, cost: str, scale: float = 1.0) -> 
 
 
 def composition(page: Comparison) -> list[Figure]:
-    says = "Groups that each step trained on, by where they came from, and the most that a batch holds."
-    figure = Figure("Batch composition", says, paper="Fig. 8, 14", wide=len(page.runs) == 1)
+    sentence = "Groups that each step trained on, by where they came from, and the most that a batch holds."
+    figure = Figure("Batch composition", sentence, paper="Fig. 8, 14", wide=len(page.runs) == 1)
     keys = {
         f"groups/{source}": Key(label, colours.SOURCE_COLOURS[source], shape="area")
         for source, label in SOURCE_LABELS.items()
@@ -253,11 +255,11 @@ def _areas(page: Comparison, figure: Figure, y: str, keys: Mapping[str, Key], ov
     stacks = [(run, _not_0(page, run, keys), _not_0(page, run, over)) for run in page.runs]
     tops = [pd.concat([curve.values for curve in stack], axis=1).sum(axis=1).max() for _, stack, _ in stacks if stack]
     tops += [curve.values.max() for _, _, lines in stacks for curve in lines]
-    says = figure.says + (f" A column is the mean of {page.width} steps." if page.width > 1 else "")
+    sentence = figure.sentence + (f" A column is the mean of {page.width} steps." if page.width > 1 else "")
     axes = {"width": page.width, "last_step": page.last_step, "y": y, "top": max(tops, default=1.0)}
     return [
         replace(figure, run=page.label(run)).with_curves(
-            [*stack, *lines], charts.areas(stack, lines, **axes), STEP, says=says
+            [*stack, *lines], charts.areas(stack, lines, **axes), STEP, sentence=sentence
         )
         for run, stack, lines in stacks
         if stack

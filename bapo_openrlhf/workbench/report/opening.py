@@ -17,7 +17,7 @@ from bapo_openrlhf.workbench.report.tables import ALL_SECONDS, cost_of, differin
 
 TASK = ("data.prompt_dataset", "reward.remote_url", "train.agent_func_path")
 # What a run spends: the metric, the words for a share of it and for an equal amount, and how it is written.
-SPENT = (
+COSTS = (
     ("seconds", "in {} of the time of {} ({} instead of {})", "in about the time of {} ({} and {})", duration),
     (
         "rollouts/total",
@@ -31,41 +31,36 @@ SPENT = (
 def opening(runs: Sequence[Run]) -> str:
     """One sentence about one run, or what the comparison of several comes to."""
     reasons = {run.name: nothing_trained(run.rows, run.config.get("algo.advantage.estimator", "")) for run in runs}
-    said = [f"{name}: {why}." for name, why in reasons.items() if why]
-    silent = [run.name for run in runs if run.curve(REWARD).empty]
-    if silent and not said:
-        return f"{_and(silent)}: no reward is recorded, so nothing can be said about learning."
-    if said or silent:
-        return " ".join(said)
+    if sentences := [f"{name}: {why}." for name, why in reasons.items() if why]:
+        return " ".join(sentences)
+    if names := [run.name for run in runs if run.curve(REWARD).empty]:
+        listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return f"{listed}: no reward is recorded, so nothing can be said about learning."
     return _comparison(runs) if len(runs) > 1 else _change(runs[0])
 
 
 def spent_until(run: Run, metric: str, reward: float) -> float | None:
     """The value of a running total when the smoothed reward first reached `reward`; None if it never did."""
     curve = smoothed(run.curve(REWARD, over=metric))
-    reached = curve.index[curve >= reward]
-    return float(reached[0]) if len(reached) else None
+    totals = curve.index[curve >= reward]
+    return float(totals[0]) if len(totals) else None
 
 
 def _change(run: Run) -> str:
     rewards = run.curve(REWARD)
     first, last, count = end_means(rewards)
-    responses, seconds = cost_of(run)["responses generated"], cost_of(run)[ALL_SECONDS]
-    spent = many(len(run.rows), "step")
-    spent += f", which took {duration(seconds)}" if seconds else ""
-    spent += f"{',' if seconds else ''} and {number(responses)} responses" if responses else ""
     if len(rewards) < 2:
         return f"{run.name} has one reward so far, {first:.3g}, so nothing can be said about learning yet."
+    responses, seconds = cost_of(run)["responses generated"], cost_of(run)[ALL_SECONDS]
+    cost = many(len(run.rows), "step")
+    cost += f", which took {duration(seconds)}" if seconds else ""
+    cost += f"{',' if seconds else ''} and {number(responses)} responses" if responses else ""
     ends = f"{first:.3g} (first {many(count, 'step')}) to {last:.3g} (last {many(count, 'step')})"
     what = "rose" if last > first else "fell" if last < first else "went"
     chance = ", which may be chance," if abs(last - first) <= 2 * _noise(run, count) * math.sqrt(2) else ""
     held_out = change_in_words(run.evaluations)
-    told = f"held-out {held_out}; the mean reward of training" if held_out else "the mean reward"
-    return f"{run.name}: {told} {what} from {ends}{chance} in {spent}."
-
-
-def _and(parts: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    subject = f"held-out {held_out}; the mean reward of training" if held_out else "the mean reward"
+    return f"{run.name}: {subject} {what} from {ends}{chance} in {cost}."
 
 
 def _noise(run: Run, steps: int) -> float:
@@ -89,11 +84,11 @@ def _comparison(runs: Sequence[Run]) -> str:
                 + ", ".join(f"{smoothed(one.curve(REWARD)).max():.3g} ({one.name})" for one in runs) + "."
             )  # fmt: skip
     level = min(smoothed(run.curve(REWARD)).max() for run in runs)
-    known = [spent for spent in SPENT if all(spent_until(run, spent[0], level) is not None for run in runs)]
-    if not known:
+    costs = [cost for cost in COSTS if all(spent_until(run, cost[0], level) is not None for run in runs)]
+    if not costs:
         return f"All runs reached a mean reward of {level:.3g}, but neither times nor responses are recorded."
-    first, *others = sorted(runs, key=lambda run: spent_until(run, known[0][0], level))  # type: ignore[arg-type,return-value]
-    parts = [" and ".join(_share(first, other, level, *spent) for spent in known) for other in others]
+    first, *others = sorted(runs, key=lambda run: spent_until(run, costs[0][0], level))  # type: ignore[arg-type,return-value]
+    parts = [" and ".join(_share(first, other, level, *cost) for cost in costs) for other in others]
     counts = [len(run.rows) for run in runs]
     lengths = f" The runs have different numbers of steps: {', '.join(map(str, counts))}." if len({*counts}) > 1 else ""
     return (
@@ -103,15 +98,13 @@ def _comparison(runs: Sequence[Run]) -> str:
 
 
 def _share(
-    first: Run, other: Run, level: float, metric: str, share: str, equal: str, shown: Callable[[float], str]
+    first: Run, other: Run, level: float, metric: str, share: str, equal: str, words: Callable[[float], str]
 ) -> str:
     """What the first run spent until the level, as a share of the other's; equal if the slower was near it by then."""
-    spent = {id(run): spent_until(run, metric, level) or 0.0 for run in (first, other)}
-    slower = max((first, other), key=lambda run: spent[id(run)])
-    curve = smoothed(slower.curve(REWARD, over=metric))
-    by_then = curve[curve.index <= min(spent.values())].tail(1)
+    mine, its = (spent_until(run, metric, level) or 0.0 for run in (first, other))
+    curve = smoothed((other if its > mine else first).curve(REWARD, over=metric))  # of the slower
+    rewards = curve[curve.index <= min(mine, its)]
     noise = math.hypot(_smoothed_noise(first), _smoothed_noise(other))
-    mine, its = spent[id(first)], spent[id(other)]
-    if len(by_then) and by_then.iloc[0] >= level - 2 * noise:
-        return equal.format(other.name, shown(mine), shown(its))
-    return share.format(f"{mine / its:.2f}", other.name, shown(mine), shown(its))
+    if len(rewards) and rewards.iloc[-1] >= level - 2 * noise:
+        return equal.format(other.name, words(mine), words(its))
+    return share.format(f"{mine / its:.2f}", other.name, words(mine), words(its))

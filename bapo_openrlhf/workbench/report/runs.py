@@ -46,8 +46,8 @@ class Run:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """The finite numbers of the rows by step, and "seconds" of all steps until then, if all are known."""
-        finite = [{key: float(value) for key, value in row.items() if is_number(value)} for row in self.rows]
-        frame = pd.DataFrame(finite).set_index([[row["step"] for row in self.rows]])
+        numbers = [{key: float(value) for key, value in row.items() if is_number(value)} for row in self.rows]
+        frame = pd.DataFrame(numbers).set_index([[row["step"] for row in self.rows]])
         seconds = frame["timing/step_total"] if "timing/step_total" in frame else pd.Series(np.nan, index=frame.index)
         return frame.assign(seconds=seconds.cumsum(skipna=False))
 
@@ -55,8 +55,8 @@ class Run:
         """The values of a metric by step, or by another metric `over`. Steps that lack one of them are left out."""
         if metric not in self.metrics or over not in self.metrics:
             return pd.Series(dtype=float)
-        known = self.metrics[[metric]].assign(over=self.metrics[over]).dropna()
-        return known[metric].set_axis(known.index if over == "step" else known["over"])
+        pairs = self.metrics[[metric]].assign(over=self.metrics[over]).dropna()
+        return pairs[metric].set_axis(pairs.index if over == "step" else pairs["over"])
 
     def total(self, metric: str) -> float:
         return float(self.curve(metric).sum())
@@ -88,12 +88,10 @@ def _check_rows(folder: Path, rows: Sequence[Row], groups: Sequence[Row], answer
         if row["step"] <= before["step"]:
             place = folder / record.METRICS
             raise ConfigError(f"{place}, line {number}, is damaged: step {row['step']} comes after {before['step']}")
-    for name, entries, needed in (
-        (record.GROUPS, groups, shapes.OF_GROUP),
-        (record.ANSWERS, answers, shapes.OF_ANSWER),
-    ):
-        for number, row in enumerate(entries, start=1):
-            if missing := [field for field in needed if field not in row]:
+    of_files = ((record.GROUPS, groups, shapes.OF_GROUP), (record.ANSWERS, answers, shapes.OF_ANSWER))
+    for name, rows_of_file, fields in of_files:
+        for number, row in enumerate(rows_of_file, start=1):
+            if missing := [field for field in fields if field not in row]:
                 raise ConfigError(f"{folder / name}, line {number}, is damaged: it has no {', '.join(missing)}")
 
 

@@ -108,8 +108,8 @@ def _theory(page: Comparison) -> Section:
     )
     verdicts, notes = [], []
     for run in page.runs:
-        checked = conditions(run)
-        verdicts += [Verdict(page.label(run), checked)] if checked else []
+        of_run = conditions(run)
+        verdicts += [Verdict(page.label(run), of_run)] if of_run else []
         bound = run.curve("theory/bound")
         if len(bound):
             above = int((bound > 0).sum())
@@ -120,11 +120,11 @@ def _theory(page: Comparison) -> Section:
 
 
 def _configuration(page: Comparison) -> Section:
-    known = [run for run in page.runs if run.config]
+    runs = [run for run in page.runs if run.config]
     notes = [f"{run.name} has no {RUN}, so its flags are not known." for run in page.runs if not run.config]
-    different = tables.different_flags(page.runs)
-    if different and not different[0].rows:
-        different, notes = [], [*notes, "All flags are the same."]
-    folded = [tables.all_flags(known)] if known else []
-    where = [*different, *tables.provenance(page)]
-    return Section("configuration", "Configuration and provenance", tables=where, folded=folded, notes=notes)
+    differences = tables.different_flags(runs)
+    if differences and not differences[0].rows:
+        differences, notes = [], [*notes, "All flags are the same."]
+    folded = [tables.all_flags(runs)] if runs else []
+    content = [*differences, *tables.provenance(page)]
+    return Section("configuration", "Configuration and provenance", tables=content, folded=folded, notes=notes)

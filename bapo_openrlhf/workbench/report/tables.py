@@ -35,8 +35,8 @@ def overview(page: Comparison) -> Table:
 
 
 def _progress(run: Run) -> str:
-    of = run.metadata.get("total_steps")
-    return f"{len(run.rows):,}" + (f" of {of:,}" if of and of != len(run.rows) else "")
+    total = run.metadata.get("total_steps")
+    return f"{len(run.rows):,}" + (f" of {total:,}" if total and total != len(run.rows) else "")
 
 
 def _capacity_used(run: Run) -> str | None:
@@ -84,9 +84,9 @@ def outcomes(page: Comparison) -> Table:
     return _by_run(page, "what became of it", rows, "Every generated group ends in one of these states")
 
 
-def share(count: float, of: float) -> str:
-    """A count with its share of the whole."""
-    return f"{count:,.0f} ({count / of:.1%})" if of else "–"
+def share(count: float, total: float) -> str:
+    """A count with its share of the total."""
+    return f"{count:,.0f} ({count / total:.1%})" if total else "–"
 
 
 # ── cost ──
@@ -111,32 +111,33 @@ def cost(page: Comparison) -> Table:
     costs = [cost_of(run) for run in page.runs]
     seconds = [of_run[ALL_SECONDS] for of_run in costs]
     by_phase = [phase_seconds(run.rows) for run in page.runs]
-    whole = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
+    last_starts = [(run.summary.get("seconds") or {}).get("whole_run") for run in page.runs]
     rows = [
         _against_first(name, [of_run[name] for of_run in costs], duration if name == ALL_SECONDS else number)
         for name in costs[0]
     ]
     phases = dict.fromkeys([*PHASE_LABELS, *(phase for of_run in by_phase for phase in of_run)])
     for phase in phases:
-        spent = [of_run.get(phase) for of_run in by_phase]
-        if phase != "step_total" and any(value is not None for value in spent):
-            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", spent, duration, shares_of=seconds))
-    if any(map(is_number, whole)):
-        rows.append(_against_first("time of the last start, loading included", whole, duration))
+        values = [of_run.get(phase) for of_run in by_phase]
+        if phase != "step_total" and any(value is not None for value in values):
+            rows.append(_against_first(f"time: {PHASE_LABELS.get(phase, phase)}", values, duration, totals=seconds))
+    if any(map(is_number, last_starts)):
+        rows.append(_against_first("time of the last start, loading included", last_starts, duration))
     title = "Cost (the paper's Table 2 has the time). In brackets: share of all steps' time, ratio to the first run"
     return _by_run(page, "spent", rows, title)
 
 
 def _against_first(
-    name: str, values: Sequence[float | None], shown: Callable = number, *, shares_of: Sequence[float | None] = ()
+    name: str, values: Sequence[float | None], words: Callable, *, totals: Sequence[float | None] = ()
 ) -> list[Any]:
     cells: list[Any] = [name]
     for index, value in enumerate(values):
-        whole = shares_of[index] if shares_of else None
-        part = [f"{value / whole:.1%}"] if value is not None and whole else []
-        ratio = [f"× {value / values[0]:.2f}"] if value is not None and index and values[0] else []
-        beside = f" ({', '.join([*part, *ratio])})" if part or ratio else ""
-        cells.append("–" if value is None else shown(value) + beside)
+        if value is None:
+            cells.append("–")
+            continue
+        parts = [f"{value / totals[index]:.1%}"] if totals and totals[index] else []
+        parts += [f"× {value / values[0]:.2f}"] if index and values[0] else []
+        cells.append(words(value) + (f" ({', '.join(parts)})" if parts else ""))
     return cells
 
 
@@ -151,9 +152,9 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def different_flags(runs: Sequence[Run]) -> list[Table]:
     """Flags whose values are not the same in all runs that have flags; no table for a single such run."""
-    known = [run for run in runs if run.config]
-    names = differing([run.config for run in known])
-    return [_flags(known, names, f"Different in these runs: {len(names)} flags")] if len(known) > 1 else []
+    runs = [run for run in runs if run.config]
+    names = differing([run.config for run in runs])
+    return [_flags(runs, names, f"Different in these runs: {len(names)} flags")] if len(runs) > 1 else []
 
 
 def all_flags(runs: Sequence[Run]) -> Table:
@@ -177,5 +178,5 @@ def provenance(page: Comparison) -> list[Table]:
     versions = [run.fact("versions") or {} for run in page.runs]
     for package in dict.fromkeys(name for of_run in versions for name in of_run):
         facts[f"version of {package}"] = [of_run.get(package, "–") for of_run in versions]
-    known = [[name, *map(value_in_words, of)] for name, of in facts.items() if any(fact is not None for fact in of)]
-    return [_by_run(page, "", known)] if known else []
+    rows = [[name, *map(value_in_words, row)] for name, row in facts.items() if any(cell is not None for cell in row)]
+    return [_by_run(page, "", rows)] if rows else []

@@ -158,8 +158,8 @@ def _study(content: Any, path: Path) -> Study:
         arms = tuple(replace(arm, seeds=_seeds(seeds[arm.path])) for arm in arms)
         seeds = sorted({seed for arm in arms for seed in arm.seeds})
     targets = _numbers("targets", content.get("targets", []), (int, float))
-    if list(targets) != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
-        raise ConfigError(f"targets is {list(targets)}; it must hold rising numbers above 0 and at most 1")
+    if targets != sorted(set(targets)) or any(not 0 < target <= 1 for target in targets):
+        raise ConfigError(f"targets is {targets}; it must hold rising numbers above 0 and at most 1")
     start = content.get("start")
     if start is not None and not (isinstance(start, (int, float)) and 0 <= start <= 1):
         raise ConfigError(f"start is {start!r}; it must be a number within [0, 1]")
@@ -211,7 +211,7 @@ def _arms(method: str, entry: Any, path: Path) -> list[Arm]:
 def _seeds(content: Any) -> tuple[int, ...]:
     seeds = _numbers("seeds", content, int)
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
-        raise ConfigError(f"seeds is {list(seeds)}; it must hold different whole numbers of at least 0")
+        raise ConfigError(f"seeds is {seeds}; it must hold different whole numbers of at least 0")
     return tuple(seeds)
 
 

@@ -36,8 +36,8 @@ def outcome(results: Results) -> Figure:
     if results.final.empty:
         ends, what = results.finished_numbers["reward_end"].dropna(), "mean reward of the last steps"
     estimates = [(arm, estimate) for arm in results.arms if (estimate := mean_interval(results.rows_of_arm(ends, arm)))]
-    says = f"{what.capitalize()}: the mean over the finished seeds of each arm, with Student's 95 % interval."
-    figure = Figure("All arms at their end", says, wide=True, height=60 + ROW * len(estimates))
+    sentence = f"{what.capitalize()}: the mean over the finished seeds of each arm, with Student's 95 % interval."
+    figure = Figure("All arms at their end", sentence, wide=True, height=60 + ROW * len(estimates))
     if not estimates:
         return figure
     baselines = {results.arms_of_path(path)[0].name for path in results.paths}
@@ -95,8 +95,8 @@ def accuracy_curves(results: Results, total: str = "") -> list[Figure]:
 def reward_curves(results: Results, total: str = "") -> list[Figure]:
     """The same of the training reward, which is smoothed within each run."""
     curves = {study_run.key: smoothed(study_run.run.curve(REWARD)) for study_run in results.runs}
-    says = "Mean reward of the fresh responses before the filter, smoothed."
-    return _quartiles(results, Figure("Reward", says), "mean reward, smoothed", curves, total)
+    sentence = "Mean reward of the fresh responses before the filter, smoothed."
+    return _quartiles(results, Figure("Reward", sentence), "mean reward, smoothed", curves, total)
 
 
 def _quartiles(results: Results, figure: Figure, y: str, curves: RunCurves, total: str) -> list[Figure]:

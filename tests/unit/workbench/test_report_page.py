@@ -206,7 +206,7 @@ def test_numbers_of_a_method_and_of_a_reward_function(tmp_path, undrawn):
     assert "others" not in [section.anchor for section in sections.build([other])]
     section = section_of([one, other], "others")
     assert [shown.title for shown in section.figures] == ["Stored prompts", "mine/age", "strict <b>"]
-    assert section.figures[0].says == "Prompts that may be generated for again, now or later."
+    assert section.figures[0].sentence == "Prompts that may be generated for again, now or later."
     assert not [shown for shown in section.figures if "strict" in shown.chart.to_json()]
 
 
@@ -280,7 +280,7 @@ def test_long_runs_are_thinned_before_they_are_embedded(tmp_path, undrawn):
     drawn = [chart for section in sections.build(read_runs([folder])) for chart in section.figures if chart.chart]
     assert max(len(chart.table.rows) for chart in drawn) <= figures.MAX_POINTS
     (norm,) = [chart for chart in drawn if chart.title == "Gradient norm"]
-    assert "the largest of 5 steps" in norm.says and norm.table.rows[0] == [3, 77]
+    assert "the largest of 5 steps" in norm.sentence and norm.table.rows[0] == [3, 77]
 
 
 def test_the_table_has_the_numbers_that_are_drawn(tmp_path, undrawn):
