@@ -9,7 +9,7 @@ from typing import Any
 from bapo_openrlhf.adapt.findings import FARTHEST_SHIFT, MOST_USES, STALEST_SHIFT
 from bapo_openrlhf.workbench.pages.text import is_number
 
-FAR = {
+LIMITS = {
     "replayed": (
         FARTHEST_SHIFT,
         f"a group beyond a shift of {FARTHEST_SHIFT:.1e} was worth less than half a fresh one. "
@@ -25,26 +25,27 @@ FAR = {
 
 def staleness_findings(rows: Sequence[Mapping[str, Any]], steps: str) -> list[str]:
     """Sentences about sources whose mean shift or uses in these rows, which are called `steps`, were beyond a limit."""
-    said = []
-    for source, (most, found) in FAR.items():
+    sentences = []
+    for source, (limit, finding) in LIMITS.items():
         shift, distance = (_mean(rows, source, f"{metric}/{source}") for metric in ("shift", "tv"))
-        if shift is not None and shift > most:
+        if shift is not None and shift > limit:
             tv = "" if distance is None else f" and a TV distance of {distance:.2g}"
-            said.append(
+            sentences.append(
                 f"{source} groups were at a mean shift of {shift:.1e}{tv} in {steps}. "
-                f"In our study, with 62 tokens a response, {found}."
+                f"In our study, with 62 tokens a response, {finding}."
             )
     uses = _mean(rows, "replayed", "staleness/replayed_uses_mean")
     if uses is not None and uses > MOST_USES:
-        said.append(
+        sentences.append(
             f"replayed groups had been trained on in {uses:.1f} earlier steps on average in {steps}. In our study, "
             "groups of the last 3 steps that were trained on once pointed 0.89 as far as others with a learning rate "
             "of 2e-5, and 0.29 with 1e-4. A smaller --adapt.replay_steps uses each less often."
         )
-    return said
+    return sentences
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], source: str, metric: str) -> float | None:
-    known = [row for row in rows if is_number(row.get(f"groups/{source}")) and is_number(row.get(metric))]
-    groups = sum(row[f"groups/{source}"] for row in known)
-    return sum(row[f"groups/{source}"] * row[metric] for row in known) / groups if groups else None
+    pairs = [(row.get(f"groups/{source}"), row.get(metric)) for row in rows]
+    pairs = [(groups, value) for groups, value in pairs if is_number(groups) and is_number(value)]
+    total = sum(groups for groups, _ in pairs)
+    return sum(groups * value for groups, value in pairs) / total if total else None

@@ -54,10 +54,10 @@ def problems_in(path: Path) -> Problems:
             )
     if len(rows) < LEAST_ROWS:
         raise ConfigError(f"data is {path}; it has {len(rows)} rows, and must have at least {LEAST_ROWS}")
-    used = [{key: row.get(key) for key in keys} for row in rows]
-    held_out = used[HELD_OUT - 1 :: HELD_OUT][:MOST_HELD_OUT]
-    asked = [row[keys[0]] for row in held_out]
-    return Problems(*keys, [row for row in used if row[keys[0]] not in asked], held_out)
+    rows = [{key: row.get(key) for key in keys} for row in rows]
+    held_out = rows[HELD_OUT - 1 :: HELD_OUT][:MOST_HELD_OUT]
+    prompts = [row[keys[0]] for row in held_out]
+    return Problems(*keys, [row for row in rows if row[keys[0]] not in prompts], held_out)
 
 
 def _rows(path: Path) -> list[Any]:
@@ -152,7 +152,7 @@ def fitting_gpu(args: SimpleNamespace) -> str | None:
     """The memory of the smallest GPUs on which `plan` says that a configuration fits; None if that is not known."""
     shape, workload = shape_of_actor(args.actor.model_name_or_path), Workload(args)
     for kind, memory in GPUS.items() if shape is not None else ():
-        needed = gpu_memory(shape, workload, constants_of(kind), workload.algorithm, workload.gpus)
-        if needed.word == "fits":
+        needs = gpu_memory(shape, workload, constants_of(kind), workload.algorithm, workload.gpus)
+        if needs.word == "fits":
             return memory
     return None

@@ -25,13 +25,7 @@ Domain = tuple[float, float]
 
 
 def lines(
-    curves: Sequence[Curve],
-    *,
-    x: str,
-    y: str,
-    x_domain: Domain,
-    y_domain: Domain | None = None,
-    zero: bool = False,
+    curves: Sequence[Curve], *, x: str, y: str, x_domain: Domain, y_domain: Domain | None = None, zero: bool = False
 ) -> alt.LayerChart:
     """Lines over a common axis, with their bands. `x` and `y` are titles with units; with `zero`, y starts at 0."""
     parts = [
@@ -39,24 +33,22 @@ def lines(
         for place, curve in enumerate(curves)
     ]
     data = pd.concat(parts, ignore_index=True)
-    scale: dict[str, Any] = {"zero": zero, "nice": True}
-    if y_domain is not None:
-        scale["domain"] = list(y_domain)
+    y_limits = {} if y_domain is None else {"domain": list(y_domain)}
     places = {
         "x": _x(x, alt.Scale(domain=list(x_domain), nice=False)),
-        "y": alt.Y("y:Q", scale=alt.Scale(**scale), axis=_y_axis(y)),
+        "y": alt.Y("y:Q", scale=alt.Scale(zero=zero, nice=True, **y_limits), axis=_y_axis(y)),
     }
     names = [str(place) for place in range(len(curves))]
     dashes = alt.Scale(domain=names, range=[_dash(curve.key) for curve in curves])
     base = alt.Chart(data).encode(**places, color=_colour("curve:N", names, [curve.key.colour for curve in curves]))
-    drawn = base.encode(strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=None))
+    dashed = base.encode(strokeDash=alt.StrokeDash("curve:N", scale=dashes, legend=None))
     layers = [_band(curve, places) for curve in curves if curve.band is not None]
-    layers.append(drawn.transform_filter("datum.faint").mark_line(strokeWidth=1.2, opacity=0.7))
-    layers.append(drawn.transform_filter("!datum.faint").mark_line(strokeWidth=2.5, strokeJoin="round"))
-    few = [str(place) for place, curve in enumerate(curves) if len(curve.values) <= FEW]
-    if few:
-        marked = base.transform_filter(alt.FieldOneOfPredicate(field="curve", oneOf=few))
-        layers.append(marked.mark_point(filled=True, size=30, opacity=1))
+    layers.append(dashed.transform_filter("datum.faint").mark_line(strokeWidth=1.2, opacity=0.7))
+    layers.append(dashed.transform_filter("!datum.faint").mark_line(strokeWidth=2.5, strokeJoin="round"))
+    short_curves = [str(place) for place, curve in enumerate(curves) if len(curve.values) <= FEW]
+    if short_curves:
+        points = base.transform_filter(alt.FieldOneOfPredicate(field="curve", oneOf=short_curves))
+        layers.append(points.mark_point(filled=True, size=30, opacity=1))
     return alt.layer(*layers)
 
 
@@ -74,21 +66,21 @@ def areas(
         "y": alt.Y("y:Q", scale=alt.Scale(domain=[0, top], nice=True), axis=_y_axis(y)),
     }
     names = [str(place) for place in range(len(layers))]
-    known = pd.concat([curve.values for curve in (*layers, *over)], axis=1, sort=True)
-    heights = known.iloc[:, : len(layers)].fillna(0.0)
+    table = pd.concat([curve.values for curve in (*layers, *over)], axis=1, sort=True)
+    heights = table.iloc[:, : len(layers)].fillna(0.0)
     tops = heights.cumsum(axis=1)
     data = pd.DataFrame({
-        "x": known.index.repeat(len(layers)), "layer": names * len(known),
+        "x": table.index.repeat(len(layers)), "layer": names * len(table),
         "y": (tops - heights).to_numpy().ravel(), "y2": tops.to_numpy().ravel(),
     })  # fmt: skip
-    stacked = alt.Chart(_edges(data, width)).mark_area(line=False, opacity=1)
+    stack = alt.Chart(_edges(data, width)).mark_area(line=False, opacity=1)
     colour = _colour("layer:N", names, [curve.key.colour for curve in layers])
-    drawn = [stacked.encode(**places, y2="y2:Q", color=colour)]
+    parts = [stack.encode(**places, y2="y2:Q", color=colour)]
     for curve in over:
         line = alt.Chart(_edges(pd.DataFrame({"x": curve.values.index, "y": curve.values.to_numpy()}), width))
         mark = line.mark_line(strokeWidth=1.5, color=curve.key.colour, strokeDash=_dash(curve.key))
-        drawn.append(mark.encode(**places))
-    return alt.layer(*drawn)
+        parts.append(mark.encode(**places))
+    return alt.layer(*parts)
 
 
 def _edges(data: pd.DataFrame, width: int) -> pd.DataFrame:
@@ -104,14 +96,13 @@ def bars(counts: pd.DataFrame, colours: Sequence[str], *, x: str, y: str, top: f
     """A bar for each row of `counts`, with its parts, the columns, stacked from below."""
     labels = "[" + ",".join(f"'{name}'" for name in counts.index) + "][datum.value]"
     axis = alt.Axis(title=x, grid=False, labelExpr=labels, labelAngle=0, ticks=False, labelFlush=True)
-    part = _colour("part:O", list(range(len(colours))), colours)
     return (
         alt.Chart(_long(counts))
         .mark_bar(cornerRadius=0)
         .encode(
             x=alt.X("row:O", scale=alt.Scale(paddingInner=0.15), axis=axis),
             y=alt.Y("amount:Q", stack="zero", scale=alt.Scale(domain=[0, top]), axis=_y_axis(y)),
-            color=part,
+            color=_colour("part:O", range(len(colours)), colours),
             order="part:O",
         )
     )
@@ -132,10 +123,9 @@ def matrix(counts: pd.DataFrame, *, x: str, y: str) -> alt.LayerChart:
     shares = counts.div(counts.sum(axis=1).where(lambda sums: sums > 0, 1), axis=0)
     data = _long(counts).rename(columns={"part": "column", "amount": "n"}).assign(share=shares.to_numpy().ravel())
     labels = f"datum.value % {max(1, (size + 1) // 9)} == 0 ? datum.value + '/{size}' : ''"
-    plain = {"labelExpr": labels, "labelAngle": 0, "ticks": False, "domain": False, "grid": False, "labelFlush": False}
+    axis = {"labelExpr": labels, "labelAngle": 0, "ticks": False, "domain": False, "grid": False, "labelFlush": False}
     base = alt.Chart(data).encode(
-        x=alt.X("column:O", axis=_x_axis(x, **plain)),
-        y=alt.Y("row:O", sort="descending", axis=_y_axis(y, **plain)),
+        x=alt.X("column:O", axis=_x_axis(x, **axis)), y=alt.Y("row:O", sort="descending", axis=_y_axis(y, **axis))
     )
     shade = alt.FillOpacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0, 1]), legend=None)
     layers = [base.mark_rect(color="var(--cell)", stroke=GRID, strokeWidth=0.5).encode(fillOpacity=shade)]
@@ -157,9 +147,9 @@ def intervals(rows: pd.DataFrame, *, x: str) -> alt.LayerChart:
         y=alt.Y("name:N", sort=None, axis=names), color=alt.Color("colour:N", scale=None, legend=None)
     )
     place = alt.X("value:Q", scale=alt.Scale(zero=False, nice=True), axis=_x_axis(x))
-    drawn = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=3, opacity=0.5)
+    ranges = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=3, opacity=0.5)
     return alt.layer(
-        drawn.encode(x=alt.X("low:Q", title=x), x2="high:Q"), base.mark_point(filled=True, size=90).encode(x=place)
+        ranges.encode(x=alt.X("low:Q", title=x), x2="high:Q"), base.mark_point(filled=True, size=90).encode(x=place)
     )
 
 

@@ -85,8 +85,8 @@ class Section:
     @property
     def shows(self) -> bool:
         """Whether it has anything but its words. The charts of what a run does not do are left out."""
-        drawn = [figure for figure in self.figures if figure.chart is not None]
-        return bool(drawn or self.tables or self.folded or self.verdicts or self.listings or self.notes)
+        charts = any(figure.chart is not None for figure in self.figures)
+        return bool(charts or self.tables or self.folded or self.verdicts or self.listings or self.notes)
 
 
 def render(
@@ -97,14 +97,17 @@ def render(
     `command` follows the names in the browser's title. `progress` wraps the figures (and their number) while they are
     drawn.
     """
-    todo = [figure for section in sections for figure in section.figures if figure.chart is not None]
-    drawings = {id(figure): drawings_of(figure) for figure in (progress(todo, len(todo)) if progress else todo)}
+    figures = [figure for section in sections for figure in section.figures if figure.chart is not None]
+    figures_to_draw = progress(figures, len(figures)) if progress else figures
+    drawings = {id(figure): drawings_of(figure) for figure in figures_to_draw}
     environment = Environment(
         loader=PackageLoader(PACKAGE, "."), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True, finalize=_final,
     )  # fmt: skip
-    filters: dict[str, Any] = {"id": id, "number": number, "swatch": swatch, "steps": step_ranges, "flags": with_flags}
-    environment.filters.update(filters | {"rows": rows_of_figures})
+    environment.filters |= {
+        "id": id, "number": number, "swatch": swatch, "steps": step_ranges, "flags": with_flags,
+        "rows": rows_of_figures,
+    }  # fmt: skip
     style = css() + files(PACKAGE).joinpath("page.css").read_text(encoding="utf-8")
     page = environment.get_template("page.html.jinja", globals={"MAX_OPEN": MAX_OPEN, "style": Markup(style)})
     return page.render(names=names, command=command, lead=lead, sections=sections, drawings=drawings)
@@ -121,8 +124,8 @@ def with_flags(text: str) -> Markup:
 
 def rows_of_figures(figures: Sequence[Figure]) -> list[list[Figure]]:
     """The figures that can be drawn. The same figure of several runs makes a row of its own."""
-    drawn = (figure for figure in figures if figure.chart is not None)
-    return [list(row) for _, row in groupby(drawn, key=lambda figure: figure.title if figure.run else "")]
+    charts = (figure for figure in figures if figure.chart is not None)
+    return [list(row) for _, row in groupby(charts, key=lambda figure: figure.title if figure.run else "")]
 
 
 def step_ranges(steps: Iterable[int]) -> str:

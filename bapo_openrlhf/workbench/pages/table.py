@@ -36,24 +36,24 @@ class Table:
 
     def markdown(self) -> str:
         """The table as Markdown: the title as a heading, and the notes as a list."""
-        shown = self.frame.map(number)
+        cells = self.frame.map(number)
         for place in self.strong:
-            shown.iloc[place] = "**" + shown.iloc[place] + "**"
-        shown = shown.replace({r"\|": r"\\|", r"\s+": " "}, regex=True)
-        shown.columns = [" ".join(name.replace("|", "\\|").split()) for name in self.head]
+            cells.iloc[place] = "**" + cells.iloc[place] + "**"
+        cells = cells.replace({r"\|": r"\\|", r"\s+": " "}, regex=True)
+        cells.columns = [" ".join(name.replace("|", "\\|").split()) for name in self.head]
         align = ["left" if place < self.words else "right" for place in range(len(self.head))]
-        lines = shown.to_markdown(index=False, disable_numparse=True, colalign=align if len(shown) else None)
+        lines = cells.to_markdown(index=False, disable_numparse=True, colalign=align if len(cells) else None)
         notes = "".join(f"- {note}\n" for note in self.notes)
         return (f"## {self.title}\n\n" if self.title else "") + lines + "\n" + (f"\n{notes}" if notes else "")
 
     def rich(self) -> RichTable:
         """The table without its notes, for a terminal."""
-        shown = RichTable(title=escape(self.title) if self.title else None, title_justify="left")
+        table = RichTable(title=escape(self.title) if self.title else None, title_justify="left")
         for place, name in enumerate(self.head):
-            shown.add_column(escape(name), justify="left" if place < self.words else "right", overflow="fold")
+            table.add_column(escape(name), justify="left" if place < self.words else "right", overflow="fold")
         for place, row in enumerate(self.rows):
             # The interval goes below its value, so that the table stays narrow.
             cells = [escape(number(cell).replace(" [", "\n[")) for cell in row]
             section = place + 1 in self.strong and place not in self.strong
-            shown.add_row(*cells, style="bold" if place in self.strong else None, end_section=section)
-        return shown
+            table.add_row(*cells, style="bold" if place in self.strong else None, end_section=section)
+        return table
