@@ -112,8 +112,8 @@ def numbers_for(rows: int, model: Model, *, updates: int, cpu: bool) -> dict[str
     prompts = LEAST_PROMPTS
     while prompts < MOST_PROMPTS and rows >= 2 * prompts * STEPS_OF_A_PASS:
         prompts *= 2
-    of_a_pass = math.ceil(rows / prompts)
-    passes = passes_for(ENOUGH_STEPS, of_a_pass)
+    steps_of_a_pass = math.ceil(rows / prompts)
+    passes = passes_for(ENOUGH_STEPS, steps_of_a_pass)
     most, response = (MOST_TOKENS_ON_A_CPU, RESPONSE_ON_A_CPU) if cpu else (MOST_TOKENS, RESPONSE)
     if model.positions < most:
         most, response = int(model.positions), int(model.positions) // 2
@@ -121,7 +121,7 @@ def numbers_for(rows: int, model: Model, *, updates: int, cpu: bool) -> dict[str
         "prompts": str(prompts),
         "samples": str(GROUP * prompts // updates),
         "episodes": str(passes),
-        "steps": str(passes * of_a_pass),
+        "steps": str(passes * steps_of_a_pass),
         "rate": rate_for(model.parameters),
         "chat": str(model.chat).lower(),
         "most": str(most),

@@ -218,11 +218,9 @@ def _seeds(content: Any) -> tuple[int, ...]:
 def _claim(entry: Any, arms: Sequence[str]) -> Claim:
     names = {one.name for one in fields(Claim)}
     claim = Claim(**_fields("claims", entry, names, required=("says", "source", "better", "than")))
-    for name in ("better", "than"):
-        if getattr(claim, name) not in arms:
-            raise ConfigError(f"claims: {name} is {getattr(claim, name)!r}; it must be one of {', '.join(arms)}")
-    if claim.measure not in MEASURES:
-        raise ConfigError(f"claims: measure is {claim.measure!r}; it must be one of {', '.join(MEASURES)}")
+    for name, values in (("better", arms), ("than", arms), ("measure", MEASURES)):
+        if (value := getattr(claim, name)) not in values:
+            raise ConfigError(f"claims: {name} is {value!r}; it must be one of {', '.join(values)}")
     for name, value in (("margin", claim.margin), ("ratio", claim.ratio)):
         if value is not None and not (is_number(value) and value >= 0):
             raise ConfigError(f"claims: {name} is {value!r}; it must be a finite number of at least 0")

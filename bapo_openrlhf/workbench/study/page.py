@@ -16,6 +16,16 @@ from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
 VERDICTS = {"held": "Holds", "unknown": "Undecided", "broken": "Does not hold"}
 MAX_MISSING = 8  # sentences about what is not there
 MEANS = "Means over the seeds."
+ACCURACY = (
+    "The prompts of all seeds of an arm together; each seed counts a prompt once. The accuracy of a prompt is the mean "
+    "reward of a group of G responses. It is in bin k/G if k of them were right. A pass is as many fresh groups as "
+    "there are different prompts. One group says little about a prompt, so some movement is chance."
+)
+THEORY = (
+    "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. TV "
+    "is the total variation distance between today's policy and the policy that generated a source, from 0 (equal) to "
+    f"1. {MEANS}"
+)
 
 
 def make_study_page(results: Results, provenance: Mapping[str, Any], progress: Progress | None = None) -> str:
@@ -36,10 +46,27 @@ def _lead(results: Results) -> str:
 
 def build(results: Results, provenance: Mapping[str, Any]) -> list[Section]:
     outcome = [figures.outcome(results)] if results.runs else []
-    parts = [_overview, _final, _learning, _targets, _cost, _batches, _accuracy, _theory, _training]
-    middle = [part(results) for part in parts] if results.runs else []
-    sections = [_claims(results), *middle, _configuration(results, provenance)]
+    sections = [_claims(results), *(_parts(results) if results.runs else []), _configuration(results, provenance)]
     return [Section("outcome", "Outcome", figures=outcome), *(section for section in sections if section.shows)]
+
+
+def _parts(results: Results) -> list[Section]:
+    page, over_steps = figures.comparison_of(results, results.arms), figures.arms_over_steps
+    cost = over_steps(results, ROLLOUTS, "tokens/generated_total")
+    training = over_steps(results, "entropy_loss", "response_length", "actor_grad_norm")
+    theory = [*over_steps(results, "theory/bound"), *by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
+    accuracy, solutions = [*accuracy_bins(page), *migrations(page)], tables.later_solutions(results)
+    return [
+        _overview(results),
+        _final(results),
+        _learning(results),
+        _targets(results),
+        Section("cost", "What it cost", MEANS, cost, tables=[tables.seconds(results)]),
+        Section("batches", "Where the batches came from", MEANS, composition(page), tables=[tables.sources(results)]),
+        Section("accuracy", "Prompts by accuracy", ACCURACY, accuracy, tables=solutions),
+        Section("theory", "Theory monitor", THEORY, theory),
+        Section("training", "Training", MEANS, training),
+    ]
 
 
 def _claims(results: Results) -> Section:
@@ -102,43 +129,6 @@ def _targets(results: Results) -> Section:
     )
     rows = [tables.target_costs(results, target) for target in results.study.targets]
     return Section("targets", "Until an accuracy was reached", intro, tables=rows)
-
-
-def _cost(results: Results) -> Section:
-    charts = figures.arms_over_steps(results, ROLLOUTS, "tokens/generated_total")
-    return Section("cost", "What it cost", MEANS, charts, tables=[tables.seconds(results)])
-
-
-def _batches(results: Results) -> Section:
-    charts, sources = composition(figures.comparison_of(results, results.arms)), tables.sources(results)
-    return Section("batches", "Where the batches came from", MEANS, charts, tables=[sources])
-
-
-def _accuracy(results: Results) -> Section:
-    intro = (
-        "The prompts of all seeds of an arm together; each seed counts a prompt once. The accuracy of a prompt is the "
-        "mean reward of a group of G responses. It is in bin k/G if k of them were right. A pass is as many fresh "
-        "groups as there are different prompts. One group says little about a prompt, so some movement is chance."
-    )
-    page = figures.comparison_of(results, results.arms)
-    charts = [*accuracy_bins(page), *migrations(page)]
-    return Section("accuracy", "Prompts by accuracy", intro, charts, tables=tables.later_solutions(results))
-
-
-def _theory(results: Results) -> Section:
-    intro = (
-        "Theorem 3.2 gives a lower bound on how much an update improves the policy; a bound below 0 promises nothing. "
-        "TV is the total variation distance between today's policy and the policy that generated a source, from 0 "
-        "(equal) to 1. " + MEANS
-    )
-    page = figures.comparison_of(results, results.arms)
-    sources = [*by_source(page, "theory/bound_{}"), *by_source(page, "tv/{}")]
-    return Section("theory", "Theory monitor", intro, [*figures.arms_over_steps(results, "theory/bound"), *sources])
-
-
-def _training(results: Results) -> Section:
-    charts = figures.arms_over_steps(results, "entropy_loss", "response_length", "actor_grad_norm")
-    return Section("training", "Training", MEANS, charts)
 
 
 def _configuration(results: Results, provenance: Mapping[str, Any]) -> Section:
