@@ -195,50 +195,44 @@ def _sums_in_words(rows: Sequence[Mapping[str, Any]], prefix: str, names: Sequen
 
 
 def _numbers(seen: Seen, width: int) -> list[Text]:
-    row, lines = seen.rows[-1], []
-
-    def show(label: str, *facts: str | None) -> None:
-        lines.extend(flow(label, [fact for fact in facts if fact], width))
-
-    show("buffers", *(_buffer(row, name) for name in ("hard", "replay")))
-    show(
-        "thresholds",
-        *(_fact(row, f"threshold/{name}", f"{name} {{:.3f}}") for name in ("c2", "c3")),
-        _fact(row, "threshold/average_reward", "average reward {:.3f}"),
-    )
-    seconds = _sum(seen.recent, "timing/step_total")
+    row, recent = seen.rows[-1], seen.recent
+    seconds = _sum(recent, "timing/step_total")
     before = seen.rows[-RECENT - 1].get("rollouts/total") if len(seen.rows) > RECENT else None
     responses = (row.get("rollouts/total") or 0) - (before or 0)
-    counts = {"responses": responses, "tokens": _sum(seen.recent, "tokens/generated")}
-    show(
-        "rates",
-        *(f"{count / seconds:,.0f} {name}/s" for name, count in counts.items() if count > 0 and seconds > 0),
-        _fact(row, "rollouts/total", "{:,.0f} responses so far"),
-    )
-    phases = phase_seconds(seen.recent)
+    counts = {"responses": responses, "tokens": _sum(recent, "tokens/generated")}
+    phases = phase_seconds(recent)
     phases.pop("step_total", None)
-    show(
-        "step",
-        None if seen.step_seconds is None else duration(seen.step_seconds),
-        *(f"{name.replace('_', ' ')} {duration(spent / len(seen.recent))}" for name, spent in phases.items()),
-    )
     weights = row.get("staleness/rollout_policy")
-    show(
-        "policy",
-        None if weights is None else f"rollout weights {many(weights, 'step')} old",
-        _fact(row, "staleness/replayed_steps_mean", "replayed groups {:.1f} steps old"),
-        _fact(row, "staleness/replayed_syncs_mean", "{:.1f} syncs"),
-    )
-    show(
-        "engine gap",
-        _fact(row, "gap/kl", "KL {:.1e} a token"),
-        _fact(row, "gap/absolute", "log-probs differ by {:.1e}"),
-        _fact(row, "gap/cut_share", "{:.2%} of tokens would be cut"),
-        None if row.get("gap/kl") is None else f"{many(row['gap/age'], 'step')} ago",
-    )
+    facts = {
+        "buffers": [_buffer(row, name) for name in ("hard", "replay")],
+        "thresholds": [
+            *(_fact(row, f"threshold/{name}", f"{name} {{:.3f}}") for name in ("c2", "c3")),
+            _fact(row, "threshold/average_reward", "average reward {:.3f}"),
+        ],
+        "rates": [
+            *(f"{count / seconds:,.0f} {name}/s" for name, count in counts.items() if count > 0 and seconds > 0),
+            _fact(row, "rollouts/total", "{:,.0f} responses so far"),
+        ],
+        "step": [
+            None if seen.step_seconds is None else duration(seen.step_seconds),
+            *(f"{name.replace('_', ' ')} {duration(total / len(recent))}" for name, total in phases.items()),
+        ],
+        "policy": [
+            None if weights is None else f"rollout weights {many(weights, 'step')} old",
+            _fact(row, "staleness/replayed_steps_mean", "replayed groups {:.1f} steps old"),
+            _fact(row, "staleness/replayed_syncs_mean", "{:.1f} syncs"),
+        ],
+        "engine gap": [
+            _fact(row, "gap/kl", "KL {:.1e} a token"),
+            _fact(row, "gap/absolute", "log-probs differ by {:.1e}"),
+            _fact(row, "gap/cut_share", "{:.2%} of tokens would be cut"),
+            None if row.get("gap/kl") is None else f"{many(row['gap/age'], 'step')} ago",
+        ],
+    }
+    lines = [line for label, parts in facts.items() for line in flow(label, list(filter(None, parts)), width)]
     lines += _sources(seen)
-    for text in staleness_findings(seen.recent, f"the last {many(len(seen.recent), 'step')}"):
-        show("distance", text)
+    for text in staleness_findings(recent, f"the last {many(len(recent), 'step')}"):
+        lines += flow("distance", [text], width)
     return lines
 
 
