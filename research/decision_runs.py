@@ -240,7 +240,7 @@ def run_stage(stage: Stage, runs: Sequence[Planned], here: Sequence[Planned], ro
                         f"{failures} runs in a row have failed, the last one is {run.folder}; see its output.log"
                     )
 
-        return not run_all(here, parallel=stage.parallel, environment=environment, until=until, seen=after).left
+        return not run_all(here, parallel=stage.parallel, environment=environment, until=until, callback=after).left
 
 
 def count_solved(runs: Iterable[Planned], root: Path) -> None:

@@ -137,8 +137,8 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
     if all(run.done for run in planned):  # Ray takes seconds to start
         return runner.Outcome(done=len(planned))
     until = None if hours is None else time.monotonic() + 3600 * hours
-    with shared_ray(devices * parallel, parallel) as environment, runner.on_terminal(name, steps, planned) as seen:
-        return runner.run_all(planned, parallel=parallel, environment=environment, until=until, seen=seen)
+    with shared_ray(devices * parallel, parallel) as environment, runner.on_terminal(name, steps, planned) as callback:
+        return runner.run_all(planned, parallel=parallel, environment=environment, until=until, callback=callback)
 
 
 def _begun(planned: Sequence) -> list:

@@ -163,7 +163,7 @@ def one_by_one(monkeypatch, tmp_path):
     def unseen(*_):
         yield lambda running, ended: None
 
-    def run_all(planned, *, parallel, environment, until, seen):
+    def run_all(planned, *, parallel, environment, until, callback):
         if until is not None:
             return Outcome(left=len(planned))
         for first in range(0, len(planned), parallel):
@@ -173,7 +173,7 @@ def one_by_one(monkeypatch, tmp_path):
                 run.folder.mkdir(parents=True, exist_ok=True)
                 if run.name not in fails:
                     write_run(run, 0.5)
-            seen([], runs)
+            callback([], runs)
         return Outcome(done=len(planned))
 
     monkeypatch.setattr(start, "shared_ray", nothing)

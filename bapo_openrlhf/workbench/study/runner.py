@@ -60,7 +60,7 @@ class Running:
     process: subprocess.Popen[bytes]
 
 
-Draw = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running runs, and those that have just ended
+Callback = Callable[[Sequence[Running], Sequence[Planned]], None]  # the running runs, and those that have just ended
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Outcome:
 
 def plan(study: Study, out: Path) -> list[Planned]:
     """All runs of a study, in order."""
-    planned = []
+    runs = []
     for arm, seed in study.runs:
         folder = out / RUNS / f"{arm.name}-s{seed}"
         place = {
@@ -85,13 +85,13 @@ def plan(study: Study, out: Path) -> list[Planned]:
             "ckpt.output_dir": folder / record.MODEL,
         }
         words = [*study.words(arm, seed), *(f"--{name}={value}" for name, value in place.items())]
-        planned.append(Planned(arm, seed, folder, (*words, "--ckpt.load_enable")))
-    return planned
+        runs.append(Planned(arm, seed, folder, (*words, "--ckpt.load_enable")))
+    return runs
 
 
-def require_same(planned: Sequence[Planned]) -> None:
+def require_same(runs: Sequence[Planned]) -> None:
     """Raise ConfigError if a run was started before with other flags. The place of its files may differ."""
-    for run in planned:
+    for run in runs:
         if not (run.folder / COMMAND).exists():
             continue
         before, now = map(_without_place, (_words_in(run.folder / COMMAND), run.words))
@@ -149,42 +149,42 @@ def _in_one_form(word: str) -> str:
 
 
 def run_all(
-    planned: Sequence[Planned],
+    runs: Sequence[Planned],
     *,
     parallel: int,
     environment: dict[str, str],
     until: float | None,
-    seen: Draw = lambda running, ended: None,
+    callback: Callback = lambda running, ended: None,
 ) -> Outcome:
     """Run every run that is not done, in order and several at a time; start none after `until` (`time.monotonic()`).
 
-    `seen` is called every POLL seconds with the running runs and those that ended since the last call.
+    `callback` is called every POLL seconds with the running runs and those that ended since the last call.
     """
-    outcome = Outcome(done=sum(run.done for run in planned))
-    waiting = [run for run in planned if not run.done]
+    outcome = Outcome(done=sum(run.done for run in runs))
+    queue = [run for run in runs if not run.done]
     running: list[Running] = []
     try:
-        while waiting or running:
+        while queue or running:
             late = until is not None and time.monotonic() > until
-            while waiting and len(running) < parallel and not late:
-                running.append(_start(waiting.pop(0), environment))
-            ended = [one for one in running if one.process.poll() is not None]
-            running = [one for one in running if one not in ended]
-            for one in ended:
-                if one.process.returncode in (0, UNTRAINED) and one.planned.done:
+            while queue and len(running) < parallel and not late:
+                running.append(_start(queue.pop(0), environment))
+            ended = [run for run in running if run.process.poll() is not None]
+            running = [run for run in running if run not in ended]
+            for run in ended:
+                if run.process.returncode in (0, UNTRAINED) and run.planned.done:
                     outcome.done += 1
                 else:
-                    outcome.failed.append(one.planned.name)
-            seen(running, [one.planned for one in ended])
+                    outcome.failed.append(run.planned.name)
+            callback(running, [run.planned for run in ended])
             if late and not running:
-                outcome.left = len(waiting)
+                outcome.left = len(queue)
                 break
             time.sleep(POLL)
     finally:
-        for one in running:
-            one.process.terminate()
-        for one in running:
-            one.process.wait()
+        for run in running:
+            run.process.terminate()
+        for run in running:
+            run.process.wait()
     return outcome
 
 
@@ -206,7 +206,7 @@ def _start(run: Planned, environment: dict[str, str]) -> Running:
 
 
 @contextmanager
-def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> Iterator[Draw]:
+def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned]) -> Iterator[Callback]:
     """The callback for `run_all`: a line when a run ends, and bars. `steps` has the steps of each run."""
     console = Console(file=sys.stderr)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -76,7 +76,7 @@ def test_all_are_run_and_none_twice(tmp_path):
 def test_so_many_at_a_time(tmp_path, parallel):
     planned, most = plan(STUDY, tmp_path), []
     run_all(planned, parallel=parallel, environment={"SECONDS": "0.2"}, until=None,
-            seen=lambda running, ended: most.append(len(running)))  # fmt: skip
+            callback=lambda running, ended: most.append(len(running)))  # fmt: skip
     times = [json.loads((run.folder / "times").read_text()) for run in planned]
     at_once = max(sum(a <= start < b for a, b in times) for start, _ in times)
     assert at_once <= parallel and max(most) == parallel
@@ -147,7 +147,7 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, seen=interrupt)
+        run_all(planned, parallel=1, environment={"SECONDS": "60"}, until=None, callback=interrupt)
     assert processes[0].poll() is not None
 
 
