@@ -33,7 +33,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     cost = [
         figures.reward_for(page, "rollouts/total", "responses generated"),
         figures.reward_for(page, "seconds", "minutes of all steps", 60.0),
-        *_drawn(page, ("rollouts/total", "tokens/generated_total")),
+        *_over_steps(page, ("rollouts/total", "tokens/generated_total")),
     ]
     answers = [listing for run in runs for listing in listings(run, page.label(run))]
     about = "Prompts that had a group without a right response, with sampled answers: text as it was written."
@@ -51,10 +51,10 @@ def build(runs: Sequence[Run]) -> list[Section]:
         Section(
             "buffers",
             "Buffers, thresholds, staleness",
-            figures=[*_drawn(page, OF_BUFFERS), *figures.thresholds(page), *figures.ages(page)],
+            figures=[*_over_steps(page, OF_BUFFERS), *figures.thresholds(page), *figures.ages(page)],
         ),
         _theory(page),
-        Section("training", "Training", figures=_drawn(page, OF_STEPS + OF_SOURCES)),
+        Section("training", "Training", figures=_over_steps(page, OF_STEPS + OF_SOURCES)),
         Section("others", "Numbers of the method and the rewards", figures=figures.of_others(page)),
         Section("answers", "Hard prompts and their answers", about, listings=answers),
         _configuration(page),
@@ -62,7 +62,7 @@ def build(runs: Sequence[Run]) -> list[Section]:
     return [section for section in sections if section.anchor == "outcome" or section.shows]
 
 
-def _drawn(page: Comparison, metrics: Sequence[str]) -> list[figures.Figure]:
+def _over_steps(page: Comparison, metrics: Sequence[str]) -> list[figures.Figure]:
     return [
         figure
         for metric in metrics
@@ -73,15 +73,15 @@ def _drawn(page: Comparison, metrics: Sequence[str]) -> list[figures.Figure]:
 def _overview(page: Comparison) -> Section:
     notes = []
     for run in page.runs:
-        if ended := run.metadata.get("ended", {}).get("text"):
-            notes.append(f"{run.name}: {ended}")
+        if end := run.metadata.get("ended", {}).get("text"):
+            notes.append(f"{run.name}: {end}")
         elif not run.summary:
             notes.append(f"{run.name} has no {SUMMARY}: it is still going on, or it was interrupted.")
-        if resumed := run.metadata.get("resumed"):
-            notes.append(f"{run.name} was resumed {len(resumed)} time(s), last at {resumed[-1]}.")
+        if times := run.metadata.get("resumed"):
+            notes.append(f"{run.name} was resumed {len(times)} time(s), last at {times[-1]}.")
         for row in run.metadata.get("changed", []):
-            was, now = tables.value_in_words(row["before"]), tables.value_in_words(row["now"])
-            notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {now}, and was {was}.")
+            old, new = tables.value_in_words(row["before"]), tables.value_in_words(row["now"])
+            notes.append(f"{run.name}: from step {row['step']} on, {row['flag']} is {new}, and was {old}.")
         notes += [f"{run.name}: {text}" for text in staleness_findings(run.rows, many(len(run.rows), "step"))]
     return Section("overview", "At a glance", tables=[tables.overview(page)], notes=notes)
 
@@ -112,11 +112,9 @@ def _theory(page: Comparison) -> Section:
         verdicts += [Verdict(page.label(run), of_run)] if of_run else []
         bound = run.curve("theory/bound")
         if len(bound):
-            above = int((bound > 0).sum())
-            notes.append(
-                f"{run.name}: the bound was above 0, and so promised something, at {above:,} of {len(bound):,} steps."
-            )
-    return Section("theory", "Theory monitor", intro, _drawn(page, OF_THEORY), verdicts=verdicts, notes=notes)
+            steps = f"{(bound > 0).sum():,} of {len(bound):,} steps"
+            notes.append(f"{run.name}: the bound was above 0, and so promised something, at {steps}.")
+    return Section("theory", "Theory monitor", intro, _over_steps(page, OF_THEORY), verdicts=verdicts, notes=notes)
 
 
 def _configuration(page: Comparison) -> Section:

@@ -19,10 +19,10 @@ class Verdict:
     """The verdict on a claim, and its numbers, which are None if there is no pair of runs of the same seed."""
 
     claim: Claim
-    effect: Estimate | None  # over the pairs: `better` - `than`, or for rollouts `better` / `than`
-    better: float | None  # mean over the pairs, for rollouts the geometric one
-    than: float | None
-    holds: bool | None  # None if that is undecided
+    effect: Estimate | None = None  # over the pairs: `better` - `than`, or for rollouts `better` / `than`
+    better: float | None = None  # mean over the pairs, for rollouts the geometric one
+    than: float | None = None
+    holds: bool | None = None  # None if that is undecided
     notes: Sequence[str] = ()  # what a reader has to know about the numbers
 
 
@@ -36,7 +36,7 @@ def judge(results: Results) -> list[Verdict]:
 
 def _judge(results: Results, claim: Claim) -> Verdict:
     if unknown := [name for name in (claim.better, claim.than) if name not in results.by_arm]:
-        return Verdict(claim, None, None, None, None, [f"the study has no arm {', '.join(unknown)}"])
+        return Verdict(claim, notes=[f"the study has no arm {', '.join(unknown)}"])
     arms = [claim.better, claim.than]
     sides = results.measure(claim.measure, arms).unstack("arm").reindex(columns=arms).sort_index()
     pairs = sides.set_axis(["better", "than"], axis=1).dropna()  # a row for each seed
@@ -56,17 +56,13 @@ def _judge(results: Results, claim: Claim) -> Verdict:
 
 def _holds(effect: Estimate | None, equal: float, sign: int, margin: float) -> bool | None:
     """Whether the interval supports the claim. `sign` is 1 if more is better, and -1 if less is better."""
-    if effect is None or effect.low is None or effect.high is None:
+    if effect is None or effect.low is None:
         return None
-    low, high = effect.low - equal, effect.high - equal
+    low, high = sorted((sign * (effect.low - equal), sign * (effect.high - equal)))
+    supports, contradicts = low > 0, high <= 0
     if margin:
-        if -margin <= low and high <= margin:
-            return True
-        return False if low > margin or high < -margin else None
-    low, high = (low, high) if sign > 0 else (-high, -low)
-    if low > 0:
-        return True
-    return False if high <= 0 else None
+        supports, contradicts = -margin <= low and high <= margin, low > margin or high < -margin
+    return True if supports else False if contradicts else None
 
 
 # ── in words ──
