@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from bapo_openrlhf.data.sources import ENDINGS
 from bapo_openrlhf.data.text_files import TEXTS, kind_of, rows_of
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, passes_for
@@ -45,9 +44,10 @@ def problems_in(path: Path) -> Problems:
     """Divide the rows of a file, or raise ConfigError. No prompt of the held-out ones is among the others."""
     rows = _rows(path)
     columns = [*rows[0]] if rows else []
-    keys = [next((name for name in names if name in columns), "") for names in (INPUTS, LABELS)]
-    for key, names in zip(keys, (INPUTS, LABELS), strict=True):
-        if not key:
+    keys = []
+    for names in (INPUTS, LABELS):
+        keys.append(next((name for name in names if name in columns), None))
+        if keys[-1] is None:
             raise ConfigError(
                 f"data is {path}; its columns are {', '.join(columns) or 'none'}, and one must be named "
                 f"{', '.join(names[:-1])} or {names[-1]}"
@@ -69,11 +69,10 @@ def _rows(path: Path) -> list[Any]:
         import pyarrow.parquet
 
         try:
-            return list(pyarrow.parquet.read_table(path).to_pylist())
+            return pyarrow.parquet.read_table(path).to_pylist()
         except (OSError, ValueError) as error:
             raise ConfigError(f"data is {path}; it cannot be read: {error}") from None
-    readable = [ending for ending in ENDINGS if ending in (*TEXTS, ".parquet")]
-    raise ConfigError(f"data is {path}; it must be a file that ends in {', '.join(readable)}")
+    raise ConfigError(f"data is {path}; it must be a file that ends in {', '.join((*TEXTS, '.parquet'))}")
 
 
 class Model(NamedTuple):
