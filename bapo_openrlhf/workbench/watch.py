@@ -64,15 +64,13 @@ def warnings(seen: Seen) -> list[str]:
         what = "no new step" if seen.rows else "no step yet"
         lines.append(f"{what} for {duration(seen.age)}{usual}: the run may have stopped; see its output (train.log)")
     lines += [row["text"] for row in seen.warnings if row["kind"] not in KINDS_IN_ROWS]
-    skipped = [row["step"] for row in seen.rows if row.get("skipped_update")]
-    if skipped:
-        of = f"{len(skipped)} of {len(seen.rows)} updates skipped"
-        lines.append(f"{of}, the last in step {skipped[-1]}: the batch was empty")
+    if steps := [row["step"] for row in seen.rows if row.get("skipped_update")]:
+        share = f"{len(steps)} of {len(seen.rows)}"
+        lines.append(f"{share} updates skipped, the last in step {steps[-1]}: the batch was empty")
     for name, why in (("failed", "no reward"), ("nonfinite", "log-probs that are not finite")):
-        count = _sum(seen.recent, f"groups/{name}")
-        if count:
-            steps = many(len(seen.recent), "step")
-            lines.append(f"{many(count, 'group')} left out in the last {steps}: {why}")
+        if count := _sum(seen.recent, f"groups/{name}"):
+            recent = many(len(seen.recent), "step")
+            lines.append(f"{many(count, 'group')} left out in the last {recent}: {why}")
     return lines
 
 
@@ -103,9 +101,9 @@ def _state(seen: Seen) -> Text:
 def _progress(seen: Seen, width: int) -> Text:
     done, total, step_seconds = len(seen.rows), seen.total, seen.step_seconds
     words = f"{done}{'' if total is None else f'/{total}'} steps"
-    spent = _sum(seen.rows, "timing/step_total")
-    if seen.how is not None and spent:
-        words += f", which took {duration(spent)}"
+    seconds = _sum(seen.rows, "timing/step_total")
+    if seen.how is not None and seconds:
+        words += f", which took {duration(seconds)}"
     elif seen.how is None and total and step_seconds and done != total:
         words += f" · {duration((total - done) * step_seconds)} left"
     if total is None:
@@ -290,12 +288,12 @@ def _sum(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 def curve(values: Sequence[float], low: float, high: float, columns: int, height: int) -> list[str]:
     """Draw at least one value as a line of `height` x `columns` Braille characters, which have 2 x 4 dots each."""
-    wide, tall = 2 * columns, 4 * height
-    points, ends = [], [*values, values[-1]]
-    for x in range(wide):
-        left, share = divmod(x / max(wide - 1, 1) * (len(values) - 1), 1)
-        value = ends[int(left)] + (ends[int(left) + 1] - ends[int(left)]) * share
-        points.append(round((high - value) / (high - low) * (tall - 1)))
+    width, levels = 2 * columns, 4 * height  # in dots
+    points, values = [], [*values, values[-1]]
+    for x in range(width):
+        place, share = divmod(x / max(width - 1, 1) * (len(values) - 2), 1)
+        start, end = values[int(place) : int(place) + 2]
+        points.append(round((high - (start + (end - start) * share)) / (high - low) * (levels - 1)))
     cells = [[0] * columns for _ in range(height)]
     for x, y in enumerate(points):
         before = points[x - 1] if x else y
