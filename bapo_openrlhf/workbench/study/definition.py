@@ -92,17 +92,14 @@ class Study:
 
 
 def words_of(files: Sequence[str], flags: Mapping[str, Any]) -> list[str]:
+    """Files and flags as words of a command line. Null gives a flag without a value."""
     words = ["--config", *files] if files else []
-    return words + [word for name, value in flags.items() for word in _flag(name, value)]
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    """A flag as words. Null gives a flag without a value."""
-    if value is None:
-        return [f"--{name}"]
-    if isinstance(value, list):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}={value}"]
+    for name, value in flags.items():
+        if value is None or isinstance(value, list):
+            words += [f"--{name}", *map(str, value or ())]
+        else:
+            words.append(f"--{name}={value}")
+    return words
 
 
 def read_study(path: Path, *, smoke: bool = False) -> Study:
