@@ -63,9 +63,8 @@ def passes(groups: pd.DataFrame) -> pd.DataFrame:
 
 def evenly(count: int, most: int) -> list[int]:
     """At most `most` of the indices 0..count - 1, evenly spaced, the last one included."""
-    if count <= most:
-        return list(range(count))
-    return sorted({round((number + 1) * count / most) - 1 for number in range(most)})
+    most = min(count, most)
+    return [round((number + 1) * count / most) - 1 for number in range(most)]
 
 
 def migration(groups: pd.DataFrame) -> pd.DataFrame:

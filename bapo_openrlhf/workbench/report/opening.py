@@ -75,15 +75,15 @@ def _smoothed_noise(run: Run) -> float:
 def _comparison(runs: Sequence[Run]) -> str:
     if other := [name for name in differing([run.config for run in runs if run.config]) if name in TASK]:
         return f"The runs have different tasks (--{', --'.join(other)}), so their rewards are not compared."
-    for run in runs:
-        curve = smoothed(run.curve(REWARD))
+    curves = [smoothed(run.curve(REWARD)) for run in runs]
+    for run, curve in zip(runs, curves, strict=True):
         if not curve.max() - curve.iloc[0] > 2 * _smoothed_noise(run) * math.sqrt(2):
+            highest = ", ".join(f"{curve.max():.3g} ({run.name})" for run, curve in zip(runs, curves, strict=True))
             return (
                 f"{run.name} never rose above its first reward ({curve.iloc[0]:.3g}) by more than chance explains, so "
-                "there is no level that all runs learned to reach. The highest smoothed rewards are "
-                + ", ".join(f"{smoothed(one.curve(REWARD)).max():.3g} ({one.name})" for one in runs) + "."
-            )  # fmt: skip
-    level = min(smoothed(run.curve(REWARD)).max() for run in runs)
+                f"there is no level that all runs learned to reach. The highest smoothed rewards are {highest}."
+            )
+    level = min(curve.max() for curve in curves)
     costs = [cost for cost in COSTS if all(spent_until(run, cost[0], level) is not None for run in runs)]
     if not costs:
         return f"All runs reached a mean reward of {level:.3g}, but neither times nor responses are recorded."
