@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Prompt
@@ -12,14 +13,20 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES, Source
 class Demonstration:
     """A worked solution of a prompt that a step trains on: a member of X4.
 
-    No policy of this run wrote it, so its tokens have no behaviour log-probs, and it is not a `Response`. Its tokens
-    are not here: the trainer finds them by the prompt. `uid` is that of the group that it is shown for. Its advantage
-    is relative to `rewards` (Eq. 2), of which the last one is its own.
+    No policy of this run wrote it, so its tokens have no behaviour log-probs: it is in no ratio, no distance and no
+    bound, and it is not a `Response`. Its tokens are not here: the trainer finds them by the prompt. `uid` is that of
+    the group that it is shown for. Its advantage is relative to `rewards` (Eq. 2), of which the last one is its own.
     """
 
     uid: int
     prompt: Prompt
     rewards: tuple[float, ...]
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        """The worked solution of a group's prompt, which has the greatest reward of the task."""
+        rewards = [response.reward for response in group.responses]
+        return cls(group.uid, group.prompt, (*rewards, float(group.reward_range[1])))
 
 
 @dataclass

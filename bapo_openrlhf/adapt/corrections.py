@@ -1,11 +1,18 @@
-"""Corrections for stale responses: which tokens stay in the loss, and how large a step the actor takes."""
+"""Corrections for responses that today's policy did not generate, or that were trained on before.
+
+They say which tokens stay in the loss, how much a token of a worked solution counts in it, how large a step the actor
+takes, and when the uses of a batch end.
+"""
 
 import math
-from typing import Any
+from collections import deque
+from typing import Any, Self
 
 import numpy as np
 
 from bapo_openrlhf.adapt.staleness import importance_summary
+
+GAMMA = 0.1  # of LUFFY's policy shaping
 
 
 def second_moment_mask(log_ratios: np.ndarray, advantages: np.ndarray, limit: float) -> np.ndarray:
@@ -36,6 +43,17 @@ def vetoed(log_ratios: Any, advantages: Any, generated: Any, limit: float) -> An
     return negative & (tripped.cumsum(-1) > tripped)
 
 
+def shaped(probabilities: Any, gamma: float = GAMMA) -> Any:
+    """Policy shaping f(p) = p / (p + gamma) of LUFFY (arXiv 2504.14945), for numbers, arrays and tensors.
+
+    The loss of a token of a demonstration is -f(p) A. p is its probability under today's policy: the ratio to the
+    policy that wrote it, whose probability is taken as 1. There is no clip. The gradient of f(p) is that of log p times
+    gamma p / (p + gamma)^2, and without f it would be p. So a token that is unlikely today is learned faster, and one
+    that is sure hardly moves. gamma is above 0.
+    """
+    return probabilities / (probabilities + gamma)
+
+
 def learning_rate_factor(log_ratios: np.ndarray, full: int) -> float:
     """Factor on the actor's learning rate: the root of the effective sample size, as a share of a full batch.
 
@@ -45,3 +63,48 @@ def learning_rate_factor(log_ratios: np.ndarray, full: int) -> float:
     `log_ratios` are log w of N responses, shape (N,), and `full` is F >= N, what full optimizer steps would hold.
     """
     return math.sqrt(importance_summary(log_ratios)["effective_share"] * len(log_ratios) / full)
+
+
+class ReuseGate:
+    """Ends the uses of a batch when the energy of the head's gradient rises faster than before (arXiv 2605.19425).
+
+    The energy g is the squared norm of the gradient of the output head in an optimizer step, and d = g - g' is its
+    increment since the optimizer step before. With mean m and standard deviation s of the last `window` increments (at
+    least 2), the gate trips if (d - m) / s > tau, the `threshold` (at least 0): from the second use of a batch on, and
+    with a full window. Then the optimizer is not called, and the rest of the batch's uses is left out.
+
+    Only the abstract and others' summaries of the paper could be read. What they do not say is this project's: s is
+    that of the population, the window is of optimizer steps that were made, and a dropped gradient leaves no trace.
+    """
+
+    def __init__(self, threshold: float, window: int) -> None:
+        self.threshold = threshold
+        self.energy: float | None = None
+        self.increments: deque[float] = deque(maxlen=window)
+
+    def trips(self, energy: float, use: int) -> bool:
+        """Whether an optimizer step of energy g is not to be made. Otherwise its energy is noted. Uses count from 1."""
+        if self.energy is not None:
+            increment = energy - self.energy
+            if use > 1 and len(self.increments) == self.increments.maxlen:
+                mean, deviation = np.mean(self.increments), np.std(self.increments)
+                if increment - mean > self.threshold * deviation:
+                    return True
+            self.increments.append(increment)
+        self.energy = energy
+        return False
+
+    @classmethod
+    def of(cls, adapt: Any) -> Self | None:
+        """The gate of the `--adapt` flags; None without one."""
+        return None if adapt.reuse_gate is None else cls(adapt.reuse_gate, adapt.reuse_gate_window)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The energy of the last optimizer step and the increments, as plain data."""
+        return {"energy": self.energy, "increments": list(self.increments)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.energy = state["energy"]
+        self.increments.clear()
+        self.increments.extend(state["increments"])

@@ -1,12 +1,15 @@
-"""Metrics of a batch for the log: what it is made of, how old it is, and the terms of Theorem 3.2."""
+"""Metrics of a batch for the log: what it is made of, how old it is, the terms of Theorem 3.2, and its tokens.
 
-from collections.abc import Sequence
+`SourceTokens` and `first_update` are about the tokens of each source before the first update of a step.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, on_policy, shift
 from bapo_openrlhf.adapt.staleness import LOG_RATIO_CAP, importance_summary, sync_age
 from bapo_openrlhf.adapt.theory import bound_term, sampled_tv
@@ -17,7 +20,10 @@ def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     """How full the batch is, why groups were filtered, and lengths. `attempts` are hard prompts that gave a group."""
     without = batch.silent
     right = sum(group.mean >= 1 for group in without)
-    lengths = {source: _lengths(getattr(batch, source)) for source in SOURCES}
+    lengths = {
+        source: [len(response.log_probs) for group in getattr(batch, source) for response in group.responses]
+        for source in SOURCES
+    }
     metrics: dict[str, float] = {
         "groups/capacity_used": batch.samples / capacity,
         "filtered/none_right": len(without) - right,
@@ -96,5 +102,51 @@ def shifts(batch: Batch, sums: TokenSums, since: int, gap: Gap) -> dict[str, flo
     return metrics
 
 
-def _lengths(groups: Sequence[Group]) -> list[int]:
-    return [len(response.log_probs) for group in groups for response in group.responses]
+@dataclass(frozen=True)
+class Clip:
+    """PPO clips a ratio rho to [1 - low, 1 + high]. With a negative advantage, dual clip limits it to `dual` too."""
+
+    low: float
+    high: float
+    dual: float | None = None
+
+
+@dataclass(frozen=True)
+class SourceTokens:
+    """The N generated tokens of one source, all responses in one row. Shape (N,) each.
+
+    `log_ratios` are log rho: log-probs of the policy that the step starts from minus the loss's old ones. `advantages`
+    are as the loss takes them. `value_errors` are value minus return, and None without a critic.
+    """
+
+    log_ratios: np.ndarray
+    advantages: np.ndarray
+    value_errors: np.ndarray | None = None
+
+
+def clipped(log_ratios: np.ndarray, advantages: np.ndarray, clip: Clip) -> np.ndarray:
+    """Which tokens get no gradient because their ratio is clipped, bool of shape (N,).
+
+    -min(rho A, clip(rho) A) is constant in rho if A > 0 and rho > 1 + high, or if A < 0 and rho < 1 - low. If A < 0,
+    dual clip (arXiv 1912.09729) bounds it by -c A, so it is also constant if rho > c.
+    """
+    ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
+    without_gradient = ((advantages > 0) & (ratios > 1 + clip.high)) | ((advantages < 0) & (ratios < 1 - clip.low))
+    if clip.dual is not None:
+        without_gradient |= (advantages < 0) & (ratios > clip.dual)
+    return np.asarray(without_gradient)
+
+
+def first_update(tokens: Mapping[str, SourceTokens], clip: Clip) -> dict[str, float]:
+    """Share of clipped tokens, mean |A|, and the critic's error (root mean square) and bias (mean), by source."""
+    metrics: dict[str, float] = {}
+    for source, of_source in tokens.items():
+        if not of_source.advantages.size:
+            continue
+        metrics[f"clip/{source}"] = float(clipped(of_source.log_ratios, of_source.advantages, clip).mean())
+        metrics[f"advantage/{source}_abs"] = float(np.abs(of_source.advantages).mean(dtype=np.float64))
+        if of_source.value_errors is not None:
+            errors = of_source.value_errors.astype(np.float64)
+            metrics[f"value/{source}_error"] = float(np.sqrt(np.mean(errors**2)))
+            metrics[f"value/{source}_bias"] = float(errors.mean())
+    return metrics

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.demonstrations import demonstration_of
+from bapo_openrlhf.adapt.batch import Batch, Demonstration
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.prefixes import by_prefix
 from bapo_openrlhf.methods import bapo
@@ -17,7 +16,7 @@ class DemonstratingBAPO(bapo.BAPO):
 
     A re-evaluation fails if its group is still too hard (`unimproved`). The K-th group in a row that fails is in the
     state `demonstration`, and the batch trains on the worked solution of its prompt (X4), with LUFFY's loss
-    (`adapt.demonstrations.shaped`). Its advantage is relative to the rewards of the group and its own. The group's own
+    (`adapt.corrections.shaped`). Its advantage is relative to the rewards of the group and its own. The group's own
     responses are not trained on. The prompt stays in the hard buffer, and its failures are counted from 0 again.
 
     X4 takes places of the batch before X1, X2 and X3. If it fills the batch, the others wait for their next failure.
@@ -46,7 +45,7 @@ class DemonstratingBAPO(bapo.BAPO):
         batch = super().build_batch(step, fresh, reevaluated)
         batch.demonstration = [group for group in batch.unimproved if group.uid in self.shown]
         batch.unimproved = [group for group in batch.unimproved if group.uid not in self.shown]
-        batch.demonstrations = [demonstration_of(group) for group in batch.demonstration]
+        batch.demonstrations = [Demonstration.of(group) for group in batch.demonstration]
         return batch
 
     def room(self) -> int:

@@ -7,8 +7,7 @@ mix_core_alg.py).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bapo_openrlhf.adapt.batch import Batch, fill
-from bapo_openrlhf.adapt.demonstrations import demonstration_of
+from bapo_openrlhf.adapt.batch import Batch, Demonstration, fill
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.methods.base import FilteredMethod
 
@@ -19,7 +18,7 @@ class LUFFY(FilteredMethod):
 
     The worked solution has the greatest reward of the task. Mean and deviation of the advantages (Eq. 2) are over all G
     rewards, so a group of G - 1 wrong responses has a signal. The loss of the solution's tokens is that of
-    `adapt.demonstrations.shaped`, with gamma = 0.1 and without a clip. All tokens count alike in the mean.
+    `adapt.corrections.shaped`, with gamma = 0.1 and without a clip. All tokens count alike in the mean.
 
     A prompt without a solution also gets G - 1 responses, because their number is decided before anything is known of
     the prompt.
@@ -46,7 +45,7 @@ class LUFFY(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: mixed groups that the filter keeps. X4: their worked solutions."""
-        shown = {group.uid: demonstration_of(group) for group in fresh if group.prompt.id in self.solutions}
+        shown = {group.uid: Demonstration.of(group) for group in fresh if group.prompt.id in self.solutions}
         mixed = [replace(group, generated=shown[group.uid].rewards) if group.uid in shown else group for group in fresh]
         batch = fill(self.capacity * (self.group_size - 1), mixed, self.keeps(mixed))
         batch.demonstrations = [shown[group.uid] for group in batch.fresh if group.uid in shown]

@@ -32,9 +32,8 @@ import numpy as np
 from report import CORES, RESULTS, again, origin, write
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
-from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.monitor import Clip, composition, first_update, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.review import review
 from bapo_openrlhf.adapt.shift import Gap
 from bapo_openrlhf.cpu import stack as cpu

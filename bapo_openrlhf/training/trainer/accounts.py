@@ -8,9 +8,8 @@ from typing import Any
 
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.first_update import Clip, first_update
 from bapo_openrlhf.adapt.ledger import Ledger, states_of
-from bapo_openrlhf.adapt.monitor import composition, off_policy, replay_ages, shifts
+from bapo_openrlhf.adapt.monitor import Clip, composition, first_update, off_policy, replay_ages, shifts
 from bapo_openrlhf.adapt.prefixes import by_prefix
 from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range

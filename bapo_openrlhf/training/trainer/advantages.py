@@ -19,7 +19,7 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from scipy.signal import lfilter
 
 from bapo_openrlhf.adapt.advantage import ESTIMATORS, length_adaptive_lambda, relative_rewards
-from bapo_openrlhf.adapt.baseline import critic_leaves_less, explained_variance
+from bapo_openrlhf.adapt.critic import critic_leaves_less, explained_variance
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.vtrace import vtrace
 

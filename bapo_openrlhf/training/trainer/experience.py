@@ -18,8 +18,8 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.corrections import second_moment_mask
-from bapo_openrlhf.adapt.first_update import SourceTokens
 from bapo_openrlhf.adapt.group import REFERENCE, Group, Response
+from bapo_openrlhf.adapt.monitor import SourceTokens
 from bapo_openrlhf.adapt.shift import TokenSums
 from bapo_openrlhf.adapt.staleness import nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES

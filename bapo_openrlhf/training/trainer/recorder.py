@@ -12,7 +12,7 @@ import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt import baseline as adapt_baseline
+from bapo_openrlhf.adapt import critic
 from bapo_openrlhf.adapt.group import Response
 from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
@@ -150,5 +150,5 @@ def explained_variance(experiences: Sequence[Experience]) -> dict[str, float]:
     if not tokens:
         return {}
     returns, values = torch.cat(tokens, dim=1).numpy()
-    explained = adapt_baseline.explained_variance(returns, values)
+    explained = critic.explained_variance(returns, values)
     return {} if explained is None else {"value/explained_variance": explained}

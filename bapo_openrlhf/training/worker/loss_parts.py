@@ -9,8 +9,7 @@ from openrlhf.models import aggregate_loss
 from openrlhf.models.utils import masked_mean
 from openrlhf.trainer.ppo_utils.experience import Experience
 
-from bapo_openrlhf.adapt.corrections import vetoed
-from bapo_openrlhf.adapt.demonstrations import shaped
+from bapo_openrlhf.adapt.corrections import shaped, vetoed
 from bapo_openrlhf.adapt.shift import ENOUGH
 
 
@@ -37,7 +36,7 @@ def demonstration_loss(
     token_level: bool,
     cross_entropy: bool,
 ) -> torch.Tensor:
-    """The mean loss of the tokens of demonstrations: -f(p) A for each (`adapt.demonstrations.shaped`), or -log p.
+    """The mean loss of the tokens of demonstrations: -f(p) A for each (`adapt.corrections.shaped`), or -log p.
 
     log p has the shape (B, A). `aggregate_loss` normalises it: all tokens count alike, or all samples.
     """

@@ -24,7 +24,7 @@ from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 from tqdm import tqdm
 
 from bapo_openrlhf.adapt.arithmetic import MicroBatch
-from bapo_openrlhf.adapt.reuse import ReuseGate
+from bapo_openrlhf.adapt.corrections import ReuseGate
 from bapo_openrlhf.flags.sizes import most_tokens
 from bapo_openrlhf.host import extends
 from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN

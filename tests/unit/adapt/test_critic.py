@@ -1,17 +1,22 @@
-"""What the critic may learn from beside the batch: each response of the step once, and none of the actor's."""
+"""What the critic may learn from: each response of the step once, and none of the actor's. Its values as a baseline."""
 
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.critic import beside_batch
+from bapo_openrlhf.adapt.critic import beside_batch, critic_leaves_less, explained_variance
 from bapo_openrlhf.adapt.vocabulary import STATES, TRAINED
 
 SIZE = 4
+NUMBERS = st.integers(-8, 8).map(lambda number: number / 4)
+TOKENS = st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=12)
 
 
 @settings(max_examples=200, deadline=None)
@@ -35,3 +40,26 @@ def test_every_response_of_a_random_step_is_with_the_actor_or_beside_it(make_gro
     assert Counter(id(response) for group in beside for response in group.responses) == wanted
     assert all(group.generated == groups[group.uid].generated and group.mean == groups[group.uid].mean
                for group in beside)  # fmt: skip
+
+
+def variance(numbers) -> Fraction:
+    exact = [*map(Fraction, numbers)]
+    mean = sum(exact, Fraction(0)) / len(exact)
+    return sum(((number - mean) ** 2 for number in exact), Fraction(0)) / len(exact)
+
+
+@given(tokens=TOKENS)
+def test_the_critic_is_taken_if_it_leaves_less_variance(tokens):
+    returns, values, other = (np.array(column) for column in (zip(*tokens, strict=True) if tokens else ((), (), ())))
+    if not tokens:
+        assert not critic_leaves_less(returns, values, returns - other) and explained_variance(returns, values) is None
+        return
+    left, otherwise, spread = variance(returns - values), variance(returns - other), variance(returns)
+    if left != otherwise:  # equal ones may differ by rounding
+        assert critic_leaves_less(returns, values, returns - other) == (left < otherwise)
+    explained = explained_variance(returns, values)
+    assert (explained is None) == (spread == 0)
+    if explained is not None:
+        assert explained == pytest.approx(float(1 - left / spread), abs=1e-12)
+        if left != spread:  # with one mean for all tokens, it is EVPO's rule
+            assert critic_leaves_less(returns, values, returns - 0.75) == (explained > 0)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bapo_openrlhf.adapt.advantage import relative_rewards
-from bapo_openrlhf.adapt.demonstrations import GAMMA, demonstration_of, shaped
+from bapo_openrlhf.adapt.batch import Demonstration
+from bapo_openrlhf.adapt.corrections import GAMMA, shaped
 
 
 def test_shaping_by_hand():
@@ -28,7 +29,7 @@ def test_the_gradient_is_that_of_the_paper():
 def test_the_advantage_is_that_of_the_mixed_group(make_group):
     """7 wrong responses and a right demonstration: mean 1/8, deviation sqrt(1/8 * 7/8)."""
     group = make_group(0, size=7)
-    shown = demonstration_of(group)
+    shown = Demonstration.of(group)
     assert (shown.uid, shown.prompt, shown.rewards) == (group.uid, group.prompt, (0.0,) * 7 + (1.0,))
     rewards = np.array(shown.rewards)
     advantage = relative_rewards("group_norm", rewards[-1:], rewards, 0.0)

@@ -17,7 +17,7 @@ cpu.install()
 import torch  # noqa: E402
 from openrlhf.models.loss import PolicyLoss  # noqa: E402
 
-from bapo_openrlhf.adapt.first_update import Clip, SourceTokens, clipped, first_update  # noqa: E402
+from bapo_openrlhf.adapt.monitor import Clip, SourceTokens, clipped, first_update  # noqa: E402
 
 CLIP = Clip(0.2, 0.3)
 

@@ -24,7 +24,7 @@ from openrlhf.trainer.ray import launcher
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.batch import Batch
-from bapo_openrlhf.adapt.first_update import Clip, first_update
+from bapo_openrlhf.adapt.monitor import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer import experience as experience_module
