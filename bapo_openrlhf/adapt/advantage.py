@@ -38,7 +38,7 @@ def group_relative_advantages(
         baseline: Rewards b that they are compared with, shape (G,), or r itself (`Group.relative_to`).
         ends: The least and the greatest reward of the task.
     """
-    return _standardised(*_without_rounding(rewards, baseline, ends), eps)
+    return relative_rewards("group_norm", rewards, baseline, eps, ends)
 
 
 def _standardised(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:
@@ -79,7 +79,8 @@ def relative_rewards(
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator is {estimator!r}; it must be one of {', '.join(ESTIMATORS)}")
-    return ESTIMATORS[estimator].relative(*_without_rounding(rewards, baseline, ends), eps)
+    both = np.array(without_rounding([*rewards, *baseline], ends), dtype=np.float64)
+    return ESTIMATORS[estimator].relative(both[: len(rewards)], both[len(rewards) :], eps)
 
 
 def length_adaptive_lambda(lengths: np.ndarray, alpha: float) -> np.ndarray:
@@ -89,11 +90,3 @@ def length_adaptive_lambda(lengths: np.ndarray, alpha: float) -> np.ndarray:
     response. It is negative if l is below 1 / alpha, and 0 is taken then. alpha is 0.05 in the paper.
     """
     return np.asarray(np.maximum(1 - 1 / (alpha * np.maximum(lengths, 1)), 0.0))
-
-
-def _without_rounding(
-    rewards: np.ndarray, baseline: np.ndarray, ends: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray]:
-    count = len(rewards)
-    both = np.array(without_rounding([*rewards, *baseline], ends), dtype=np.float64)
-    return both[:count], both[count:]

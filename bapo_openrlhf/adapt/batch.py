@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Self
 
 from bapo_openrlhf.adapt.filters import has_signal
@@ -113,7 +114,7 @@ def fill(
         replay: Draws X3: stored groups with at most as many responses as it is given, which still fit.
     """
     filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
-    x1 = [group for group, kept in zip(fresh, keep, strict=True) if kept]
+    x1 = list(compress(fresh, keep))
     within = highest_variance(x1, capacity if most_fresh is None else most_fresh)
     again = [*reevaluated, *prefixed]
     selected = {group.uid for group in highest_variance([*within, *again], capacity)}
@@ -153,11 +154,10 @@ def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
 
 def without_silent(batch: Batch) -> Batch:
     """The batch with all fresh groups without a signal among the filtered ones, also those that the filter kept."""
-    signal = [has_signal(group) for group in batch.fresh]
     return replace(
         batch,
-        fresh=[group for group, has in zip(batch.fresh, signal, strict=True) if has],
-        filtered=batch.filtered + [group for group, has in zip(batch.fresh, signal, strict=True) if not has],
+        fresh=[group for group in batch.fresh if has_signal(group)],
+        filtered=batch.filtered + [group for group in batch.fresh if not has_signal(group)],
     )
 
 

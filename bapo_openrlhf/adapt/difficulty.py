@@ -60,12 +60,6 @@ class SuccessCounts:
             kept = self.decay * self._counts[place] + (1 - self.decay) * self.prior
             self._counts[place] = kept + np.array([right, group.size - right])
 
-    def nearest(self, prompts: Sequence[Prompt], count: int, target: float, rng: np.random.Generator) -> list[int]:
-        """Thompson sampling: ascending positions of the `count` prompts with draws of Beta(a, b) nearest `target`."""
-        counts = self.of(prompts)[0]
-        draws = rng.beta(counts[:, 0], counts[:, 1])
-        return sorted(np.argsort(np.abs(draws - target), kind="stable")[:count].tolist())
-
     def state_dict(self) -> dict[str, Any]:
         """Ids, uint64 of shape (P,), and counts, float32 of shape (P, 2)."""
         return {"ids": self._ids, "rows": self._counts}

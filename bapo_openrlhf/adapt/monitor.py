@@ -66,10 +66,10 @@ def off_policy(
         constants: K1, K2 and K3 (Eq. 11-13).
         eps: Smoothing of the variance in Eq. 2.
     """
-    sources = dict(zip(SOURCES, (*constants, constants[0]), strict=True))  # a prefix leaves any group with a signal
     metrics = {f"theory/k{number}": constant for number, constant in enumerate(constants, 1)}
     start, bound = 0, 0.0
-    for source, constant in sources.items():
+    # The last constant is that of groups with a prefix: any of them may have a signal, as fresh groups.
+    for source, constant in zip(SOURCES, (*constants, constants[0]), strict=True):
         groups = getattr(batch, source)
         if not groups:
             continue

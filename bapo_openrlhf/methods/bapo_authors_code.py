@@ -6,6 +6,7 @@ Read at this commit: `recipe/bapo`, the store in `verl/trainer/ppo/ray_trainer.p
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import compress
 from typing import ClassVar
 
 from bapo_openrlhf.adapt.batch import Batch, fitting
@@ -101,7 +102,7 @@ class AuthorsCode(FilteredMethod):
         keep = self.keeps(fresh)
         keep = keep if any(keep) else [True] * len(fresh)
         batch = Batch(
-            fresh=fitting([group for group, kept in zip(fresh, keep, strict=True) if kept], self.max_responses),
+            fresh=fitting(compress(fresh, keep), self.max_responses),
             filtered=[group for group, kept in zip(fresh, keep, strict=True) if not kept],
         )
         hard = self._hard()

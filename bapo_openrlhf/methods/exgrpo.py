@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -187,7 +188,7 @@ class ExGRPO(FilteredMethod):
 
 def right_responses(group: Group) -> list[Response]:
     """The responses that are right."""
-    return [response for response, reward in zip(group.responses, group.rewards, strict=True) if reward >= RIGHT]
+    return list(compress(group.responses, (reward >= RIGHT for reward in group.rewards)))
 
 
 def entropy(response: Response) -> float:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import compress
 
 import numpy as np
 
@@ -84,9 +85,8 @@ class Freshness(FilteredMethod):
             return self.replay.sample(count, self.rng, priority=lambda g: self.priority(g, step) ** self.exponent)
 
         batch = fill(self.max_responses, fresh, keep, replay=replay)
-        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
-            if kept:
-                self.replay.add(group)
+        for group in compress(fresh, keep):  # last: a step's own groups are not replayed in that same step
+            self.replay.add(group)
         self.replay.check()
         self.measured = self.replay.metrics(step)
         if ages := self.replay.ages(step):

@@ -7,6 +7,8 @@ its authors' code (thu-rllab/MoPPS, recipe/ours, read at commit a883f51).
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.difficulty import FORECAST_METRICS, SuccessCounts, forecast_metrics
 from bapo_openrlhf.adapt.group import Group, Prompt
@@ -56,7 +58,9 @@ class MoPPS(FilteredMethod):
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The `count` candidates whose draw is nearest the target, in the order in which they were given."""
-        return self.posteriors.nearest(candidates, count, self.target, self.rng)
+        counts, _ = self.posteriors.of(candidates)
+        draws = self.rng.beta(counts[:, 0], counts[:, 1])
+        return sorted(np.argsort(np.abs(draws - self.target), kind="stable")[:count].tolist())
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The fresh groups that the filter keeps, at most as many as fit."""

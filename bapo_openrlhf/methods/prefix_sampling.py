@@ -41,6 +41,7 @@ class PrefixSampling(FilteredMethod):
     SOURCE = "arXiv 2605.05112"
     STATE = ("rng", "prefixes")
     METRICS = Prefixes.METRICS
+    prefixed = True
 
     reevaluate_every: int = 1
     max_reevaluated_prompts: int = 128
@@ -50,7 +51,6 @@ class PrefixSampling(FilteredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.prefixed = True
         self.prefixes = Prefixes(self.buffer_size, self.prefix_share, moves=self.steered)
 
     def begin_step(self, step: int) -> list[Prompt]:

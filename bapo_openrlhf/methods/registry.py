@@ -75,12 +75,9 @@ def _variants() -> dict[str, tuple[str, ...]]:
 
 def file_hint(name: str) -> str:
     """The end of an error about a name that is only the name of a file in configs/methods; otherwise nothing."""
-    there = name != "bapo" and (name in METHODS or name in _variants())
-    return (
-        f"; {name} is a file of flags: name configs/methods/{name}.yaml after your own file in --config"
-        if there
-        else ""
-    )
+    if name == "bapo" or name not in {*METHODS, *_variants()}:
+        return ""
+    return f"; {name} is a file of flags: name configs/methods/{name}.yaml after your own file in --config"
 
 
 def overview() -> dict[str, tuple[str, ...]]:
@@ -104,7 +101,7 @@ def method_class(name: str) -> type[Method]:
         raise ConfigError(
             f"adapt.method is {name}; {place} has no class {attribute} that is a bapo_openrlhf.methods.Method"
         )
-    missing = sorted(getattr(kind, "__abstractmethods__", ()))
+    missing = sorted(kind.__abstractmethods__)
     if missing:
         raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
     return kind

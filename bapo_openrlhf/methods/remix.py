@@ -4,10 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import compress
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
@@ -62,13 +63,9 @@ class ReMix(FilteredMethod):
         super().__post_init__()
         self.replay = ReplayBuffer(self.buffer_groups, self.replay_steps)
 
-    def begin_step(self, step: int) -> list[Prompt]:
-        """Groups older than `replay_steps` leave. No prompt is generated again."""
-        self.replay.expire(step)
-        return []
-
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps, at most the share p."""
+        self.replay.expire(step)
         keep = self.keeps(fresh)
         most_fresh, replayed = self.mix(sum(keep), len(self.replay))
         batch = fill(
@@ -78,9 +75,8 @@ class ReMix(FilteredMethod):
             most_fresh=most_fresh * self.group_size,
             replay=lambda free: self.replay.sample(replayed, self.rng),
         )
-        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own groups are not replayed in that step
-            if kept:
-                self.replay.add(group)
+        for group in compress(fresh, keep):  # last: a step's own groups are not replayed in that same step
+            self.replay.add(group)
         self.replay.check()
         self.measured = {
             **self.replay.metrics(step),

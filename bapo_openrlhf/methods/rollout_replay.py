@@ -7,13 +7,14 @@ The paper's abstract gives the rule. The numbers are those of a public implement
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import compress
 
 import numpy as np
 
 from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
-from bapo_openrlhf.adapt.group import Group, Prompt
+from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.metric import declare
 from bapo_openrlhf.methods.base import FilteredMethod, option
 
@@ -68,25 +69,20 @@ class RolloutReplay(FilteredMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size, most = self.group_size, self.buffer_responses
-        if most < size:
-            raise ValueError(f"buffer_responses is {most}; it must be at least {size}, the size of a group")
-        self.replay = ReplayBuffer(most // size, self.oldest)
-
-    def begin_step(self, step: int) -> list[Prompt]:
-        """Responses that are too old leave. No prompt is generated again."""
-        self.replay.expire(step)
-        return []
+        size, capacity = self.group_size, self.buffer_responses
+        if capacity < size:
+            raise ValueError(f"buffer_responses is {capacity}; it must be at least {size}, the size of a group")
+        self.replay = ReplayBuffer(capacity // size, self.oldest)
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: drawn responses of earlier steps, those of one group together."""
+        self.replay.expire(step)
         keep = self.keeps(fresh)
         batch = fill(self.max_responses, fresh, keep)
         wanted = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
         batch.replayed, drawn = self.draw(min(wanted, self.max_responses - batch.responses))
-        for group, kept in zip(fresh, keep, strict=True):  # last: a step's own responses are not replayed in that step
-            if kept:
-                self.replay.add(group)
+        for group in compress(fresh, keep):  # last: a step's own responses are not replayed in that same step
+            self.replay.add(group)
         self.replay.check()
         self.measured = self.replay.metrics(step)
         if len(drawn):

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import compress
 
 import numpy as np
 
@@ -69,11 +70,7 @@ class StoredSuccesses(FilteredMethod):
         batch = fill(self.max_responses, helped, self.keeps(helped))
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
-            right = tuple(
-                response
-                for response, reward in zip(group.responses, group.rewards, strict=True)
-                if reward > self.success_above
-            )
+            right = tuple(compress(group.responses, (reward > self.success_above for reward in group.rewards)))
             if right:
                 self.cache.add(replace(group, responses=right))
         self.measured = {
