@@ -97,10 +97,10 @@ def micro_batch_plan(total: int, rank_samples: int, ranks: int, size: int, train
     for step, samples in enumerate(step_totals(total, train_batch)):
         least, more = divmod(samples, ranks)  # `more` ranks have one sample more than the others
         parts = more * math.ceil((least + 1) / size) + (ranks - more) * math.ceil(least / size)
-        left, count = rank_samples - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
+        rest, count = rank_samples - step * train_batch // ranks, math.ceil((least + (more > 0)) / size)
         for part in range(count):
-            taken = min(max(left - part * size, 0), size)
-            plan.append(MicroBatch(taken, part + 1 == count, samples, parts))
+            part_samples = min(max(rest - part * size, 0), size)
+            plan.append(MicroBatch(part_samples, part + 1 == count, samples, parts))
     return plan
 
 

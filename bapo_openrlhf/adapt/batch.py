@@ -113,17 +113,17 @@ def fill(
         most_fresh: Responses of X1 at most, to reserve places for X2 or X3. None means no limit but the capacity.
         replay: Draws X3: stored groups with at most as many responses as it is given, which still fit.
     """
-    filtered = [group for group, kept in zip(fresh, keep, strict=True) if not kept]
+    filtered = [group for group, passes in zip(fresh, keep, strict=True) if not passes]
     x1 = list(compress(fresh, keep))
-    within = highest_variance(x1, capacity if most_fresh is None else most_fresh)
-    again = [*reevaluated, *prefixed]
-    selected = {group.uid for group in highest_variance([*within, *again], capacity)}
+    within_limit = highest_variance(x1, capacity if most_fresh is None else most_fresh)
+    other_groups = [*reevaluated, *prefixed]
+    uids = {group.uid for group in highest_variance([*within_limit, *other_groups], capacity)}
     batch = Batch(
-        fresh=[group for group in x1 if group.uid in selected],
-        reevaluated=[group for group in reevaluated if group.uid in selected],
-        prefixed=[group for group in prefixed if group.uid in selected],
+        fresh=[group for group in x1 if group.uid in uids],
+        reevaluated=[group for group in reevaluated if group.uid in uids],
+        prefixed=[group for group in prefixed if group.uid in uids],
         filtered=filtered,
-        cut=[group for group in (*x1, *again) if group.uid not in selected],
+        cut=[group for group in (*x1, *other_groups) if group.uid not in uids],
     )
     if replay:
         batch.replayed = replay(capacity - batch.responses)
@@ -132,12 +132,12 @@ def fill(
 
 def fitting(groups: Iterable[Group], free: int) -> list[Group]:
     """The groups that fit into `free` responses, in their order. A group that does not fit any more is left out."""
-    kept = []
+    result = []
     for group in groups:
         if group.size <= free:
-            kept.append(group)
+            result.append(group)
             free -= group.size
-    return kept
+    return result
 
 
 def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
@@ -148,8 +148,8 @@ def highest_variance(groups: Sequence[Group], free: int) -> list[Group]:
     if sum(group.size for group in groups) <= free:
         return list(groups)
     ranked = sorted(groups, key=lambda group: (group.variance, group.weights_version, group.uid), reverse=True)
-    kept = {group.uid for group in fitting(ranked, free)}
-    return [group for group in groups if group.uid in kept]
+    uids = {group.uid for group in fitting(ranked, free)}
+    return [group for group in groups if group.uid in uids]
 
 
 def without_silent(batch: Batch) -> Batch:
@@ -190,16 +190,16 @@ def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] =
 
     `too_far` and `nonfinite` are uids. A group that is in both sets counts as nonfinite.
     """
-    far, unfit = too_far - nonfinite, too_far | nonfinite
-    selected = batch.fresh + batch.reevaluated + batch.prefixed
+    shift_uids, uids = too_far - nonfinite, too_far | nonfinite
+    groups = batch.fresh + batch.reevaluated + batch.prefixed
     return replace(
         batch,
-        fresh=[group for group in batch.fresh if group.uid not in unfit],
-        reevaluated=[group for group in batch.reevaluated if group.uid not in unfit],
-        replayed=[group for group in batch.replayed if group.uid not in unfit],
-        prefixed=[group for group in batch.prefixed if group.uid not in unfit],
-        too_far=batch.too_far + [group for group in selected if group.uid in far],
-        nonfinite=batch.nonfinite + [group for group in selected if group.uid in nonfinite],
-        unused=batch.unused + [group for group in batch.replayed if group.uid in unfit],
-        demonstrations=[shown for shown in batch.demonstrations if shown.uid not in unfit],
+        fresh=[group for group in batch.fresh if group.uid not in uids],
+        reevaluated=[group for group in batch.reevaluated if group.uid not in uids],
+        replayed=[group for group in batch.replayed if group.uid not in uids],
+        prefixed=[group for group in batch.prefixed if group.uid not in uids],
+        too_far=batch.too_far + [group for group in groups if group.uid in shift_uids],
+        nonfinite=batch.nonfinite + [group for group in groups if group.uid in nonfinite],
+        unused=batch.unused + [group for group in batch.replayed if group.uid in uids],
+        demonstrations=[demonstration for demonstration in batch.demonstrations if demonstration.uid not in uids],
     )

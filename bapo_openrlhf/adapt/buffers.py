@@ -82,8 +82,8 @@ class HardBuffer:
 
     def oldest(self, count: int) -> list[HardPrompt]:
         """Up to `count` entries that are not in flight, the oldest first. They stay in the buffer."""
-        here = (entry for prompt, entry in self._entries.items() if prompt not in self._in_flight)
-        return list(itertools.islice(here, count))
+        entries = (entry for prompt, entry in self._entries.items() if prompt not in self._in_flight)
+        return list(itertools.islice(entries, count))
 
     def send(self, prompts: Iterable[Prompt]) -> None:
         """Mark prompts as in flight: they are generated again, and their groups have not come yet."""
@@ -104,8 +104,8 @@ class HardBuffer:
 
     def check(self) -> None:
         """Raise RuntimeError unless everything that was added is still here or counted as gone."""
-        gone = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
-        if self.counts["added"] != gone + len(self):
+        departures = self.counts["replaced"] + self.counts["evicted"] + self.counts["removed"]
+        if self.counts["added"] != departures + len(self):
             raise RuntimeError(f"hard buffer lost entries: {dict(self.counts)}, holds {len(self)}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -177,9 +177,9 @@ class ReplayBuffer:
 
     def remove(self, groups: Iterable[Group]) -> None:
         """Take groups out, if the buffer holds them. They count as evicted."""
-        gone, before = {group.uid for group in groups}, len(self)
-        self._groups = deque(group for group in self._groups if group.uid not in gone)
-        self.counts["evicted"] += before - len(self)
+        uids, size = {group.uid for group in groups}, len(self)
+        self._groups = deque(group for group in self._groups if group.uid not in uids)
+        self.counts["evicted"] += size - len(self)
 
     def expire(self, step: int) -> None:
         """Drop what is older than max_age at trainer step `step`."""
@@ -207,17 +207,17 @@ class ReplayBuffer:
         Raises:
             ValueError: A weight is negative or not finite.
         """
-        eligible, odds = [group for group in self._groups if accept(group)], None
-        if priority is not None and eligible:
-            weights = np.array([priority(group) for group in eligible], float)
-            for group, weight in zip(eligible, weights, strict=True):
+        candidates, odds = [group for group in self._groups if accept(group)], None
+        if priority is not None and candidates:
+            weights = np.array([priority(group) for group in candidates], float)
+            for group, weight in zip(candidates, weights, strict=True):
                 if not 0 <= weight < np.inf:
                     raise ValueError(f"the priority of group {group.uid} is {weight}; it must be finite and at least 0")
             odds = weights / (weights.sum() or 1.0)
-            eligible, odds = [group for group, share in zip(eligible, odds, strict=True) if share], odds[odds > 0]
-        count = min(len(eligible), max(count, 0))
-        chosen = sorted(rng.choice(len(eligible), size=count, replace=False, p=odds).tolist()) if count else []
-        return [eligible[index] for index in chosen]
+            candidates, odds = [group for group, share in zip(candidates, odds, strict=True) if share], odds[odds > 0]
+        count = min(len(candidates), max(count, 0))
+        places = sorted(rng.choice(len(candidates), size=count, replace=False, p=odds).tolist()) if count else []
+        return [candidates[index] for index in places]
 
     def ages(self, step: int) -> list[int]:
         """Trainer steps since each group was generated."""
@@ -306,9 +306,9 @@ class ResponseCache:
             if oldest.size > excess:
                 groups.appendleft(replace(oldest, responses=oldest.responses[excess:]))
                 self._count(groups[0])
-            gone = min(oldest.size, excess)
-            self.counts["evicted"] += gone
-            excess -= gone
+            evictions = min(oldest.size, excess)
+            self.counts["evicted"] += evictions
+            excess -= evictions
 
     def metrics(self) -> dict[str, float]:
         """Its METRICS."""
@@ -317,9 +317,9 @@ class ResponseCache:
 
     def check(self) -> None:
         """Raise RuntimeError unless every response that was added is still here or counted as gone. Reads them all."""
-        held = sum(group.size for group in self)
-        if not self.counts["added"] - self.counts["evicted"] == self.responses == held:
-            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {held}")
+        count = sum(group.size for group in self)
+        if not self.counts["added"] - self.counts["evicted"] == self.responses == count:
+            raise RuntimeError(f"response cache lost responses: {dict(self.counts)}, holds {count}")
 
     def state_dict(self) -> dict[str, Any]:
         """Groups and counters, as plain data and arrays. It raises RuntimeError if a response was lost (`check`)."""

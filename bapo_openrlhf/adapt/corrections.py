@@ -22,12 +22,12 @@ def second_moment_mask(log_ratios: np.ndarray, advantages: np.ndarray, limit: fl
     and pi < alpha. Of these tokens, those with the largest (log pi - log alpha)^2 are left out, one after another,
     until the mean of this square over the others is at most `limit`, 0.04 in the paper. All other tokens stay.
     """
-    stays = np.ones(len(log_ratios), dtype=bool)
-    counted = np.flatnonzero(log_ratios * np.sign(advantages) > 0)
-    counted = counted[np.argsort(np.abs(log_ratios[counted]), kind="stable")]
-    means = np.cumsum(log_ratios[counted] ** 2) / np.arange(1, len(counted) + 1)  # they never fall
-    stays[counted[np.searchsorted(means, limit, side="right") :]] = False
-    return stays
+    mask = np.ones(len(log_ratios), dtype=bool)
+    places = np.flatnonzero(log_ratios * np.sign(advantages) > 0)
+    places = places[np.argsort(np.abs(log_ratios[places]), kind="stable")]
+    means = np.cumsum(log_ratios[places] ** 2) / np.arange(1, len(places) + 1)  # they never fall
+    mask[places[np.searchsorted(means, limit, side="right") :]] = False
+    return mask
 
 
 def vetoed(log_ratios: Any, advantages: Any, generated: Any, limit: float) -> Any:
@@ -39,8 +39,8 @@ def vetoed(log_ratios: Any, advantages: Any, generated: Any, limit: float) -> An
     tokens neither trip nor leave. Only `generated` tokens count.
     """
     negative = generated & (advantages < 0)
-    tripped = negative & (log_ratios < math.log(limit))
-    return negative & (tripped.cumsum(-1) > tripped)
+    trips = negative & (log_ratios < math.log(limit))
+    return negative & (trips.cumsum(-1) > trips)
 
 
 def shaped(probabilities: Any, gamma: float = GAMMA) -> Any:

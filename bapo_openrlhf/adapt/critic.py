@@ -20,14 +20,14 @@ def beside_batch(generated: Iterable[Group], batch: Batch) -> list[Group]:
 
     No response is in it twice, or in the batch too. Groups that turned out not to be finite are left out.
     """
-    trained = {id(response) for _, group in batch.with_sources() for response in group.responses}
-    broken = {group.uid for group in batch.nonfinite}
-    beside = []
+    batch_ids = {id(response) for _, group in batch.with_sources() for response in group.responses}
+    nonfinite_uids = {group.uid for group in batch.nonfinite}
+    groups = []
     for group in generated:
-        places = [place for place, response in enumerate(group.responses) if id(response) not in trained]
-        if places and group.uid not in broken:
-            beside.append(group.keep(places, relative_to="generated"))
-    return beside
+        places = [place for place, response in enumerate(group.responses) if id(response) not in batch_ids]
+        if places and group.uid not in nonfinite_uids:
+            groups.append(group.keep(places, relative_to="generated"))
+    return groups
 
 
 def explained_variance(returns: np.ndarray, values: np.ndarray) -> float | None:
@@ -36,9 +36,9 @@ def explained_variance(returns: np.ndarray, values: np.ndarray) -> float | None:
     return 1 - float(np.var(returns - values)) / spread if spread else None
 
 
-def critic_leaves_less(returns: np.ndarray, values: np.ndarray, otherwise: np.ndarray) -> bool:
+def critic_leaves_less(returns: np.ndarray, values: np.ndarray, remainders: np.ndarray) -> bool:
     """Whether var(G - V) < var(G - b) over tokens, with G and V as `returns` and `values`; not if there are none.
 
-    `otherwise` is G - b. If b is one number for all tokens, this says that the explained variance is above 0.
+    `remainders` are G - b. If b is one number for all tokens, this says that the explained variance is above 0.
     """
-    return bool(len(returns) and np.var(returns - values) < np.var(otherwise))
+    return bool(len(returns) and np.var(returns - values) < np.var(remainders))

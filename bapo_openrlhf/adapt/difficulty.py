@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from bapo_openrlhf.adapt.group import Group, Prompt
 from bapo_openrlhf.adapt.metric import declare
+from bapo_openrlhf.adapt.rewards import exact_sum
 
 
 def successes(group: Group) -> Fraction:
     """s, the number of right responses: the sum of the rewards, each clipped to [0, 1]. A reward of 0.3 adds 0.3."""
-    return sum((min(max(reward, Fraction(0)), Fraction(1)) for reward in group.rewards), Fraction(0))
+    return exact_sum([min(max(reward, Fraction(0)), Fraction(1)) for reward in group.rewards])
 
 
 class SuccessCounts:
@@ -33,32 +34,32 @@ class SuccessCounts:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def of(self, prompts: Sequence[Prompt]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    def counts_of(self, prompts: Sequence[Prompt]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """The counts a and b of the prompts, shape (P, 2), and whether each had a group, shape (P,)."""
-        places, known = self._find(_numbers(prompts))
+        places, has_history = self._find(_numbers(prompts))
         counts = np.tile(self.prior, (len(places), 1))
-        counts[known] = self._counts[places[known]]
-        return counts, known
+        counts[has_history] = self._counts[places[has_history]]
+        return counts, has_history
 
     def _find(self, ids: NDArray[np.uint64]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The place of each id, or where it would be inserted, and whether it is known. There may be millions."""
+        """The place of each id, or where it would be inserted, and whether it is there. There may be millions."""
         places = np.searchsorted(self._ids, ids)
-        known = np.zeros(len(ids), np.bool_)
-        within = places < len(self._ids)
-        known[within] = self._ids[places[within]] == ids[within]
-        return places, known
+        has_history = np.zeros(len(ids), np.bool_)
+        in_range = places < len(self._ids)
+        has_history[in_range] = self._ids[places[in_range]] == ids[in_range]
+        return places, has_history
 
     def update(self, groups: Sequence[Group]) -> None:
         """Learn from the groups of a step, in their order. New arrays are made, so those in a saved state stay."""
         ids = _numbers([group.prompt for group in groups])
-        new = np.unique(ids[~self._find(ids)[1]])
-        places = np.searchsorted(self._ids, new)
-        self._ids = np.insert(self._ids, places, new)
+        new_ids = np.unique(ids[~self._find(ids)[1]])
+        places = np.searchsorted(self._ids, new_ids)
+        self._ids = np.insert(self._ids, places, new_ids)
         self._counts = np.insert(self._counts, places, self.prior, axis=0)
         for place, group in zip(np.searchsorted(self._ids, ids), groups, strict=True):
-            right = float(successes(group))
-            kept = self.decay * self._counts[place] + (1 - self.decay) * self.prior
-            self._counts[place] = kept + np.array([right, group.size - right])
+            success_count = float(successes(group))
+            old_counts = self.decay * self._counts[place] + (1 - self.decay) * self.prior
+            self._counts[place] = old_counts + np.array([success_count, group.size - success_count])
 
     def state_dict(self) -> dict[str, Any]:
         """Ids, uint64 of shape (P,), and counts, float32 of shape (P, 2)."""
@@ -83,16 +84,16 @@ FORECAST_METRICS = declare("""
 
 
 def forecast_metrics(
-    groups: Sequence[Group], predicted: NDArray[np.float64], known: NDArray[np.bool_]
+    groups: Sequence[Group], forecasts: NDArray[np.float64], has_history: NDArray[np.bool_]
 ) -> dict[str, float]:
     """How well P groups were predicted: FORECAST_METRICS but the first. Numbers of no group are left out.
 
-    `predicted` are success probabilities from before, `known` says whether a prompt had a group, shape (P,) each.
+    `forecasts` are success probabilities from before, `has_history` says whether a prompt had a group, shape (P,) each.
     """
     if not groups:
         return {}
-    metrics = {"prompts/predicted": float(predicted.mean()), "prompts/unseen_share": float(1 - known.mean())}
-    if known.any():
-        observed = np.array([float(successes(group) / group.size) for group in groups])
-        metrics["prompts/prediction_error"] = float(np.abs(predicted - observed)[known].mean())
+    metrics = {"prompts/predicted": float(forecasts.mean()), "prompts/unseen_share": float(1 - has_history.mean())}
+    if has_history.any():
+        success_rates = np.array([float(successes(group) / group.size) for group in groups])
+        metrics["prompts/prediction_error"] = float(np.abs(forecasts - success_rates)[has_history].mean())
     return metrics

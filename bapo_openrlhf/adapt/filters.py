@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from bapo_openrlhf.adapt.group import Group
-from bapo_openrlhf.adapt.rewards import exact_mean
+from bapo_openrlhf.adapt.rewards import exact_mean, exact_sum
 
 UNIFORM = 0.6  # share of the groups that the uniform filter keeps (A.3)
 FreshFilter = Callable[[Sequence[Group], np.random.Generator], list[bool]]
@@ -58,8 +58,8 @@ def gaussian_filter(mean: float = 0.5, std: float = 0.2) -> FreshFilter:
 def uniform_filter(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
     """Mode 3 of A.3. It keeps a random UNIFORM of the groups, rounded to a whole number. Rewards do not matter."""
     count = math.floor(UNIFORM * len(groups) + 0.5)
-    kept = set(rng.choice(len(groups), size=count, replace=False).tolist())
-    return [index in kept for index in range(len(groups))]
+    places = set(rng.choice(len(groups), size=count, replace=False).tolist())
+    return [index in places for index in range(len(groups))]
 
 
 def top_p_filter(share: Fraction = Fraction(9, 10)) -> FreshFilter:
@@ -74,14 +74,14 @@ def top_p_filter(share: Fraction = Fraction(9, 10)) -> FreshFilter:
     """
 
     def keep(groups: Sequence[Group], rng: np.random.Generator) -> list[bool]:
-        left = share * sum((group.variance for group in groups), Fraction(0))
-        kept = set()
+        rest = share * exact_sum([group.variance for group in groups])
+        uids = set()
         for group in sorted(groups, key=lambda group: (-group.variance, group.uid)):
-            if left <= 0:
+            if rest <= 0:
                 break
-            kept.add(group.uid)
-            left -= group.variance
-        return [group.uid in kept for group in groups]
+            uids.add(group.uid)
+            rest -= group.variance
+        return [group.uid in uids for group in groups]
 
     return keep
 

@@ -158,8 +158,8 @@ class Group:
     @cached_property
     def baseline(self) -> tuple[Fraction, ...]:
         """The rewards that mean and variance are of, as exact numbers, mapped as `rewards`."""
-        whole = self.relative_to == "kept" or len(self.generated) == self.size
-        return self.rewards if whole else exact_rewards(self.generated, self.reward_range)
+        is_own = self.relative_to == "kept" or len(self.generated) == self.size
+        return self.rewards if is_own else exact_rewards(self.generated, self.reward_range)
 
     @cached_property
     def mean(self) -> Fraction:
@@ -180,8 +180,8 @@ class Group:
         Raises:
             ValueError: No response stays.
         """
-        kept = tuple(self.responses[position] for position in positions)
-        return replace(self, responses=kept, relative_to=relative_to)
+        responses = tuple(self.responses[position] for position in positions)
+        return replace(self, responses=responses, relative_to=relative_to)
 
     def weights_version_of(self, response: Response) -> int:
         """Number of updates behind the weights that generated one of its responses."""

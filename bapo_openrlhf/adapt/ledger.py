@@ -45,16 +45,16 @@ class Ledger:
         groups = list(generated)
         counts = Counter(group.uid for group in groups)
         places = {name: [group.uid for group in getattr(batch, name)] for name in (*STATES, *EARLIER)}
-        settled = Counter(uid for state in STATES for uid in places[state])
+        state_counts = Counter(uid for state in STATES for uid in places[state])
         replays: Counter[int] = Counter(uid for name in EARLIER for uid in places[name])
-        twice = (counts & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
-        wrong = sorted((counts - settled) + (settled - counts) + twice)
-        if wrong:
-            uid = wrong[0]
+        repeats = (counts & replays) | (replays - Counter(set(replays)))  # X3: groups of earlier steps, each once
+        misfits = sorted((counts - state_counts) + (state_counts - counts) + repeats)
+        if misfits:
+            uid = misfits[0]
             states = [name for name, uids in places.items() for listed in uids if listed == uid]
             raise RuntimeError(
                 f"group {uid} was generated {counts[uid]} time(s) in this step and is in the states {states}; "
-                f"every group must end in exactly one ({len(wrong)} do not)"
+                f"every group must end in exactly one ({len(misfits)} do not)"
             )
         step = {state: len(getattr(batch, state)) for state in STATES}
         step |= {FAILED: len(failed), "generated": sum(counts.values()) + len(failed)}
@@ -90,12 +90,14 @@ class Ledger:
 
 def _responses(generated: Sequence[Group], batch: Batch) -> dict[str, int]:
     """How many of the generated responses are in each state. Responses of earlier steps do not count."""
-    whole = {group.uid: set(map(id, group.responses)) for group in generated}
+    members_by_uid = {group.uid: set(map(id, group.responses)) for group in generated}
     counts = dict.fromkeys((*STATES, DROPPED), 0)
     for state in STATES:
         for group in getattr(batch, state):
-            members = whole[group.uid]
-            held = sum(id(response) in members for response in group.responses) if state in TRAINED else len(members)
-            counts[state] += held
-            counts[DROPPED] += len(members) - held
+            members = members_by_uid[group.uid]
+            count = len(members)
+            if state in TRAINED:
+                count = sum(id(response) in members for response in group.responses)
+            counts[state] += count
+            counts[DROPPED] += len(members) - count
     return counts

@@ -51,8 +51,8 @@ def declare(
         ValueError: A line lacks a cell.
     """
     rows = [re.split(r"(?<=\s)\|(?=\s)", line, maxsplit=4) for line in table.strip().splitlines()]
-    if short := [" | ".join(map(str.strip, row)) for row in rows if len(row) < 5]:
-        raise ValueError(f"a metric is: name | unit | title | paper | sentence; found {short[0]!r}")
+    if short_rows := [" | ".join(map(str.strip, row)) for row in rows if len(row) < 5]:
+        raise ValueError(f"a metric is: name | unit | title | paper | sentence; found {short_rows[0]!r}")
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     return tuple(
         Metric(name, unit, title, sentence, paper, when, algorithms, optional)

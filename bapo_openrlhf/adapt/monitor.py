@@ -18,17 +18,17 @@ from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 def composition(batch: Batch, capacity: int, attempts: int) -> dict[str, float]:
     """How full the batch is, why groups were filtered, and lengths. `attempts` are hard prompts that gave a group."""
-    without = batch.silent
-    right = sum(group.mean >= 1 for group in without)
+    silent = batch.silent
+    right_count = sum(group.mean >= 1 for group in silent)
     lengths = {
         source: [len(response.log_probs) for group in getattr(batch, source) for response in group.responses]
         for source in SOURCES
     }
     metrics: dict[str, float] = {
         "groups/capacity_used": batch.samples / capacity,
-        "filtered/none_right": len(without) - right,
-        "filtered/all_right": right,
-        "filtered/by_draw": len(batch.filtered) - len(without),
+        "filtered/none_right": len(silent) - right_count,
+        "filtered/all_right": right_count,
+        "filtered/by_draw": len(batch.filtered) - len(silent),
         "tokens/trained": sum(map(sum, lengths.values())),
     }
     if attempts:

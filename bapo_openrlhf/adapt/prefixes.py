@@ -115,8 +115,8 @@ class Prefixes:
             if group.prompt.prefix or low <= group.mean <= high or not has_signal(group):
                 continue
             kind: Kind = "right" if group.mean < low else "wrong"
-            wanted = (max if kind == "right" else min)(group.rewards)
-            places = [place for place, reward in enumerate(group.rewards) if reward == wanted]
+            extreme = (max if kind == "right" else min)(group.rewards)
+            places = [place for place, reward in enumerate(group.rewards) if reward == extreme]
             response = group.responses[places[rng.integers(len(places))]]
             if len(response.log_probs) > 1:
                 begin = response.action_spans[0][0]
@@ -138,17 +138,17 @@ class Prefixes:
 
         The latter begin with their worked solution (token ids by prompt id). One without a solution is left out.
         """
-        known, solutions = set(self._starts), solutions or {}
+        start_ids, solutions = set(self._starts), solutions or {}
         starts = [self._starts.popitem(last=False)[1] for _ in range(min(count, len(self)))]
         self.counts["taken"] += len(starts)
-        worked = [prompt for prompt in never_right if prompt.id in solutions and prompt.id not in known]
+        worked = [prompt for prompt in never_right if prompt.id in solutions and prompt.id not in start_ids]
         starts += [Start(prompt, "worked", solutions[prompt.id]) for prompt in worked[: count - len(starts)]]
-        taken = []
+        prompts = []
         for start in starts:
             prefix = start.tokens[: self.shares[start.kind].length(len(start.tokens))]
-            taken.append(replace(start.prompt, prefix=tuple(prefix.tolist())))
-            self._sent.append((taken[-1], start.kind))
-        return taken
+            prompts.append(replace(start.prompt, prefix=tuple(prefix.tolist())))
+            self._sent.append((prompts[-1], start.kind))
+        return prompts
 
     def back(self, prompt: Prompt) -> Kind:
         """Note that a prompt with a prefix has come back, with a group or without one. Returns its kind."""
@@ -163,12 +163,12 @@ class Prefixes:
         for kind in KINDS:
             if kind in means:
                 self.shares[kind].observe(float(exact_mean(means[kind])))
-        own = sum(len(response.log_probs) for group in groups for response in group.responses)
-        given = sum(len(group.prompt.prefix) * group.size for group in groups)
+        response_tokens = sum(len(response.log_probs) for group in groups for response in group.responses)
+        prefix_tokens = sum(len(group.prompt.prefix) * group.size for group in groups)
         self._measured = {}
         if groups:
             self._measured["prefix/mean_reward"] = float(exact_mean([group.mean for group in groups]))
-            self._measured["prefix/token_share"] = given / (given + own)
+            self._measured["prefix/token_share"] = prefix_tokens / (prefix_tokens + response_tokens)
         return [group for group in groups if has_signal(group)], [group for group in groups if not has_signal(group)]
 
     def metrics(self) -> dict[str, float]:
@@ -178,8 +178,8 @@ class Prefixes:
 
     def check(self) -> None:
         """Raise RuntimeError unless everything that was stored is still here or counted as gone."""
-        gone = self.counts["replaced"] + self.counts["evicted"] + self.counts["taken"]
-        if self.counts["stored"] != gone + len(self):
+        departures = self.counts["replaced"] + self.counts["evicted"] + self.counts["taken"]
+        if self.counts["stored"] != departures + len(self):
             raise RuntimeError(f"prefixes lost starts: {dict(self.counts)}, holds {len(self)}")
 
     def state_dict(self) -> dict[str, Any]:

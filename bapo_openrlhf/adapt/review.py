@@ -1,6 +1,7 @@
 """The review of a batch: which of its groups are not trained on once their log-probs under today's policy are known."""
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Self
 
 import numpy as np
@@ -63,17 +64,17 @@ def review(
     if not groups:
         return Review.empty(batch, gap)
     sizes = [group.size for group in groups]
-    bad = nonfinite(log_ratios, sizes)
-    broken = {group.uid for group, is_bad in zip(groups, bad.tolist(), strict=True) if is_bad}
+    is_nonfinite = nonfinite(log_ratios, sizes)
+    nonfinite_uids = {group.uid for group in compress(groups, is_nonfinite)}
     uids = np.repeat([group.uid for group in groups], sizes)
-    from_current, sound = on_policy(groups, since), np.repeat(~bad, sizes)
-    gap = gap.measured(step, log_ratios[from_current & sound], sums.at(from_current & sound))
+    from_current, is_finite = on_policy(groups, since), np.repeat(~is_nonfinite, sizes)
+    gap = gap.measured(step, log_ratios[from_current & is_finite], sums.at(from_current & is_finite))
     tv = group_tv(np.where(from_current, 0.0, log_ratios), sizes).tolist()
-    distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in broken}
+    distances = {group: distance for group, distance in zip(groups, tv, strict=True) if group.uid not in nonfinite_uids}
     shifts: dict[Group, float] = {}
     rollout_shift = 0.0
     for source in SOURCES:
-        members = [group for group in getattr(batch, source) if group.uid not in broken]
+        members = [group for group in getattr(batch, source) if group.uid not in nonfinite_uids]
         rows = np.isin(uids, [group.uid for group in members])
         source_shifts = group_shifts(sums.at(rows), from_current[rows], [group.size for group in members], gap)
         shifts |= dict(zip(members, source_shifts.tolist(), strict=True))
@@ -82,6 +83,6 @@ def review(
     too_far = set[int]()
     for source, limit in (("fresh", max_shift_fresh), ("replayed", max_shift_replayed)):
         too_far |= beyond({group.uid: shifts[group] for group in getattr(batch, source) if group in shifts}, limit)
-    kept = [position for position, uid in enumerate(uids.tolist()) if uid not in too_far | broken]
-    reviewed = drop(batch, too_far=too_far, nonfinite=broken)
-    return Review(reviewed, kept, len(broken), gap, rollout_shift, shifts, distances)
+    kept = [position for position, uid in enumerate(uids.tolist()) if uid not in too_far | nonfinite_uids]
+    reviewed = drop(batch, too_far=too_far, nonfinite=nonfinite_uids)
+    return Review(reviewed, kept, len(nonfinite_uids), gap, rollout_shift, shifts, distances)

@@ -38,8 +38,8 @@ def exact_reward(reward: float) -> Fraction:
     if reward in (0.0, 1.0):
         return Fraction(int(reward))
     with np.errstate(over="ignore"):
-        single = np.float32(reward)
-    return Fraction(str(single) if float(single) == reward else repr(reward))
+        float32 = np.float32(reward)
+    return Fraction(str(float32) if float(float32) == reward else repr(reward))
 
 
 def exact_mean(numbers: Sequence[Fraction]) -> Fraction:
@@ -54,10 +54,10 @@ def exact_sum(numbers: Sequence[Fraction]) -> Fraction:
     return Fraction(sum(numerator * (common // denominator) for numerator, denominator in ratios), common)
 
 
-def as_range(given: Sequence[Fraction | float | str]) -> Range:
+def as_range(ends: Sequence[Fraction | float | str]) -> Range:
     """The least and the greatest reward of a task, exactly. Others than two, the lower one first, are a ValueError."""
     try:
-        low, high = map(as_fraction, given)
+        low, high = map(as_fraction, ends)
     except (TypeError, ValueError):
         low = high = Fraction(0)
     if low >= high:
@@ -93,22 +93,22 @@ def without_rounding(rewards: Iterable[float], ends: Sequence[float] = (0.0, 1.0
     is the same as one of them.
     """
     rewards, size = tuple(map(float, rewards)), max(map(abs, ends))
-    distinct = sorted(set(rewards))
-    if all(reward in ends for reward in distinct):
+    values = sorted(set(rewards))
+    if all(reward in ends for reward in values):
         return rewards
     sets: list[list[float]] = []
-    for reward in distinct:
+    for reward in values:
         if sets and same_reward(sets[-1][0], reward, size):
             sets[-1].append(reward)
         else:
             sets.append([reward])
-    shortest = [same[0] if len(same) == 1 else min(same, key=_length) for same in sets]
+    representatives = [same[0] if len(same) == 1 else min(same, key=_length) for same in sets]
     for end in ends:
-        nearest = min(distinct, key=lambda reward: abs(reward - end))
-        if same_reward(nearest, end, size):
-            shortest[next(place for place, same in enumerate(sets) if nearest in same)] = end
-    become = {reward: value for same, value in zip(sets, shortest, strict=True) for reward in same}
-    return tuple(become[reward] for reward in rewards)
+        neighbour = min(values, key=lambda reward: abs(reward - end))
+        if same_reward(neighbour, end, size):
+            representatives[next(place for place, same in enumerate(sets) if neighbour in same)] = end
+    replacements = {reward: value for same, value in zip(sets, representatives, strict=True) for reward in same}
+    return tuple(replacements[reward] for reward in rewards)
 
 
 def _length(reward: float) -> tuple[int, Fraction]:
@@ -128,6 +128,6 @@ def exact_rewards(rewards: Iterable[float], reward_range: Range) -> tuple[Fracti
 
 def marks(rewards: np.ndarray, reward_range: Range) -> np.ndarray:
     """Single rewards of any shape, mapped from the task's range to [0, 1]. Those of full marks up to rounding are 1."""
-    distinct, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
-    values = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in distinct], dtype=float)
+    unique_rewards, places = np.unique(np.asarray(rewards, dtype=float), return_inverse=True)
+    values = np.array([float(exact_rewards([reward], reward_range)[0]) for reward in unique_rewards], dtype=float)
     return values[places].reshape(np.shape(rewards))

@@ -81,10 +81,10 @@ class BAPO(FilteredMethod):
         count = self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0
         hard, half = self.hard.oldest(count), count // 2 if self.prefixed else 0
         never_right = [entry.prompt for entry in hard[: count - half] if not entry.mean]
-        begun = self.prefixes.take(half, never_right, self.solutions)
-        named = [entry.prompt for entry in hard[: count - len(begun)]]
-        self.hard.send(named)
-        return [*named, *begun]
+        prefix_prompts = self.prefixes.take(half, never_right, self.solutions)
+        prompts = [entry.prompt for entry in hard[: count - len(prefix_prompts)]]
+        self.hard.send(prompts)
+        return [*prompts, *prefix_prompts]
 
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """Up to `count` of the stored groups that are accepted, drawn uniformly (Eq. 7)."""
@@ -113,9 +113,9 @@ class BAPO(FilteredMethod):
         """Lines 8-9, 11 and 14-17."""
         self.step = step
         self.thresholds.update(mean_reward(fresh))  # Eq. 8
-        plain, begun = by_prefix(reevaluated)
-        x2, unimproved, solved = self._review(plain)
-        prefixed, unsteered = self.prefixes.review(begun)
+        plain_groups, prefix_groups = by_prefix(reevaluated)
+        x2, unimproved, solved = self._review(plain_groups)
+        prefixed, unsteered = self.prefixes.review(prefix_groups)
 
         # X1: filtered fresh groups (Eq. 5, first term). X3: informative groups of earlier steps (Eq. 7), but no prompt
         # of X2, which was asked again in this step.
@@ -132,12 +132,12 @@ class BAPO(FilteredMethod):
             if self.replay_steps and self.replayable(group):
                 self.replay.add(group)
         if self.prefixed:
-            self.prefixes.store((*fresh, *plain), self.rng)
+            self.prefixes.store((*fresh, *plain_groups), self.rng)
 
         self.hard.check()
         self.replay.check()
         self.measured = {
-            "groups/reevaluation_attempts": len(plain),
+            "groups/reevaluation_attempts": len(plain_groups),
             **self.hard.metrics(step),
             **self.replay.metrics(step),
             **self.thresholds.metrics(),

@@ -93,8 +93,8 @@ class AuthorsCode(FilteredMethod):
         """Every m steps the prompts of the hard groups; random ones if they are too many."""
         hard = list(self._hard().values()) if due(step, self.reevaluate_every) else []
         if len(hard) > self.max_reevaluated_prompts:
-            chosen = self.rng.choice(len(hard), size=self.max_reevaluated_prompts, replace=False)
-            hard = [hard[position] for position in sorted(chosen.tolist())]
+            places = self.rng.choice(len(hard), size=self.max_reevaluated_prompts, replace=False)
+            hard = [hard[position] for position in sorted(places.tolist())]
         return [group.prompt for group in hard]
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
@@ -103,25 +103,25 @@ class AuthorsCode(FilteredMethod):
         keep = keep if any(keep) else [True] * len(fresh)
         batch = Batch(
             fresh=fitting(compress(fresh, keep), self.max_responses),
-            filtered=[group for group, kept in zip(fresh, keep, strict=True) if not kept],
+            filtered=[group for group, passes in zip(fresh, keep, strict=True) if not passes],
         )
         hard = self._hard()
-        better: list[Group] = []
+        improvements: list[Group] = []
         for group in reevaluated:
-            stored = hard[group.prompt.id]
-            (better if group.mean > stored.mean else batch.unimproved).append(group)
-            uid = str(stored.uid)
+            store_group = hard[group.prompt.id]
+            (improvements if group.mean > store_group.mean else batch.unimproved).append(group)
+            uid = str(store_group.uid)
             self.again = self.again | {uid: [*self.again.get(uid, ()), str(group.mean)][-LAST:]}
-        batch.reevaluated = self._cut(better, self.max_responses - batch.responses)
-        settled = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
-        batch.cut = [group for group in (*fresh, *better) if group.uid not in settled]
+        batch.reevaluated = self._cut(improvements, self.max_responses - batch.responses)
+        batch_uids = {group.uid for group in (*batch.fresh, *batch.reevaluated, *batch.filtered)}
+        batch.cut = [group for group in (*fresh, *improvements) if group.uid not in batch_uids]
 
         if (free := self.max_responses - batch.responses) > 0 and self.replay_steps:
             if self.moving and len(self.replay) >= LEAST_STORED:
                 self.thresholds.update(((mean_reward(self.replay) or 0) - Fraction(1, 5)) / Fraction(3, 5))
-            drawn = self.replay.sample(free // self.group_size, self.rng, self.good)
+            candidates = self.replay.sample(free // self.group_size, self.rng, self.good)
             promoted = {hard[group.prompt.id].uid for group in batch.reevaluated}
-            batch.replayed = [group for group in drawn if group.uid not in promoted]
+            batch.replayed = [group for group in candidates if group.uid not in promoted]
 
         for group in fresh:
             if group.mean <= self.c1 or self.good(group):
@@ -142,18 +142,18 @@ class AuthorsCode(FilteredMethod):
         places = [(group, position) for group in groups for position in range(group.size)]
         if len(places) <= most:
             return list(groups)
-        left: dict[Group, list[int]] = {}
+        positions_of: dict[Group, list[int]] = {}
         for index in sorted(self.rng.choice(len(places), size=most, replace=False).tolist()):
-            left.setdefault(places[index][0], []).append(places[index][1])
-        return [group.keep(positions, relative_to="kept") for group, positions in left.items()]
+            positions_of.setdefault(places[index][0], []).append(places[index][1])
+        return [group.keep(positions, relative_to="kept") for group, positions in positions_of.items()]
 
     def _evict(self) -> None:
         if len(self.replay) <= self.buffer_size:
             return
         good: list[Group] = []  # the oldest first, as in the other two
         hard: list[Group] = []
-        other: list[Group] = []
+        rest: list[Group] = []
         for group in self.replay:
-            (good if self.good(group) else hard if self.latest(group) <= self.c1 else other).append(group)
-        gone = [*good[: max(len(good) - MOST_GOOD, 0)], *hard[: max(len(hard) - self.buffer_size + MOST_GOOD, 0)]]
-        self.replay.remove([*gone, *other[: max(len(self.replay) - len(gone) - self.buffer_size, 0)]])
+            (good if self.good(group) else hard if self.latest(group) <= self.c1 else rest).append(group)
+        evictions = [*good[: max(len(good) - MOST_GOOD, 0)], *hard[: max(len(hard) - self.buffer_size + MOST_GOOD, 0)]]
+        self.replay.remove([*evictions, *rest[: max(len(self.replay) - len(evictions) - self.buffer_size, 0)]])

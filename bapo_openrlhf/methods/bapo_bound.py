@@ -78,16 +78,16 @@ class BoundBAPO(BAPO):
         """The stored groups with the largest terms, see the class."""
         last, rows = {uid: (age, distance) for uid, age, distance in self.last}, []
         for group in filter(accept, self.replay):
-            before, distance = last.get(group.uid, (0, 0.0))
-            growth = self.mean_distance(self.step - group.weights_version) - self.mean_distance(before)
+            last_age, distance = last.get(group.uid, (0, 0.0))
+            growth = self.mean_distance(self.step - group.weights_version) - self.mean_distance(last_age)
             tv = min(1.0, distance + max(0.0, growth))
             term = bound_term(0.0, stability_constant(float(group.variance), self.eps), tv)
             rows.append((term, group.variance, group.weights_version, group.uid, tv, group))
-        enough = sorted((row for row in rows if row[0] >= self.least), reverse=True)
-        self._drawn = {"bound/below_least": len(rows) - len(enough)}
-        if drawn := enough[:count]:
-            self._drawn["bound/tv_predicted"] = sum(tv for *_, tv, _ in drawn) / len(drawn)
-        return [group for *_, group in drawn]
+        candidates = sorted((row for row in rows if row[0] >= self.least), reverse=True)
+        self._drawn = {"bound/below_least": len(rows) - len(candidates)}
+        if replay_rows := candidates[:count]:
+            self._drawn["bound/tv_predicted"] = sum(tv for *_, tv, _ in replay_rows) / len(replay_rows)
+        return [group for *_, group in replay_rows]
 
     def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:
         """Learn from all groups of the batch, and keep the distances of those that are stored. At age 0 it is 0."""

@@ -37,32 +37,32 @@ class DemonstratingBAPO(bapo.BAPO):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.failed: dict[str, int] = {}  # failed re-evaluations in a row, by prompt id
-        self.shown: set[int] = set()  # uids of the groups of this step whose prompts are shown their solutions
+        self.solution_uids: set[int] = set()  # uids of the groups of this step whose prompts are shown their solutions
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The batch of BAPO in the room that X4 leaves, and X4."""
-        self.shown = self._count(reevaluated)
+        self.solution_uids = self._count(reevaluated)
         batch = super().build_batch(step, fresh, reevaluated)
-        batch.demonstration = [group for group in batch.unimproved if group.uid in self.shown]
-        batch.unimproved = [group for group in batch.unimproved if group.uid not in self.shown]
+        batch.demonstration = [group for group in batch.unimproved if group.uid in self.solution_uids]
+        batch.unimproved = [group for group in batch.unimproved if group.uid not in self.solution_uids]
         batch.demonstrations = [Demonstration.of(group) for group in batch.demonstration]
         return batch
 
     def room(self) -> int:
         """What X4 leaves."""
-        return self.max_responses - len(self.shown)
+        return self.max_responses - len(self.solution_uids)
 
     def _count(self, reevaluated: Sequence[Group]) -> set[int]:
         """Count the failures of re-evaluated prompts. Returns the uids of the groups whose solution is shown now."""
-        shown = set[int]()
+        uids = set[int]()
         self.failed = dict(self.failed)  # a state that was taken before stays as it is
         for group in by_prefix(reevaluated)[0]:
             name = group.prompt.id
             count = self.failed.pop(name, 0) + 1
             if self.improved(group) or group.mean > self.c1 or name not in self.solutions:
                 continue
-            if count >= self.failures and len(shown) < self.max_responses:
-                shown.add(group.uid)
+            if count >= self.failures and len(uids) < self.max_responses:
+                uids.add(group.uid)
             else:
                 self.failed[name] = count
-        return shown
+        return uids

@@ -156,9 +156,9 @@ class Method(ABC):
         return self.NAME or type(self).__name__
 
 
-def are_positions(chosen: Sequence[int], count: int, of: int) -> bool:
+def are_positions(positions: Sequence[int], count: int, candidates: int) -> bool:
     """Whether `choose_prompts` returned `count` different positions among `of` candidates."""
-    return len(chosen) == len(set(chosen)) == count and set(chosen) <= set(range(of))
+    return len(positions) == len(set(positions)) == count and set(positions) <= set(range(candidates))
 
 
 AS_FIELDS = "@dataclass(eq=False, kw_only=True) above the class makes it of the fields"

@@ -38,10 +38,10 @@ class HistoryPredictor:
 
     def predict(self, prompts: Sequence[Prompt]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Success probabilities of the prompts, shape (P,), and whether each had a group, shape (P,)."""
-        counts, known = self.counts.of(prompts)
-        predicted = np.full(len(prompts), self.right / self.responses if self.responses else TARGET)
-        predicted[known] = counts[known, 0] / counts[known].sum(axis=1)
-        return predicted, known
+        counts, has_history = self.counts.counts_of(prompts)
+        forecasts = np.full(len(prompts), self.right / self.responses if self.responses else TARGET)
+        forecasts[has_history] = counts[has_history, 0] / counts[has_history].sum(axis=1)
+        return forecasts, has_history
 
     def update(self, groups: Sequence[Group]) -> None:
         """Learn from these groups, in their order."""
@@ -122,8 +122,8 @@ class DOTS(FilteredMethod):
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """`count` candidates drawn without replacement, in the order in which they were given."""
-        predicted, _ = self.predictor.predict(candidates)
-        scores = -np.abs(predicted - TARGET)
+        forecasts, _ = self.predictor.predict(candidates)
+        scores = -np.abs(forecasts - TARGET)
         # The largest values of score / temperature + Gumbel noise are a draw from the softmax without replacement
         # (arXiv 1903.06059). No probability is rounded to 0 this way.
         keys = scores / self.temperature + self.rng.gumbel(size=len(candidates))
@@ -131,7 +131,7 @@ class DOTS(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X3: stored groups of earlier steps."""
-        predicted, known = self.predictor.predict([group.prompt for group in fresh])
+        forecasts, has_history = self.predictor.predict([group.prompt for group in fresh])
         self.predictor.update(fresh)
         places = min(len(self.replay), self.replay_places)
         batch = fill(
@@ -147,6 +147,6 @@ class DOTS(FilteredMethod):
         self.measured = {
             **self.replay.metrics(step),
             "prompts/known": len(self.predictor.counts),
-            **forecast_metrics(fresh, predicted, known),
+            **forecast_metrics(fresh, forecasts, has_history),
         }
         return batch

@@ -109,34 +109,34 @@ class ExGRPO(FilteredMethod):
         buckets: dict[int, list[Prompt]] = {}
         for stored in self.store.values():
             buckets.setdefault(stored.solved, []).append(stored.group.prompt)
-        drawn = []
+        prompts = []
         for _ in range(min(count, len(self.store))):
-            left = sorted(k for k in buckets if buckets[k])
-            exponents = -((np.array(left) - self.group_size / 2) ** 2) / 2
+            solved_counts = sorted(k for k in buckets if buckets[k])
+            exponents = -((np.array(solved_counts) - self.group_size / 2) ** 2) / 2
             weights = np.exp(exponents - exponents.max())  # otherwise all could be rounded to 0 in large groups
-            bucket = buckets[int(self.rng.choice(left, p=weights / weights.sum()))]
-            drawn.append(bucket.pop(int(self.rng.integers(len(bucket)))))
-        return drawn
+            bucket = buckets[int(self.rng.choice(solved_counts, p=weights / weights.sum()))]
+            prompts.append(bucket.pop(int(self.rng.integers(len(bucket)))))
+        return prompts
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. X2: groups of stored prompts, each with its stored success."""
-        stored = [self.store[group.prompt.id].group for group in reevaluated]
-        mixed = [
+        past_groups = [self.store[group.prompt.id].group for group in reevaluated]
+        groups = [
             group.exchange(0, past.standalone(past.responses[0]))
-            for group, past in zip(reevaluated, stored, strict=True)
+            for group, past in zip(reevaluated, past_groups, strict=True)
         ]
-        x2 = [group for group in mixed if has_signal(group)]
+        x2 = [group for group in groups if has_signal(group)]
         batch = fill(
             self.max_responses, fresh, self.keeps(fresh), x2, most_fresh=self.max_responses - self.group_size * len(x2)
         )
-        batch.solved = [group for group in mixed if not has_signal(group)]
+        batch.solved = [group for group in groups if not has_signal(group)]
 
-        right = sum(len(right_responses(group)) for group in fresh)
-        pass_rate = Fraction(right, sum(group.size for group in fresh)) if fresh else Fraction(0)
-        for group in (*fresh, *mixed):
+        right_count = sum(len(right_responses(group)) for group in fresh)
+        pass_rate = Fraction(right_count, sum(group.size for group in fresh)) if fresh else Fraction(0)
+        for group in (*fresh, *groups):
             self.learn(group)
         self.started = self.started or pass_rate > self.start_above
-        ages = [step - past.weights_version for past in stored]
+        ages = [step - past.weights_version for past in past_groups]
         self.measured = {
             "groups/reevaluation_attempts": len(reevaluated),
             "experience/started": float(self.started),
@@ -150,26 +150,26 @@ class ExGRPO(FilteredMethod):
 
     def learn(self, group: Group) -> None:
         """Enter a group of this step into the store."""
-        name, right = group.prompt.id, right_responses(group)
-        if len(right) == group.size:
+        name, right_ones = group.prompt.id, right_responses(group)
+        if len(right_ones) == group.size:
             self.retired.add(name)
             self.keep(name, None)
-        elif right and name not in self.retired:
-            best = min(right, key=entropy)
-            held = self.store.get(name)
-            if held and entropy(held.group.responses[0]) <= entropy(best):  # also if `best` is the stored one
-                self.keep(name, replace(held, solved=len(right)))
+        elif right_ones and name not in self.retired:
+            best = min(right_ones, key=entropy)
+            entry = self.store.get(name)
+            if entry and entropy(entry.group.responses[0]) <= entropy(best):  # also if `best` is the stored one
+                self.keep(name, replace(entry, solved=len(right_ones)))
             else:
-                self.keep(name, StoredSuccess(len(right), replace(group, responses=(best,))))
+                self.keep(name, StoredSuccess(len(right_ones), replace(group, responses=(best,))))
 
-    def keep(self, name: str, stored: StoredSuccess | None) -> None:
+    def keep(self, name: str, entry: StoredSuccess | None) -> None:
         """Store this as all that is known of the prompt. None takes the prompt out."""
-        held = self.store.get(name)
-        self.nbytes -= held.group.sampled_nbytes if held else 0
-        if stored:
-            self.store[name] = stored
-            self.nbytes += stored.group.sampled_nbytes
-        elif held:
+        old = self.store.get(name)
+        self.nbytes -= old.group.sampled_nbytes if old else 0
+        if entry:
+            self.store[name] = entry
+            self.nbytes += entry.group.sampled_nbytes
+        elif old:
             del self.store[name]
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,8 +45,11 @@ class LUFFY(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: mixed groups that the filter keeps. X4: their worked solutions."""
-        shown = {group.uid: Demonstration.of(group) for group in fresh if group.prompt.id in self.solutions}
-        mixed = [replace(group, generated=shown[group.uid].rewards) if group.uid in shown else group for group in fresh]
-        batch = fill(self.capacity * (self.group_size - 1), mixed, self.keeps(mixed))
-        batch.demonstrations = [shown[group.uid] for group in batch.fresh if group.uid in shown]
+        demonstrations = {group.uid: Demonstration.of(group) for group in fresh if group.prompt.id in self.solutions}
+        groups = [
+            replace(group, generated=demonstrations[group.uid].rewards) if group.uid in demonstrations else group
+            for group in fresh
+        ]
+        batch = fill(self.capacity * (self.group_size - 1), groups, self.keeps(groups))
+        batch.demonstrations = [demonstrations[group.uid] for group in batch.fresh if group.uid in demonstrations]
         return batch

@@ -58,16 +58,16 @@ class MoPPS(FilteredMethod):
 
     def choose_prompts(self, step: int, candidates: Sequence[Prompt], count: int) -> list[int]:
         """The `count` candidates whose draw is nearest the target, in the order in which they were given."""
-        counts, _ = self.posteriors.of(candidates)
+        counts, _ = self.posteriors.counts_of(candidates)
         draws = self.rng.beta(counts[:, 0], counts[:, 1])
         return sorted(np.argsort(np.abs(draws - self.target), kind="stable")[:count].tolist())
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """The fresh groups that the filter keeps, at most as many as fit."""
-        counts, known = self.posteriors.of([group.prompt for group in fresh])
+        counts, has_history = self.posteriors.counts_of([group.prompt for group in fresh])
         self.posteriors.update(fresh)
         self.measured = {
             "prompts/known": len(self.posteriors),
-            **forecast_metrics(fresh, counts[:, 0] / counts.sum(axis=1), known),
+            **forecast_metrics(fresh, counts[:, 0] / counts.sum(axis=1), has_history),
         }
         return fill(self.max_responses, fresh, self.keeps(fresh))

@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from bapo_openrlhf.adapt.batch import Batch, fill
 from bapo_openrlhf.adapt.group import Group
+from bapo_openrlhf.adapt.rewards import exact_sum
 from bapo_openrlhf.methods.base import FilteredMethod
 
 
@@ -67,8 +68,8 @@ def most_varied(rewards: Sequence[Fraction], size: int) -> list[int]:
     choices = [ranked[:low] + ranked[len(ranked) - (size - low) :] for low in lows]
 
     def spread(choice: Iterable[int]) -> Fraction:
-        chosen = [rewards[position] for position in choice]
-        return size * sum((reward * reward for reward in chosen), Fraction(0)) - sum(chosen, Fraction(0)) ** 2
+        choice_rewards = [rewards[position] for position in choice]
+        return size * exact_sum([reward * reward for reward in choice_rewards]) - exact_sum(choice_rewards) ** 2
 
     best: list[int] = max(choices, key=spread)
     return sorted(best)

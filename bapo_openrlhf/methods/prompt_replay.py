@@ -88,21 +88,21 @@ class PromptReplay(FilteredMethod):
         self.known: dict[str, KnownPrompt] = {}  # by prompt id: those in the window, and all that were named before
         self._unanswered: Sequence[Prompt] = ()
 
-    def _stored(self) -> list[KnownPrompt]:
-        inside = (known for known in self.known.values() if self.lowest <= known.rate <= self.highest)
-        return [known for known in inside if known.uses < self.limit]
+    def _in_window(self) -> list[KnownPrompt]:
+        entries = (entry for entry in self.known.values() if self.lowest <= entry.rate <= self.highest)
+        return [entry for entry in entries if entry.uses < self.limit]
 
     def begin_step(self, step: int) -> list[Prompt]:
         """The stored prompts nearest 1/2 that may be named. There are none in a step that does not re-evaluate."""
-        ready = [known for known in self._stored() if not known.away and step - known.step >= self.cooldown]
+        candidates = [entry for entry in self._in_window() if not entry.away and step - entry.step >= self.cooldown]
         count = self.places if due(step, self.reevaluate_every) else 0
-        named = heapq.nsmallest(count, ready, self.rank)
-        self.known |= {known.prompt.id: replace(known, uses=known.uses + 1, away=True) for known in named}
-        return [known.prompt for known in named]
+        entries = heapq.nsmallest(count, candidates, self.rank)
+        self.known |= {entry.prompt.id: replace(entry, uses=entry.uses + 1, away=True) for entry in entries}
+        return [entry.prompt for entry in entries]
 
-    def rank(self, known: KnownPrompt) -> tuple[Any, ...]:
+    def rank(self, entry: KnownPrompt) -> tuple[Any, ...]:
         """Prompts with the least rank are named first: those nearest 1/2. The id decides between equal ones."""
-        return abs(known.rate - HALF), known.rate, known.uses, known.prompt.id
+        return abs(entry.rate - HALF), entry.rate, entry.uses, entry.prompt.id
 
     def unanswered(self, prompts: Sequence[Prompt]) -> None:
         """Note prompts whose cooldown begins again in `build_batch`."""
@@ -113,32 +113,35 @@ class PromptReplay(FilteredMethod):
         batch = fill(
             self.max_responses, fresh, self.keeps(fresh), [group for group in reevaluated if has_signal(group)]
         )
-        equal = [group for group in reevaluated if not has_signal(group)]
-        batch.unimproved = [group for group in equal if group.mean < HALF]
-        batch.solved = [group for group in equal if group.mean >= HALF]
+        silent = [group for group in reevaluated if not has_signal(group)]
+        batch.unimproved = [group for group in silent if group.mean < HALF]
+        batch.solved = [group for group in silent if group.mean >= HALF]
 
         for prompt in [*self._unanswered, *(group.prompt for group in reevaluated)]:
             self.known[prompt.id] = replace(self.known[prompt.id], step=step, away=False)
         self._unanswered = ()
         for group in (*fresh, *reevaluated):
-            new = KnownPrompt(group.prompt, group.mean, step)
-            known = replace(self.known.pop(group.prompt.id, new), rate=new.rate, step=step)
-            if known.uses or self.lowest <= known.rate <= self.highest:
-                self.known[group.prompt.id] = known
+            first_entry = KnownPrompt(group.prompt, group.mean, step)
+            entry = replace(self.known.pop(group.prompt.id, first_entry), rate=first_entry.rate, step=step)
+            if entry.uses or self.lowest <= entry.rate <= self.highest:
+                self.known[group.prompt.id] = entry
         self.measured = {
             "groups/reevaluation_attempts": len(reevaluated),
-            "again/stored": len(self._stored()),
-            "again/used_up": sum(known.uses >= self.limit for known in self.known.values()),
+            "again/stored": len(self._in_window()),
+            "again/used_up": sum(entry.uses >= self.limit for entry in self.known.values()),
         }
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """Generator state, and what is known of each prompt."""
-        known = [vars(one) | {"prompt": prompt_state(one.prompt), "rate": str(one.rate)} for one in self.known.values()]
+        entries = self.known.values()
+        known = [vars(entry) | {"prompt": prompt_state(entry.prompt), "rate": str(entry.rate)} for entry in entries]
         return super().state_dict() | {"known": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Inverse of `state_dict`."""
         super().load_state_dict(state)
-        items = (one | {"prompt": Prompt(**one["prompt"]), "rate": Fraction(one["rate"])} for one in state["known"])
-        self.known = {item["prompt"].id: KnownPrompt(**item) for item in items}
+        self.known = {}
+        for entry in state["known"]:
+            prompt = Prompt(**entry["prompt"])
+            self.known[prompt.id] = KnownPrompt(**entry | {"prompt": prompt, "rate": Fraction(entry["rate"])})

@@ -101,9 +101,9 @@ def method_class(name: str) -> type[Method]:
         raise ConfigError(
             f"adapt.method is {name}; {place} has no class {attribute} that is a bapo_openrlhf.methods.Method"
         )
-    missing = sorted(kind.__abstractmethods__)
-    if missing:
-        raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(missing)}")
+    abstract_names = sorted(kind.__abstractmethods__)
+    if abstract_names:
+        raise ConfigError(f"adapt.method is {name}; {attribute} lacks {', '.join(abstract_names)}")
     return kind
 
 
@@ -114,29 +114,29 @@ def _built_in(file: str) -> type[Method]:
     return method
 
 
-def build(kind: type[Method], given: Mapping[str, Any], options: Sequence[str]) -> Method:
+def build(kind: type[Method], flags: Mapping[str, Any], options: Sequence[str]) -> Method:
     """A method for this run.
 
     Args:
-        given: capacity (B), group_size (G), seed, signal_between and the --adapt flags, by name. Those that are no
+        flags: capacity (B), group_size (G), seed, signal_between and the --adapt flags, by name. Those that are no
             parameter of the constructor are ignored.
         options: The method's options, each as NAME=VALUE.
 
     Raises:
         ConfigError: The method has no such option or refuses its value, or its constructor cannot be called.
     """
-    given = {name: value for name, value in given.items() if name not in CHOICE}
+    flags = {name: value for name, value in flags.items() if name not in CHOICE}
     parameters = inspect.signature(kind).parameters
-    allowed = _options(kind, parameters, given)
-    chosen = {name: given[name] for name in parameters if name in given}
+    defaults = _options(kind, parameters, flags)
+    values = {name: flags[name] for name in parameters if name in flags}
     for word in options:
         name, equals, text = word.partition("=")
-        if not equals or name not in allowed:
-            known = ", ".join(f"{option}={default}" for option, default in allowed.items()) or "none"
-            raise ConfigError(f"adapt.options has {word!r}; {kind.__name__} takes NAME=VALUE of these: {known}")
-        chosen[name] = _value(word, text, allowed[name])
+        if not equals or name not in defaults:
+            choices = ", ".join(f"{option}={default}" for option, default in defaults.items()) or "none"
+            raise ConfigError(f"adapt.options has {word!r}; {kind.__name__} takes NAME=VALUE of these: {choices}")
+        values[name] = _value(word, text, defaults[name])
     try:
-        return kind(**chosen)
+        return kind(**values)
     except Exception as error:  # a constructor of the user's may fail in any way
         raise ConfigError(f"adapt.method {kind.__name__} cannot be made: {one_line(error)}") from error
 
@@ -147,22 +147,22 @@ def takes(kind: type[Method], flag: str) -> bool:
 
 
 def _options(
-    kind: type[Method], parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
+    kind: type[Method], parameters: Mapping[str, inspect.Parameter], flags: Mapping[str, Any]
 ) -> dict[str, Any]:
     constructor = f"adapt.method {kind.__name__}: its constructor's"
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(f"{constructor} {parameter} says nothing; it must name each parameter ({AS_FIELDS})")
-        if name in given and not _alike(parameter.default, given[name]):
+        if name in flags and not _alike(parameter.default, flags[name]):
             raise ConfigError(
-                f"{constructor} {name} has the default {parameter.default!r}, and would get {given[name]!r}, because a "
+                f"{constructor} {name} has the default {parameter.default!r}, and would get {flags[name]!r}, because a "
                 "parameter with the name of an --adapt flag gets its value; give it another name"
             )
-    allowed = {name: parameter.default for name, parameter in parameters.items() if name not in given}
-    without = [name for name, default in allowed.items() if default is inspect.Parameter.empty]
-    if without:
-        raise ConfigError(f"{constructor} {', '.join(without)} must have a default, or be one of {', '.join(given)}")
-    return allowed
+    defaults = {name: parameter.default for name, parameter in parameters.items() if name not in flags}
+    names = [name for name, default in defaults.items() if default is inspect.Parameter.empty]
+    if names:
+        raise ConfigError(f"{constructor} {', '.join(names)} must have a default, or be one of {', '.join(flags)}")
+    return defaults
 
 
 def _alike(default: Any, value: Any) -> bool:

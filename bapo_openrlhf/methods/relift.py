@@ -54,15 +54,15 @@ class ReLIFT(FilteredMethod):
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """X1: fresh groups that the filter keeps. A prompt that no response solves begins to wait."""
         unsolved = [group for group in fresh if group.prompt.id in self.solutions and max(group.rewards) <= 0]
-        waits = {group.uid for group in unsolved}
-        others = [group for group in fresh if group.uid not in waits]
+        uids = {group.uid for group in unsolved}
+        others = [group for group in fresh if group.uid not in uids]
         batch = fill(self.max_responses, others, self.keeps(others))
         batch.demonstration = unsolved
         for group in unsolved:
             self.waiting.setdefault(group.prompt.id, group.prompt)
         if len(self.waiting) >= self.finetune_batch:
-            due = list(islice(self.waiting, self.finetune_batch))
-            batch.fine_tuned = [self.waiting.pop(name) for name in due]
+            prompt_ids = list(islice(self.waiting, self.finetune_batch))
+            batch.fine_tuned = [self.waiting.pop(name) for name in prompt_ids]
         self.measured = {
             "demonstrations/unsolved": len(unsolved),
             "demonstrations/waiting": len(self.waiting),

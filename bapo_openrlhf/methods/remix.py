@@ -84,10 +84,10 @@ class ReMix(FilteredMethod):
         }
         return batch
 
-    def mix(self, fresh: int, stored: int) -> tuple[int, int]:
+    def mix(self, fresh_size: int, store_size: int) -> tuple[int, int]:
         """How many of `fresh` and of `stored` groups make the largest batch with at most the share p replayed."""
         for size in range(self.capacity, 0, -1):
-            replayed = min(math.floor(self.replay_share * size), stored)
-            if size - replayed <= fresh:
+            replayed = min(math.floor(self.replay_share * size), store_size)
+            if size - replayed <= fresh_size:
                 return size - replayed, replayed
         return 0, 0

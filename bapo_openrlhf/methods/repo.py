@@ -13,6 +13,7 @@ from bapo_openrlhf.adapt.buffers import ResponseCache
 from bapo_openrlhf.adapt.filters import has_signal
 from bapo_openrlhf.adapt.group import Group, Response
 from bapo_openrlhf.adapt.metric import declare
+from bapo_openrlhf.adapt.rewards import exact_sum
 from bapo_openrlhf.methods.base import FilteredMethod
 
 STRATEGIES = ("all", "random", "highest", "recent", "variance")
@@ -98,31 +99,31 @@ class RePO(FilteredMethod):
         """X1: fresh groups that the filter keeps. X3: replayed groups of the prompts of all fresh groups."""
         keep = self.keeps(fresh)
         prompts = {group.prompt.id: group.prompt for group in fresh}  # each once; otherwise X3 could have a uid twice
-        drawn = [group for prompt in prompts.values() for group in self.replays(self.cache.groups(prompt))]
-        informative = [group for group in drawn if has_signal(group)]
+        candidates = [group for prompt in prompts.values() for group in self.replays(self.cache.groups(prompt))]
+        informative = [group for group in candidates if has_signal(group)]
         batch = fill(self.max_responses, fresh, keep, replay=lambda free: highest_variance(informative, free))
 
         for group in fresh:  # last: a step's own responses are not replayed in that same step
             self.cache.add(group)
         self.measured = {
             **self.cache.metrics(),
-            "cache/drawn": len(drawn),
-            "cache/without_signal": len(drawn) - len(informative),
+            "cache/drawn": len(candidates),
+            "cache/without_signal": len(candidates) - len(informative),
             "cache/no_room": len(informative) - len(batch.replayed),
         }
         return batch
 
-    def replays(self, cached: Sequence[Group]) -> list[Group]:
+    def replays(self, groups: Sequence[Group]) -> list[Group]:
         """What the strategy replays of one prompt: groups of G of its cached responses, oldest first."""
-        responses = [(group, response) for group in cached for response in group.responses]
+        responses = [(group, response) for group in groups for response in group.responses]
         if len(responses) < self.warm_up:
             return []
         if self.strategy == "all":
-            return [group for group in cached if group.size == self.group_size]
-        rewards = [reward for group in cached for reward in group.rewards]
-        return [group_of([responses[position] for position in self._chosen(rewards)])]
+            return [group for group in groups if group.size == self.group_size]
+        rewards = [reward for group in groups for reward in group.rewards]
+        return [group_of([responses[position] for position in self._positions(rewards)])]
 
-    def _chosen(self, rewards: Sequence[Fraction]) -> list[int]:
+    def _positions(self, rewards: Sequence[Fraction]) -> list[int]:
         """Positions of the G responses to replay, in order. `rewards` are those of all cached ones, oldest first."""
         count, size = len(rewards), self.group_size
         if self.strategy == "recent":
@@ -130,11 +131,11 @@ class RePO(FilteredMethod):
         if self.strategy == "random":
             draw: list[int] = self.rng.choice(count, size=size, replace=False).tolist()
             return sorted(draw)
-        wanted = Counter(sorted(rewards)[-size:] if self.strategy == "highest" else most_varied(rewards, size))
+        wanted_counts = Counter(sorted(rewards)[-size:] if self.strategy == "highest" else most_varied(rewards, size))
         positions = []
         for position in reversed(range(count)):  # of equal rewards the newer, nearer to today's policy
-            if wanted[rewards[position]]:
-                wanted[rewards[position]] -= 1
+            if wanted_counts[rewards[position]]:
+                wanted_counts[rewards[position]] -= 1
                 positions.append(position)
         return positions[::-1]
 
@@ -163,7 +164,7 @@ def most_varied(rewards: Sequence[Fraction], size: int) -> list[Fraction]:
     choices = [ranked[:low] + ranked[len(ranked) - size + low :] for low in range(size + 1)]
 
     def spread(choice: list[Fraction]) -> tuple[Fraction, Fraction]:
-        total = sum(choice, Fraction(0))
-        return size * sum((reward * reward for reward in choice), Fraction(0)) - total**2, total
+        total = exact_sum(choice)
+        return size * exact_sum([reward * reward for reward in choice]) - total**2, total
 
     return max(choices, key=spread)

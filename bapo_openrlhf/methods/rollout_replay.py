@@ -79,30 +79,30 @@ class RolloutReplay(FilteredMethod):
         self.replay.expire(step)
         keep = self.keeps(fresh)
         batch = fill(self.max_responses, fresh, keep)
-        wanted = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
-        batch.replayed, drawn = self.draw(min(wanted, self.max_responses - batch.responses))
+        count = 0 if step < self.warm_up else round(self.replay_share * batch.responses)
+        batch.replayed, magnitudes = self.draw(min(count, self.max_responses - batch.responses))
         for group in compress(fresh, keep):  # last: a step's own responses are not replayed in that same step
             self.replay.add(group)
         self.replay.check()
         self.measured = self.replay.metrics(step)
-        if len(drawn):
-            self.measured["drawn/advantage"] = float(drawn.mean())
+        if len(magnitudes):
+            self.measured["drawn/advantage"] = float(magnitudes.mean())
         return batch
 
     def draw(self, count: int) -> tuple[list[Group], np.ndarray]:
         """Up to `count` stored responses as groups with only these, and their |A|."""
-        stored = list(self.replay)
-        if not stored or count <= 0:
+        store = list(self.replay)
+        if not store or count <= 0:
             return [], np.zeros(0)
-        rewards = [np.array(group.generated) for group in stored]
+        rewards = [np.array(group.generated) for group in store]
         advantages = np.abs(np.concatenate([group_relative_advantages(values, values, self.eps) for values in rewards]))
         weights = (advantages + EPSILON) ** self.exponent
         count = min(count, len(weights))
-        chosen = np.sort(self.rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum()))
-        ends = np.cumsum([group.size for group in stored])
-        positions: dict[int, list[int]] = {}
-        for place in chosen.tolist():
+        places = np.sort(self.rng.choice(len(weights), size=count, replace=False, p=weights / weights.sum()))
+        ends = np.cumsum([group.size for group in store])
+        positions: dict[Group, list[int]] = {}
+        for place in places.tolist():
             number = int(np.searchsorted(ends, place, side="right"))
-            positions.setdefault(number, []).append(place - int(ends[number]) + stored[number].size)
-        groups = [stored[number].keep(places, relative_to="generated") for number, places in positions.items()]
-        return groups, advantages[chosen]
+            positions.setdefault(store[number], []).append(place - int(ends[number]) + store[number].size)
+        groups = [group.keep(group_positions, relative_to="generated") for group, group_positions in positions.items()]
+        return groups, advantages[places]

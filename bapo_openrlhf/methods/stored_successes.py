@@ -59,20 +59,20 @@ class StoredSuccesses(FilteredMethod):
 
     def build_batch(self, step: int, fresh: Sequence[Group], reevaluated: Sequence[Group]) -> Batch:
         """Only X1: fresh groups that the filter keeps. Some of them got a stored success."""
-        helped, ages, failed = [], [], [self.has_failed(group) for group in fresh]
+        groups, ages, failed = [], [], [self.has_failed(group) for group in fresh]
         for group, has_failed in zip(fresh, failed, strict=True):
-            stored = self._stored(group) if has_failed else []
-            if stored:
-                success = stored[self.rng.integers(len(stored))]
+            successes = self._successes_of(group) if has_failed else []
+            if successes:
+                success = successes[self.rng.integers(len(successes))]
                 ages.append(step - group.weights_version_of(success))
                 group = self.help(group, success)
-            helped.append(group)
-        batch = fill(self.max_responses, helped, self.keeps(helped))
+            groups.append(group)
+        batch = fill(self.max_responses, groups, self.keeps(groups))
 
         for group in fresh:  # last, and as generated: what is stored is from earlier steps, each response once
-            right = tuple(compress(group.responses, (reward > self.success_above for reward in group.rewards)))
-            if right:
-                self.cache.add(replace(group, responses=right))
+            responses = tuple(compress(group.responses, (reward > self.success_above for reward in group.rewards)))
+            if responses:
+                self.cache.add(replace(group, responses=responses))
         self.measured = {
             "exchange/failed": sum(failed),
             "exchange/groups": len(ages),
@@ -81,5 +81,5 @@ class StoredSuccesses(FilteredMethod):
         }
         return batch
 
-    def _stored(self, group: Group) -> list[Response]:
+    def _successes_of(self, group: Group) -> list[Response]:
         return [past.standalone(response) for past in self.cache.groups(group.prompt) for response in past.responses]

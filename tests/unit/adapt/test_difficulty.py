@@ -23,7 +23,7 @@ def test_counts_are_those_of_a_dictionary(make_group, steps, decay):
             a, b = expected.get(number, (Fraction(1), Fraction(2)))
             rest = 1 - Fraction(decay)
             expected[number] = (Fraction(decay) * a + rest + right, Fraction(decay) * b + 2 * rest + 4 - right)
-        actual, known = counts.of(PROMPTS)
+        actual, known = counts.counts_of(PROMPTS)
         assert known.tolist() == [number in expected for number in range(len(PROMPTS))]
         wanted = [[float(count) for count in expected.get(number, (1, 2))] for number in range(len(PROMPTS))]
         assert actual == pytest.approx(np.array(wanted), rel=1e-6)

@@ -25,7 +25,7 @@ def mopps(**changes) -> MoPPS:
 
 def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
     """a and b."""
-    return method.posteriors.of([prompt])[0][0].tolist()
+    return method.posteriors.counts_of([prompt])[0][0].tolist()
 
 
 class TestPosterior:
@@ -39,7 +39,7 @@ class TestPosterior:
         state = counts.state_dict()
         assert sum(array.nbytes for array in state.values()) == 16 * 10_000
         assert (state["rows"].dtype, state["rows"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
-        result, known = counts.of([prompts[0], prompts[7_777], prompts[9_999], A])
+        result, known = counts.counts_of([prompts[0], prompts[7_777], prompts[9_999], A])
         assert result.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
         assert known.tolist() == [True, True, True, False]
 
