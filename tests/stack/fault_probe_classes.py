@@ -1,4 +1,4 @@
-"""A trainer that kills a process of its own run: FAULT is VICTIM/STEP/PHASE/SECONDS (see fault_probe.py).
+"""A trainer that kills a process of its own run: FAULT is VICTIM/STEP/PHASE/SECONDS (see probe.py).
 
 VICTIM may be followed by :SIGNAL, as in driver:SIGTERM, which it then gets in the place of a SIGKILL, once.
 

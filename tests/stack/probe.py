@@ -1,25 +1,65 @@
-"""A run of `bapo-openrlhf train` with the trainer of probe_classes.py, started as a script by the stack tests.
+"""A run of `bapo-openrlhf train` with classes of the tests in the place of its own: probe.py NAME FLAGS.
 
-Its folder is on PYTHONPATH, so that Ray's workers find the classes.
+NAME is one of PROBES. The folder is on PYTHONPATH, so that Ray's workers find the classes.
 """
 
+import importlib
+import os
 import sys
 
 from bapo_openrlhf.cli.main import run
 from bapo_openrlhf.cpu import stack as cpu
 
+TRAINER, ENGINE = "trainer.trainer:AdaptedPPOTrainerActor", "engine.engines:RolloutActor"
+ACTOR, CRITIC = "worker.workers:AdaptedPolicyActor", "worker.workers:AdaptedCriticActor"
+# For each class of bapo_openrlhf.training that has another one in its place, that one.
+PROBES = {
+    "watched": {
+        TRAINER: "probe_classes:ProbeTrainerActor",
+        ENGINE: "stage_classes:NotingEngineActor",
+        ACTOR: "stage_classes:NotingPolicyActor",
+    },
+    "agents": {TRAINER: "probe_classes:AgentProbeTrainerActor", ACTOR: "ragged_probe_classes:WatchedPolicyActor"},
+    "faults": {TRAINER: "fault_probe_classes:FaultyTrainerActor"},
+    "other_weights": {ACTOR: "other_weights_classes:OtherPolicyActor"},
+    "ragged": {
+        ACTOR: "ragged_probe_classes:WatchedPolicyActor",
+        CRITIC: "ragged_probe_classes:WatchedCriticActor",
+    },
+    "vision": {
+        TRAINER: "probe_classes:VisionProbeTrainerActor",
+        ENGINE: "weight_checksums:ChecksumEngineActor",
+        ACTOR: "weight_checksums:ChecksumPolicyActor",
+    },
+}
+
+
+def with_dynamic_batching(prepare, tokens):
+    """`launch.set_openrlhf_flags`, after which micro-batches have up to `tokens` tokens.
+
+    The flag `--train.dynamic_batch_enable` would switch packing on, which needs a GPU; nothing else does.
+    """
+
+    def prepared(args):
+        prepare(args)
+        args.train.dynamic_batch_enable = True
+        args.train.max_tokens_per_gpu = args.rollout.max_tokens_per_gpu = tokens
+
+    return prepared
+
+
 if __name__ == "__main__":
+    os.environ["FAULT_DRIVER"] = str(os.getpid())
     cpu.prepare_environment()
     cpu.install()
 
-    import probe_classes
-    import stage_classes
+    for place, substitute in PROBES[sys.argv[1]].items():
+        module, name = place.split(":")
+        source, substitute_name = substitute.split(":")
+        value = getattr(importlib.import_module(source), substitute_name)
+        setattr(importlib.import_module(f"bapo_openrlhf.training.{module}"), name, value)
+    if tokens := int(os.environ.get("RAGGED_TOKENS", 0)):
+        from bapo_openrlhf.launch import start
 
-    from bapo_openrlhf.training.engine import engines
-    from bapo_openrlhf.training.trainer import trainer
-    from bapo_openrlhf.training.worker import workers
-
-    trainer.AdaptedPPOTrainerActor = probe_classes.ProbeTrainerActor
-    engines.RolloutActor = stage_classes.NotingEngineActor
-    workers.AdaptedPolicyActor = stage_classes.NotingPolicyActor
-    sys.exit(run(["train", *sys.argv[1:]]))
+        start.set_openrlhf_flags = with_dynamic_batching(start.set_openrlhf_flags, tokens)
+    sys.exit(run(["train", *sys.argv[2:]]))

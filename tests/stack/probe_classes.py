@@ -1,4 +1,4 @@
-"""The trainer under watch: writes down what the rollout engines held and what the loss was given (see probe.py)."""
+"""Trainers under watch: they write down what the rollout engines held and what the loss was given (see probe.py)."""
 
 import json
 import os
@@ -98,4 +98,25 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
         )
 
 
+class AgentProbeTrainer(ProbeTrainer):
+    """Asks for no digests of weights."""
+
+    def note(self, kind, step):
+        pass
+
+    def note_actor(self):
+        pass
+
+
+class VisionProbeTrainer(ProbeTrainer):
+    """Notes also the paths of the images of each sample that the loss is given."""
+
+    def note_experience(self, batch, kept):
+        super().note_experience(batch, kept)
+        images = {index: sample.images[0] for index, sample in enumerate(batch.samples)}
+        (self.folder / f"images{self.state.step}.json").write_text(json.dumps(images))
+
+
 ProbeTrainerActor = ray.remote(ProbeTrainer)
+AgentProbeTrainerActor = ray.remote(AgentProbeTrainer)
+VisionProbeTrainerActor = ray.remote(VisionProbeTrainer)

@@ -1,4 +1,4 @@
-"""Actor and critic workers under watch: each rank writes down what its trainer is given and does (see ragged_probe.py).
+"""Actor and critic workers under watch: each rank writes down what its trainer is given and does (see probe.py).
 
 One file an update: PROBE_FOLDER/MODEL-RANK-UPDATE.pt.
 """

@@ -89,11 +89,12 @@ def runs(train, workspace, request):
     (folder / "second").mkdir()
 
     def part(name, fails, *switches):
-        environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS, "RAGGED_TOKENS": 0}
+        environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS}
         environment["AGENT_FAILS"] = fails
         return train(
             run_name,
-            str(HERE / "agent_probe.py"),
+            str(HERE / "probe.py"),
+            "agents",
             switches=switches,
             environment={key: str(value) for key, value in environment.items()},
             algorithm="bapo_grpo",

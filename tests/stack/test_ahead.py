@@ -43,6 +43,7 @@ def watched(train, workspace, request):
     result = train(
         name,
         str(HERE / "probe.py"),
+        "watched",
         switches=AHEAD,
         environment={"PROBE_FOLDER": str(folder)},
         algorithm="bapo_grpo",

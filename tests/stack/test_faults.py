@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
-PROBE = (str(HERE / "fault_probe.py"),)
+PROBE = (str(HERE / "probe.py"), "faults")
 ANY_RATE = (str(HERE / "any_learning_rate.py"),)
 GRPO = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0}  # an actor and an engine: the shortest start
 PPO = {"algorithm": "ba_ppo", "adapt__critic_groups": "generated"}

@@ -20,6 +20,7 @@ def trained(train, workspace):
     result = train(
         "lora_run",
         str(Path(__file__).parent / "probe.py"),
+        "watched",
         environment={"PROBE_FOLDER": str(folder)},
         algorithm="bapo_grpo",
         run__name="lora",

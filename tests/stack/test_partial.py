@@ -34,6 +34,7 @@ def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, switche
     result = train(
         name,
         str(HERE / "probe.py"),
+        "watched",
         environment={"PROBE_FOLDER": str(folder)},
         switches=switches,
         run__name=name,

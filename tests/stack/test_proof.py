@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
-OTHER = (str(Path(__file__).parent / "other_weights.py"),)
+OTHER = (str(Path(__file__).parent / "probe.py"), "other_weights")
 GRPO = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "adapt__rollout_delay": 1, "actor__adam__lr": 1e-2,
         "data__max_samples": 24, "ckpt__save_steps": 1}  # fmt: skip
 

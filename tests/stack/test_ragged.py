@@ -137,7 +137,8 @@ def watched(request, train, workspace):
         }
     result = train(
         name,
-        str(HERE / "ragged_probe.py"),
+        str(HERE / "probe.py"),
+        "ragged",
         switches=["adapt.scale_learning_rate"] * case.scaled,
         environment={name: str(value) for name, value in environment.items()},
         algorithm="ba_ppo",

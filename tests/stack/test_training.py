@@ -50,6 +50,7 @@ def watched(train, workspace):
     result = train(
         "watched",
         str(Path(__file__).parent / "probe.py"),
+        "watched",
         environment={"PROBE_FOLDER": str(folder)},
         algorithm="ba_ppo",
         run__name="watched",

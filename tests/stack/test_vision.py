@@ -48,7 +48,8 @@ def result(train, folder):
     """Four steps with delayed weights, re-evaluation and replay."""
     result = train(
         "vision",
-        str(HERE / "vision_probe.py"),
+        str(HERE / "probe.py"),
+        "vision",
         switches=("data.apply_chat_template",),
         environment=environment(folder),
         own_ray=True,
