@@ -27,6 +27,16 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def values_for_refs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference of Ray is its value; what was sent last is finished first."""
+    import ray
+
+    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
+    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
+    monkeypatch.setattr(ray, "put", lambda value: value)
+
+
+@pytest.fixture
 def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Makes a world with a trainer in it; `world(**{"adapt.c1": 0})` changes flags. Its model has no folder."""
     from fake_stack import AdaptedPPOTrainer, World

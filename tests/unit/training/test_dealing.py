@@ -38,15 +38,11 @@ from bapo_openrlhf.training.trainer.dealing import (
 from bapo_openrlhf.training.wire.packing import Packed, packed, unpacked
 from bapo_openrlhf.training.worker.whole_batch import WholeBatchReplayBuffer
 
+pytestmark = pytest.mark.usefixtures("values_for_refs")
+
 PAD = 9
 SLOW = settings(derandomize=True, database=None)
 STEP = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "returns", "advantages", "kl")
-
-
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch):
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(ray, "put", lambda value: value)
 
 
 def sample(number: int, length: int | None = None) -> Experience:

@@ -4,12 +4,13 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import ray
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
 from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.trainer.engine_calls import CALLS, EngineCalls
 from bapo_openrlhf.training.trainer.plain_trainer import RecordedSamplesGenerator
+
+pytestmark = pytest.mark.usefixtures("values_for_refs")
 
 
 class Engine:
@@ -68,11 +69,6 @@ def dispatch(kind, prompts, *, busy=(0, 3), **how):
     else:
         generator = plain_generator(args, engines, [], [])
     return generator._dispatch_prompts_to_vllm(*columns[:2], images=columns[2], **options), engines
-
-
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch):
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
 
 
 @pytest.mark.parametrize("busy", [(0,), (0, 3), (9, 0, 4)])

@@ -23,6 +23,8 @@ from bapo_openrlhf.adapt.group import REFERENCE, Group, Prompt, Response
 from bapo_openrlhf.training.trainer.experience import ExperienceMaker, SampleOrigin
 from bapo_openrlhf.training.trainer.samples import sample_of
 
+pytestmark = pytest.mark.usefixtures("values_for_refs")
+
 PROMPT = Prompt("prompt", "label")
 PAIR = ("actor", "reference")
 
@@ -165,12 +167,6 @@ def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
                     assert torch.equal(ours[name], theirs[name].nan_to_num(0)), name
             else:
                 assert repr(ours) == repr(theirs), item.name
-
-
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch):
-    monkeypatch.setattr(ray, "get", lambda refs: refs)
-    monkeypatch.setattr(ray, "put", lambda value: value)
 
 
 RANKS = [

@@ -6,7 +6,6 @@ from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
-import ray
 from fake_stack import DYNAMIC, STATES, digest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,14 +17,9 @@ from bapo_openrlhf.record.run_record import read_groups
 from bapo_openrlhf.training.trainer.engine_calls import prompt_seed
 from bapo_openrlhf.training.trainer.fresh import Rounds
 
+pytestmark = pytest.mark.usefixtures("values_for_refs")
+
 REWARDS = ((0.0, 0.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (None, 1.0))
-
-
-@pytest.fixture(autouse=True)
-def answers_at_once(monkeypatch):
-    """A reference is its value; what was sent last is finished first."""
-    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
-    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
 
 
 def refilling(data: list, *, batch: int, wanted: list[int], with_fresh=(), **method):

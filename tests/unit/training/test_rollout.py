@@ -27,6 +27,8 @@ from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.prompts import TrainingPrompts
 from bapo_openrlhf.training.trainer.samples import Answers, generated_response, reward_of, sample_of, samples_of
 
+pytestmark = pytest.mark.usefixtures("values_for_refs")
+
 SEED = 42
 HUGE = 10**400  # no float holds it
 
@@ -79,13 +81,6 @@ class Engine:
             }
             for sample in range(kwargs["num_samples"])
         )
-
-
-@pytest.fixture(autouse=True)
-def no_ray(monkeypatch):
-    """A reference is its value; what was sent last is finished first."""
-    monkeypatch.setattr(ray, "get", lambda refs, **_: refs)
-    monkeypatch.setattr(ray, "wait", lambda refs, **_: (refs[-1:], refs[:-1]))
 
 
 def arguments(**changed) -> SimpleNamespace:
