@@ -9,7 +9,7 @@ import numpy as np
 from bapo_openrlhf.adapt.batch import Batch, drop
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.shift import Gap, TokenSums, group_shifts, on_policy, shift
-from bapo_openrlhf.adapt.staleness import beyond, group_tv, nonfinite
+from bapo_openrlhf.adapt.staleness import group_tv, nonfinite
 from bapo_openrlhf.adapt.vocabulary import SOURCES
 
 
@@ -80,9 +80,13 @@ def review(
         shifts |= dict(zip(members, source_shifts.tolist(), strict=True))
         if source == "fresh":
             rollout_shift = shift(sums.at(rows), from_current[rows], gap)
-    too_far = set[int]()
-    for source, limit in (("fresh", max_shift_fresh), ("replayed", max_shift_replayed)):
-        too_far |= beyond({group.uid: shifts[group] for group in getattr(batch, source) if group in shifts}, limit)
+    limits = [(batch.fresh, max_shift_fresh), (batch.replayed, max_shift_replayed)]
+    too_far = {
+        group.uid
+        for members, limit in limits
+        for group in members
+        if limit is not None and group in shifts and shifts[group] > limit
+    }
     kept = [position for position, uid in enumerate(uids.tolist()) if uid not in too_far | nonfinite_uids]
     reviewed = drop(batch, too_far=too_far, nonfinite=nonfinite_uids)
     return Review(reviewed, kept, len(nonfinite_uids), gap, rollout_shift, shifts, distances)

@@ -6,7 +6,7 @@ has the number of responses of each group.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,11 +53,6 @@ def group_tv(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     Shape (groups,), in [0, 1]. It is unbiased. With n responses, its standard deviation is up to 1 / (2 sqrt(n)).
     """
     return np.array([sampled_tv(group) for group in by_group(log_ratios, sizes)])
-
-
-def beyond(shifts: Mapping[int, float], limit: float | None) -> set[int]:
-    """uids of the groups with a shift above the limit, if there is one. It takes the place of delta in Eq. 9 and 10."""
-    return set() if limit is None else {uid for uid, shift in shifts.items() if shift > limit}
 
 
 def nonfinite(log_ratios: np.ndarray, sizes: Sequence[int]) -> np.ndarray:

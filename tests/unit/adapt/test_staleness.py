@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.staleness import beyond, group_tv, importance_summary, nonfinite, sync_age
+from bapo_openrlhf.adapt.staleness import group_tv, importance_summary, nonfinite, sync_age
 
 STEPS = 40
 
@@ -95,23 +95,6 @@ class TestGroupTV:
 
     def test_no_groups(self):
         assert group_tv(np.array([]), []).shape == (0,)
-
-
-class TestBeyond:
-    TV = ((3, 0.1), (4, 0.2), (9, 0.3), (7, 0.0))
-
-    @pytest.mark.parametrize(
-        ("limit", "uids"),
-        [(None, set()), (0.2, {9}), (0.1999, {4, 9}), (0.0, {3, 4, 9})],
-    )
-    def test_by_hand(self, limit, uids):
-        assert beyond(dict(self.TV), limit) == uids
-
-    def test_a_distance_that_is_no_number_is_not_beyond(self):
-        assert beyond({1: math.nan, 2: 0.9}, 0.5) == {2}  # `nonfinite` finds these groups
-
-    def test_of_no_groups(self):
-        assert beyond({}, 0.5) == set()
 
 
 class TestNonfinite:
