@@ -34,7 +34,7 @@ slow = pytest.mark.slow
     ],
     ids=lambda case: "q{} v{}".format(*case),
 )
-def watched(train, workspace, request):
+def probe_run(train, workspace, request):
     """Five steps with 2 engines; what the probe noted."""
     queue, delay = request.param
     name = f"ahead_{queue}_{delay}"
@@ -59,9 +59,9 @@ def watched(train, workspace, request):
     return succeeded(result), folder, queue, delay
 
 
-def test_engines_hold_the_weights_that_the_responses_claim(watched):
+def test_engines_hold_the_weights_that_the_responses_claim(probe_run):
     """The trainer compares each response's version with the step that it expects; here the weights are compared."""
-    result, folder, queue, delay = watched
+    result, folder, queue, delay = probe_run
     assert len(result.metrics) == 5
     weights = noted_weights(folder)
     for step, row in enumerate(result.metrics):
@@ -75,9 +75,9 @@ def test_engines_hold_the_weights_that_the_responses_claim(watched):
     assert weights[0, "actor"] != weights[4, "actor"]  # the actor does learn
 
 
-def test_ratios_are_those_of_the_claimed_weights(watched):
+def test_ratios_are_those_of_the_claimed_weights(probe_run):
     """Today's log-probs and those under the weights of the version are computed outside, by transformers."""
-    result, folder, _, _ = watched
+    result, folder, _, _ = probe_run
     checked = set()
     for step in range(1, len(result.metrics)):
         data = np.load(folder / f"experience{step}.npz")
@@ -95,8 +95,8 @@ def test_ratios_are_those_of_the_claimed_weights(watched):
     assert max(lag for _, lag in checked) >= 2
 
 
-def test_generated_is_settled_or_in_flight(watched):
-    result, _, queue, delay = watched
+def test_generated_is_settled_or_in_flight(probe_run):
+    result, _, queue, delay = probe_run
     rows = result.metrics
     for row in rows:
         assert sum(row[f"groups/{state}"] for state in STATES) == row["groups/generated"]

@@ -50,7 +50,7 @@ def evaluate(workspace, name, *words):
 
 
 @pytest.fixture(scope="module")
-def whole(workspace):
+def whole_evaluation(workspace):
     return evaluate(workspace, "whole", "--limit", 12)
 
 
@@ -58,8 +58,8 @@ def problems(workspace):
     return [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
 
 
-def test_every_problem_is_asked_and_judged(workspace, whole):
-    rows = read_rows(whole, "own")
+def test_every_problem_is_asked_and_judged(workspace, whole_evaluation):
+    rows = read_rows(whole_evaluation, "own")
     asked = problems(workspace)[:12]
     assert {row["input"]: row["label"] for row in rows.values()} == {row["input"]: row["label"] for row in asked}
     for row in rows.values():
@@ -76,9 +76,9 @@ def test_every_problem_is_asked_and_judged(workspace, whole):
     assert always == [[1.0] * RUNS] * 2 and never == [[0.0] * RUNS] * 2
 
 
-def test_the_table_is_that_of_the_rows(whole):
-    results = json.loads((whole / "results.json").read_text())
-    scores = [row["scores"] for row in read_rows(whole, "own").values()]
+def test_the_table_is_that_of_the_rows(whole_evaluation):
+    results = json.loads((whole_evaluation / "results.json").read_text())
+    scores = [row["scores"] for row in read_rows(whole_evaluation, "own").values()]
     entry = results["benchmarks"]["own"]
     assert (entry["problems"], entry["in_file"], entry["unjudged"]) == (12, 48, 0)
     assert entry["metrics"]["avg@4"]["value"] == pytest.approx(100 * np.mean(scores))
@@ -86,16 +86,16 @@ def test_the_table_is_that_of_the_rows(whole):
     assert "vllm" in " ".join(results["versions"])
 
 
-def test_resumed_equals_uninterrupted(workspace, whole):
+def test_resumed_equals_uninterrupted(workspace, whole_evaluation):
     """Asking the other problems again gives the same rows, though fewer problems are around."""
     parts = workspace / "runs" / "eval" / "parts"
-    shutil.copytree(whole, parts)
+    shutil.copytree(whole_evaluation, parts)
     (file,) = parts.glob("own*.jsonl")
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
     assert len(read_rows(parts, "own")) == 5
     evaluate(workspace, "parts", "--limit", 12)
-    assert read_rows(parts, "own") == read_rows(whole, "own")
-    assert metrics(parts) == metrics(whole)
+    assert read_rows(parts, "own") == read_rows(whole_evaluation, "own")
+    assert metrics(parts) == metrics(whole_evaluation)
 
 
 def metrics(folder):
@@ -103,13 +103,22 @@ def metrics(folder):
 
 
 @pytest.mark.slow
-def test_two_seeds_are_compared(workspace, whole):
+def test_two_seeds_are_compared(workspace, whole_evaluation):
     other = evaluate(workspace, "seed43", "--limit", 12, "--seed", 43)
-    assert read_rows(other, "own") != read_rows(whole, "own")
-    command = [sys.executable, "-m", "bapo_openrlhf.cli", "compare", whole, other, "--out", workspace / "compared"]
+    assert read_rows(other, "own") != read_rows(whole_evaluation, "own")
+    command = [
+        sys.executable,
+        "-m",
+        "bapo_openrlhf.cli",
+        "compare",
+        whole_evaluation,
+        other,
+        "--out",
+        workspace / "compared",
+    ]
     subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
     entry = json.loads((workspace / "compared" / "compare.json").read_text())["benchmarks"]["own"]
-    averages = [metrics(folder)["own"]["metrics"]["avg@4"]["value"] for folder in (whole, other)]
+    averages = [metrics(folder)["own"]["metrics"]["avg@4"]["value"] for folder in (whole_evaluation, other)]
     assert entry["problems"] == 12
     assert entry["avg"]["difference"]["value"] == pytest.approx(averages[1] - averages[0])
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def trained(train, workspace):
+def probe_folder(train, workspace):
     """Four steps of BAPO-GRPO with adapters on 2 actor ranks under ZeRO-3 and 2 engines; what the probe noted."""
     folder = workspace / "lora"
     folder.mkdir()
@@ -38,15 +38,16 @@ def trained(train, workspace):
     return folder
 
 
-def test_engines_sample_from_the_merged_model(trained, workspace):
+def test_engines_sample_from_the_merged_model(probe_folder, workspace):
     """vLLM's log-probs are those of transformers with the saved adapter merged, and not those of the base model."""
     moved = 0.0
     for step in range(4):
         base = AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16)
         merged = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16), trained / f"actor{step}"
+            AutoModelForCausalLM.from_pretrained(workspace / "model", dtype=torch.bfloat16),
+            probe_folder / f"actor{step}",
         ).merge_and_unload()
-        data = np.load(trained / f"experience{step}.npz")
+        data = np.load(probe_folder / f"experience{step}.npz")
         fresh = np.flatnonzero(data["source"] == "fresh")
         assert data["on_policy"][fresh].all()
         for index in fresh[:6]:

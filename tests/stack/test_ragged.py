@@ -115,7 +115,7 @@ def flags_of(objective):
 
 
 @pytest.fixture(scope="module", params=CASES)
-def watched(request, train, workspace):
+def probe_run(request, train, workspace):
     case, name = request.param, f"ragged-{request.param.name}"
     folder = workspace / name
     folder.mkdir()
@@ -202,25 +202,27 @@ def windows(updates):
 # ── Micro-batches and optimizer steps ──
 
 
-def test_batches_are_as_ragged_as_planned(watched):
-    sources = [[row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed")] for row in watched.metrics]
-    assert tuple(map(sum, sources)) == watched.case.sizes and set(SIZES) == set(range(CAPACITY + 1))
+def test_batches_are_as_ragged_as_planned(probe_run):
+    sources = [
+        [row[f"groups/{source}"] for source in ("fresh", "reevaluated", "replayed")] for row in probe_run.metrics
+    ]
+    assert tuple(map(sum, sources)) == probe_run.case.sizes and set(SIZES) == set(range(CAPACITY + 1))
     assert all(map(sum, zip(*sources, strict=True)))  # each of the three was trained on
-    assert [row["groups/cut"] for row in watched.metrics] == [3 * (step == 3) for step in range(len(SIZES))]
+    assert [row["groups/cut"] for row in probe_run.metrics] == [3 * (step == 3) for step in range(len(SIZES))]
 
 
-def test_logits_are_those_of_response_tokens(watched, model):
+def test_logits_are_those_of_response_tokens(probe_run, model):
     """Also under ZeRO-3, whose hooks make other objects of them. The numbers are the same if they are those of all."""
-    assert all(rank["sliced"] for update in watched.notes[model] for rank in update)
+    assert all(rank["sliced"] for update in probe_run.notes[model] for rank in update)
 
 
-def test_ranks_stay_together(watched, model):
+def test_ranks_stay_together(probe_run, model):
     """All ranks step the optimizer after the same micro-batches, on whole optimizer steps until the last of a batch.
 
     Fillers stand in where a rank has a micro-batch less, and nowhere else.
     """
-    case, steps, stood_in = watched.case, 0, 0
-    for groups, update in zip(filter(None, case.sizes), watched.notes[model], strict=True):
+    case, steps, stood_in = probe_run.case, 0, 0
+    for groups, update in zip(filter(None, case.sizes), probe_run.notes[model], strict=True):
         wanted = case.windows(groups) * EPOCHS
         steps += len(wanted)
         assert [sum(len(b["sequences"]) for b in window) for _, window, _ in windows([update])] == wanted
@@ -238,29 +240,29 @@ def test_ranks_stay_together(watched, model):
     assert stood_in or case.ranks(model) < 3 or case.micro > 3 or case.tokens
 
 
-def test_every_sample_is_trained_on_once_an_epoch(watched, model):
+def test_every_sample_is_trained_on_once_an_epoch(probe_run, model):
     def rows(batch):
         """(tokens, advantages) of each sample, without padding."""
         lengths = batch["attention_mask"].sum(-1).tolist()
         fields = zip(batch["sequences"].tolist(), batch["advantages"].tolist(), lengths, strict=True)
         return [(tuple(tokens[:length]), tuple(advantages[: length - 1])) for tokens, advantages, length in fields]
 
-    for update in watched.notes[model]:
+    for update in probe_run.notes[model]:
         for rank in update:
             trained = Counter(row for batch in rank["micro_batches"] if not is_filler(batch) for row in rows(batch))
             given = Counter((tuple(tokens.tolist()), tuple(a.tolist())) for tokens, a in rank["given"])
             assert trained == given + given
 
 
-def test_a_micro_batch_hardly_waits_for_a_gpu(watched, model):
+def test_a_micro_batch_hardly_waits_for_a_gpu(probe_run, model):
     """A micro-batch reads one number: where the response tokens are. One that closes a step reads a few more.
 
     These are the loss, before the optimizer steps, and the gradient norm, which DeepSpeed reads. Under ZeRO stage 3
     DeepSpeed reads numbers of its own, about two for each parameter.
     """
-    if watched.case.stage == 3:
+    if probe_run.case.stage == 3:
         return
-    for update in watched.notes[model]:
+    for update in probe_run.notes[model]:
         for batch in (batch for rank in update for batch in rank["micro_batches"]):
             assert sum(batch["waits"].values()) <= (5 if batch["stepped"] else 1), batch["waits"]
 
@@ -277,29 +279,29 @@ def most_steps(case):
     return len(SIZES) * len(case.windows(CAPACITY)) * EPOCHS
 
 
-def test_learning_rate_counts_the_steps_that_were_taken(watched, model):
+def test_learning_rate_counts_the_steps_that_were_taken(probe_run, model):
     """Smaller batches advance it less."""
     used = [
         micro_batch["rate"]
-        for update in watched.notes[model]
+        for update in probe_run.notes[model]
         for micro_batch in update[0]["micro_batches"]
         if micro_batch["stepped"]
     ]
-    assert len(used) == EPOCHS * sum(len(watched.case.windows(groups)) for groups in watched.case.sizes)
+    assert len(used) == EPOCHS * sum(len(probe_run.case.windows(groups)) for groups in probe_run.case.sizes)
     for step, actual in enumerate(used):
-        assert actual == pytest.approx(rate_after(model, step, most_steps(watched.case)), rel=1e-6, abs=1e-12)
+        assert actual == pytest.approx(rate_after(model, step, most_steps(probe_run.case)), rel=1e-6, abs=1e-12)
 
 
-def test_empty_unions_skip_the_update(watched, model):
+def test_empty_unions_skip_the_update(probe_run, model):
     """The row says so, the run goes on, and the parameters stay as they were, to the last bit."""
-    assert len(watched.metrics) == len(SIZES)
-    for groups, row in zip(watched.case.sizes, watched.metrics, strict=True):
+    assert len(probe_run.metrics) == len(SIZES)
+    for groups, row in zip(probe_run.case.sizes, probe_run.metrics, strict=True):
         assert row.get("skipped_update", 0) == (groups == 0)
         assert ("policy_loss" in row) == ("critic_loss" in row) == (groups > 0)
     from transformers import AutoModelForCausalLM
 
-    now = AutoModelForCausalLM.from_pretrained(watched.model, dtype=torch.float32).state_dict()
-    for ranks in watched.notes[model]:
+    now = AutoModelForCausalLM.from_pretrained(probe_run.model, dtype=torch.float32).state_dict()
+    for ranks in probe_run.notes[model]:
         before = ranks[0]["before"]
         shared = now.keys() & before.keys()  # at the start, the critic's head is not the model's
         assert len(shared) == len(now) - ("lm_head.weight" in now and model == "critic")
@@ -343,14 +345,14 @@ def flat(parameters):
     return torch.cat([parameters[name].detach().flatten() for name in sorted(parameters)])
 
 
-def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
+def test_updates_and_reports_are_those_of_plain_pytorch(probe_run, model):
     """One AdamW step a window on the mean loss over all its samples, of all ranks: no more, no less, nothing left over.
 
     Each step starts from the run's own parameters, so that errors do not add up.
     """
-    case, objective = watched.case, watched.case.objective
-    net, loss_of = make_net(model, watched.model), {"actor": plain_update.actor_loss, "critic": critic_loss}[model]
-    start = watched.notes[model][0][0]["before"]
+    case, objective = probe_run.case, probe_run.case.objective
+    net, loss_of = make_net(model, probe_run.model), {"actor": plain_update.actor_loss, "critic": critic_loss}[model]
+    start = probe_run.notes[model][0][0]["before"]
     parameters = {name: torch.nn.Parameter(value.clone()) for name, value in start.items()}
     assert parameters.keys() == dict(net.named_parameters()).keys()
     optimizer = torch.optim.AdamW(
@@ -362,13 +364,13 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
         eps=EPS,
     )
     clipped, norms, entropies = [], [], []
-    rows = [row for row in watched.metrics if not row.get("skipped_update")]
+    rows = [row for row in probe_run.metrics if not row.get("skipped_update")]
     factors = [
         row["importance/learning_rate_factor"] if case.scaled and model == "actor" else 1.0
-        for update, row in zip(watched.notes[model], rows, strict=True)
+        for update, row in zip(probe_run.notes[model], rows, strict=True)
         for _ in windows([update])
     ]
-    for factor, (before, window, last) in zip(factors, windows(watched.notes[model]), strict=True):
+    for factor, (before, window, last) in zip(factors, windows(probe_run.notes[model]), strict=True):
         with torch.no_grad():
             for name, weight in net.named_parameters():
                 weight.copy_(before[name])
@@ -396,7 +398,7 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
     assert any(clipped) and not all(clipped)
 
     norms, entropies, steps = [0.0, *norms], iter(entropies), 0
-    for update, row in zip(watched.notes[model], rows, strict=True):
+    for update, row in zip(probe_run.notes[model], rows, strict=True):
         of_steps, stepped = [window for _, window, _ in windows([update])], []
         for batch in update[0]["micro_batches"]:  # after each micro-batch, so many steps were taken
             steps += batch["stepped"]
@@ -419,16 +421,16 @@ def test_updates_and_reports_are_those_of_plain_pytorch(watched, model):
                 assert row[name] == pytest.approx(number)
 
 
-def test_factor_is_that_of_the_weights_of_the_batch(watched):
+def test_factor_is_that_of_the_weights_of_the_batch(probe_run):
     """The root of (sum w)^2 / (F sum w^2), with w = pi/alpha of a response; 1 if today's weights generated it.
 
     F is what the optimizer steps would hold if they were full.
     """
-    if not watched.case.scaled:
+    if not probe_run.case.scaled:
         return
-    net = make_net("actor", watched.model)
-    rows, factors = [row for row in watched.metrics if not row.get("skipped_update")], []
-    for update, row in zip(watched.notes["actor"], rows, strict=True):
+    net = make_net("actor", probe_run.model)
+    rows, factors = [row for row in probe_run.metrics if not row.get("skipped_update")], []
+    for update, row in zip(probe_run.notes["actor"], rows, strict=True):
         log_weights, steps = [], list(windows([update]))
         first_epoch = steps[: len(steps) // EPOCHS]
         with torch.no_grad():
@@ -443,16 +445,16 @@ def test_factor_is_that_of_the_weights_of_the_batch(watched):
                 )
                 log_weights += torch.where(stored, moved, 0.0).tolist()
         weights = torch.tensor(log_weights).exp()
-        full = min(len(first_epoch) * watched.case.window, CAPACITY * watched.case.size)
+        full = min(len(first_epoch) * probe_run.case.window, CAPACITY * probe_run.case.size)
         factors.append(float(weights.sum() / (full * weights.square().sum()).sqrt()))
         assert row["importance/learning_rate_factor"] == pytest.approx(factors[-1], rel=OUTPUT_ERROR)
     assert min(factors) < 0.6 < 0.97 < max(factors)  # few responses, and a full batch of equal weights
 
 
-def test_the_objective_made_a_difference(watched):
+def test_the_objective_made_a_difference(probe_run):
     """Dual clip and the mask for the rollout engine took some tokens and left others, or they would not be tested."""
-    objective, mask, taken = watched.case.objective, [], []
-    for _, window, _ in windows(watched.notes["actor"]):
+    objective, mask, taken = probe_run.case.objective, [], []
+    for _, window, _ in windows(probe_run.notes["actor"]):
         for batch in window:
             mask.append(batch["action_mask"].bool())
             ratio = (batch["output"] - batch["action_log_probs"]).exp()
@@ -464,9 +466,9 @@ def test_the_objective_made_a_difference(watched):
     assert not taken or 0 < sum(result) < len(result)
 
 
-def test_values_are_those_of_the_critic_before_the_update(watched):
+def test_values_are_those_of_the_critic_before_the_update(probe_run):
     """Whatever ranks passed them: the first optimizer step of a batch finds the values that the batch was made with."""
-    for update in watched.notes["critic"]:
+    for update in probe_run.notes["critic"]:
         _, window, _ = next(windows([update]))
         for batch in window:
             assert ((batch["output"] - batch["values"]) * batch["action_mask"]).abs().max() < OUTPUT_ERROR

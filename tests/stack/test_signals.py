@@ -46,7 +46,7 @@ AHEAD_IN_TURN = (
 )
 
 
-def ended(result):
+def end_of(result):
     """What run.json says of the end of a run, whose last line says it too, once and without a traceback."""
     end = json.loads((result.folder / "run.json").read_text())["ended"]
     assert result.output.splitlines().count(end["text"]) == 1, result.output[-4000:]
@@ -66,7 +66,7 @@ def stopped_and_resumed(train, name, signals, reference, switches, **more):
         process["environment"] |= {"FAULT": f"driver:{number}/{step}/{phase}/0"}
         again = ("ckpt.load_enable",) if index else ()
         result = train(name, *PROBE, switches=(*SWITCHES, *switches, *again), **process, **values)
-        end = ended(result)
+        end = end_of(result)
         assert end["how"] == "stopped" and end["status"] == 128 + getattr(signal, number)
         assert end["text"].startswith(f"stopped by {number} after step {after}. It goes on with step {after + 1}: ")
         assert end["text"].count("--ckpt.load_enable") == 1
@@ -101,12 +101,12 @@ def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
     process = marked(mark)
     process["environment"] |= {"FAULT": "driver:SIGTERM/2/saving/0"}
     first = train("signals_saving", *PROBE, switches=SWITCHES, **process, **values)
-    assert ended(first)["text"].startswith("stopped by SIGTERM after step 2. It goes on with step 3: ")
+    assert end_of(first)["text"].startswith("stopped by SIGTERM after step 2. It goes on with step 3: ")
     process["environment"] |= {"FAULT": "driver:SIGINT/3/training/0"}
     again = (*SWITCHES, "ckpt.load_enable")
     second = train("signals_saving", *PROBE, switches=again, run__grace_seconds=0, **process, **values)
     assert second.status == 130
-    assert "stopped by SIGINT within step 4, " in ended(second)["text"]
+    assert "stopped by SIGINT within step 4, " in end_of(second)["text"]
     assert ", because the step did not end within run.grace_seconds 0. It goes on with step 3: " in second.output
     third = train("signals_saving", *CLI, switches=again, own_ray=True, **values)
     assert third.status == 0, third.output[-6000:]
@@ -124,7 +124,7 @@ def test_a_process_that_is_stopped(train, grpo, victim, name):
     phase = "generating" if victim == "engine" else "training"
     process["environment"] |= {"FAULT": f"{victim}:SIGSTOP/3/{phase}/0"}
     first = train(run, *PROBE, switches=SWITCHES, run__stall_timeout=15, **process, **values)
-    end = ended(first)
+    end = end_of(first)
     assert (end["how"], end["status"]) == ("stalled", 75)
     known = "[34], [a-z ]+" if victim == "trainer" else f"4, {phase}"  # as the trainer said last
     who = rf"It waits for {name} \(process \d+ on \S+, which is stopped\)"
@@ -168,11 +168,11 @@ def driver_of(mark):
     ("name", "process"), [("imports", "train_ppo_ray"), ("ray_starts", "gcs_server"), ("loading", "EngineCore")]
 )
 def test_before_the_first_step(train, name, process):
-    def there(mark):
+    def is_running(mark):
         time.sleep(0.5)
         return any(process in command for command in processes_of(mark).values())
 
-    result = sent(train, f"signals_{name}", signal.SIGTERM, there)
+    result = sent(train, f"signals_{name}", signal.SIGTERM, is_running)
     assert result.status == 143 and "Traceback" not in result.output
     assert result.output.splitlines()[-1].startswith("stopped by SIGTERM before the first step")
 
@@ -184,6 +184,6 @@ def test_a_signal_reaches_all_processes(train, workspace, number, fork):
     metrics = workspace / "runs" / name / "metrics.jsonl"
     environment, number = {"BAPO_OPENRLHF_FORK": fork}, signal.Signals[number]
     result = sent(train, name, number, lambda _: metrics.exists(), everyone=True, environment=environment)
-    end = ended(result)
+    end = end_of(result)
     assert re.match(rf"stopped by {number.name} after step [1-5]\. It goes on with step [2-6]: ", end["text"]), end
     assert (result.status, end["how"]) == (128 + number, "stopped")

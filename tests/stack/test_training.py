@@ -43,7 +43,7 @@ def succeeded(result):
 
 
 @pytest.fixture(scope="module")
-def watched(train, workspace):
+def probe_run(train, workspace):
     """Six steps of BA-PPO on 2 actor, 2 critic and 2 reference ranks and 2 engines; what the probe noted."""
     folder = workspace / "probe"
     folder.mkdir()
@@ -80,8 +80,8 @@ def noted_weights(folder):
 
 
 @pytest.fixture(scope="module")
-def weights(watched):
-    return noted_weights(watched[1])
+def weights(probe_run):
+    return noted_weights(probe_run[1])
 
 
 def test_rollout_weights_change_only_at_multiples_of_v(weights):
@@ -102,9 +102,9 @@ def test_reevaluation_uses_the_actors_weights_and_gives_the_delayed_ones_back(we
     assert weights[5, "fresh"] == weights[3, "fresh"]
 
 
-def test_each_stage_of_the_figure_is_called(watched):
+def test_each_stage_of_the_figure_is_called(probe_run):
     """docs/images/step.svg shows what each step calls."""
-    called = set((watched[1] / "stages.txt").read_text().split())
+    called = set((probe_run[1] / "stages.txt").read_text().split())
     assert [stage.function for stage in STAGES if stage.function not in called] == []
 
 
@@ -113,9 +113,9 @@ def tokens(data, name, index):
     return data[f"{index}/{name}"][data[f"{index}/action_mask"].astype(bool)]
 
 
-def test_the_critic_learns_from_all_responses_before_the_actor_moves(watched):
+def test_the_critic_learns_from_all_responses_before_the_actor_moves(probe_run):
     """VC-PPO: three passes over what the first step generated, with the rewards as targets of all tokens."""
-    result, folder = watched
+    result, folder = probe_run
     given, batch = (np.load(folder / f"{name}0.npz") for name in ("pretraining", "experience"))
     first, *later = result.metrics
     everything = range(len(given["source"]))
@@ -144,10 +144,10 @@ def critic_tokens(row):
     return row["tokens/generated"] + round(row.get("length/replayed", 0) * row["responses/replayed"])
 
 
-def test_the_critic_trains_on_all_groups(watched):
+def test_the_critic_trains_on_all_groups(probe_run):
     """On two ranks, dropped ones included; in the first step three times more on the fresh ones."""
-    first, *later = watched[0].metrics
-    assert sum(row["groups/failed"] + row["groups/nonfinite"] for row in watched[0].metrics) == 0
+    first, *later = probe_run[0].metrics
+    assert sum(row["groups/failed"] + row["groups/nonfinite"] for row in probe_run[0].metrics) == 0
     assert first["tokens/critic"] == critic_tokens(first) + 3 * first["tokens/generated"]
     for row in later:
         assert row["tokens/critic"] == critic_tokens(row) > row["tokens/trained"] or not row["groups/filtered"]
@@ -169,18 +169,18 @@ def recomputed(model, data, index):
     return chosen, mask
 
 
-def test_importance_ratio_of_replayed_samples_is_exp_of_recomputed_minus_stored(watched):
+def test_importance_ratio_of_replayed_samples_is_exp_of_recomputed_minus_stored(probe_run):
     """The clip acts on pi/alpha: the loss's old log-probs are the stored ones, and today's come from today's actor."""
     checked = 0
     for step in range(1, 6):
-        data = np.load(watched[1] / f"experience{step}.npz")
+        data = np.load(probe_run[1] / f"experience{step}.npz")
         replayed = np.flatnonzero(data["source"] == "replayed")
         assert not data["on_policy"][replayed].any()
         for index in replayed[:4]:
             old, stored = data[f"{index}/action_log_probs"], data[f"{index}/rollout_log_probs"]
             mask = data[f"{index}/action_mask"].astype(bool)
             assert np.array_equal(old[mask], stored[mask])
-            current, actions = recomputed(watched[1] / f"actor{step}", data, index)
+            current, actions = recomputed(probe_run[1] / f"actor{step}", data, index)
             stored = stored[: len(actions)]
             expected = float((current - stored)[actions].sum())
             assert data["log_ratios"][index] == pytest.approx(expected, abs=0.05)  # bf16 forward passes
@@ -188,20 +188,20 @@ def test_importance_ratio_of_replayed_samples_is_exp_of_recomputed_minus_stored(
     assert checked >= 4
 
 
-def test_old_log_probs_are_recomputed_if_the_current_policy_generated_the_sample(watched):
+def test_old_log_probs_are_recomputed_if_the_current_policy_generated_the_sample(probe_run):
     for step, source in ((0, "fresh"), (3, "fresh"), (2, "reevaluated"), (4, "reevaluated")):
-        data = np.load(watched[1] / f"experience{step}.npz")
+        data = np.load(probe_run[1] / f"experience{step}.npz")
         rows = np.flatnonzero(data["source"] == source)
         assert data["on_policy"][rows].all()
         for index in rows[:2]:
-            current, actions = recomputed(watched[1] / f"actor{step}", data, index)
+            current, actions = recomputed(probe_run[1] / f"actor{step}", data, index)
             old = data[f"{index}/action_log_probs"][: len(actions)]
             assert old[actions] == pytest.approx(current[actions], abs=0.03)
 
 
-def test_replayed_samples_do_not_pass_the_reference_again(watched, workspace):
+def test_replayed_samples_do_not_pass_the_reference_again(probe_run, workspace):
     """Two ranks share what is left; what was kept is what the reference model says of the samples."""
-    result, folder = watched
+    result, folder = probe_run
     kept, checked = 0, 0
     for step, row in enumerate(result.metrics):
         data = np.load(folder / f"experience{step}.npz")
@@ -231,17 +231,17 @@ def catalogued(rows, algorithm):
     return absent
 
 
-def test_catalogue_of_metrics(watched):
-    assert catalogued(watched[0].metrics, "ba_ppo") == []
+def test_catalogue_of_metrics(probe_run):
+    assert catalogued(probe_run[0].metrics, "ba_ppo") == []
 
 
-def test_metrics_come_to_tensorboard(watched, workspace):
+def test_metrics_come_to_tensorboard(probe_run, workspace):
     """All of them, as they are in metrics.jsonl, under train/."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (file,) = (workspace / "tensorboard").rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file)).Reload()
-    rows = watched[0].metrics
+    rows = probe_run[0].metrics
     names = {name for row in rows for name in row if name != "step"}
     assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in names}
     for name in ("clip/replayed", "value/fresh_error", "tokens/generated_total", "buffer/replay_age_mean"):
@@ -250,8 +250,8 @@ def test_metrics_come_to_tensorboard(watched, workspace):
         assert wanted and actual == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
 
 
-def test_groups_and_answers_are_recorded(watched, workspace):
-    result, _ = watched
+def test_groups_and_answers_are_recorded(probe_run, workspace):
+    result, _ = probe_run
     groups, answers = record.read_groups(result.folder), record.read_answers(result.folder)
     data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     assert {row["prompt"] for row in groups} <= {Prompt(row["input"], row["label"]).id for row in data}

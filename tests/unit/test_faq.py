@@ -52,7 +52,7 @@ def matches(message, text):
     )
 
 
-def known(message, files, whole=True):
+def has_message(message, files, whole=True):
     """Whether a file has the message; if it need not be whole, its first sentences must be there."""
     for text in set().union(*map(templates, files)):
         ends = [] if whole else [match.start() + 1 for match in re.finditer(r"[.!:](?= )", text)]
@@ -80,8 +80,8 @@ def test_every_quoted_message_is_in_the_code():
             assert step[1] in phases, message
             text = text[step.end() :]
         of_a_row = re.sub(r"^\S+ \S+, row \d+: ", "", text)  # as RowCheck puts the row before what is wrong with it
-        if not (known(text, modules) or known(of_a_row, modules)) and not any(
-            files is None or known(text, files, whole=False) for files in other
+        if not (has_message(text, modules) or has_message(of_a_row, modules)) and not any(
+            files is None or has_message(text, files, whole=False) for files in other
         ):
             unknown.append(message)
     assert not unknown

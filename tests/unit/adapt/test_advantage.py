@@ -20,7 +20,7 @@ def slow(rewards: list[float], baseline: list[float], eps: float) -> list[float]
     return [(reward - mean) / math.sqrt(variance + eps) for reward in rewards]
 
 
-def of(rewards, eps: float = 1e-6) -> np.ndarray:
+def advantages_of(rewards, eps: float = 1e-6) -> np.ndarray:
     """Advantages of a whole group."""
     return group_relative_advantages(np.asarray(rewards), np.asarray(rewards), eps)
 
@@ -41,20 +41,20 @@ def test_matches_the_slow_reference(baseline, eps, data):
 
 def test_default_eps_is_a_millionth():
     expected = 0.5 / math.sqrt(0.25 + 1e-6)
-    assert of([1.0, 0.0])[0] == pytest.approx(expected, rel=1e-15)
+    assert advantages_of([1.0, 0.0])[0] == pytest.approx(expected, rel=1e-15)
     assert abs(expected - 1.0) > 1e-6
 
 
 @pytest.mark.parametrize(("value", "size"), [(0.1, 3), (0.7, 6), (0.3, 10)])
 def test_equal_rewards_give_zeros_when_their_mean_is_rounded(value, size):
-    assert not of(np.full(size, value)).any()
+    assert not advantages_of(np.full(size, value)).any()
 
 
 def test_any_number_type_comes_out_as_float64_and_the_input_stays():
     for dtype in (np.int64, np.float32, bool):
         rewards = np.array([1, 0, 0, 0], dtype=dtype)
         before = rewards.copy()
-        advantages = of(rewards)
+        advantages = advantages_of(rewards)
         assert advantages.dtype == np.float64
         assert advantages[0] == pytest.approx(math.sqrt(3), rel=1e-5)
         assert np.array_equal(rewards, before)

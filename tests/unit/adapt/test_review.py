@@ -18,7 +18,7 @@ STEP = 9  # today's
 BEFORE = Gap(0.01, 0.02, step=4)  # measured in step 4
 
 
-def reviewed(batch: Batch, log_ratios: list[float], gap: Gap = BEFORE, **limits: float | None) -> Review:
+def review_of(batch: Batch, log_ratios: list[float], gap: Gap = BEFORE, **limits: float | None) -> Review:
     """The review of a batch of responses of one token in step 9."""
     tokens = np.array(log_ratios, dtype=float).reshape(-1, 1)
     sums = TokenSums.of(tokens, np.ones(tokens.shape, dtype=bool))
@@ -48,7 +48,7 @@ class TestReview:
         limit = st.none() | st.sampled_from([0.0, 0.25, 1.0]) | st.floats(0, 9)
         limits = {"max_shift_fresh": data.draw(limit), "max_shift_replayed": data.draw(limit)}
         before = batch.with_sources()
-        result = reviewed(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
+        result = review_of(batch, [ratio for _, group in before for ratio in ratios[group.uid]], **limits)
 
         broken = {group.uid for _, group in before if not all(map(math.isfinite, ratios[group.uid]))}
         sound = [(source, group) for source, group in before if group.uid not in broken]
@@ -111,7 +111,7 @@ class TestReview:
         )
         name = "max_shift_replayed" if source == "replayed" else "max_shift_fresh"
         log_ratios, gap = [1.0, -math.sqrt(0.5)], Gap(0.25)
-        actual = reviewed(Batch(**{source: [group]}), log_ratios, gap, **{name: limit})
+        actual = review_of(Batch(**{source: [group]}), log_ratios, gap, **{name: limit})
         wanted = stays or source == "reevaluated"
         assert actual.kept == ([0, 1] if wanted else [])
         assert len(actual.batch) == wanted
@@ -126,23 +126,23 @@ class TestReview:
             ("fresh", 0.47, False),
             ("reevaluated", 0.0, True),  # no limit is of X2
         ):
-            result = reviewed(Batch(**{source: [mixed]}), [-1.0, -0.2], max_shift_fresh=limit)
+            result = review_of(Batch(**{source: [mixed]}), [-1.0, -0.2], max_shift_fresh=limit)
             assert result.kept == ([0, 1] if stays else [])
             assert result.shifts[mixed] == pytest.approx((1 - 0.04) / 2) and result.gap.square == pytest.approx(0.04)
             assert result.distances[mixed] == pytest.approx(-math.expm1(-1) / 2)
         # and the other way round: with an old policy behind the group, that one counts
         delayed = replace(mixed, weights_version=6)
-        assert reviewed(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
+        assert review_of(Batch(fresh=[delayed]), [-1.0, -0.2], max_shift_fresh=0.5).kept == []
 
     def test_of_an_empty_batch(self):
         batch = Batch()
-        assert reviewed(batch, []) == Review(batch, [], 0, BEFORE, 0.0, {}, {})
+        assert review_of(batch, []) == Review(batch, [], 0, BEFORE, 0.0, {}, {})
 
     def test_the_distance_of_each_group_is_kept_also_if_it_is_too_far(self, make_group):
         fresh = [make_group(1, size=2, step=9, weights_version=policy) for policy in (6, 9, 6)]
         replayed = [make_group(1, size=2, step=8, weights_version=6)]
         log_ratios = [-1000.0, 0.0, -0.1, -0.1, math.nan, 0.0, math.log(0.5), 1.0]
-        result = reviewed(
+        result = review_of(
             Batch(fresh=fresh, replayed=replayed), log_ratios, max_shift_fresh=0.1, max_shift_replayed=0.1
         )
         assert result.distances == pytest.approx({fresh[0]: 0.5, fresh[1]: 0.0, replayed[0]: 0.25})

@@ -84,7 +84,7 @@ def test_a_range_is_two_numbers_in_order(given):
 # ── rounding ──
 
 
-def moved(reward: float, steps: int) -> float:
+def neighbour(reward: float, steps: int) -> float:
     """The float32 so many representable numbers away."""
     result = np.float32(reward)
     for _ in range(abs(steps)):
@@ -106,7 +106,7 @@ REWARDS = st.floats(2**-40, 2**40, width=32).flatmap(lambda value: st.sampled_fr
 @example(reward=1.9, steps=5, size=1.0)
 def test_rewards_are_the_same_if_they_are_four_steps_apart_at_most(reward, steps, size):
     """The steps are those at the size of the larger reward, or of the parts that they are sums of."""
-    other = moved(reward, steps)
+    other = neighbour(reward, steps)
     step = step_at(max(abs(reward), abs(other), size))
     assert same_reward(reward, other, size) is (abs(F(reward) - F(other)) <= 4 * step)
     assert same_reward(other, reward, size) is same_reward(reward, other, size)
@@ -126,7 +126,7 @@ def test_parts_that_cancel_are_no_signal(high, kind):
 
 @given(start=REWARDS, steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), data=st.data())
 def test_all_are_equal_if_and_only_if_the_greatest_is_the_same_as_the_least(start, steps, data):
-    rewards = [moved(start, step) for step in steps]
+    rewards = [neighbour(start, step) for step in steps]
     result = without_rounding(rewards)
     assert (len(set(result)) == 1) is same_reward(min(rewards), max(rewards))
     assert set(result) <= {*rewards, 0.0, 1.0}
@@ -156,7 +156,7 @@ def test_rewards_that_differ_stay_as_they_are(rewards):
 
 def test_an_end_is_taken_by_one_set_only():
     """4 short steps below 1 and 3 long ones above it are 5 long steps apart, so they are two rewards."""
-    low, high = moved(1.0, -4), moved(1.0, 3)
+    low, high = neighbour(1.0, -4), neighbour(1.0, 3)
     assert without_rounding([low, high], (0.0, 1.0)) == (1.0, high)
     assert without_rounding([low], (0.0, 1.0)) == (1.0,)
 
@@ -164,7 +164,7 @@ def test_an_end_is_taken_by_one_set_only():
 @pytest.mark.parametrize("high", ["1/3", "0.7", "100", "3/7"])
 def test_full_marks_are_exactly_1_also_after_a_conversion_to_float32(high):
     full = float(F(high))
-    for reward in (full, float(np.float32(full)), moved(full, -1), moved(full, 2)):
+    for reward in (full, float(np.float32(full)), neighbour(full, -1), neighbour(full, 2)):
         assert exact_rewards([reward, 0.0], (F(0), F(high))) == (1, 0)
         assert marks(np.array([[reward, 0.0]]), (F(0), F(high))).tolist() == [[1.0, 0.0]]
 

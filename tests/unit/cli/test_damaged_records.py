@@ -115,7 +115,7 @@ def resume(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def record_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     write_record(folder / "run")
     for name in ("a", "b"):
@@ -123,9 +123,9 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-def damaged(whole: Path, folder: Path, file: str, *damage_to: tuple[str, int]) -> Path:
+def damaged(record_folder: Path, folder: Path, file: str, *damage_to: tuple[str, int]) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(whole, folder)
+    shutil.copytree(record_folder, folder)
     for kind, seed in damage_to:
         damage(folder / file, kind, seed)
     return folder
@@ -138,40 +138,40 @@ many = settings(of_any, max_examples=10 * settings.default.max_examples)
 @many
 @given(file=st.sampled_from(FILES), kind=damages)
 @example(file=record.RUN, kind=("folder", 0))
-def test_watch(whole, tmp_path, file, kind):
-    folder = damaged(whole, tmp_path / "now", f"run/{file}", kind)
+def test_watch(record_folder, tmp_path, file, kind):
+    folder = damaged(record_folder, tmp_path / "now", f"run/{file}", kind)
     assert run("watch", str(folder / "run"), "--once") in (0, 1)
 
 
 @of_any
 @given(file=st.sampled_from(FILES), kind=damages, others=st.booleans())
 @example(file=record.METRICS, kind=("folder", 0), others=False)
-def test_report(whole, tmp_path, undrawn, file, kind, others):
+def test_report(record_folder, tmp_path, undrawn, file, kind, others):
     """Alone, or next to another run."""
-    folder = damaged(whole, tmp_path / "now", f"run/{file}", kind)
-    runs = [str(whole / "run"), str(folder / "run")][not others :]
+    folder = damaged(record_folder, tmp_path / "now", f"run/{file}", kind)
+    runs = [str(record_folder / "run"), str(folder / "run")][not others :]
     assert run("report", *runs, "--output", str(folder / "page.html")) in (0, 2)
 
 
-def study(whole: Path, folder: Path) -> int:
+def study(record_folder: Path, folder: Path) -> int:
     """The status of a study's report. The record in the folder is one of its two runs."""
     (folder / "s.yaml").write_text("name: s\nseeds: [1, 2]\nevaluations: [a]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
     (folder / "out/runs").mkdir(parents=True)
     (folder / "run").rename(folder / "out/runs/bapo-group-s2")
-    shutil.copytree(whole / "run", folder / "out/runs/bapo-group-s1")
+    shutil.copytree(record_folder / "run", folder / "out/runs/bapo-group-s1")
     return run("study", "--config", str(folder / "s.yaml"), "--output", str(folder / "out"), "--only-report")
 
 
 @of_any
 @given(file=st.sampled_from(FILES), kind=damages)
-def test_study(whole, tmp_path, undrawn, file, kind):
-    assert study(whole, damaged(whole, tmp_path / "now", f"run/{file}", kind)) in (0, 2)
+def test_study(record_folder, tmp_path, undrawn, file, kind):
+    assert study(record_folder, damaged(record_folder, tmp_path / "now", f"run/{file}", kind)) in (0, 2)
 
 
 @many
 @given(file=st.sampled_from([record.RUN, *record.BY_STEP]), kind=damages)
-def test_resume(whole, tmp_path, file, kind):
-    folder = damaged(whole, tmp_path / "now", f"run/{file}", kind)
+def test_resume(record_folder, tmp_path, file, kind):
+    folder = damaged(record_folder, tmp_path / "now", f"run/{file}", kind)
     before = (folder / "run" / record.RUN).read_bytes() if (folder / "run" / record.RUN).is_file() else None
     try:
         resume(folder / "run")
@@ -182,20 +182,20 @@ def test_resume(whole, tmp_path, file, kind):
 
 @many
 @given(file=st.sampled_from(["settings.json", "own.jsonl"]), kind=damages)
-def test_compare(whole, tmp_path, file, kind):
-    folder = damaged(whole, tmp_path / "now", f"a/{file}", kind)
+def test_compare(record_folder, tmp_path, file, kind):
+    folder = damaged(record_folder, tmp_path / "now", f"a/{file}", kind)
     assert run("compare", str(folder / "a"), str(folder / "b"), "--out", str(folder / "out")) in (0, 2)
 
 
-def test_without_damage(whole, tmp_path, undrawn):
+def test_without_damage(record_folder, tmp_path, undrawn):
     """So that the properties are about damage."""
-    folder = damaged(whole, tmp_path / "now", "run/run.json")
+    folder = damaged(record_folder, tmp_path / "now", "run/run.json")
     assert run("watch", str(folder / "run"), "--once") == 0
     assert run("report", str(folder / "run")) == 0
     assert run("compare", str(folder / "a"), str(folder / "b"), "--out", str(folder / "out")) == 0
     resume(folder / "run")
     assert [row["step"] for row in record.read_metrics(folder / "run")] == [1, 2, 3, 4]
-    assert study(whole, folder) == 0
+    assert study(record_folder, folder) == 0
 
 
 WRONG = {
@@ -208,9 +208,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("file", "wrong"), [(file, one) for file, many in WRONG.items() for one in many])
-def test_a_field_of_another_kind(whole, tmp_path, undrawn, file, wrong):
+def test_a_field_of_another_kind(record_folder, tmp_path, undrawn, file, wrong):
     """`report` refuses the file by name, and `watch` shows the rest and says what is left out."""
-    folder = damaged(whole, tmp_path / "now", "run/run.json") / "run"
+    folder = damaged(record_folder, tmp_path / "now", "run/run.json") / "run"
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | dict([wrong])))
     with contextlib.redirect_stderr(io.StringIO()) as error:
@@ -233,8 +233,8 @@ LINES = {
 
 
 @pytest.mark.parametrize(("file", "line"), [(file, one) for file, many in LINES.items() for one in many])
-def test_a_row_of_another_kind(whole, tmp_path, undrawn, file, line):
-    folder = damaged(whole, tmp_path / "now", "run/run.json") / "run"
+def test_a_row_of_another_kind(record_folder, tmp_path, undrawn, file, line):
+    folder = damaged(record_folder, tmp_path / "now", "run/run.json") / "run"
     text = (folder / file).read_text() + line + "\n"
     (folder / file).write_text(text)
     with contextlib.redirect_stderr(io.StringIO()) as error:
@@ -242,9 +242,9 @@ def test_a_row_of_another_kind(whole, tmp_path, undrawn, file, line):
     assert f"{folder / file}, line {text.count(chr(10))}, is damaged: " in error.getvalue()
 
 
-def test_what_a_reward_function_returns_may_be_anything(whole, tmp_path, undrawn):
+def test_what_a_reward_function_returns_may_be_anything(record_folder, tmp_path, undrawn):
     """Names without a slash are not this project's, so any value is shown as if it were not there."""
-    folder = damaged(whole, tmp_path / "now", "run/run.json") / "run"
+    folder = damaged(record_folder, tmp_path / "now", "run/run.json") / "run"
     row = '{"step": 7, "entropy_loss": "x", "response_length": [1], "actor_grad_norm": {}, "mine": "text"}'
     (folder / record.METRICS).write_text((folder / record.METRICS).read_text() + row + "\n")
     assert run("watch", str(folder), "--once") == run("report", str(folder)) == 0

@@ -13,7 +13,7 @@ from bapo_openrlhf.launch.environment import missing_attention
 from bapo_openrlhf.launch.preflight import check_packages
 
 
-def asked(implementation, packed=False, liger=False):
+def arguments_of(implementation, packed=False, liger=False):
     ds = SimpleNamespace(attn_implementation=implementation, packing_samples=packed, use_liger_kernel=liger)
     return SimpleNamespace(ds=ds, logger=SimpleNamespace(wandb=SimpleNamespace(key=None)))
 
@@ -28,7 +28,7 @@ def install(monkeypatch):
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
 def test_some_attention_needs_no_package(implementation):
-    assert missing_attention(asked(implementation)) is None
+    assert missing_attention(arguments_of(implementation)) is None
 
 
 FLASH = "ds.attn_implementation is flash_attention_2"
@@ -53,25 +53,25 @@ PACKS = "ds.packing_samples is True"
 def test_what_needs_a_package(install, words, flag, without, needs):
     modules = {"flash-attn": "flash_attn_2_cuda", "flash-attn-3": "flash_attn_interface", "kernels": "kernels"}
     install(*without)
-    text = missing_attention(asked(**words))
+    text = missing_attention(arguments_of(**words))
     assert text.startswith(f"{flag}; ") and needs in text
     install(modules.get(needs, "liger_kernel"))
-    assert missing_attention(asked(**words)) is None
+    assert missing_attention(arguments_of(**words)) is None
 
 
 def test_it_is_refused_only_with_a_gpu(monkeypatch):
     monkeypatch.setenv(cpu.SWITCH, "1")
-    check_packages(asked("flash_attention_2"))
+    check_packages(arguments_of("flash_attention_2"))
     monkeypatch.setenv(cpu.SWITCH, "0")
-    check_packages(asked("sdpa"))
+    check_packages(arguments_of("sdpa"))
     with pytest.raises(ConfigError, match=rf"^{FLASH}; "):
-        check_packages(asked("flash_attention_2"))
+        check_packages(arguments_of("flash_attention_2"))
 
 
 @pytest.mark.parametrize("gpus", [True, False])
 def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
     monkeypatch.setenv(cpu.SWITCH, str(int(not gpus)))
-    args = asked("sdpa")
+    args = arguments_of("sdpa")
     args.logger.wandb.key = "k"
     for found in (None, SimpleNamespace(origin=None)):  # the second one is a folder wandb of the working folder
         monkeypatch.setattr(preflight, "find_spec", lambda name, found=found: found)

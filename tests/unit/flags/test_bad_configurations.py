@@ -139,7 +139,7 @@ def rows_of(text: str) -> list[str]:
     return [row.strip() for row in text.strip().splitlines()]
 
 
-def several(text: str) -> list[str]:
+def rows_in(text: str) -> list[str]:
     """The rows of a text that has many in a line, with ; between them."""
     return [row.strip() for row in " ".join(text.split()).split(";")]
 
@@ -147,7 +147,7 @@ def several(text: str) -> list[str]:
 BEFORE = [*rules.NEVER_RUN, *rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rules.SIZES, *rules.OPTIONS, *PLACEMENT]
 RULES = [*BEFORE, *COMBINATIONS, *CAUTIONS]
 # Values that are refused with the other flags of BASE, by their flag.
-VALUES_REFUSED = several("""
+VALUES_REFUSED = rows_in("""
     actor.adam.lr -1e-6 50 1 nan ; critic.adam.lr -3 ; actor.muon.lr -0.02 ; critic.muon.momentum 1.5 ;
     actor.muon.ns_steps 0 ; actor.adam.betas 2,3 ; critic.adam.betas 0.9,1 ; actor.adam.eps 0 ;
     critic.adam.weight_decay -0.1 ; actor.lr_scheduler foo greedy ; critic.lr_scheduler Cosine ;
@@ -344,7 +344,7 @@ def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
 
 
 # Each is near a limit and good, or looks like a row of MEANT and needs no warning.
-GOOD = several("""
+GOOD = rows_in("""
     rollout.temperature=0.01 ; rollout.temperature=2 ; rollout.top_p=1 ; rollout.max_new_tokens=47 ;
     rollout.max_new_tokens=1 ; data.max_len=64 ; train.batch_size=256 ; train.batch_size=2 ;
     train.batch_size=512 adapt.batch_size=64 ; adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32 ;

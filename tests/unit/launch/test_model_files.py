@@ -14,7 +14,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, positions_of, shapes_of, weight_files
 
 
-def refused(folder) -> str:
+def refusal(folder) -> str:
     with pytest.raises(ConfigError) as error:
         weight_files("critic.model_name_or_path", folder)
     return str(error.value).removeprefix(f"critic.model_name_or_path is {folder}; ")
@@ -37,7 +37,7 @@ def test_the_tensors_of_one_file_and_of_several(tmp_path):
     save_file({"e": np.ones(4)}, tmp_path / "consolidated.safetensors")  # vLLM reads only what the index names
     assert shapes_of("f", tmp_path) == {"c": [4], "d": [4]}
     (tmp_path / "d.safetensors").unlink()
-    assert refused(tmp_path) == f"{INDEX} names the file d.safetensors, which is not there"
+    assert refusal(tmp_path) == f"{INDEX} names the file d.safetensors, which is not there"
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -65,20 +65,20 @@ def test_a_second_set_of_weights(tmp_path, first, more, engines):
         save_file({"a": np.zeros(2)}, tmp_path / name)
     if len(more) > 1:
         shard(tmp_path, "c", "d")
-    assert f"transformers loads {first}, and vLLM {engines}; " in refused(tmp_path)
+    assert f"transformers loads {first}, and vLLM {engines}; " in refusal(tmp_path)
 
 
 def test_weights_beside_an_adapter(tmp_path):
     save_file({"a": np.zeros(2)}, tmp_path / WHOLE)
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "adapter_config.json" in refused(tmp_path)
+    assert "adapter_config.json" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["version https://git-lfs.github.com/spec/v1\n", "[]", "{}", '{"weight_map": 3}'])
 @pytest.mark.parametrize("name", [INDEX, "pytorch_model.bin.index.json"])
 def test_an_index_that_names_no_file(tmp_path, name, content):
     (tmp_path / name).write_text(content)
-    assert refused(tmp_path).startswith(f"{name} must ")
+    assert refusal(tmp_path).startswith(f"{name} must ")
 
 
 WEIGHTS = save({"a": np.zeros(100)})
@@ -90,7 +90,7 @@ WEIGHTS = save({"a": np.zeros(100)})
 def test_a_file_that_is_not_whole(tmp_path, content):
     """It is cut short, or longer than its header says, or the pointer that git leaves in the place of a large file."""
     (tmp_path / WHOLE).write_bytes(content)
-    assert refused(tmp_path).startswith(f"{WHOLE} has {len(content)} bytes ")
+    assert refusal(tmp_path).startswith(f"{WHOLE} has {len(content)} bytes ")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_file_that_is_not_whole(tmp_path, content):
 )
 def test_a_folder_without_weights(tmp_path, name, says):
     (tmp_path / name).touch()
-    assert says in refused(tmp_path) and WHOLE in refused(tmp_path)
+    assert says in refusal(tmp_path) and WHOLE in refusal(tmp_path)
 
 
 def test_adapters_are_of_matrices_of_the_model():

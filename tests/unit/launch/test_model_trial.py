@@ -73,7 +73,7 @@ def load(folder, role="actor", **more) -> list[str]:
     return Loaded(f"{role}.model_name_or_path", str(folder), role, **more).answer()
 
 
-def refused(question) -> str:
+def refusal(question) -> str:
     """The message of the error, after flag and value."""
     with pytest.raises(ConfigError) as error:
         question()
@@ -91,7 +91,7 @@ class TestLoaded:
         assert load(path) == []
         if kind != "qwen2_vl":  # OpenRLHF has no critic for images
             assert load(path, "critic") == []
-            assert "score.weight" in refused(lambda: load(path, "reward"))
+            assert "score.weight" in refusal(lambda: load(path, "reward"))
 
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.data())
@@ -119,9 +119,9 @@ class TestLoaded:
             weights[name] = torch.zeros(3, 5, dtype=torch.bfloat16)
         write(path, weights)
         if "expert" not in name:
-            assert part in refused(lambda: load(path))
+            assert part in refusal(lambda: load(path))
         else:
-            refused(lambda: load(path))  # a part of a tensor that transformers merges
+            refusal(lambda: load(path))  # a part of a tensor that transformers merges
         if head:
             assert load(path, "critic") == []
 
@@ -133,7 +133,7 @@ class TestLoaded:
         assert load(path) == load(path, "critic") == []
         change(path, tie_word_embeddings=False)
         write(path, weights)
-        assert "it has no weights lm_head.weight, " in refused(lambda: load(path))
+        assert "it has no weights lm_head.weight, " in refusal(lambda: load(path))
 
     def test_a_model_without_the_prefix_of_one_with_a_head(self, folder):
         path = folder("llama tied")
@@ -149,39 +149,39 @@ class TestLoaded:
         path = folder()
         write(path, {name: value for name, value in weights_of(path).items() if name != "lm_head.weight"})
         assert load(path, "critic") == []
-        assert "it has no weights lm_head.weight, " in refused(lambda: load(path))
+        assert "it has no weights lm_head.weight, " in refusal(lambda: load(path))
 
     def test_a_reward_model_has_a_head_that_gives_one_score(self, folder):
         path = folder()
         weights = weights_of(path)
         write(path, weights | {"value.weight": torch.zeros(1, 16)})
         assert load(path, "reward", head="value") == []
-        assert "it has no weights score.weight, the head that gives a score" in refused(lambda: load(path, "reward"))
+        assert "it has no weights score.weight, the head that gives a score" in refusal(lambda: load(path, "reward"))
         change(path, value_head_prefix="value")  # it wins, as in OpenRLHF
         assert load(path, "reward") == []
         write(path, weights | {"value.weight": torch.zeros(2, 16)})
         for role in ("reward", "critic"):
-            assert "its weights value.weight are [2, 16], " in refused(lambda role=role: load(path, role))
+            assert "its weights value.weight are [2, 16], " in refusal(lambda role=role: load(path, role))
 
     def test_quantized_weights(self, folder):
         path = folder()
         weights = weights_of(path)
         name = "model.layers.0.mlp.up_proj.weight"
         write(path, weights | {name: weights[name].to(torch.float8_e4m3fn)})
-        assert "its weights are quantized (F8_E4M3)" in refused(lambda: load(path))
+        assert "its weights are quantized (F8_E4M3)" in refusal(lambda: load(path))
         write(path, weights)
         change(path, quantization_config={"quant_method": "gptq"})
-        assert "its weights are quantized (gptq)" in refused(lambda: load(path, "critic"))
+        assert "its weights are quantized (gptq)" in refusal(lambda: load(path, "critic"))
 
     def test_what_transformers_refuses(self, folder):
         path = folder()
         change(path, "generation_config.json", pad_token_id=-1)
-        assert "pad_token_id" in refused(lambda: load(path))
+        assert "pad_token_id" in refusal(lambda: load(path))
         change(path, "generation_config.json", pad_token_id=0)
         change(path, auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"})
-        assert "modeling_mine.py" in refused(lambda: load(path))
+        assert "modeling_mine.py" in refusal(lambda: load(path))
         change(path, model_type=None, auto_map=None)
-        assert "model_type" in refused(lambda: load(path))
+        assert "model_type" in refusal(lambda: load(path))
 
     def test_adapters_are_of_its_matrices(self, folder):
         for kind, ours, others in (("qwen3", "q_proj", "c_attn"), ("gpt2", "c_attn", "q_proj")):
@@ -201,24 +201,24 @@ class TestGenerates:
     def test_a_model_that_vllm_takes(self, folder):
         path = folder()
         assert self.ask(path) == []
-        assert "max_position_embeddings=64" in refused(lambda: self.ask(path, 65))
+        assert "max_position_embeddings=64" in refusal(lambda: self.ask(path, 65))
 
     @pytest.mark.parametrize("key", ["n_positions", "max_seq_len", "seq_length", "model_max_length"])
     def test_it_has_many_names_for_the_longest_sequence(self, folder, key):
         path = folder()
         change(path, **{key: 32})
-        assert f"{key}=32" in refused(lambda: self.ask(path)) and self.ask(path, 32) == []
+        assert f"{key}=32" in refusal(lambda: self.ask(path)) and self.ask(path, 32) == []
 
     def test_what_generates_no_text(self, folder):
         path = folder()
         change(path, architectures=None)
-        assert "it for a Qwen3Model, which generates no text" in refused(lambda: self.ask(path))
+        assert "it for a Qwen3Model, which generates no text" in refusal(lambda: self.ask(path))
 
     def test_quantized_weights(self, folder):
         path = folder()
         says = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
         (path / "hf_quant_config.json").write_text(json.dumps(says))
-        assert "quantized (modelopt)" in refused(lambda: self.ask(path))
+        assert "quantized (modelopt)" in refusal(lambda: self.ask(path))
 
 
 KIND_OF_SCHEDULE = ["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",
@@ -245,7 +245,7 @@ def test_a_schedule_is_refused_if_a_run_with_it_would_fail(kind, rate, warm_up, 
         fails = True
     question = Scheduled("actor", kind, rate, warm_up, 0.1, steps)
     if fails:
-        assert kind == "polynomial" and "with a learning rate of" in refused(question.answer)
+        assert kind == "polynomial" and "with a learning rate of" in refusal(question.answer)
     else:
         assert question.answer() == []
 
@@ -260,7 +260,7 @@ def test_vllm_takes_the_names_that_a_sync_sends(models, kind, says):
         if says is None:
             assert apart.submit(question.answer).result() == []
         else:
-            assert says in refused(apart.submit(question.answer).result)
+            assert says in refusal(apart.submit(question.answer).result)
 
 
 def test_questions_are_answered_in_order_and_once():

@@ -37,7 +37,7 @@ def check(folders) -> None:
     check_same_tokens(args, "reward.model_name_or_path", str(folders / "reward"))
 
 
-def refused(folders) -> str:
+def refusal(folders) -> str:
     with pytest.raises(ConfigError) as error:
         check(folders)
     return str(error.value)
@@ -58,11 +58,11 @@ def test_too_few_embeddings_or_positions(folders, part):
     write(vocab_size=5)  # it does not say how many positions
     check(folders)
     write(vocab_size=4)
-    said = refused(folders)
+    said = refusal(folders)
     assert said.startswith(f"reward.model_name_or_path is {folders}/reward; vocab_size ")
     assert " is 4, " in said and " 5 " in said and "'<think>'" in said
     write(max_position_embeddings=63)
-    assert refused(folders).startswith("data.max_len is 64; it must be at most 63, ")
+    assert refusal(folders).startswith("data.max_len is 64; it must be at most 63, ")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_too_few_embeddings_or_positions(folders, part):
 )
 def test_other_tokens(folders, tokens, added, says):
     (folders / "reward" / "tokenizer.json").write_text(tokenizer(tokens, added=added))
-    assert says in refused(folders)
+    assert says in refusal(folders)
 
 
 def test_what_is_not_here_is_not_looked_at(folders):

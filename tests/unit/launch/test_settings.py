@@ -26,11 +26,11 @@ WORDS = [
 ]  # fmt: skip
 
 
-def parsed(*words: str) -> SimpleNamespace:
+def parse(*words: str) -> SimpleNamespace:
     return arguments.parse([*WORDS, *words])
 
 
-FLAGS = flags_of(parsed())
+FLAGS = flags_of(parse())
 # By what their values are compared: the content of files, or a product.
 NAMED = {
     "actor.model_name_or_path", "critic.model_name_or_path", "reward.model_name_or_path", "data.prompt_dataset",
@@ -59,7 +59,7 @@ def put(args: SimpleNamespace, flag: str, value) -> None:
 @pytest.mark.parametrize("flag", sorted(FLAGS))
 def test_each_flag_is_compared(flag):
     """Unless it says where files are, or how flags were given."""
-    before, args = settings_of(parsed(), 8), parsed()
+    before, args = settings_of(parse(), 8), parse()
     assert changes(before, json.loads(json.dumps(before))) == {}
     value = another(FLAGS[flag])
     put(args, flag, value)
@@ -78,17 +78,17 @@ def test_each_flag_is_compared(flag):
 
 
 def test_the_same_ranks_on_other_machines():
-    before = settings_of(parsed(), 8)
-    assert changes(before, settings_of(parsed("--actor.num_nodes=2", "--actor.num_gpus_per_node=4"), 8)) == {}
+    before = settings_of(parse(), 8)
+    assert changes(before, settings_of(parse("--actor.num_nodes=2", "--actor.num_gpus_per_node=4"), 8)) == {}
 
 
 def test_secrets_are_not_written():
-    written = json.dumps(settings_of(parsed("--logger.wandb.key=s3cret"), None))
+    written = json.dumps(settings_of(parse("--logger.wandb.key=s3cret"), None))
     assert "s3cret" not in written and '"logger.wandb.key": "***"' in written
 
 
 def test_flags_that_only_one_version_has_say_nothing():
-    before, now = settings_of(parsed(), 8), settings_of(parsed(), 8)
+    before, now = settings_of(parse(), 8), settings_of(parse(), 8)
     old = {name: value for name, value in before["config"].items() if name != "adapt.eps"} | {"adapt.gone": 1}
     assert changes({**before, "config": old}, now) == {}
     assert changes({"config": old}, now) == {}  # a record of before there were inputs
@@ -96,8 +96,8 @@ def test_flags_that_only_one_version_has_say_nothing():
 
 def test_rows_are_compared_if_both_know_their_number():
     words = "--data.prompt_dataset=org/data"
-    known, fewer, unknown = (settings_of(parsed(words), rows) for rows in (7473, 8, None))
-    other = settings_of(parsed("--data.prompt_dataset=org/other"), None)
+    known, fewer, unknown = (settings_of(parse(words), rows) for rows in (7473, 8, None))
+    other = settings_of(parse("--data.prompt_dataset=org/other"), None)
     assert changes(known, unknown) == changes(unknown, known) == {}
     assert changes(known, fewer) == {"data.prompt_dataset": ("7473 rows, org/data", "8 rows, org/data")}
     assert changes(known, other) == {"data.prompt_dataset": ("org/data", "org/other")}
@@ -123,7 +123,7 @@ class Files:
         (self.folder / place).write_bytes(content)
 
     def settings(self, **flags):
-        args = parsed()
+        args = parse()
         data = ",".join(str(self.folder / name) for name in ("rows.jsonl", "rows.csv", "rows@split"))
         paths = {
             "actor.model_name_or_path": self.folder / "actor", "critic.model_name_or_path": self.folder / "critic",

@@ -26,7 +26,7 @@ METHOD = "from bapo_openrlhf.methods import BAPO\n\n\nclass Mine(BAPO):\n    wei
 
 
 @pytest.fixture
-def kept(tmp_path):
+def run_files(tmp_path):
     """The arguments of a run after its start, and the user's folder."""
     mine, folder = tmp_path / "mine", tmp_path / "runs" / "r"
     mine.mkdir()
@@ -44,8 +44,8 @@ def kept(tmp_path):
     return args, mine, folder
 
 
-def test_an_edit_during_the_run_changes_nothing(kept):
-    args, mine, _ = kept
+def test_an_edit_during_the_run_changes_nothing(run_files):
+    args, mine, _ = run_files
     for name in ("reward", "method", "agent"):
         (mine / f"{name}.py").write_text("def broken(:\n")
     pool = RewardPool(args.reward.remote_url[0], processes=1, timeout=60, memory_gib=0.25)
@@ -62,8 +62,8 @@ def test_an_edit_during_the_run_changes_nothing(kept):
     assert user_file.load("train.agent_func_path", args.train.agent_func_path).x == 1
 
 
-def test_an_error_in_a_copy_names_the_original(kept):
-    args, mine, folder = kept
+def test_an_error_in_a_copy_names_the_original(run_files):
+    args, mine, folder = run_files
     (mine / "reward.py").write_text("def broken(:\n")
     args.reward.remote_url = [str(mine / "reward.py")]
     keep_user_files(args, folder)  # as a resume does it
@@ -82,8 +82,8 @@ def test_addresses_and_names_stay(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_they_are_a_part_of_the_record(kept):
-    _, _, folder = kept
+def test_they_are_a_part_of_the_record(run_files):
+    _, _, folder = run_files
     assert (folder / CODE).is_dir()
     remove_run(folder)
     assert not (folder / CODE).exists()

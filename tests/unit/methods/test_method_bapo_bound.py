@@ -27,7 +27,7 @@ def term(group, tv: float) -> float:
     return -2 * tv / sigma
 
 
-def stored(make_group, tv, *, rights=(1, 2, 3, 2, 1, 2), **changes):
+def method_with_groups(make_group, tv, *, rights=(1, 2, 3, 2, 1, 2), **changes):
     """A method that has stored groups of step 0 and has measured these distances in step 1; today is step 1."""
     method = bound_bapo(**changes)
     groups = [make_group(right, size=4, prompt=f"p{n}") for n, right in zip(range(len(tv)), rights, strict=False)]
@@ -43,7 +43,7 @@ class TestReplay:
     def test_no_subset_that_fits_has_larger_terms(self, make_group, seed):
         rng = random.Random(seed)
         tv = [rng.random() / 4 for _ in range(6)]
-        method, groups = stored(make_group, tv)
+        method, groups = method_with_groups(make_group, tv)
         terms = {group.uid: term(group, distance) for group, distance in zip(groups, tv, strict=True)}
         enough = [group for group in groups if terms[group.uid] >= -1]
         for count in range(7):
@@ -68,7 +68,7 @@ class TestReplay:
     @pytest.mark.parametrize(("least", "stays"), [(-1.0, [0, 1]), (-math.inf, [0, 1, 2]), (-0.5, [0]), (0.0, [])])
     def test_the_batch_is_not_filled_with_groups_below_the_least_bound(self, make_group, least, stays):
         """The terms are -0.4, -1 + 4e-7 and -2.4."""
-        method, groups = stored(make_group, [0.1, 0.25, 0.6], rights=(2, 2, 2), least=least)
+        method, groups = method_with_groups(make_group, [0.1, 0.25, 0.6], rights=(2, 2, 2), least=least)
         batch = method.build_batch(1, [], [])
         assert sorted(uids(batch.replayed)) == uids(groups[n] for n in stays)
         assert method.metrics()["bound/below_least"] == 3 - len(stays)
@@ -76,16 +76,16 @@ class TestReplay:
         assert method.metrics().get("bound/tv_predicted") == (pytest.approx(sum(mean) / len(mean)) if mean else None)
 
     def test_a_term_at_the_least_bound_is_enough(self, make_group):
-        method, groups = stored(make_group, [0.1, 0.0], rights=(2, 2), least=0.0)
+        method, groups = method_with_groups(make_group, [0.1, 0.0], rights=(2, 2), least=0.0)
         assert method.draw_replay(2, lambda group: True) == [groups[1]]
 
     def test_the_smoothing_is_that_of_the_run(self, make_group):
         """-2 x 0.1 / sqrt(1/4 + 1/4) is -0.28, and -0.4 without it."""
-        method, groups = stored(make_group, [0.1], rights=(2,), least=-0.3, eps=0.25)
+        method, groups = method_with_groups(make_group, [0.1], rights=(2,), least=-0.3, eps=0.25)
         assert method.draw_replay(1, lambda group: True) == groups
 
     def test_only_what_is_accepted(self, make_group):
-        method, groups = stored(make_group, [0.1, 0.05, 0.0], rights=(2, 2, 2))
+        method, groups = method_with_groups(make_group, [0.1, 0.05, 0.0], rights=(2, 2, 2))
         assert method.draw_replay(2, lambda group: group is not groups[1]) == [groups[2], groups[0]]
         assert method.draw_replay(0, lambda group: True) == []
 
@@ -125,7 +125,7 @@ class TestPrediction:
         assert self.predicted(method, group, 4) == pytest.approx(0.4 + 0.65 * 4 / 3 - 0.65)
 
     def test_only_distances_of_what_is_stored_are_kept(self, make_group):
-        method, groups = stored(make_group, [0.1, 0.2])
+        method, groups = method_with_groups(make_group, [0.1, 0.2])
         method.observe_distances(2, {make_group(2, size=4, step=0): 0.7})
         assert [row[0] for row in method.last] == uids(groups)
         method.replay.expire(99)

@@ -23,7 +23,7 @@ def dots(**changes) -> DOTS:
     return DOTS(**{"capacity": 8, "group_size": 8, **changes})
 
 
-def stored(method: DOTS) -> list[int]:
+def store_uids(method: DOTS) -> list[int]:
     return uids(method.replay)
 
 
@@ -140,4 +140,4 @@ def test_side_by_side_with_the_reference(make_group, data):
         assert set(uids(batch.replayed)) <= set(uids(held))
         assert method.metrics()["prompts/unseen_share"] == pytest.approx(known.count(False) / count)
         reference.past += fresh
-        assert stored(method) == uids(reference.store())
+        assert store_uids(method) == uids(reference.store())

@@ -62,7 +62,7 @@ def started(**options) -> ExGRPO:
     return method
 
 
-def stored(method: ExGRPO) -> dict[str, tuple[int, tuple[int, int]]]:
+def store_of(method: ExGRPO) -> dict[str, tuple[int, tuple[int, int]]]:
     """By text: the bucket, and the stored success."""
     return {item.group.prompt.text: (item.solved, names(item.group)[0]) for item in method.store.values()}
 
@@ -75,7 +75,7 @@ def test_entropy_is_per_token(make, make_group):
     long = replace(long, log_probs=np.full(9, -0.5), extras={"uid": 77})
     group = replace(group, responses=(group.responses[0], long, *group.responses[2:]))
     run(method, 0, [group])
-    assert stored(method)["a"][1][0] == 77
+    assert store_of(method)["a"][1][0] == 77
 
 
 class TestDraw:
@@ -189,7 +189,7 @@ def test_side_by_side_with_a_plain_implementation(make):
             assert metrics["experience/pass_rate"] == pytest.approx(sum(flags) / len(flags))
             assert metrics.get("exchange/age_mean") == (pytest.approx(sum(ages) / len(ages)) if ages else None)
             assert metrics["groups/reevaluation_attempts"] == len(hard)
-            assert {t: k for t, (k, _) in stored(method).items()} == {
+            assert {t: k for t, (k, _) in store_of(method).items()} == {
                 t: k for t, k in solved.items() if t not in retired
             }
             assert len(method.retired) == metrics["experience/retired"] == len(retired)

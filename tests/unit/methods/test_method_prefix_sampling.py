@@ -26,7 +26,7 @@ def informative(group) -> bool:
     return 0 < group.mean < 1
 
 
-def answered(method, step, make_group, right):
+def groups_for(method, step, make_group, right):
     """The groups of the prompts that the method names. The prefix of each is a part of its own response."""
     again = [
         make_group(right(n), prompt=prompt, step=step, prompt_tokens=3 + len(prompt.prefix), response_tokens=4)
@@ -41,7 +41,7 @@ def test_prefix_sampling_generates_once_for_each_unbalanced_group(make_group, st
     method, ledger, waiting = PrefixSampling(capacity=4, group_size=G, filter="none"), Ledger(), {}
     draw = np.random.default_rng(seed)
     for step, rows in enumerate(stream):
-        again = answered(method, step, make_group, lambda n: int(draw.integers(0, G + 1)))
+        again = groups_for(method, step, make_group, lambda n: int(draw.integers(0, G + 1)))
         assert {group.prompt.text: len(group.prompt.prefix) for group in again} == {name: 3 for name in waiting}
         assert all(group.prompt.prefix in waiting[group.prompt.text] for group in again)
         fresh = [make_group(right, prompt=name, step=step, response_tokens=6) for name, right in rows]
@@ -69,7 +69,7 @@ def bapo(**options):
     return BAPO(**values | options)
 
 
-def stored(method):
+def state_parts(method):
     """The parts of a state that a group with a prefix must not move."""
     state = method.state_dict()
     groups = [(row["uid"], row["prompt"]["text"]) for row in state["replay"]["groups"]]
@@ -86,7 +86,7 @@ def test_bapo_stores_what_it_would_without_groups_with_a_prefix(make_group, tmp_
         method.solutions = solutions
         before = {start.prompt.text for start in method.prefixes._starts.values()}
         unsolved = {entry.prompt.text for entry in method.hard.oldest(9) if entry.mean == 0}
-        again = answered(method, step, make_group, lambda n: int(draw.integers(0, G + 1)))
+        again = groups_for(method, step, make_group, lambda n: int(draw.integers(0, G + 1)))
         plain = [group for group in again if not group.prompt.prefix]
         begun = [group for group in again if group.prompt.prefix]
         assert len(begun) <= 3 and len(again) <= 6
@@ -100,7 +100,7 @@ def test_bapo_stores_what_it_would_without_groups_with_a_prefix(make_group, tmp_
         batch = method.build_batch(step, fresh, again)
         without.build_batch(step, fresh, plain)
         ledger.settle([*fresh, *again], batch)
-        assert stored(method) == stored(without)
+        assert state_parts(method) == state_parts(without)
         assert not {group.uid for group in method.replay} & set(uids(begun))
         assert all(group.prompt.prefix for group in (*batch.prefixed, *batch.unsteered))
         assert not any(group.prompt.prefix for group in (*batch.fresh, *batch.reevaluated, *batch.replayed))

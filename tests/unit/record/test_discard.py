@@ -14,7 +14,7 @@ def tree(folder):
     return folder
 
 
-def failing(monkeypatch, function, number, part):
+def let_fail(monkeypatch, function, number, part):
     original = getattr(os, function)
 
     def fail(path, *args, **kwargs):
@@ -37,7 +37,7 @@ def test_it_is_deleted_and_a_link_in_it_is_not_followed(tmp_path):
 def test_what_resists_is_moved_and_deleted_with_a_later_one(tmp_path, monkeypatch, function, part, number):
     first, second = (tree(tmp_path / "_actor" / f"global_step{n}") for n in (1, 2))
     with monkeypatch.context() as patch:
-        failing(patch, function, number, part)
+        let_fail(patch, function, number, part)
         discard(first, tmp_path)
         assert os.listdir(tmp_path / "_actor") == ["global_step2"]
         assert str(tmp_path) in undeleted(tmp_path)
@@ -49,8 +49,8 @@ def test_what_resists_is_moved_and_deleted_with_a_later_one(tmp_path, monkeypatc
 
 def test_what_cannot_even_be_moved_is_an_error_that_names_it(tmp_path, monkeypatch):
     folder = tree(tmp_path / "_actor" / "global_step1")
-    failing(monkeypatch, "unlink", errno.EACCES, "file")
-    failing(monkeypatch, "rename", errno.EACCES, "global_step1")
+    let_fail(monkeypatch, "unlink", errno.EACCES, "file")
+    let_fail(monkeypatch, "rename", errno.EACCES, "global_step1")
     with pytest.raises(PermissionError) as error:
         discard(folder, tmp_path)
     assert error.value.filename == str(folder / "inner" / "file")

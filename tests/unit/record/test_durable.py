@@ -9,7 +9,7 @@ import pytest
 from bapo_openrlhf.record.durable import write_atomically
 
 
-def failing(monkeypatch, number, *, of_folders):
+def let_fail(monkeypatch, number, *, of_folders):
     def fail(descriptor):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode) == of_folders:
             raise OSError(number, os.strerror(number))
@@ -19,14 +19,14 @@ def failing(monkeypatch, number, *, of_folders):
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_the_fsync_of_a_folder(tmp_path, monkeypatch, number):
-    failing(monkeypatch, number, of_folders=True)
+    let_fail(monkeypatch, number, of_folders=True)
     write_atomically(tmp_path / "file", b"whole")
     assert (tmp_path / "file").read_bytes() == b"whole"
 
 
 @pytest.mark.parametrize(("number", "of_folders"), [(errno.EINVAL, False), (errno.EIO, False), (errno.EIO, True)])
 def test_any_other_failure_is_an_error(tmp_path, monkeypatch, number, of_folders):
-    failing(monkeypatch, number, of_folders=of_folders)
+    let_fail(monkeypatch, number, of_folders=of_folders)
     with pytest.raises(OSError) as error:
         write_atomically(tmp_path / "file", b"whole")
     assert error.value.errno == number

@@ -217,7 +217,7 @@ def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):
 # ── which answers are kept ──
 
 
-def told(means, rebuilt_at=None):
+def news_of(means, rebuilt_at=None):
     """(position, prompt, kind) of all news in groups (prompt, mean). The states are rebuilt before one group."""
     states, rows = PromptStates(), []
     for position, (prompt, mean) in enumerate(means):
@@ -245,8 +245,8 @@ def test_each_prompt_fails_once_and_is_solved_once_after_that(means, rebuilt_at)
         solved = [position for position, mean in of_prompt if mean is not None and mean > 0 and failed < [position]]
         wanted += [(position, prompt, "failed") for position in failed]
         wanted += [(position, prompt, "solved") for position in solved[:1] if failed]
-    assert told(means) == sorted(wanted)
-    assert told(means, rebuilt_at) == sorted(wanted)  # a resumed run goes on from what it kept
+    assert news_of(means) == sorted(wanted)
+    assert news_of(means, rebuilt_at) == sorted(wanted)  # a resumed run goes on from what it kept
 
 
 @given(st.text(max_size=40), st.integers(0, 40))

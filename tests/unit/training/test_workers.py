@@ -27,7 +27,7 @@ FLAGS = {
 }  # fmt: skip
 
 
-def parsed(*words):
+def parse(*words):
     """The arguments of a run, with flags as words, NAME or NAME=VALUE."""
     given = {name: f"--{name}={value}" for name, value in FLAGS.items()}
     return arguments.parse([*(given | {word.partition("=")[0]: f"--{word}" for word in words}).values()])
@@ -75,7 +75,7 @@ def test_fine_tuning_has_its_loss_and_leaves_the_schedule(sleeps):
 def test_what_deepspeed_shares_under_stage_3_is_undone(tmp_path, stage, universal):
     """Two groups, as OpenRLHF makes them; the steps after it are those of an optimizer that was never saved."""
     words = [f"ckpt.path={tmp_path}", "ckpt.load_enable", f"ds.zero_stage={stage}"]
-    args = parsed(*words, *["ds.use_universal_ckpt"] * universal)
+    args = parse(*words, *["ds.use_universal_ckpt"] * universal)
     (tmp_path / "_actor").mkdir()
 
     def optimizer():
@@ -113,7 +113,7 @@ def test_what_deepspeed_shares_under_stage_3_is_undone(tmp_path, stage, universa
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_checkpoint_has_the_averaged_weights(monkeypatch, tmp_path, saves):
     """Also parts of them (ZeRO-3), from the file that DeepSpeed writes, into a worker that has loaded its model."""
-    args = parsed("train.enable_ema", "ckpt.load_enable", f"ckpt.path={tmp_path}")
+    args = parse("train.enable_ema", "ckpt.load_enable", f"ckpt.path={tmp_path}")
     monkeypatch.setattr(ppo_actor, "torch_dist_barrier_and_cuda_sync", lambda: None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 1)
     monkeypatch.setattr(workers, "restore_frequencies", lambda model: None)
@@ -229,7 +229,7 @@ VARIANTS = (
 @pytest.mark.parametrize("kind", ["PlainPolicyWorker", "PlainCriticWorker", "ReferenceWorker"])
 def test_models_and_trainers_are_built_as_openrlhf_builds_them(monkeypatch, tmp_path, kind, variant):
     """The calls of OpenRLHF's `init_model_from_pretrained` and of ours, with other objects in the place of models."""
-    args = parsed(*variant.split(), f"ckpt.path={tmp_path}")
+    args = parse(*variant.split(), f"ckpt.path={tmp_path}")
     for name in ("_actor", "_critic"):
         (tmp_path / name).mkdir()
     ours = getattr(workers, kind)
@@ -283,7 +283,7 @@ def calls_of(kind, args, more, monkeypatch):
     [("algorithm=ba_ppo", True), ("algorithm=ba_ppo adapt.keep_dropout", False), ("algorithm=ppo", False)],
 )
 def test_only_an_adapted_run_sets_the_noise_of_its_models_to_0(monkeypatch, kind, words, noiseless):
-    args = parsed("rollout.n_samples_per_prompt=4", *words.split())
+    args = parse("rollout.n_samples_per_prompt=4", *words.split())
     more = (100, None) if kind == "PlainPolicyWorker" else (100,)
     names = [call[0] for call in calls_of(getattr(workers, kind), args, more, monkeypatch)[0]]
     assert names.count("without_noise") == noiseless
@@ -292,7 +292,7 @@ def test_only_an_adapted_run_sets_the_noise_of_its_models_to_0(monkeypatch, kind
 
 @pytest.mark.parametrize("kind", ["PolicyWorker", "CriticWorker", "ReferenceWorker", "RewardWorker"])
 def test_buffers_are_restored_when_all_is_loaded(monkeypatch, kind):
-    args = parsed("train.enable_ema")
+    args = parse("train.enable_ema")
     restored, normalised, savable, strategy = [], [], [], Strategy(args, [])
     with monkeypatch.context() as patched:
         patched.setattr(workers.REWARD, "init_model_from_pretrained", lambda self, *_: setattr(self, "model", "reward"))
@@ -319,7 +319,7 @@ def test_the_critics_schedule_spans_its_pretraining(monkeypatch, passes, frozen,
     """Each pass over 5 x 4 responses in optimizer steps of 8 has 3 of them, and there are 2 epochs."""
     words = f"algorithm=ba_ppo adapt.value_pretraining={passes} critic.freezing_steps={frozen} rollout.batch_size=5 "
     words += "rollout.n_samples_per_prompt=4 train.batch_size=8 train.max_epochs=2"
-    args = parsed(*words.split())
+    args = parse(*words.split())
     calls, _ = calls_of(workers.PlainCriticWorker, args, (100,), monkeypatch)
     ((_, optimizer),) = [call[-1] for call in calls if call[0] == "prepare"]
     assert optimizer["scheduler_steps"] == wanted
@@ -335,4 +335,4 @@ def test_the_critics_schedule_spans_its_pretraining(monkeypatch, passes, frozen,
     ],
 )
 def test_the_class_of_the_actor_follows_the_flag(words, kind):
-    assert workers.actor_class_of(parsed("rollout.n_samples_per_prompt=4", *words.split())) is kind
+    assert workers.actor_class_of(parse("rollout.n_samples_per_prompt=4", *words.split())) is kind

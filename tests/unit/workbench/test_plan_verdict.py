@@ -29,7 +29,7 @@ from test_planning import (
 )
 
 
-def said(size, gpus, flags=(), workload=WORKLOAD):
+def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
     return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS, "H100")
 
 
@@ -38,7 +38,7 @@ def test_what_fits_by_hand():
     used = 48 + 3 * 2 * 7_615_616_512 / 8 / GIB
     states, logits = (16 + 2 * 2) * 7_615_616_512 / 8, 2 * 2**27 + 8 * 2**26
     kept = (states + 6144 * 28 * LAYER["7B"] + logits) / GIB  # training, with the activations of all layers
-    text = said("7B", [8, 16, 1024])
+    text = verdict_of("7B", [8, 16, 1024])
     for part in (
         "Qwen2.5-7B with BA-PPO fits on 8 H100 GPUs. The tightest phase is generation: ",
         f"{used:.1f} GiB, and 6 ",
@@ -60,7 +60,7 @@ def test_what_fits_by_hand():
     ],
 )
 def test_what_is_faster(flags, says):
-    match = re.search(r"It also fits (.*), which is faster", said("1.7B", [8], flags))
+    match = re.search(r"It also fits (.*), which is faster", verdict_of("1.7B", [8], flags))
     assert (match and match[1]) == says
 
 
@@ -69,7 +69,7 @@ def test_what_does_not_fit_by_hand():
     parameters, tokens = SHAPES["32B"].parameters, 6144
     kept = tokens * (2 * 5120 * 64 + LAYER["32B"]) + 2 * 2**27 + 8 * 2**26
     used = ((16 + 2 * 2) * parameters / 8 + kept) / GIB
-    text = said("32B", [8, 16])
+    text = verdict_of("32B", [8, 16])
     assert "Qwen2.5-32B with BA-PPO does not fit on 8 H100 GPUs. The tightest phase is training: " in text
     assert f"{used:.1f} GiB, and 6 " in text and f"{used - 74:.1f} GiB too much" in text
     assert text.endswith("with --ds.adam_offload or on 16 H100 GPUs.")
@@ -79,7 +79,7 @@ def test_what_does_not_fit_by_hand():
 def test_an_engine_by_hand():
     """Weights and one sequence of 70B in 8 engine GPUs: what 0.2 of 80 GiB less 3 leaves is too little."""
     needed = (2 * 70_553_706_496 + 6144 * 320 * 1024) / 8 / GIB
-    text = said("70B", [32], {"vllm.gpu_memory_utilization": 0.2})
+    text = verdict_of("70B", [32], {"vllm.gpu_memory_utilization": 0.2})
     assert f"The tightest phase is generation: {needed - 13:.1f} GiB a GPU are missing." in text
     assert text.endswith("It would fit with --vllm.gpu_memory_utilization 0.5.")
 
@@ -96,7 +96,7 @@ def test_an_engine_by_hand():
     ],
 )
 def test_advice(size, gpus, flags, end):
-    assert said(size, [gpus], flags).endswith(end)
+    assert verdict_of(size, [gpus], flags).endswith(end)
 
 
 @given(
@@ -109,7 +109,7 @@ def test_advice(size, gpus, flags, end):
     }),
 )  # fmt: skip
 def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
-    text = said(size, [gpus], flags)
+    text = verdict_of(size, [gpus], flags)
     match = re.search(r"It would fit with (.*)\.$", text)
     if not match:
         return
@@ -133,5 +133,5 @@ def test_the_configuration_s_own_algorithm_and_number_of_gpus():
     assert with_flags(result, {"algo.dynamic_filtering_enable": True}).algorithm == BAPO_GRPO
     grpo = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", "grpo", "--algo.dynamic_filtering_enable")
     assert grpo.algorithm == DAPO
-    assert "fits on 8 H100 GPUs" in said("7B", [4, 8, 16])  # its own number, not the lowest
-    assert "fits on 16 H100 GPUs" in said("7B", [16, 32])
+    assert "fits on 8 H100 GPUs" in verdict_of("7B", [4, 8, 16])  # its own number, not the lowest
+    assert "fits on 16 H100 GPUs" in verdict_of("7B", [16, 32])

@@ -29,7 +29,7 @@ CPU = {
 }  # fmt: skip
 
 
-def parsed(*words):
+def parse(*words):
     return arguments.parse([str(word) for word in words])
 
 
@@ -43,7 +43,7 @@ def defaults():
 
 @pytest.fixture
 def critic():
-    return parsed("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
+    return parse("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
 
 
 def test_a_critic_preset(critic):
@@ -55,12 +55,12 @@ def test_a_critic_preset(critic):
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     """The file that `train` gets says what was asked for, but for the changes, and the checks of a start pass."""
-    given = parsed("--config", preset)
+    given = parse("--config", preset)
     changes = used(given, cpu=cpu)
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(reduce.settings(given, defaults(), changes)))
-    args = parsed("--config", file)
-    before, after = (json.loads(json.dumps(flags_of(parsed))) for parsed in (given, args))
+    args = parse("--config", file)
+    before, after = (json.loads(json.dumps(flags_of(parse))) for parse in (given, args))
     different = {name for name in before if before[name] != after[name]}
     assert different == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes

@@ -48,7 +48,7 @@ def verdict(claim, runs, **others):
     return result
 
 
-def named(table):
+def rows_by_name(table):
     """The rows of a table by their first cell, each as a dictionary by the head."""
     return {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
 
@@ -294,7 +294,7 @@ def test_the_tests_against_the_baseline():
     runs += [run_of(others[0], seed, [0.2 + seed / 100]) for seed in (1, 2, 3)]
     runs += [run_of(others[1], seed, [0.2 + (-1) ** seed / 100]) for seed in (1, 2, 3)]
     (table,) = tables.tests(Results(study_of(arms=(PLAIN, *others)), runs))
-    rows = named(table)
+    rows = rows_by_name(table)
     assert rows["x"]["difference, points"] == "+2.0 [-0.5, +4.5]" and rows["x"]["better / equal / worse"] == "3 / 0 / 0"
     assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
     assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
@@ -307,13 +307,13 @@ def test_one_pair_has_no_p_and_rounding_is_no_difference():
     for final, better in ((0.3, "1 / 0 / 0"), (0.1 + 0.1 + 0.1 - 0.1, "0 / 1 / 0")):
         runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [final])]
         (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
-        (row,) = named(table).values()
+        (row,) = rows_by_name(table).values()
         assert (row["pairs"], row["better / equal / worse"], row["p"], row["p, Holm"]) == (1, better, "–", "–")
         assert "no p is below" not in table.title
     # Beside it, three pairs are one test and not two.
     runs += [run_of(arm, seed, [0.2 + rise * seed]) for seed in (1, 2, 3) for arm, rise in ((PLAIN, 0), (third, 0.01))]
     (table,) = tables.tests(Results(study_of(arms=(PLAIN, other, third)), runs[1:]))
-    rows = named(table)
+    rows = rows_by_name(table)
     assert [(rows[name]["p"], rows[name]["p, Holm"]) for name in "xy"] == [("–", "–"), ("0.250", "0.250")]
     assert "with 1 arm, none is below 0.25" in table.title
 
@@ -345,7 +345,7 @@ def test_no_minus_before_a_zero():
 def test_what_was_spent_until_the_target():
     runs = [run_of(PLAIN, 1, [0.1, 0.3]), run_of(PLAIN, 2, [0.3]), run_of(PLAIN, 3, [0.1])]
     runs += [run_of(BAPO, 1, [0.3], config={"train.max_epochs": 2}), run_of(BAPO, 2, [0.1, 0.3])]
-    rows = named(tables.target_costs(Results(study_of(targets=(0.3,)), runs), 0.3))
+    rows = rows_by_name(tables.target_costs(Results(study_of(targets=(0.3,)), runs), 0.3))
     assert rows["GRPO"]["seeds that got there"] == "2 of 3"
     assert rows["GRPO"]["responses generated, median"] == 150 and rows["GRPO"]["update tokens, median"] == 15
     assert rows["BAPO-GRPO"]["update tokens, median"] == 20
@@ -358,7 +358,7 @@ def test_the_overview_leaves_out_what_is_not_finished():
     for seconds, run in zip((2, 4, 99), runs, strict=True):
         run.run.rows[0]["timing/generation"] = seconds
     results = Results(study_of(), runs)
-    row = named(tables.overview(results))["GRPO"] | named(tables.costs(results))["GRPO"]
+    row = rows_by_name(tables.overview(results))["GRPO"] | rows_by_name(tables.costs(results))["GRPO"]
     assert row["seeds"] == "2 of 5" and row["b, %"] == "30.0" and row["responses generated"] == 400
     assert row["final accuracy, mean of the benchmarks, %"].startswith("30.0 [")
     assert results.seconds.loc["plain-group", "generation"] == pytest.approx(3)

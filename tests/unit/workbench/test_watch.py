@@ -54,7 +54,7 @@ def make_rows(count, **extra):
 RUN = {"name": "night", "algorithm": "ba_ppo", "seed": 7, "total_steps": 60}
 
 
-def shown(seen, width=80, height=None):
+def lines_of(seen, width=80, height=None):
     console = Console(file=io.StringIO(), width=width, height=height or 100, legacy_windows=False, _environ={})
     console.print(picture(seen, width, height))
     return console.file.getvalue().rstrip("\n").split("\n")
@@ -72,7 +72,7 @@ def section(lines, label):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_everything_is_said_at_every_width(width):
-    lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0), width)
+    lines = lines_of(Seen("folder", make_rows(24), RUN, {}, 1.0), width)
     assert max(map(len, lines)) <= width
     assert re.fullmatch(r"night · ba_ppo · seed 7 +running", lines[0])
     assert lines[1].endswith("  24/60 steps · 1 min 12 s left")  # 36 steps of 2 s
@@ -101,7 +101,7 @@ def test_everything_is_said_at_every_width(width):
 @pytest.mark.parametrize("height", range(20, 60))
 def test_the_picture_fits_the_terminal(height):
     for width in WIDTHS:
-        lines = shown(Seen("folder", make_rows(24), RUN, {}, 1.0, "cannot be reached " * 5), width, height)
+        lines = lines_of(Seen("folder", make_rows(24), RUN, {}, 1.0, "cannot be reached " * 5), width, height)
         text = "\n".join(lines)
         assert len(lines) <= height and lines[0].startswith("night") and "cannot be reached" in text
         assert "\nreward " in text and "\nbatches " in text
@@ -111,7 +111,7 @@ def test_bars_show_where_the_batch_came_from():
     rows = make_rows(3)
     rows[1] |= {"groups/fresh": 0, "groups/reevaluated": 0, "groups/replayed": 0}
     rows[2] |= {"groups/fresh": 32, "groups/reevaluated": 0, "groups/replayed": 0}
-    lines = shown(Seen("folder", rows, RUN), 80)
+    lines = lines_of(Seen("folder", rows, RUN), 80)
     bars = [line.split() for line in lines if re.match(r" +\d+  [█▓▒░]", line)]
     assert [(bar[0], bar[2]) for bar in bars] == [("1", "8+4+12"), ("2", "0+0+0"), ("3", "32+0+0")]
     for sign, share in (("█", 8 / 32), ("▓", 4 / 32), ("▒", 12 / 32), ("░", 8 / 32)):
@@ -121,11 +121,11 @@ def test_bars_show_where_the_batch_came_from():
 
 def test_a_run_without_batch_adaptation_has_less_to_say():
     rows = [{"step": 1, "reward/fresh_mean": 0.5, "groups/fresh": 4, "groups/generated": 4, "groups/capacity": 4}]
-    text = "\n".join(shown(Seen("plain", rows)))
+    text = "\n".join(lines_of(Seen("plain", rows)))
     assert text.startswith("plain") and "1 steps" in text and "4+0+0" in text and "now 0.500" in text
     assert not re.search(r"^(buffers|thresholds|step|policy|source|rates) ", text, re.M)
-    assert "\n".join(shown(Seen("plain", [{"step": 1}]))).startswith("plain")
-    assert "\n".join(shown(Seen("plain", [{"step": 1, "reward/fresh_mean": None, "tv/fresh": None}])))
+    assert "\n".join(lines_of(Seen("plain", [{"step": 1}]))).startswith("plain")
+    assert "\n".join(lines_of(Seen("plain", [{"step": 1, "reward/fresh_mean": None, "tv/fresh": None}])))
 
 
 SAID = "stopped by SIGTERM after step 5. It goes on with step 6: bapo-openrlhf train"
@@ -136,7 +136,7 @@ def test_how_a_run_ended_is_said_first():
     assert warnings(Seen("x", make_rows(5), ENDED, {}, 9999.0)) == [SAID]
     killed = Seen("x", make_rows(5), RUN, {}, 9999.0, killed=True)
     assert warnings(killed) == ["the run was killed: its process is gone without a word"]
-    assert "left" not in shown(killed)[1]
+    assert "left" not in lines_of(killed)[1]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_how_a_run_ended_is_said_first():
     ],
 )
 def test_state(seen, state):
-    assert shown(seen)[0].endswith(f" {state}")
+    assert lines_of(seen)[0].endswith(f" {state}")
     assert seen.ended == (state in ("finished", "untrained"))
     silent = [text for text in warnings(seen) if "may have stopped" in text]
     assert bool(silent) == (state == "silent")
@@ -169,7 +169,7 @@ def test_state(seen, state):
 
 def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
     seen = Seen("x", make_rows(30, **{"shift/replayed": 0.25}), RUN, {}, 1.0)
-    lines = shown(seen, 200)
+    lines = lines_of(seen, 200)
     assert warnings(seen) == [] and not [line for line in lines if line.startswith("!")]
     [said] = staleness_findings(seen.recent, "the last 20 steps")
     assert section(lines, "distance") == f"distance {said}"
@@ -177,7 +177,7 @@ def test_what_the_study_found_is_said_below_the_distances_and_is_no_warning():
 
 def test_a_finished_run_of_before_run_json():
     seen = Seen("old", make_rows(4), {}, {"steps": 4, "algorithm": "grpo", "seed": 0, "seconds": {"whole_run": 185.6}})
-    lines = shown(seen)
+    lines = lines_of(seen)
     assert lines[0].startswith("old · grpo · seed 0") and lines[1].endswith("  4/4 steps, which took 8 s")  # 2 s each
 
 
@@ -195,7 +195,7 @@ def test_warnings_that_matter():
     for part, said in zip(parts, warnings(seen), strict=True):
         assert re.match(part, said)
     for width in WIDTHS:
-        lines = shown(seen, width)
+        lines = lines_of(seen, width)
         text = " ".join(" ".join(line.split()) for line in lines)
         assert all(warning in text for warning in warnings(seen))
         assert lines[2].startswith("! connection lost")
@@ -203,7 +203,7 @@ def test_warnings_that_matter():
 
 def test_what_others_wrote_cannot_steer_the_terminal():
     metadata = {"name": "\x1b]0;title\x07[bold red]n[/]", "algorithm": "a\nb"}
-    text = "".join(shown(Seen("x\x1b[2J", make_rows(1), metadata, {}, 1, "\x1b[H")))
+    text = "".join(lines_of(Seen("x\x1b[2J", make_rows(1), metadata, {}, 1, "\x1b[H")))
     assert "\x1b[2J" not in text and "\x1b]" not in text and "\x07" not in text and "\x1b[H" not in text
     assert "[bold red]n[/]" in text and "a b" in text
 
@@ -212,7 +212,7 @@ def test_what_others_wrote_cannot_steer_the_terminal():
 
 
 def test_axes_of_the_curve():
-    lines = shown(Seen("x", make_rows(48), RUN), 80)
+    lines = lines_of(Seen("x", make_rows(48), RUN), 80)
     labelled = [line for line in lines if "┤" in line]
     values = [float(line.split("┤")[0]) for line in labelled]
     smoothed = [s / 48 for s in range(2, 48)]
@@ -224,9 +224,9 @@ def test_axes_of_the_curve():
 
 
 def test_a_flat_curve_and_a_long_one():
-    flat = shown(Seen("x", make_rows(5, **{"reward/fresh_mean": 0.25}), RUN))
+    flat = lines_of(Seen("x", make_rows(5, **{"reward/fresh_mean": 0.25}), RUN))
     assert any("0.25" in line for line in flat) and len([line for line in flat if "┤" in line]) >= 3
-    labelled = [line for line in shown(Seen("x", make_rows(10_000), RUN)) if "┤" in line]
+    labelled = [line for line in lines_of(Seen("x", make_rows(10_000), RUN)) if "┤" in line]
     assert 0 <= float(labelled[-1].split("┤")[0]) < 0.2 and 0.8 < float(labelled[0].split("┤")[0]) <= 1
 
 
@@ -276,7 +276,7 @@ def test_watch_and_report_say_the_same_duration(folder, how):
         (folder / "run.json").write_text(json.dumps(ENDED))
     follower = Follower(folder)
     follower.poll()
-    assert shown(follower)[0].endswith(how) and " steps, which took 10 s" in shown(follower)[1]
+    assert lines_of(follower)[0].endswith(how) and " steps, which took 10 s" in lines_of(follower)[1]
     assert " 5 steps, which took 10 s, and " in opening([read_run(folder)])
 
 
@@ -386,9 +386,9 @@ def test_live_before_the_run_has_a_folder(terminal, tmp_path):
 def test_evaluations_are_told_from_the_first_to_the_last():
     rows = [{"step": step, "eval_sums_pass1": step / 10, "eval_sums_pass4": 0.9} for step in (2, 4, 6)]
     rows.append({"step": 8, "eval_failed": 3})
-    lines = shown(Seen("x", make_rows(8), RUN, evaluations=rows))
+    lines = lines_of(Seen("x", make_rows(8), RUN, evaluations=rows))
     assert section(lines, "held-out") == "held-out sums 0.200 to 0.600 (steps 2 to 6)"
-    assert not [line for line in shown(Seen("x", make_rows(8), RUN)) if line.startswith("held-out")]
+    assert not [line for line in lines_of(Seen("x", make_rows(8), RUN)) if line.startswith("held-out")]
 
 
 def test_rewards_of_0_everywhere_name_the_file_with_answers():
