@@ -177,7 +177,7 @@ KILLS_WITH_A_CRITIC = (
 )
 
 
-def named(prefix, fault):
+def run_name_of(prefix, fault):
     return prefix + "".join(letter if letter.isalnum() else "_" for letter in fault.what)
 
 
@@ -188,12 +188,12 @@ def test_processes_killed_in_turn(train, grpo):
 
 @pytest.mark.parametrize("fault", KILLS, ids=lambda fault: fault.what)
 def test_killed_process(train, grpo, fault):
-    stops_and_resumes(train, named("kill_", fault), [fault], GRPO, grpo)
+    stops_and_resumes(train, run_name_of("kill_", fault), [fault], GRPO, grpo)
 
 
 @pytest.mark.parametrize("fault", KILLS_WITH_A_CRITIC, ids=lambda fault: fault.what)
 def test_killed_process_with_a_critic(train, ppo, fault):
-    stops_and_resumes(train, named("ppo_kill_", fault), [fault], PPO, ppo)
+    stops_and_resumes(train, run_name_of("ppo_kill_", fault), [fault], PPO, ppo)
 
 
 # ── Rewards ──

@@ -126,7 +126,7 @@ def test_the_server_scores_what_the_run_stores(train, workspace, judge, server):
 # ── In the run ──
 
 
-def killed(train, name, victim, judge, **flags):
+def kill_and_resume(train, name, victim, judge, **flags):
     """A run with the reward model that is killed and resumed. Its numbers are those of a run that is never stopped."""
     values = RUN | {"reward__remote_url": None, "reward__num_gpus_per_node": 1} | flags
     run = killed_and_resumed(train, name, victim, values | {"reward__model_name_or_path": judge})
@@ -154,7 +154,7 @@ def assert_stored(workspace, run, judge):
 def test_bapo_grpo_with_two_ranks_and_an_evaluation(train, workspace, judge):
     evaluation = {"eval__dataset": workspace / "data.jsonl", "eval__steps": SAVED, "eval__n_samples_per_prompt": 1}
     flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "reward__num_gpus_per_node": 2} | evaluation
-    run = killed(train, "judged_grpo", "actor", judge, **flags)
+    run = kill_and_resume(train, "judged_grpo", "actor", judge, **flags)
     assert_stored(workspace, run, judge)
     rows = read_evaluations(run.folder)
     assert [row["step"] for row in rows] == [SAVED, 2 * SAVED]
@@ -166,7 +166,7 @@ def test_ba_ppo_whose_critic_begins_as_the_reward_model_beside_it(train, workspa
     """With ZeRO-3. Rewards are clipped for the advantages, and neither in the record nor for the thresholds."""
     flags = {"algorithm": "ba_ppo", "critic__model_name_or_path": None, "train__colocate_critic_reward": "true"}
     flags |= {"ds__zero_stage": 3, "reward__clip_range": [-0.5, 0.5], "algo__kl__init_coef": 0.0}
-    run = killed(train, "judged_ppo", "critic", judge, **flags)
+    run = kill_and_resume(train, "judged_ppo", "critic", judge, **flags)
     assert_stored(workspace, run, judge)
     assert max(abs(row["return"]) for row in run.rows) <= 0.5 < max(abs(row["reward/range_high"]) for row in run.rows)
 
@@ -175,6 +175,6 @@ def test_generation_ahead_of_training(train, workspace, judge):
     """Scores are made when a rollout is taken, so those of the rollouts that are ahead are made after the resume."""
     flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "adapt__rollout_delay": 1}
     flags |= {"train__async_enable": "true", "vllm__enable_sleep": "false"}
-    run = killed(train, "judged_ahead", "engine", judge, **flags)
+    run = kill_and_resume(train, "judged_ahead", "engine", judge, **flags)
     assert_stored(workspace, run, judge)
     assert {row["staleness/rollout_policy"] for row in run.rows[1:]} == {1}

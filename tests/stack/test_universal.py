@@ -95,7 +95,7 @@ class Resumed(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} on {case[1]} and {case[2]}")
-def resumed(request, killed, train, workspace):
+def resumed_run(request, killed, train, workspace):
     name, actors, critics = request.param
     before, again = killed(name), f"{name}_{actors}"
     folder = workspace / again / "checkpoints"
@@ -141,33 +141,33 @@ def assert_same(actual, wanted, path=""):
         assert np.array_equal(actual, wanted), path
 
 
-def test_buffers_ledger_and_data_position_are_equal(resumed):
-    actual, wanted = (load_state(path / "_adapt" / AGAIN) for path in (resumed.folder, resumed.before.folder))
+def test_buffers_ledger_and_data_position_are_equal(resumed_run):
+    actual, wanted = (load_state(path / "_adapt" / AGAIN) for path in (resumed_run.folder, resumed_run.before.folder))
     for name in ("method", "ledger", "step", "weights_version", "generated", "rollouts", "torch_rng", "epoch_done"):
         assert_same(actual[name], wanted[name], name)
     assert wanted["method"] and wanted["weights_version"] == 3
-    assert_same(position(resumed.folder), position(resumed.before.folder), "data")
-    assert {name: value for name, value in resumed.again.items() if name.startswith("groups/")} == {
-        name: value for name, value in resumed.wanted.items() if name.startswith("groups/")
+    assert_same(position(resumed_run.folder), position(resumed_run.before.folder), "data")
+    assert {name: value for name, value in resumed_run.again.items() if name.startswith("groups/")} == {
+        name: value for name, value in resumed_run.wanted.items() if name.startswith("groups/")
     }
-    assert resumed.wanted["groups/reevaluation_attempts"] and resumed.wanted["groups/fresh"]
+    assert resumed_run.wanted["groups/reevaluation_attempts"] and resumed_run.wanted["groups/fresh"]
 
 
-def test_the_first_losses_are_equal_up_to_rounding(resumed):
+def test_the_first_losses_are_equal_up_to_rounding(resumed_run):
     names = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm", "kl", "values")
     for name in names:
-        assert resumed.again[name] == pytest.approx(resumed.wanted[name], rel=LOSS_ERROR, abs=1e-4), name
+        assert resumed_run.again[name] == pytest.approx(resumed_run.wanted[name], rel=LOSS_ERROR, abs=1e-4), name
 
 
 def parameters(folder, model, tag):
     return get_fp32_state_dict_from_zero_checkpoint(str(folder / model), tag)
 
 
-def test_the_optimizers_go_on(resumed):
+def test_the_optimizers_go_on(resumed_run):
     """The next optimizer steps change the parameters alike: moments, step count, rate and decay are the old ones."""
     for model in ("_actor", "_critic"):
-        start = parameters(resumed.before.folder, model, SAVED)
-        wanted, actual = (parameters(path, model, AGAIN) for path in (resumed.before.folder, resumed.folder))
+        start = parameters(resumed_run.before.folder, model, SAVED)
+        wanted, actual = (parameters(path, model, AGAIN) for path in (resumed_run.before.folder, resumed_run.folder))
         assert actual.keys() == wanted.keys() == start.keys()
         changed = [name for name in start if not torch.equal(start[name], wanted[name])]
         assert changed

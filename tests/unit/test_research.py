@@ -42,7 +42,7 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def started():
+def errors_by_script():
     """What went wrong with each script, by its path: "" if nothing did."""
     wanted = json.dumps([(str(path), path.name not in NO_PARSER) for path in SCRIPTS])
     folders = ":".join(str(ROOT / folder) for folder in ("", "research", "research/benchmarks"))
@@ -55,7 +55,7 @@ def started():
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_starts(started, path):
+def test_starts(errors_by_script, path):
     """TRL is not installed here; its script needs nothing else that is missing."""
     allowed = ("ModuleNotFoundError: No module named 'trl'",) if path.name == "trl_grpo.py" else ()
-    assert started[str(path)] in ("", *allowed)
+    assert errors_by_script[str(path)] in ("", *allowed)

@@ -39,7 +39,7 @@ def source(package, file):
     return (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
 
 
-def said(words, capsys):
+def lines_of_check(words, capsys):
     """What `check` says about a run with these flags, by the name at the beginning of each line."""
     assert main.run(["check", "--prompts", "40000", *words]) == 0
     return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
@@ -47,7 +47,7 @@ def said(words, capsys):
 
 def assert_fills(words, machines, gpus, capsys):
     """By what `check` says, the run takes every GPU of these machines, and has as many engines as fit."""
-    facts = said(words, capsys)
+    facts = lines_of_check(words, capsys)
     for model in ("actor", "critic", "reference"):
         assert facts[model].endswith(f", {machines} node(s) x {gpus} GPU(s)"), facts[model]
     total = machines * gpus
@@ -131,7 +131,7 @@ def submit(tmp_path):
     return start
 
 
-def trained(job):
+def training_flags(job):
     """The flags of the training, which is the last call outside of srun."""
     *_, (program, command, *flags) = [
         words for machine, words in job.calls if not machine and words[0] == "bapo-openrlhf"
@@ -148,7 +148,7 @@ def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, m
         ["scontrol", "show", "hostnames", "gpu[01-02]"],
         ["getent", "ahostsv4", "gpu01"],
     ]
-    assert job.calls[2] == ("", ["bapo-openrlhf", "check", *trained(job)])
+    assert job.calls[2] == ("", ["bapo-openrlhf", "check", *training_flags(job)])
     # One task on each machine, which nothing but this job uses.
     (srun,) = [words for _, words in job.calls if words[0] == "srun"]
     assert asked["ntasks-per-node"] == "1" and "exclusive" in asked and srun[1:3] == ["--cpu-bind=none", "env"]
@@ -162,15 +162,15 @@ def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, m
     known = source("ray", "scripts/scripts.py")
     assert all(f'"{word}"' in known for words in starts.values() for word in words if word.startswith("--"))
     assert all(f'name="{command}"' in known or f"def {command}(" in known for command in ("health-check", "status"))
-    assert_fills(trained(job), int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
+    assert_fills(training_flags(job), int(asked["nodes"]), int(asked["gpus-per-node"]), capsys)
 
 
 def test_the_slurm_script_follows_another_number_of_machines_and_other_flags(submit, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     job = submit("--run.name", "four machines", machines=4, gpus=2)
-    assert trained(job)[-2:] == ["--run.name", "four machines"]
+    assert training_flags(job)[-2:] == ["--run.name", "four machines"]
     assert all(words[-2:] == ["--num-gpus", "2"] for _, words in job.calls if words[:2] == ["ray", "start"])
-    assert_fills(trained(job), 4, 2, capsys)
+    assert_fills(training_flags(job), 4, 2, capsys)
 
 
 def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
@@ -287,7 +287,7 @@ def test_ray_asks_for_a_token_in_both_examples(submit):
 def test_both_examples_run_the_same_preset_on_the_same_machines(submit, monkeypatch):
     monkeypatch.chdir(ROOT)
     places = {"run.dir", "logger.tensorboard_dir", "data.prompt_dataset", "ckpt.path", "ckpt.output_dir"}
-    slurm = flags_of(arguments.parse(trained(submit())))
+    slurm = flags_of(arguments.parse(training_flags(submit())))
     kubernetes = flags_of(arguments.parse(entrypoint(ray_job())[1]))
     assert {name for name in slurm if slurm[name] != kubernetes[name]} == places
 

@@ -118,7 +118,7 @@ def argv_of(row: str) -> list[str]:
     return argv
 
 
-def named(row: str) -> set[str]:
+def flags_in_message(row: str) -> set[str]:
     """The flags that the message must name."""
     before, _, more = row.partition(">")
     return {word.partition("=")[0] for word in words_of(before.rpartition("|")[2])} | {*more.split()}
@@ -126,7 +126,7 @@ def named(row: str) -> set[str]:
 
 def names(line: str, row: str) -> bool:
     """Whether a line names the flags that it must name."""
-    return all(re.search(rf"(?<![\w.]){re.escape(flag)}(?![.]?\w)", line) for flag in named(row))
+    return all(re.search(rf"(?<![\w.]){re.escape(flag)}(?![.]?\w)", line) for flag in flags_in_message(row))
 
 
 def check(capsys, row: str, *more: str) -> tuple[int, str, str]:

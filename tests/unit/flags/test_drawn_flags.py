@@ -46,7 +46,7 @@ class TestTable:
         assert all(ALLOWED[words](float(value)) for value in WITHIN[words].split())
 
 
-def named(line: str, flags: dict) -> list[str]:
+def flags_in_message(line: str, flags: dict) -> list[str]:
     """The flags that a message names together with their values, as the message writes them."""
     result = []
     for flag, value in flags.items():
@@ -75,6 +75,6 @@ def test_any_flags_are_valid_or_refused_by_name(capsys, part, wild):
         lines = err.splitlines()
         assert all(line.startswith(("warning: ", "error: ")) for line in lines), text
         assert sum(line.startswith("error: ") for line in lines) == (status == 2), text
-        assert all(named(line, flags) for line in lines if line[0] == "e"), text
+        assert all(flags_in_message(line, flags) for line in lines if line[0] == "e"), text
         valid += status == 0
     assert valid >= (1 if wild else 5)  # or nothing of the run itself is tried

@@ -133,7 +133,7 @@ class TestAbsolute:
         check_read(reading(reward__remote_url=str(tmp_path / name)))
 
 
-def written(tmp_path, **changed):
+def arguments_in(tmp_path, **changed):
     places = {"dir": tmp_path / "runs", "path": tmp_path / "c", "output_dir": tmp_path / "o", "tensorboard_dir": None}
     places = {name: place and str(place) for name, place in (places | changed).items()}
     run = SimpleNamespace(dir=places["dir"], name=changed.get("name", "first"))
@@ -158,7 +158,7 @@ class TestFolders:
         (tmp_path / "link").symlink_to(tmp_path / "there")
         monkeypatch.chdir(tmp_path)
         for place in ("there", "link", "there/new/and/newer", "link/new", "new", "./new", "../new", tmp_path / "new"):
-            check_written(written(tmp_path, **{name: place}))
+            check_written(arguments_in(tmp_path, **{name: place}))
         assert sorted(os.listdir(tmp_path)) == ["link", "there"]
 
     @pytest.mark.parametrize(
@@ -175,18 +175,18 @@ class TestFolders:
         for link, to in (("loop", "other"), ("other", "loop"), ("blocked", "file/below")):
             (tmp_path / link).symlink_to(tmp_path / to)
         whole = place if "://" in place or place[0] in "/~" else str(tmp_path / place)
-        says = refusal(written(tmp_path, **{name: whole}))
+        says = refusal(arguments_in(tmp_path, **{name: whole}))
         assert says.startswith(f"{self.flag(name)} is ")
         assert (f"{tmp_path / 'file'} is a file" if named == "file" else named) in says
 
     def test_a_name_that_is_not_utf8(self, tmp_path, name):
         (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-        says = refusal(written(tmp_path, **{name: f"{tmp_path}/caf\udce9/runs"}))
+        says = refusal(arguments_in(tmp_path, **{name: f"{tmp_path}/caf\udce9/runs"}))
         assert says.startswith(f"'{self.flag(name)} is ") and says.isascii()
 
     def test_a_link_to_a_folder_that_is_not_there_yet(self, tmp_path, name):
         (tmp_path / "link").symlink_to(tmp_path / "none")
-        check_written(written(tmp_path, **{name: tmp_path / "link" / "new"}))
+        check_written(arguments_in(tmp_path, **{name: tmp_path / "link" / "new"}))
 
 
 @pytest.mark.parametrize("words", ["--run.dir=file", "--ckpt.path=file/below", "--run.dir=link"])
@@ -204,5 +204,5 @@ def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, mon
 def test_the_runs_own_folder_is_a_file(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "first").write_text("mine")
-    says = refusal(written(tmp_path))
+    says = refusal(arguments_in(tmp_path))
     assert says.startswith("run.name is first; ") and f"{tmp_path / 'runs' / 'first'} is a file" in says

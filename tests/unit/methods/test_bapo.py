@@ -24,7 +24,7 @@ def bapo(seed: int = 0, **changes) -> BAPO:
     return BAPO(**{"capacity": 256, "group_size": 8, "seed": seed, **changes})
 
 
-def fixed(low: str | F, high: str | F) -> dict[str, Interval]:
+def fixed_interval(low: str | F, high: str | F) -> dict[str, Interval]:
     """c2 and c3 that do not move."""
     return {"c2": Interval(as_fraction(low), as_fraction(low)), "c3": Interval(as_fraction(high), as_fraction(high))}
 
@@ -62,7 +62,7 @@ def test_a_subclass_can_replace_eq_6(make_group):
 
 def test_the_mini_test_of_section_5_2(make_group):
     """c1 = 0, c2 = c3 = 1/2."""
-    method = bapo(c1=F(0), reevaluate_every=1, **fixed("1/2", "1/2"))
+    method = bapo(c1=F(0), reevaluate_every=1, **fixed_interval("1/2", "1/2"))
     fresh = [make_group(right, prompt=f"{right} of 8") for right in range(9)]
     batch = run(method, 0, fresh)
     assert batch.fresh == fresh[1:8]

@@ -7,7 +7,7 @@ from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
 from bapo_openrlhf.record.state_file import load_state, save_state
 
 
-def new(**options) -> DemonstratingBAPO:
+def make_method(**options) -> DemonstratingBAPO:
     return DemonstratingBAPO(**{"capacity": 2, "group_size": 4, "reevaluate_every": 1, "failures": 2} | options)
 
 
@@ -23,13 +23,13 @@ def run(method: DemonstratingBAPO, step: int, make_group, outcomes: dict[str, in
 
 
 def test_the_second_failure_in_a_row_is_answered(make_group, tmp_path):
-    method = new()
+    method = make_method()
     first = [make_group(0, size=4, prompt=name) for name in ("a", "b", "c")]
     method.solutions = {group.prompt.id for group in first[:2]}  # c has none
     run(method, 0, make_group, {}, first)
     assert run(method, 1, make_group, {"a": 0, "b": 0, "c": 0}).demonstrations == []
     save_state(tmp_path, method.state_dict())
-    method, solutions = new(), method.solutions
+    method, solutions = make_method(), method.solutions
     method.load_state_dict(load_state(tmp_path))
     method.solutions = solutions
     batch = run(method, 2, make_group, {"a": 0, "b": 2, "c": 0})
@@ -42,7 +42,7 @@ def test_the_second_failure_in_a_row_is_answered(make_group, tmp_path):
 
 
 def test_it_never_exceeds_the_batch(make_group):
-    method = new(capacity=1, group_size=2, failures=1)
+    method = make_method(capacity=1, group_size=2, failures=1)
     hard = [make_group(0, size=2, prompt=name) for name in "abc"]
     method.solutions = {group.prompt.id for group in hard}
     method.build_batch(0, hard, [])
@@ -52,7 +52,7 @@ def test_it_never_exceeds_the_batch(make_group):
 
 
 def test_a_prompt_that_is_solved_has_not_failed(make_group):
-    method = new(capacity=1, failures=1)
+    method = make_method(capacity=1, failures=1)
     hard = make_group(0, size=4, prompt="a")
     method.solutions = {hard.prompt.id}
     method.build_batch(0, [hard], [])

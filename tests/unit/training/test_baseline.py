@@ -23,7 +23,7 @@ BATCHES = {
 }  # fmt: skip
 
 
-def made(rewards, fresh, knows, seed, kl, returns, **words):
+def choice_of(rewards, fresh, knows, seed, kl, returns, **words):
     """Experience before and after, the choice, and what follows each token (Monte Carlo), by sample."""
     words = {"adapt__critic_lambd": 0.7, "adapt__returns": returns} | words
     experience_maker = maker("gae", kl=kl, **words)
@@ -56,7 +56,7 @@ def whitened(rows):
 @given(**BATCHES, kind=st.sampled_from(["batch", "group"]))
 def test_which_baseline_and_what_it_makes(kind, **given):
     rewards, fresh = given["rewards"], given["fresh"]
-    experiences, chosen, follows = made(**given, adapt__critic_baseline=kind)
+    experiences, chosen, follows = choice_of(**given, adapt__critic_baseline=kind)
     values = by_sample(experiences, "values")
     others = {  # the mean of the other responses of the group, or of the batch
         sample: np.mean([rewards[other] for other in range(sample // SIZE * SIZE, (sample // SIZE + 1) * SIZE)
@@ -81,7 +81,7 @@ def test_which_baseline_and_what_it_makes(kind, **given):
         assert chosen["value/explained_variance_fresh"] == pytest.approx(
             1 - left.var() / every.var(), rel=1e-3, abs=1e-4
         )
-    plain, _, _ = made(**given | {"fresh": None})
+    plain, _, _ = choice_of(**given | {"fresh": None})
     assert by_sample(experiences, "returns") == by_sample(plain, "returns")  # the critic trains either way
     actual = by_sample(experiences, "advantages")
     if by_critic:
@@ -95,8 +95,8 @@ def test_which_baseline_and_what_it_makes(kind, **given):
 def test_without_a_choice_the_critic_is_the_baseline():
     given = {"rewards": [0.0, 1.0] * 8, "fresh": [True, False] * 2, "knows": 0.0, "seed": 1, "kl": 0.0}
     given["returns"] = "gae"
-    experiences, chosen, _ = made(**given)
-    plain, nothing, _ = made(**given | {"fresh": None})
+    experiences, chosen, _ = choice_of(**given)
+    plain, nothing, _ = choice_of(**given | {"fresh": None})
     assert chosen["value/critic_is_baseline"] == 1 and nothing == {}
     assert chosen["value/explained_variance_fresh"] < 0  # it would be left by the other choices
     assert by_sample(experiences, "advantages") == by_sample(plain, "advantages")

@@ -223,7 +223,7 @@ def skips(item: Any) -> bool:
     return isinstance(item, Skipped)
 
 
-def taken(call: dict[str, Any]) -> WholeBatchReplayBuffer:
+def buffer_of(call: dict[str, Any]) -> WholeBatchReplayBuffer:
     """The buffer of a process after its `take`."""
     buffer = WholeBatchReplayBuffer(1)
     buffer.take(call["experience"], call["filler"], call["samples"], call["skipped"])
@@ -274,7 +274,7 @@ class TestTake:
         for process, call in enumerate(calls):
             assert list(call) == ["experience", "filler", "samples", "skipped"] and call["samples"] == len(lengths)
             assert (call["experience"] is None) is (not wanted[process // copies])
-            buffer = taken(call)
+            buffer = buffer_of(call)
             shares.append([number_of(item) for item in buffer.items])
             for item in buffer.items:
                 number = number_of(item)
@@ -300,7 +300,7 @@ class TestTake:
         calls = appended(experiences, ranks, copies, skipped)
         shares = []
         for call in calls:
-            buffer = taken(call)
+            buffer = buffer_of(call)
             assert buffer.total == len(lengths) and not buffer.filler.action_mask.any()
             assert len(buffer.filler.sequences) == min(lengths[n] for n in kept or lengths)
             assert all(item.total_length == lengths[item.tokens - 100] for item in buffer.items if skips(item))
@@ -322,7 +322,7 @@ class TestTake:
         experiences = batched([[1], [0], [2]], {0: 3, 1: 5, 2: 4})
         experiences[1].info = dict(reversed(experiences[1].info.items())) | {"depth": torch.tensor([2.0])}
         del experiences[0].info["kl"]
-        buffers = [taken(call) for call in appended(experiences, ranks)]
+        buffers = [buffer_of(call) for call in appended(experiences, ranks)]
         infos = {number_of(item): item.info for buffer in buffers for item in buffer.items}
         orders = {tuple(info) for info in (*infos.values(), *(buffer.filler.info for buffer in buffers))}
         assert len(orders) == 1 and set(*orders) == {"reward", "kl", "turns", "depth"}
@@ -464,10 +464,10 @@ class Rank:
         assert method == "forward" and start == 0
         chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
         self.calls += [{name: values[place] for name, values in chunk.items()} for place in range(end)]
-        return [answered(call["sequences"], self.of) for call in self.calls[-end:]]
+        return [model_answers(call["sequences"], self.of) for call in self.calls[-end:]]
 
 
-def answered(sequences: torch.Tensor, of: int) -> torch.Tensor:
+def model_answers(sequences: torch.Tensor, of: int) -> torch.Tensor:
     return torch.sin(sequences.cumsum(-1)[:, 1:].double() * (of + 1)).float()
 
 
@@ -518,7 +518,7 @@ def assert_answered(answers: dict[int, torch.Tensor], of: int, lengths: dict[int
     """Each answer is that to the sample on its own, without padding."""
     assert sorted(answers) == sorted(lengths)
     for number, row in answers.items():
-        assert torch.equal(row, answered(sample(number, lengths[number]).sequences, of)[0])
+        assert torch.equal(row, model_answers(sample(number, lengths[number]).sequences, of)[0])
 
 
 @st.composite

@@ -47,7 +47,7 @@ def policies() -> SimpleNamespace:
 
 
 @pytest.fixture
-def trained(monkeypatch):
+def train_batch(monkeypatch):
     """Runs a batch through the experience maker and the actor's trainer, without models and workers.
 
     Returns the loss, and its gradient in log pi.
@@ -116,7 +116,7 @@ def same(actual: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize("cap", [CAP, 1.25])
-def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(trained, policies, cap):
+def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(train_batch, policies, cap):
     """E[prox/alpha min(u A, clip(u) A)] with u = pi/prox (arXiv 2505.24298); here prox/alpha is at most the cap."""
     weights = np.minimum(np.exp(policies.prox - policies.alpha), cap)
     wanted = objective(policies, policies.pi - policies.prox, weights)
@@ -125,22 +125,22 @@ def test_decoupled_clips_pi_over_prox_and_weighs_by_truncated_prox_over_alpha(tr
     assert all(
         (truncated & ~stopped).any() and (a & b).any() for a in (truncated, ~truncated) for b in (stopped, ~stopped)
     )
-    same(trained(arguments_of("decoupled", cap), policies), wanted)
+    same(train_batch(arguments_of("decoupled", cap), policies), wanted)
 
 
-def test_behaviour_clips_pi_over_alpha(trained, policies):
+def test_behaviour_clips_pi_over_alpha(train_batch, policies):
     """Eq. 1 and 3. If today's weights generated the sample, alpha is prox."""
     old = np.where(ON_POLICY[:, None], policies.prox, policies.alpha)
     wanted = objective(policies, policies.pi - old, np.ones(MASK.shape))
     used = wanted[1][MASK.astype(bool)]
     assert (used == 0).any() and (used != 0).any()
-    same(trained(arguments_of("behaviour"), policies), wanted)
+    same(train_batch(arguments_of("behaviour"), policies), wanted)
 
 
 @pytest.mark.parametrize("log_weight", [800.0, -800.0])
-def test_weights_beyond_floating_point(trained, policies, log_weight):
+def test_weights_beyond_floating_point(train_batch, policies, log_weight):
     policies.alpha = np.where(np.arange(10) == 2, policies.prox - log_weight, policies.alpha)
     weights = np.exp(np.minimum(policies.prox - policies.alpha, math.log(CAP)))
     wanted = objective(policies, policies.pi - policies.prox, weights)
     assert math.isfinite(wanted[0])
-    same(trained(arguments_of("decoupled"), policies), wanted)
+    same(train_batch(arguments_of("decoupled"), policies), wanted)

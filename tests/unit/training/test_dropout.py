@@ -25,7 +25,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def made(kind):
+def make_model(kind):
     torch.manual_seed(0)
     settings = KINDS[kind] | {"vocab_size": 17, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = AutoConfig.for_model(kind, **settings)
@@ -40,7 +40,7 @@ def logits(model, *, training, seed=1):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_computes_what_an_evaluation_does(kind):
-    model = made(kind)
+    model = make_model(kind)
     wanted = logits(model, training=False)
     assert not all(torch.equal(logits(model, training=True, seed=seed), wanted) for seed in range(5))
     without_noise(model)
@@ -49,7 +49,7 @@ def test_training_computes_what_an_evaluation_does(kind):
 
 
 def test_loras_own_dropout_stays():
-    model = get_peft_model(made("gpt2"), LoraConfig(r=2, lora_dropout=0.25, target_modules=["c_attn"]))
+    model = get_peft_model(make_model("gpt2"), LoraConfig(r=2, lora_dropout=0.25, target_modules=["c_attn"]))
     without_noise(model)
     rates = {name: module.p for name, module in model.named_modules() if isinstance(module, torch.nn.Dropout)}
     assert {rate for name, rate in rates.items() if "lora" in name} == {0.25}

@@ -379,7 +379,9 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, seed):
 # --- make_experience --------------------------------------------------------------------------------------------------
 
 
-def whole(experience_maker: ExperienceMaker, origins: list[SampleOrigin], samples, kept=None) -> BatchExperience:
+def whole_experience(
+    experience_maker: ExperienceMaker, origins: list[SampleOrigin], samples, kept=None
+) -> BatchExperience:
     """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
 
     def note(samples, groups, args, *, log_ratios, **_):
@@ -541,7 +543,7 @@ def made_of(
     experience_maker = maker(case=case, **changed)
     with without_ray() as patch:
         patch.setattr(ExperienceMaker, "_pass", by_the_models)
-        experience = whole(experience_maker, origins, copy.deepcopy(samples), kept)
+        experience = whole_experience(experience_maker, origins, copy.deepcopy(samples), kept)
     return experience_maker, experience
 
 

@@ -13,7 +13,7 @@ from bapo_openrlhf.training.wire.signals import NUMBERS
 
 
 @pytest.fixture
-def started(monkeypatch, tmp_path):
+def ray_start(monkeypatch, tmp_path):
     """What `ray.init` got, and which signals were blocked meanwhile. Nobody has a token yet."""
     calls = []
     for name in (MODE, TOKEN, "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
@@ -31,9 +31,9 @@ def started(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("address", [None, "local"])
-def test_a_ray_of_its_own_asks_for_a_token_and_blocks_signals(started, address):
+def test_a_ray_of_its_own_asks_for_a_token_and_blocks_signals(ray_start, address):
     connect(address, num_cpus=2)
-    [(given, blocked)] = started
+    [(given, blocked)] = ray_start
     assert given == {"address": "local", "num_cpus": 2}
     assert blocked >= {*NUMBERS} and not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {*NUMBERS}
     assert token()[MODE] == "token" and len(token()[TOKEN]) >= 32
@@ -43,7 +43,7 @@ def test_a_ray_of_its_own_asks_for_a_token_and_blocks_signals(started, address):
     assert token() == first  # a second one in this process
 
 
-def test_each_run_has_another_token(started, monkeypatch):
+def test_each_run_has_another_token(ray_start, monkeypatch):
     connect()
     first = token()[TOKEN]
     monkeypatch.delenv(TOKEN)
@@ -53,7 +53,7 @@ def test_each_run_has_another_token(started, monkeypatch):
 
 
 @pytest.mark.parametrize("variable", [MODE, TOKEN, "file"])
-def test_what_the_user_has_decided_stays(started, monkeypatch, tmp_path, variable):
+def test_what_the_user_has_decided_stays(ray_start, monkeypatch, tmp_path, variable):
     if variable == "file":
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text("mine" * 8)
@@ -67,11 +67,11 @@ def test_what_the_user_has_decided_stays(started, monkeypatch, tmp_path, variabl
 
 
 @pytest.mark.parametrize("how", ["variable", "argument"])
-def test_a_ray_that_is_there_is_joined_as_it_is(started, monkeypatch, how):
+def test_a_ray_that_is_there_is_joined_as_it_is(ray_start, monkeypatch, how):
     if how == "variable":
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.7:6379")
         connect(num_cpus=2)
     else:
         connect("10.0.0.7:6379", num_cpus=2)
-    [(given, blocked)] = started
+    [(given, blocked)] = ray_start
     assert given == {"address": "10.0.0.7:6379", "num_cpus": 2} and not blocked & {*NUMBERS} and token() == {}

@@ -128,7 +128,7 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
     return ExperienceMaker(args, *groups, **{"kl_ctl": None, "pad": 9, "reference_name": "one"} | changed)
 
 
-def prepared(count: int = 1, **options) -> tuple[Models, ExperienceMaker]:
+def models_and_maker(count: int = 1, **options) -> tuple[Models, ExperienceMaker]:
     """An actor and a reference model of so many ranks, and the maker of a run that has them."""
     ranks = {"actor": count, "reference": count}
     models = Models(ranks)
@@ -210,7 +210,7 @@ class TestBatches:
                 known |= new
 
     def test_with_nothing_new_the_reference_is_left_alone(self):
-        models, experience_maker = prepared(2, colocated=True)
+        models, experience_maker = models_and_maker(2, colocated=True)
         responses = [response(number) for number in range(4)]
         make(experience_maker, responses)
         assert [rank.emptied for rank in models.of("reference")] == [1, 1]
@@ -229,7 +229,7 @@ class TestBatches:
         assert not any(REFERENCE in one.extras for one in responses)
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
-        (_, experience_maker), gone = prepared(), []
+        (_, experience_maker), gone = models_and_maker(), []
         passed = make(experience_maker, [response(0), response(1)])
         for batch in passed:
             weakref.finalize(batch, gone.append, True)
@@ -239,7 +239,7 @@ class TestBatches:
         assert len(gone) == count > 0
 
     def test_a_response_may_be_in_a_batch_twice(self):
-        models, experience_maker = prepared()
+        models, experience_maker = models_and_maker()
         twice = response(1)
         for count in (2, 0):
             models.forget()
@@ -250,7 +250,7 @@ class TestBatches:
 
 class TestKept:
     def test_is_what_the_reference_said_of_the_generated_tokens(self):
-        _, experience_maker = prepared(2)
+        _, experience_maker = models_and_maker(2)
         responses = [response(number) for number in range(8)]
         make(experience_maker, responses)
         for one in responses:
@@ -260,7 +260,7 @@ class TestKept:
             assert name == "one" and kept.dtype == np.float32 and kept.tolist() == [np.float32(x) for x in wanted]
 
     def test_of_another_reference_is_not_used(self):
-        models, experience_maker = prepared()
+        models, experience_maker = models_and_maker()
         responses = [response(number) for number in range(4)]
         before = make(experience_maker, responses)
         for rank in models.of("reference"):
@@ -277,7 +277,7 @@ class TestKept:
     def test_counts_among_the_bytes(self):
         one = response(3)
         before = one.nbytes
-        make(prepared()[1], [one])
+        make(models_and_maker()[1], [one])
         assert one.nbytes == before + 4 * len(one.log_probs) and len(one.log_probs)
 
     def test_of_copies_is_shared(self):
@@ -285,5 +285,5 @@ class TestKept:
         one = response(3)
         group = Group(0, PROMPT, (one,), 2, 1)
         stored = group.standalone(one)
-        make(prepared()[1], [one])
+        make(models_and_maker()[1], [one])
         assert stored.extras[REFERENCE][1] is one.extras[REFERENCE][1]

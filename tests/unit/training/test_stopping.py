@@ -15,7 +15,7 @@ EVALUATED = {"eval.steps": 3, "evaluation": 2}
 AHEAD = {"train.async_enable": True, "train.async_queue_size": 2}
 
 
-def told(run: World, step: int, phase: str) -> World:
+def stop_in(run: World, step: int, phase: str) -> World:
     """Tell the trainer to stop when a phase begins."""
 
     class Told(RunState):
@@ -63,7 +63,7 @@ def test_it_stops_when_the_step_is_saved_and_the_resume_is_the_run_that_was_neve
     words = REPEATABLE | {"adapt.rollout_delay": 3} | words
     whole = world(**words)
     assert whole.trainer.fit() is None
-    run = told(world(**words), step, phase)
+    run = stop_in(world(**words), step, phase)
     assert run.trainer.fit() == after
     store = run.trainer.checkpoints.store
     (tag,) = [tag for tag in store.tags() if tag.endswith(f"global_step{after}")][:1]
@@ -103,7 +103,7 @@ def test_an_evaluation_that_was_interrupted_is_made_again(world, kind, step):
 
 
 def test_when_its_data_has_ended_it_goes_to_its_end(world):
-    run = told(world(prompts=7, **NEVER), 3, "training")
+    run = stop_in(world(prompts=7, **NEVER), 3, "training")
     assert run.trainer.fit() is None
     assert run.trainer.checkpoints.store.tags() == ["global_step4"] and len(run.metrics()) == 4
 
@@ -115,7 +115,7 @@ def test_before_its_first_step_nothing_is_saved_yet(world):
 
 
 def test_after_a_resume_the_step_of_the_checkpoint_is_saved(world, tmp_path):
-    run = told(world(**REPEATABLE), 2, "training")
+    run = stop_in(world(**REPEATABLE), 2, "training")
     run.trainer.fit()
     again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
     again.trainer.stop()
@@ -125,7 +125,7 @@ def test_after_a_resume_the_step_of_the_checkpoint_is_saved(world, tmp_path):
 @pytest.mark.parametrize("kind", [None, RecordedPPOTrainer])
 def test_without_checkpoints_it_stops_at_the_end_of_the_step(world, kind):
     plain = {"algorithm": "grpo", "kind": kind} if kind else {}
-    run = told(world(**plain, **{"ckpt.disable_ds": True}), 1, "training")
+    run = stop_in(world(**plain, **{"ckpt.disable_ds": True}), 1, "training")
     assert run.trainer.fit() == 2
     assert not run.checkpoints.exists()
 
@@ -136,7 +136,7 @@ def test_without_checkpoints_it_stops_at_the_end_of_the_step(world, kind):
      (2, "finishing the step", 2), (4, "saving a checkpoint", 4)],
 )  # fmt: skip
 def test_of_a_run_without_batch_adaptation(world, step, phase, after):
-    run = told(world(algorithm="grpo", kind=RecordedPPOTrainer, **{"ckpt.save_steps": 4}), step, phase)
+    run = stop_in(world(algorithm="grpo", kind=RecordedPPOTrainer, **{"ckpt.save_steps": 4}), step, phase)
     assert run.trainer.fit() == after
     assert (run.checkpoints / "_actor" / "latest").read_text() == f"global_step{after}"
     assert [row["step"] for row in run.metrics()] == list(range(1, after + 1))
@@ -144,7 +144,7 @@ def test_of_a_run_without_batch_adaptation(world, step, phase, after):
 
 def test_logs_are_closed_as_at_the_end_of_a_run(world):
     closed = []
-    run = told(world(**NEVER), 1, "training")
+    run = stop_in(world(**NEVER), 1, "training")
     run.trainer.wandb_logger = SimpleNamespace(
         log_train=lambda *_: None, close=lambda: closed.append(run.trainer.state.step)
     )

@@ -97,7 +97,7 @@ def driver(monkeypatch):
     return lambda **flags: Driver(monkeypatch, **flags)
 
 
-def ended(run, refs, **given):
+def error_of(run, refs, **given):
     with pytest.raises(Ended) as caught:
         run.waiting.get(refs, **given)
     return caught.value
@@ -129,7 +129,7 @@ class TestASignal:
         run = driver()
         run.goes(0, 0, phase)
         run.at(5, run.signals, signal.SIGINT)
-        error = ended(run, [Ref(at=9000)])
+        error = error_of(run, [Ref(at=9000)])
         assert (error.code, error.text) == (130, "stopped by SIGINT before the first step")
         assert run.now < 5 + 2 * waiting.LOOK and not run.told
 
@@ -144,7 +144,7 @@ class TestASignal:
         run.goes(1, 2, "training")
         run.at(5, run.signals, signal.SIGUSR1)
         run.at(8, run.signals, signal.SIGTERM)
-        error = ended(run, [Ref(at=9000)])
+        error = error_of(run, [Ref(at=9000)])
         assert error.code == 128 + signal.SIGUSR1 and run.now < 8 + 2 * waiting.LOOK
         assert error.text == "stopped by SIGUSR1 within step 2, training, because a second signal came"
 
@@ -153,7 +153,7 @@ class TestASignal:
         run = driver(grace_seconds=grace)
         run.goes(1, 2, "training")
         run.at(5, run.signals, signal.SIGTERM)
-        error = ended(run, [Ref(at=9000)])
+        error = error_of(run, [Ref(at=9000)])
         assert at <= run.now < at + 2 * waiting.LOOK and len(run.told) == (grace > 0)
         assert error.text.endswith(f"because the step did not end within run.grace_seconds {grace}")
 
@@ -161,7 +161,7 @@ class TestASignal:
         run = driver()
         run.goes(1, 2, "training")
         run.at(5, run.signals, signal.SIGTERM)
-        error = ended(run, [Ref(at=7, error=ray.exceptions.RayActorError())])
+        error = error_of(run, [Ref(at=7, error=ray.exceptions.RayActorError())])
         assert (error.how, error.code) == ("stopped", 143) and "\n" not in error.text
         assert "because the step could not end: RayActorError: " in error.text
 
@@ -169,7 +169,7 @@ class TestASignal:
         run = driver()
         run.waiting.trainer = None
         run.at(5, run.signals, signal.SIGTERM)
-        assert "asynchronous trainer cannot stop" in ended(run, [Ref(at=9000)]).text
+        assert "asynchronous trainer cannot stop" in error_of(run, [Ref(at=9000)]).text
 
 
 class TestAStall:
@@ -245,7 +245,7 @@ class TestAStall:
         run = driver(stall_timeout=20.0)
         end = self.steps(run, 4)
         run.at(end, run.late.add, "actor rank 1")
-        error = ended(run, [Ref(at=9000)])
+        error = error_of(run, [Ref(at=9000)])
         assert (error.how, error.code, run.said) == ("stalled", 75, [])
         assert error.text.startswith("stalled for run.stall_timeout 20: step 3, training: nothing new for 2")
         assert error.text.endswith("It waits for actor rank 1")

@@ -496,7 +496,7 @@ def test_generated_problems_are_known_as_such(tmp_path):
     assert problems.load("cd34", tmp_path, None, None).generator == "small"
 
 
-def test_columns_are_those_of_the_configuration(tmp_path, parsed):
+def test_columns_are_those_of_the_configuration(tmp_path, parse_words):
     """For files of one's own; those of tasks have the same columns always."""
     (tmp_path / "mine.jsonl").write_text('{"question": "1+1", "answer": "2", "input": "no", "label": "no"}\n')
     (tmp_path / "reward.py").touch()
@@ -506,8 +506,8 @@ def test_columns_are_those_of_the_configuration(tmp_path, parsed):
         "reward: {remote_url: r.py}\n"
         "data: {prompt_dataset: d.jsonl, input_key: question, label_key: answer, image_key: pictures}\n"
     )
-    columns = parsed("--config", str(config)).columns
-    assert (columns, parsed().columns) == (("question", "answer", "pictures"), ("input", "label", "images"))
+    columns = parse_words("--config", str(config)).columns
+    assert (columns, parse_words().columns) == (("question", "answer", "pictures"), ("input", "label", "images"))
     mine = problems.load(f"a={tmp_path / 'mine.jsonl'}", tmp_path, tmp_path / "reward.py", None, columns=columns)
     (problem,) = mine.problems
     assert (problem.input, problem.label) == ("1+1", "2")
@@ -765,7 +765,7 @@ def test_a_judge_that_hangs_costs_one_response(tmp_path):
 
 
 @pytest.fixture
-def parsed(monkeypatch):
+def parse_words(monkeypatch):
     """A function that returns the Request of a command's words."""
     seen = []
 
@@ -783,17 +783,17 @@ def parsed(monkeypatch):
     return parse
 
 
-def test_defaults_are_the_papers(parsed):
+def test_defaults_are_the_papers(parse_words):
     sampling = Sampling(runs=32, temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8192, seed=42)
     out = Path("runs/eval/model-1B")
-    assert parsed() == Request("some/model-1B", "model-1B", ["aime24", "amc"], out, sampling, [1, 8, 32])
+    assert parse_words() == Request("some/model-1B", "model-1B", ["aime24", "amc"], out, sampling, [1, 8, 32])
 
 
-def test_every_flag_reaches_the_request(parsed):
+def test_every_flag_reaches_the_request(parse_words):
     words = "--data d --reward r.py --limit 3 --runs 5 --k 5,2 --temperature 0.6 --top-p 0.95 --top-k 20 "
     words += "--max-new-tokens 99 --max-model-len 999 --skip-long --no-chat-template --seed 7 --name n --out o "
     words += "--tensor-parallel-size 2 --gpu-memory-utilization 0.5 --max-num-seqs 4 --reward-range -1 1/2"
-    assert parsed(*words.split()) == Request(
+    assert parse_words(*words.split()) == Request(
         model="some/model-1B", name="n", benchmarks=["aime24", "amc"], out=Path("o"),
         sampling=Sampling(5, 0.6, 0.95, 20, 99, 7), ks=[2, 5], data=Path("d"), reward=Path("r.py"), limit=3,
         chat_template=False, skip_long=True, max_model_len=999, tensor_parallel_size=2, gpu_memory_utilization=0.5,
@@ -805,22 +805,22 @@ def test_every_flag_reaches_the_request(parsed):
     ("model", "name"),
     [("runs/bapo/model", "bapo"), ("runs/bapo/model/", "bapo"), ("Qwen/Qwen3-8B", "Qwen3-8B"), ("model", "model")],
 )
-def test_a_run_is_called_by_the_name_that_says_something(parsed, model, name):
-    assert parsed("--model", model).name == name
+def test_a_run_is_called_by_the_name_that_says_something(parse_words, model, name):
+    assert parse_words("--model", model).name == name
 
 
-def test_a_template_is_given_as_in_training(parsed):
+def test_a_template_is_given_as_in_training(parse_words):
     for template in ("user\n{}\n", "user\\n{}"):  # in training, too, a shell's \\n stays two characters
-        assert parsed("--input-template", template).chat_template == template
+        assert parse_words("--input-template", template).chat_template == template
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
+def test_a_training_configuration_says_how_its_model_is_asked(parse_words, path):
     file = yaml.safe_load(path.read_text())
-    request = parsed("--config", str(path), model=())
+    request = parse_words("--config", str(path), model=())
     assert request.model == f"runs/{path.stem}/model"
     assert request.name == Path(request.model).parent.name
     template = file["data"].get("input_template")
@@ -831,33 +831,33 @@ def test_a_training_configuration_says_how_its_model_is_asked(parsed, path):
     assert request.reward is None  # the benchmarks' own tasks judge
     check(request)
     benchmarks = ("--benchmarks", f"mine={path}")
-    assert parsed("--config", str(path), *benchmarks, model=()).reward == Path(file["reward"]["remote_url"])
+    assert parse_words("--config", str(path), *benchmarks, model=()).reward == Path(file["reward"]["remote_url"])
 
 
-def test_a_reward_server_judges_no_evaluation(parsed, tmp_path):
+def test_a_reward_server_judges_no_evaluation(parse_words, tmp_path):
     (tmp_path / "more.yaml").write_text("reward: {remote_url: 'http://localhost:9'}\n")
     words = ("--config", str(CONFIGS / "countdown/train.yaml"), str(tmp_path / "more.yaml"))
-    assert parsed(*words).reward is None
+    assert parse_words(*words).reward is None
 
 
-def test_other_flags_win_over_the_configuration(parsed):
+def test_other_flags_win_over_the_configuration(parse_words):
     words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
-    request = parsed(*words)
+    request = parse_words(*words)
     assert request.model == "some/model-1B"
     assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
 
 
-def test_the_range_of_rewards_is_that_of_the_training(parsed, tmp_path):
+def test_the_range_of_rewards_is_that_of_the_training(parse_words, tmp_path):
     (tmp_path / "more.yaml").write_text("adapt: {reward_range: [0, 100]}\n")
     words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--config", str(tmp_path / "more.yaml"))
-    assert parsed(*words).reward_range == (0, 100)
+    assert parse_words(*words).reward_range == (0, 100)
     with pytest.raises(ConfigError, match=r"reward-range is \['1', '0'\]"):
-        parsed(*words, "--reward-range", "1", "0")
+        parse_words(*words, "--reward-range", "1", "0")
 
 
 @pytest.mark.parametrize(("runs", "ks"), [(1, [1]), (4, [1, 4]), (8, [1, 8]), (20, [1, 8, 20])])
-def test_k_fits_the_runs(parsed, runs, ks):
-    assert parsed("--runs", str(runs)).ks == ks
+def test_k_fits_the_runs(parse_words, runs, ks):
+    assert parse_words("--runs", str(runs)).ks == ks
 
 
 @pytest.mark.parametrize(

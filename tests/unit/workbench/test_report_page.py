@@ -341,14 +341,14 @@ def test_errors_name_the_folder_and_what_is_missing(tmp_path, capsys):
 # ── the first screen ──
 
 
-def evaluated(folder, *sets):
+def evaluated_run(folder, *sets):
     rows = [{"step": step, **{f"eval_{name}_pass1": step / 10 for name in sets}} for step in (2, 4)]
     write_rows(folder, rows, record.EVALUATIONS)
     return folder
 
 
 def test_held_out_evaluations_come_first(tmp_path, undrawn):
-    one, other = (evaluated(write_run(tmp_path / name), "sums", "long sums") for name in "ab")
+    one, other = (evaluated_run(write_run(tmp_path / name), "sums", "long sums") for name in "ab")
     first, *_ = sections.build(read_runs([one]))
     assert [key.name for key in first.figures[0].keys] == ["sums", "long sums"]
     assert first.figures[0].table.rows == [[2, 0.2, 0.2], [4, 0.4, 0.4]]
@@ -369,7 +369,7 @@ def test_a_run_that_trained_nothing_says_why_at_the_top(tmp_path, undrawn):
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (500, 844)])
 def test_in_a_browser_the_first_screen_has_a_chart(tmp_path, width, height):
     """500 pixels are the least that Chromium takes without a phone's screen."""
-    runs = read_runs([evaluated(write_run(tmp_path / "run"), "sums")])
+    runs = read_runs([evaluated_run(write_run(tmp_path / "run"), "sums")])
     assert layout(sections.make_page(runs), tmp_path, width)["first"] <= height
 
 

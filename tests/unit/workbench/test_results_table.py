@@ -45,7 +45,7 @@ def test_columns_are_the_tasks_benchmarks():
 
 
 @pytest.fixture
-def written(tmp_path):
+def write_table(tmp_path):
     """A function that writes rows with so many solved responses of 4, and returns the content of results.json."""
 
     def write(right, *, sizes=None, too_long=(), rows=None, generators=None):
@@ -77,8 +77,8 @@ def row_of_this_run(table):
     return row
 
 
-def test_a_block_has_the_papers_rows_then_this_run(written):
-    result = written({"aime24": [4, 0, 1], "math500": [4, 4]})
+def test_a_block_has_the_papers_rows_then_this_run(write_table):
+    result = write_table({"aime24": [4, 0, 1], "math500": [4, 4]})
     table, metrics = results.tables(result)
     assert table.head[2:] == ["AIME24", "AMC", "MATH500", "Minerva.", "Olympiad.", "Avg.", "Rollouts", "Type"]
     ours = ["paper", "+BAPO (Ours)", "38.54", "72.74", "89.18", "29.55", "50.06", "56.01", "733k", "off"]
@@ -94,8 +94,8 @@ def test_a_block_has_the_papers_rows_then_this_run(written):
     assert cells["problems"] == ["3", "2"] and cells["unjudged"] == ["0", "0"]
 
 
-def test_average_is_there_when_all_of_the_block_was_run(written):
-    result = written({"cd34": [4, 0], "cd4": [4, 4], "geo3k_val": [2]})
+def test_average_is_there_when_all_of_the_block_was_run(write_table):
+    result = write_table({"cd34": [4, 0], "cd4": [4, 4], "geo3k_val": [2]})
     planning, geometry, _ = results.tables(result)
     assert row_of_this_run(planning)[-1].startswith("75.00 [")  # each benchmark weighs the same
     assert row_of_this_run(geometry)[-1] == "-"
@@ -103,9 +103,9 @@ def test_average_is_there_when_all_of_the_block_was_run(written):
     assert planning.title == "Table 1 (b): Planning" and planning.head[-1] == "Avg"
 
 
-def test_benchmarks_are_resampled_independently(written):
+def test_benchmarks_are_resampled_independently(write_table):
     """Two equal benchmarks have an interval narrower by the square root of two. Their draws are independent."""
-    result = written({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
+    result = write_table({"cd34": [0, 4] * 60, "cd4": [0, 4] * 60})
     one = result["benchmarks"]["cd34"]["metrics"]["avg@4"]
     both = result["averages"]["Planning"]
     ratio = (both["high"] - both["low"]) / (one["high"] - one["low"])
@@ -113,8 +113,8 @@ def test_benchmarks_are_resampled_independently(written):
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * 50 / 120**0.5, rel=0.05)
 
 
-def test_a_benchmark_of_ones_own_gets_a_plain_table(written):
-    (table,) = results.tables(written({"own": [4, 0]}))
+def test_a_benchmark_of_ones_own_gets_a_plain_table(write_table):
+    (table,) = results.tables(write_table({"own": [4, 0]}))
     assert table.title == "mine: every metric" and table.head == ["", "own"]
 
 
@@ -128,8 +128,8 @@ NOTES = {
 
 
 @pytest.mark.parametrize("note", NOTES)
-def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(written, note):
-    result = written({"aime24": [4, 0]}, **NOTES[note])
+def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(write_table, note):
+    result = write_table({"aime24": [4, 0]}, **NOTES[note])
     for table in results.tables(result):
         assert [line for line in table.notes if line.startswith("AIME24: ")] == [
             line for line in table.notes if note in line
@@ -140,8 +140,8 @@ def test_what_a_reader_must_know_is_below_each_table_and_nothing_else(written, n
 # ── files ──
 
 
-def test_csv_has_a_line_for_each_number(written, tmp_path):
-    written({"cd34": [4, 0], "cd4": [4, 4], "own": [1]})
+def test_csv_has_a_line_for_each_number(write_table, tmp_path):
+    write_table({"cd34": [4, 0], "cd4": [4, 4], "own": [1]})
     with (tmp_path / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
     of_paper = [line for line in lines if line["source"] == "paper"]
@@ -155,8 +155,8 @@ def test_csv_has_a_line_for_each_number(written, tmp_path):
     assert len(mine) == 3 * 5 + 1
 
 
-def test_markdown_has_the_tables_and_how_it_was_made(written, tmp_path):
-    result = written({"aime24": [4, 0]})
+def test_markdown_has_the_tables_and_how_it_was_made(write_table, tmp_path):
+    result = write_table({"aime24": [4, 0]})
     text = (tmp_path / "results.md").read_text()
     for table in results.tables(result):
         assert table.markdown() in text
