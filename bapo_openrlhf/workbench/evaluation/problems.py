@@ -1,6 +1,5 @@
 """The problems of a benchmark, read from its file."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from bapo_openrlhf.tasks import task_of
 from bapo_openrlhf.user_file import at_home, start_of
 from bapo_openrlhf.workbench.evaluation import paper
 from bapo_openrlhf.workbench.prepare.build import MANIFEST
+from bapo_openrlhf.workbench.prepare.source_rows import digest
 
 _NAME = re.compile(r"[\w-][\w.-]*")
 
@@ -93,14 +93,14 @@ def load(
             )
     if not reward.is_file():
         raise ConfigError(f"reward is {reward}; it must be a file that exists")
-    content = file.read_bytes()
-    columns = columns if equals else COLUMNS
+    if not equals:
+        columns, reward_range = COLUMNS, UNIT
+    sha256 = digest(file)
     with TemporaryDirectory() as folder:
         problems = tuple(_problems(f"benchmark {name}", file, columns, Path(folder), chat=chat))
-    sha256 = hashlib.sha256(content).hexdigest()
     generator = None if equals else _generator(file.parent / MANIFEST, name)
-    size, asked, its_range = len(problems), problems[:limit], reward_range if equals else UNIT
-    return Benchmark(name, title, file, sha256, reward.resolve(), asked, size, columns, generator, its_range)
+    first, size = problems[:limit], len(problems)
+    return Benchmark(name, title, file, sha256, reward.resolve(), first, size, columns, generator, reward_range)
 
 
 def _generator(manifest: Path, name: str) -> str | None:

@@ -11,21 +11,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bapo_openrlhf import machine, tasks
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf import machine, tasks, user_file
+from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
+from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.workbench.evaluation import generate, problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
-from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
-from bapo_openrlhf.workbench.evaluation.judge import Judge
+from bapo_openrlhf.workbench.evaluation.generate import EncodedPrompt, Key, Prompter, SampledResponse
 from bapo_openrlhf.workbench.evaluation.problems import Benchmark, BenchmarkProblem
-from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt, Prompter
 from bapo_openrlhf.workbench.evaluation.request import Request, check
 
 BACKLOG = 64  # If more problems wait for the judge, generation waits too.
-
-Key = tuple[str, str]  # benchmark and problem id
 
 
 def evaluate(request: Request) -> dict[str, Any]:
@@ -36,29 +33,27 @@ def evaluate(request: Request) -> dict[str, Any]:
     machine.prepare()  # before the hub's library is loaded, which reads its variables only once
     check(request)
     with owned(request.out, field=f"--out is {request.out}", what="evaluation", instead="give another --out"):
-        return _evaluate(request)
-
-
-def _evaluate(request: Request) -> dict[str, Any]:
-    options = (request.data, request.reward, request.limit, request.reward_range, request.columns)
-    chat = request.chat_template is True
-    benchmarks = [problems.load(spec, *options, chat=chat) for spec in request.benchmarks]
-    settings = _settings(request, benchmarks)
-    store.check_settings(request.out, settings)
-    rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}
-    left = {(b.name, p.id): p for b in benchmarks for p in b.problems if p.id not in rows[b.name]}
-    too_long: list[Key] = []
-    if left:
-        make = Prompter(request.model, chat=request.chat_template, images=any(p.images for p in left.values()))
-        if make.note:
-            print(make.note)
-        prompts = {key: make(problem) for key, problem in left.items()}
-        too_long = _too_long(request, benchmarks, prompts, request.max_model_len or make.longest)
-        prompts = {key: prompt for key, prompt in prompts.items() if key not in set(too_long)}
-        if prompts:
-            _ask(request, benchmarks, settings, left, prompts)
-    store.write_settings(request.out, settings)
-    return results.write(request, benchmarks, settings, too_long)
+        files = (request.data, request.reward, request.limit, request.reward_range, request.columns)
+        chat = request.chat_template is True
+        benchmarks = [problems.load(spec, *files, chat=chat) for spec in request.benchmarks]
+        settings = _settings(request, benchmarks)
+        store.check_settings(request.out, settings)
+        rows = {b.name: store.read_rows(request.out, b.name) for b in benchmarks}
+        unfinished = {(b.name, p.id): p for b in benchmarks for p in b.problems if p.id not in rows[b.name]}
+        too_long: list[Key] = []
+        if unfinished:
+            images = any(problem.images for problem in unfinished.values())
+            make = Prompter(request.model, chat=request.chat_template, images=images)
+            if make.note:
+                print(make.note)
+            prompts = {key: make(problem) for key, problem in unfinished.items()}
+            too_long = _too_long(request, benchmarks, prompts, request.max_model_len or make.longest)
+            for key in too_long:
+                del prompts[key]
+            if prompts:
+                _ask(request, benchmarks, settings, unfinished, prompts)
+        store.write_settings(request.out, settings)
+        return results.write(request, benchmarks, settings, too_long)
 
 
 def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
@@ -101,14 +96,51 @@ def _too_long(
     keys = [key for key, prompt in prompts.items() if longest is not None and prompt.length + response > longest]
     nothing_left = any(all((b.name, problem.id) in keys for problem in b.problems) for b in benchmarks)
     if keys and (nothing_left or not request.skip_long):
-        shown = ", ".join(problem for _, problem in keys[:20]) + (", ..." if len(keys) > 20 else "")
+        names = ", ".join(problem for _, problem in keys[:20]) + (", ..." if len(keys) > 20 else "")
         most = max(prompts[key].length for key in keys)
         raise ConfigError(
             f"{len(keys)} of {len(prompts)} prompts, with up to {most} tokens, leave no room in {longest} tokens for "
-            f"responses of max_new_tokens {response}: {shown}. Lower --max-new-tokens, raise --max-model-len if the "
+            f"responses of max_new_tokens {response}: {names}. Lower --max-new-tokens, raise --max-model-len if the "
             "model allows it, or leave these problems out with --skip-long"
         )
     return keys
+
+
+class Judge:
+    """A reward file. Its `reward_func` judges one response at a time, with limits of time and memory."""
+
+    def __init__(self, path: Path, limits: VerifierConfig, prompt: str, label: Any) -> None:
+        """Load the file, and let it judge an empty response to one problem. A ConfigError says that it cannot."""
+        self.path = path
+        self._pool = RewardPool(path, processes=limits.processes, timeout=limits.timeout, memory_gib=limits.memory_gib)
+        try:
+            self._pool(prompt, prompt, label, "")
+            self._answer = getattr(user_file.load("reward file", path), "answer", None)
+        except Exception as error:
+            self.close()
+            raise ConfigError(f"reward file gives no reward for an empty response: {error}") from error
+        self.answers = self._answer is not None  # which majority votes need
+
+    def score(self, query: str, prompt: str, label: Any, response: str) -> tuple[float, str | None]:
+        """(reward, None), or (0.0, kind of failure) if the judge failed. The response then counts as wrong."""
+        try:
+            return self._pool(query, prompt, label, response)["rewards"], None
+        except RewardFailure as failure:
+            return 0.0, failure.kind
+
+    def answer(self, response: str) -> str | None:
+        """The final answer of a response, if the file has `answers`. None means that it has none."""
+        try:
+            answer = self._answer(response)
+        except Exception as error:
+            raise RunError(f"{self.path}: answer raised {user_file.described(error)}") from error
+        if not isinstance(answer, (str, type(None))):
+            raise RunError(f"{self.path}: answer returned {answer!r:.80}; it must return a text or None")
+        return answer
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
 
 
 def _ask(
@@ -148,8 +180,8 @@ def _ask(
         needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:
             for key, responses in generate.generate(request, prompts, request.max_model_len or needed):
-                score, asked = judges[files[key[0]]].score, (prompts[key].text, problems[key].label)
-                scores = [threads.submit(score, made.query, *asked, made.text) for made in responses]
+                score, prompt, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
+                scores = [threads.submit(score, made.query, prompt, label, made.text) for made in responses]
                 judging.append((key, responses, scores))
                 while judging and (len(judging) > BACKLOG or all(score.done() for score in judging[0][2])):
                     store_oldest()

@@ -34,13 +34,15 @@ def _is_range(value: Any) -> bool:
 _MODEL = shapes.fields({"path": shapes.text, "files": shapes.text})
 _SAMPLING = shapes.fields({"runs": shapes.whole}, required=("runs",))
 _BENCHMARKS = shapes.map_of(shapes.fields({"reward_range": _is_range, "sha256": shapes.text}))
-_SHAPE = shapes.fields(
-    {
-        **{"name": shapes.text, "model": _MODEL, "sampling": _SAMPLING, "limit": shapes.maybe(shapes.whole)},
-        **{"chat_template": shapes.anything, "benchmarks": _BENCHMARKS},
-    },
-    required=("name", "model", "sampling", "limit", "chat_template", "benchmarks"),
-)
+_SETTINGS = {
+    "name": shapes.text,
+    "model": _MODEL,
+    "sampling": _SAMPLING,
+    "limit": shapes.maybe(shapes.whole),
+    "chat_template": shapes.anything,
+    "benchmarks": _BENCHMARKS,
+}
+_SHAPE = shapes.fields(_SETTINGS, required=tuple(_SETTINGS))
 _ROW = shapes.fields(
     {
         "id": shapes.text,

@@ -578,8 +578,8 @@ TEMPLATES = {  # each with the prompt of "1+1", or None if it is refused
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_one_template_makes_one_prompt(template, tokenizer_folder, keep_environment):
     """PR#203 of OpenRLHF: of training, of `evaluate`, and of OpenRLHF's own package."""
+    from bapo_openrlhf.workbench.evaluation.generate import Prompter
     from bapo_openrlhf.workbench.evaluation.problems import BenchmarkProblem
-    from bapo_openrlhf.workbench.evaluation.prompts import Prompter
 
     expected = TEMPLATES[template]
     if expected is None:

@@ -19,10 +19,9 @@ from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
 from bapo_openrlhf.tasks import TASKS, get_task
 from bapo_openrlhf.training.engine.pictures import pictures
-from bapo_openrlhf.workbench.evaluation import generate, judge, problems, prompts, run, store
+from bapo_openrlhf.workbench.evaluation import generate, problems, run, store
 from bapo_openrlhf.workbench.evaluation import results as results_file
-from bapo_openrlhf.workbench.evaluation.generate import SampledResponse
-from bapo_openrlhf.workbench.evaluation.prompts import EncodedPrompt
+from bapo_openrlhf.workbench.evaluation.generate import EncodedPrompt, SampledResponse
 from bapo_openrlhf.workbench.evaluation.request import Request, Sampling, check
 
 REWARD = """
@@ -461,7 +460,7 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded_as_in_training(tokenizer_fol
     fields = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "tokenization_own.Own"]}}
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
-    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    make = generate.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert make._processor.theirs and make(problems.BenchmarkProblem("1", "1?", "2")).length > 0
 
 
@@ -548,7 +547,7 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    make = generate.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert make.longest == 77 and make.note is None
     for text in ("What is 1 + 1?", "  é \n", "<image>Find x.", "a <image> b<image>", "<image>"):
         expected, _ = preprocess_data({"input": text}, None, "input", None, tokenizer.apply_chat_template)
@@ -570,15 +569,15 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
 def test_the_longest_sequence_is_that_of_the_model(tokenizer_folder, keep_environment, positions, longest):
     config = tokenizer_folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": None} | positions))
-    assert prompts.Prompter(str(tokenizer_folder), chat=True, images=False).longest == longest
+    assert generate.Prompter(str(tokenizer_folder), chat=True, images=False).longest == longest
 
 
 def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_environment):
     problem = problems.BenchmarkProblem("1", "1 + 1?", "2")
-    chosen = prompts.Prompter(str(tokenizer_folder), chat=False, images=False)
+    chosen = generate.Prompter(str(tokenizer_folder), chat=False, images=False)
     assert (chosen(problem).text, chosen.note) == ("1 + 1?", None)
     (tokenizer_folder / "chat_template.jinja").unlink()
-    forced = prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+    forced = generate.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert forced(problem).text == "1 + 1?" and "no chat template" in forced.note
 
 
@@ -587,7 +586,7 @@ def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_fold
     from openrlhf.datasets.prompts_dataset import preprocess_data
 
     template = "<|im_start|>user\n{}<|im_end|>\n"
-    make = prompts.Prompter(str(tokenizer_folder), chat=template, images=False)
+    make = generate.Prompter(str(tokenizer_folder), chat=template, images=False)
     for text in ("1 + 1?", "the set {} and {x}"):
         expected, _ = preprocess_data({"input": text}, template, "input", None, None)
         assert make(problems.BenchmarkProblem("1", text, "2")).text == expected
@@ -596,10 +595,10 @@ def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_fold
 
 def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environment, tmp_path):
     with pytest.raises(ConfigError, match="it takes no images, and the problems have some"):
-        prompts.Prompter(str(tokenizer_folder), chat=True, images=True)
+        generate.Prompter(str(tokenizer_folder), chat=True, images=True)
     (tokenizer_folder / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
-        prompts.Prompter(str(tokenizer_folder), chat=True, images=False)
+        generate.Prompter(str(tokenizer_folder), chat=True, images=False)
 
 
 def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep_environment, tmp_path, monkeypatch):
@@ -629,13 +628,13 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
     Image.new("L", (5, 3)).save(tmp_path / "a.png")
     Image.new("RGBA", (7, 3)).save(tmp_path / "b.png")
     paths = (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
-    make = prompts.Prompter(str(tokenizer_folder), chat=True, images=True)
+    make = generate.Prompter(str(tokenizer_folder), chat=True, images=True)
     prompt = make(problem := problems.BenchmarkProblem("1", "<image> Find x <image>", "2", paths))
     image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
     assert seen == [[{"role": "user", "content": [image, text, image]}]]
     assert (prompt.text, len(prompt.token_ids), prompt.length, prompt.images) == ("#Find x#", 8, 6 + 5 + 7, paths)
     with pytest.raises(ConfigError, match="a prompt with images needs a chat template, and none is used"):
-        prompts.Prompter(str(tokenizer_folder), chat=False, images=True)
+        generate.Prompter(str(tokenizer_folder), chat=False, images=True)
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(ConfigError, match=r"problem 1: image .*a\.png' does not open"):
         make(problem)
@@ -753,7 +752,7 @@ def test_seeds_depend_on_seed_benchmark_and_problem_alone():
 def test_a_judge_that_hangs_costs_one_response(tmp_path):
     hangs = REWARD.replace('if "raise"', 'if "hang" in response: time.sleep(60)\n    if "raise"')
     (tmp_path / "reward.py").write_text(hangs)
-    held = judge.Judge(tmp_path / "reward.py", VerifierConfig(processes=1, timeout=0.5), "p", "1")
+    held = run.Judge(tmp_path / "reward.py", VerifierConfig(processes=1, timeout=0.5), "p", "1")
     try:
         assert held.score("p it hangs", "p", "1", "") == (0.0, "timeout")
         assert held.score("p it is 1", "p", "1", "") == (1.0, None)
