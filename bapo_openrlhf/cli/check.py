@@ -20,8 +20,8 @@ from bapo_openrlhf.workbench.pages.text import duration, many
 from bapo_openrlhf.workbench.planning.constants import Constants, constants_of
 from bapo_openrlhf.workbench.planning.groups import happenings
 from bapo_openrlhf.workbench.planning.memory import replay_bytes
-from bapo_openrlhf.workbench.planning.proposal import lower_stage
 from bapo_openrlhf.workbench.planning.shapes import shape_of_actor
+from bapo_openrlhf.workbench.planning.verdict import lower_stage
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 

@@ -10,7 +10,7 @@ import pytest
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.workbench.planning.constants import constants_of
-from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
+from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposed
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]

@@ -31,9 +31,15 @@ class Groups:
 def kept_share(workload: Workload, constants: Constants) -> float:
     """The share of fresh groups that the fresh filter keeps (Def. 3.1, A.3), in [0, 1]; for top_p the most."""
     adapt, signal = workload.args.adapt, constants.signal_share
-    shares = {"range": signal, "gaussian": signal * constants.gaussian_share, "uniform": UNIFORM}
-    # The groups with the highest variance make up more of top_p's sum than of the groups.
-    return {**shares, "top_p": signal * adapt.top_p_share, "none": 1.0}[adapt.filter]
+    shares = {
+        "range": signal,
+        "gaussian": signal * constants.gaussian_share,
+        "uniform": UNIFORM,
+        # The groups with the highest variance make up more of top_p's sum than of the groups.
+        "top_p": signal * adapt.top_p_share,
+        "none": 1.0,
+    }
+    return shares[adapt.filter]
 
 
 def hard_prompts(workload: Workload, constants: Constants) -> float:

@@ -1,5 +1,6 @@
-"""Bytes on a GPU and on the host, and one word that says what does not fit."""
+"""Bytes on a GPU, in the memory of a machine and on the disk, and one word that says what does not fit."""
 
+import math
 from dataclasses import dataclass
 
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
@@ -110,7 +111,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
 
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
     to_host = args.ds.zero_stage == 3  # DeepSpeed moves a model that is not trained only in this stage
-    stays = {"reference": not (args.ref.offload and to_host), "reward": not (args.reward.offload and to_host)}
+    resident = {"reference": not (args.ref.offload and to_host), "reward": not (args.reward.offload and to_host)}
     sleeps = args.train.colocate_all and args.ds.enable_sleep
     trained = algorithm.trained
     activations = {model: activation_bytes(shape, workload, constants, logits=model == "actor") for model in trained}
@@ -119,7 +120,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     generation = experience = training = 0.0
     for _, roles in blocks.values():
         idle = {model: weights(model) if sleeps else state(model) for model in trained if model in roles}
-        frozen = sum(weights(model) for model, there in stays.items() if there and model in roles)
+        frozen = sum(weights(model) for model in resident if resident[model] and model in roles)
         if "actor" in roles and args.train.enable_ema and not to_host:
             frozen += shape.weight_bytes  # the average of the actor's weights
         kept = frozen + (engine if "engines" in roles and not args.vllm.enable_sleep else 0.0)
@@ -131,18 +132,55 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
             others = sum(size for other, size in idle.items() if other != model)
             training = max(training, state(model) + activations[model] + others + kept)
     largest = max(state(model) + activations[model] for model in trained)
-    usable, ranks = constants.usable_bytes, max(workload.ranks(model, algorithm, total) for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
     reasons = {
         "engine": size is None,
         "GPUs": total < len(blocks) or engines < (size or 0) or actors < workload.copies,
-        "training": largest > usable,
-        "together": max(generation, experience, training) > usable,
+        "training": largest > constants.usable_bytes,
+        "together": max(generation, experience, training) > constants.usable_bytes,
         # DeepSpeed requires that each rank has a micro-batch in each optimizer step.
-        "batch": args.train.batch_size < ranks * args.train.micro_batch_size,
+        "batch": args.train.batch_size < workload.most_ranks(algorithm, total) * args.train.micro_batch_size,
     }
     word = next((reason for reason, holds in reasons.items() if holds), "fits")
     return Memory(generation, experience, training, size, word)
+
+
+# ── outside the GPUs ──
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a run keeps outside its GPUs, in bytes."""
+
+    engines: float  # the engines' weights while they sleep, in all machines together
+    delayed: float  # delayed rollout weights, if something is generated with today's between two syncs
+    optimizers: float  # the optimizers' states while the models sleep, or always with `--ds.adam_offload`
+    machines: int  # number of machines, which have equal parts of these three
+    object_store: float  # that Ray may take on each machine for what its processes hand to one another
+    checkpoint: float  # on the disk, one checkpoint of all trained models
+
+    @property
+    def machine(self) -> float:
+        """Bytes of memory that each machine needs, without those of the processes' own code and data."""
+        return (self.engines + self.delayed + self.optimizers) / self.machines + self.object_store
+
+
+def host_memory(shape: ModelShape, workload: Workload, constants: Constants, algorithm: Algorithm, total: int) -> Host:
+    """What a run on `total` GPUs keeps outside them. A critic has the actor's shape. Engines sleep on level 1."""
+    args, models = workload.args, len(algorithm.trained)
+    size = tensor_parallel(shape, workload, constants) or constants.gpus_per_machine
+    weights = shape.weight_bytes * max(workload.gpus_of("engines", algorithm, total) // size, 1)
+    periods = [args.adapt.reevaluate_every, args.run.gradient_probe, args.eval.steps if args.eval.dataset else 0]
+    between = algorithm.adapted and any(every > 0 and every % args.adapt.rollout_delay for every in periods)
+    states = OPTIMIZER * (shape.adapter_parameters(args.ds.lora.rank, args.ds.lora.target_modules) or shape.parameters)
+    engines = weights if args.vllm.enable_sleep else 0.0
+    delayed = weights if between else 0.0
+    on_host = args.ds.adam_offload or (args.train.colocate_all and args.ds.enable_sleep)
+    optimizers = models * states if on_host else 0.0
+    machines, share = math.ceil(total / constants.gpus_per_machine), constants.object_store_share
+    # Ray's store is a share of the machine's memory, so it grows with what the machine must hold.
+    store = min((engines + delayed + optimizers) / machines * share / (1 - share), constants.object_store_most_bytes)
+    return Host(engines, delayed, optimizers, machines, store, models * (shape.weight_bytes + states))
 
 
 def replay_bytes(workload: Workload, prompt: float, response: float, groups: float) -> float:

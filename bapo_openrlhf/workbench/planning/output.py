@@ -9,8 +9,7 @@ import pandas as pd
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
 from bapo_openrlhf.workbench.planning.groups import average_groups, critic_groups, replayable_groups, rollouts
-from bapo_openrlhf.workbench.planning.host import host_memory
-from bapo_openrlhf.workbench.planning.memory import REASONS, TOKEN, Memory, gpu_memory, replay_bytes
+from bapo_openrlhf.workbench.planning.memory import REASONS, TOKEN, Memory, gpu_memory, host_memory, replay_bytes
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.verdict import verdict
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS, Algorithm, Workload
@@ -103,7 +102,7 @@ def _lines(plan: Plan) -> dict[str, tuple[Memory, ...]]:
     for algorithm in ALGORITHMS:
         sizes = tuple(plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus)
         names.setdefault(sizes, []).append(algorithm.name)
-    return {", ".join(of): sizes for sizes, of in names.items()}
+    return {", ".join(algorithms): sizes for sizes, algorithms in names.items()}
 
 
 def _memory(plan: Plan, lines: Mapping[str, Sequence[Memory]]) -> str:

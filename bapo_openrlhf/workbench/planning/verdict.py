@@ -1,16 +1,21 @@
-"""What a plan comes to, in a few sentences: whether the configuration fits, the tightest phase, and what to change."""
+"""What a plan comes to, in a few sentences: whether the configuration fits, the tightest phase, and what to change.
 
-from collections.abc import Iterator, Sequence
+It proposes the lowest ZeRO stage that fits, and no recomputation of activations if they fit. A higher stage shares more
+and sends more (arXiv 1910.02054). Stage 1 sums gradients over the ranks once in an optimizer step, stage 2 in each
+micro-batch, and stage 3 also gathers each layer's weights for each pass.
+"""
+
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 from bapo_openrlhf.workbench.pages.text import many
-from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
-from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, most_ranks, proposed
+from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS, Memory, cache_tokens, gpu_memory
 from bapo_openrlhf.workbench.planning.shapes import ModelShape
 from bapo_openrlhf.workbench.planning.workload import Workload
 
+STAGE, RECOMPUTES = "ds.zero_stage", "actor.gradient_checkpointing_enable"
 MOST_CHANGES = 3  # Flags that are changed together at most.
 # Values that may make a run fit, in the order in which they are tried.
 CHANGES: tuple[tuple[str, Any], ...] = (
@@ -30,20 +35,21 @@ NO_FLAG = "No flag that the plan tries is enough: take more GPUs, GPUs with more
 
 def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constants: Constants, gpu: str) -> str:
     """The sentences for one model, on the configuration's own number of GPUs, or on the lowest of `gpus`."""
-    by_gpus = {count: memory.gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
+    by_gpus = {count: gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
     number = workload.gpus if workload.gpus in gpus else min(gpus)
-    one, name, asked = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
+    needed, name, hardware = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
     fitting = [count for count in gpus if by_gpus[count].word == "fits"]
-    if one.word == "fits":
+    if needed.word == "fits":
         others = [str(count) for count in sorted(set(gpus) - set(fitting))]
         but = f" It does not fit on {_or(others)}; the tables below say why." if others else ""
         faster = _faster(shape, number, workload, constants)
-        return f"Predicted: {name} fits on {asked}. {_tightest(one, constants)}{faster}{but}"
-    remedies = [f"with {change}" for change in _changes(shape, number, workload, constants)]
+        return f"Predicted: {name} fits on {hardware}. {_tightest(needed, constants)}{faster}{but}"
+    changes = _changes(shape, number, workload, constants)
+    remedies = [f"with {' '.join(changes)}"] if changes else []
     if larger := [count for count in fitting if count > number]:
         remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
     advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
-    return f"Predicted: {name} does not fit on {asked}. {_why(one, shape, workload, constants)} {advice}"
+    return f"Predicted: {name} does not fit on {hardware}. {_why(needed, shape, workload, constants)} {advice}"
 
 
 def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
@@ -53,12 +59,12 @@ def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constan
         return ""
     changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < current[STAGE] else []
     changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < current[RECOMPUTES] else []
-    needed = memory.gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
+    needed = gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
     return f" It also fits {' and '.join(changes)}, which is faster: {needed.gib:.1f} GiB in the tightest phase."
 
 
-def _tightest(needed: memory.Memory, constants: Constants) -> str:
-    phases = {phase: getattr(needed, phase) / GIB for phase in memory.PHASES}
+def _tightest(needed: Memory, constants: Constants) -> str:
+    phases = {phase: getattr(needed, phase) / GIB for phase in PHASES}
     phase, size, reserve = max(phases, key=phases.__getitem__), constants.gpu_bytes / GIB, constants.reserve_bytes / GIB
     left = size - phases[phase] - reserve
     end = f"{left:.1f} GiB ({left / size:.0%}) are free" if left >= 0 else f"{-left:.1f} GiB too much"
@@ -66,29 +72,73 @@ def _tightest(needed: memory.Memory, constants: Constants) -> str:
     return f"The tightest phase is {phase}: {parts}; {end}."
 
 
-def _why(needed: memory.Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
+def _why(needed: Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
     if needed.word in ("training", "together"):
         return _tightest(needed, constants)
-    reason = memory.REASONS[needed.word]
+    reason = REASONS[needed.word]
     if needed.word == "engine":
         most = constants.gpus_per_machine
-        tokens = workload.sample_tokens - memory.cache_tokens(shape, workload, constants, most)
+        tokens = workload.sample_tokens - cache_tokens(shape, workload, constants, most)
         missing = tokens * shape.cache_bytes / most / GIB
         reason += f". The tightest phase is generation: {missing:.1f} GiB a GPU are missing"
     return f"{reason[0].upper()}{reason[1:]}."
 
 
-def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> Iterator[str]:
+def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> list[str]:
     """The fewest flags that make the run fit on so many GPUs; nothing if no MOST_CHANGES of CHANGES do."""
-    enough = ("train.batch_size", most_ranks(workload, gpus) * workload.args.train.micro_batch_size)
+    enough = ("train.batch_size", workload.most_ranks(workload.algorithm, gpus) * workload.args.train.micro_batch_size)
     for count in range(1, MOST_CHANGES + 1):
         for chosen in combinations((*CHANGES, enough), count):
             changed = workload.with_flags(dict(chosen))
-            if memory.gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
-                yield " ".join(f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen)
-                return
+            if gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
+                return [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen]
+    return []
 
 
 def _or(parts: Sequence[str]) -> str:
     *first, end = parts
     return f"{', '.join(first)} or {end}" if first else end
+
+
+# ── the lowest stage ──
+
+
+def lowest_stage(
+    shape: ModelShape, gpus: int, workload: Workload, constants: Constants
+) -> tuple[int, Memory] | tuple[None, None]:
+    """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does."""
+    # In stage 0 DeepSpeed cannot put a model to sleep. For one rank all are the same, and 2 is OpenRLHF's default.
+    for stage in (1, 2, 3) if workload.most_ranks(workload.algorithm, gpus) > 1 else (2,):
+        needed = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
+        if needed.word == "fits":
+            return stage, needed
+    return None, None
+
+
+def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
+    """The lowest STAGE that fits with recomputation, and RECOMPUTES, false if it fits without; None if nothing fits."""
+    stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
+    if stage is None:
+        return None
+    kept = {STAGE: stage, RECOMPUTES: False}
+    needed = gpu_memory(shape, workload.with_flags(kept), constants, workload.algorithm, gpus)
+    # A plan does not count images, so with images activations are computed again.
+    return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
+
+
+def lower_stage(shape: ModelShape, workload: Workload, constants: Constants, gpu: str) -> list[str]:
+    """A warning if the workload has ZeRO stage 3 although a lower one fits, with the memory of both."""
+    if workload.args.ds.zero_stage < 3:
+        return []
+    gpus = workload.gpus
+    stage, lower = lowest_stage(shape, gpus, workload, constants)
+    if stage in (None, 3):
+        return []
+    current = gpu_memory(shape, workload, constants, workload.algorithm, gpus)
+    sizes = (
+        f"{lower.gib:.1f} GiB a GPU in the tightest phase with stage {stage}, and {current.gib:.1f} GiB with stage 3"
+    )
+    return [
+        f"{STAGE} is 3; {stage} fits too, and takes less time, because stage 3 gathers the weights for each pass. "
+        f"Predicted for {shape.name} on {many(gpus, f'{gpu} GPU')} (--gpu names another kind): {sizes}"
+    ]

@@ -124,3 +124,7 @@ class Workload:
     def ranks(self, role: str, algorithm: Algorithm, total: int) -> int:
         """Number of data-parallel ranks of a model that is trained or passed forward."""
         return max(self.gpus_of(role, algorithm, total) // self.copies, 1)
+
+    def most_ranks(self, algorithm: Algorithm, total: int) -> int:
+        """The ranks of the trained model that has most of them."""
+        return max(self.ranks(model, algorithm, total) for model in algorithm.trained)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import main
-from bapo_openrlhf.workbench.planning.host import host_memory
+from bapo_openrlhf.workbench.planning.memory import host_memory
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 
 sys.path.insert(0, str(Path(__file__).parent))

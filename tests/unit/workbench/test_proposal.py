@@ -11,8 +11,8 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, constants_of
-from bapo_openrlhf.workbench.planning.proposal import RECOMPUTES, STAGE, proposed
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
+from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposed
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
