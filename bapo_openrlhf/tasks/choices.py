@@ -30,25 +30,22 @@ def choice(text: str) -> Choice | None:
     return Choice(letter, first[4], bool(first[1] or first[2]))
 
 
-def several(text: str) -> list[str] | None:
+def letters(text: str) -> list[str] | None:
     """The letters of several choices in order, from A, C or A and C. None: these are no several letters."""
     text = _unstyled(text)
     return sorted(re.findall("[A-F]", text)) if _SEVERAL.fullmatch(text) else None
 
 
-def same_choice(given: str, label: str) -> bool | None:
+def same_choice(answer: str, label: str) -> bool | None:
     """Whether answer and label are the same choice. None: the label is none, so the answers themselves decide.
 
     A letter in a bracket with a text is the letter or the text, and an answer with both must have both right.
     """
-    ours, theirs = choice(given), choice(label)
-    listed, wanted = several(given), several(label)
-    if listed or wanted:
-        both = [letters or [*plain(text)] for letters, text in ((listed, given), (wanted, label))]
+    ours, theirs = choice(answer), choice(label)
+    if letters(answer) or letters(label):
+        both = [letters(text) or [*plain(text)] for text in (answer, label)]
         return both[0] == both[1] if all("".join(one).isalpha() for one in both) else None
-    if theirs is None or not (theirs.bracketed or not theirs.text):
-        return None
-    if ours is None:
+    if ours is None or theirs is None or (theirs.text and not theirs.bracketed):
         return None
     if ours.letter != theirs.letter or not (ours.text and theirs.text):
         return ours.letter == theirs.letter

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, shares, vector, written
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, shares, speech, texts_of, verdict
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -328,7 +328,7 @@ def answer(response: str) -> str | None:
     Then the expression is its first side that is no number. A response without these tags must be an expression, then
     special tokens. Time and memory are linear in the length of the text.
     """
-    response = said(response)
+    response = speech(response)
     before, closed, _ = response.rpartition("</answer>")
     if not closed:
         match = _RESPONSE.fullmatch(response)
@@ -367,17 +367,13 @@ def reward_func(
     answer is an expression with exactly the source numbers, whatever its value. A response never raises an error.
     """
     rewards, well_formed = [], []
-    for response, label in zip(written(queries, prompts, responses), labels, strict=True):
+    for response, label in zip(texts_of(queries, prompts, responses), labels, strict=True):
         numbers, target = parse_problem(label)
         expression = answer(response)
         value = None if expression is None else _value_over(expression, numbers)
         rewards.append(float(value is not None and value == target))
         well_formed.append(float(value is not None))
-    return {
-        "rewards": vector(rewards),
-        "scores": vector(rewards),
-        "extra_logs": {"well_formed": vector(well_formed)},
-    }
+    return verdict(rewards, well_formed=well_formed)
 
 
 # ---------------------------------------------------------------------------------------------------------- the task

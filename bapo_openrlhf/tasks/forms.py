@@ -12,7 +12,7 @@ _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[a-zA-Z0-9])")
 
 
-def refused(value: str, reference: str) -> bool:
+def is_refused(value: str, reference: str) -> bool:
     """Whether the form of an answer says that it does not equal the label, or that it must not be evaluated."""
     rules = (is_other_bracket, is_other_ratio, is_unfinished, is_large)
     return any(rule(value, reference) for rule in rules)
@@ -101,7 +101,7 @@ _TRANSPOSED = re.compile(r"(\(.*\)) ?\^(?:T|\\top|\{(?:T|\\top)\})")
 _RATIO = re.compile(r"([0-9]+):([0-9]+)")
 
 
-def alike(value: str, reference: str) -> tuple[str, str]:
+def same_shape(value: str, reference: str) -> tuple[str, str]:
     """Answer and label, in one shape if one is a vector in rows and the other a tuple, or a ratio and a fraction."""
     pair = [_TRANSPOSED.sub(r"\1", text) if _TRANSPOSED.fullmatch(text) else text for text in (value, reference)]
     if {_kind(text) for text in pair} == {"matrix", "tuple"}:
@@ -128,14 +128,14 @@ _ATOM = re.compile(
 _CALCULATED = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
 
 
-def solved(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple[str, str] | None:
+def sides(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple[str, str] | None:
     r"""Answer and label without the name of what they give, such as x in x = 5. None: an equation is false.
 
     What stands before the last "=" must be a name, or equal the label as 6 \times 7 does in 6 \times 7 = 42. An answer
     such as 42 = 43 gives two numbers, and 2x = 5 does not give x.
     """
-    if (wanted := _named(reference)) is not None:
-        return _in_order(value, wanted)
+    if (names := _named(reference)) is not None:
+        return _in_order(value, names)
     label = split(reference, "=")
     if len(label) == 2 and "=" not in value and _ATOM.fullmatch(_without_arguments(label[0])):
         return value, label[1]
@@ -155,12 +155,12 @@ def _named(text: str) -> dict[str, str] | None:
     return named if len(named) == len(pairs) else None
 
 
-def _in_order(value: str, wanted: dict[str, str]) -> tuple[str, str] | None:
-    label = f"({', '.join(wanted.values())})"
-    if (given := _named(value)) is not None:
-        return (f"({', '.join(given[name] for name in wanted)})", label) if given.keys() == wanted.keys() else None
+def _in_order(value: str, by_name: dict[str, str]) -> tuple[str, str] | None:
+    label = f"({', '.join(by_name.values())})"
+    if (values := _named(value)) is not None:
+        return (f"({', '.join(values[name] for name in by_name)})", label) if values.keys() == by_name.keys() else None
     *names, last = split(value, "=")
-    if names not in ([], [f"({', '.join(wanted)})"]):
+    if names not in ([], [f"({', '.join(by_name)})"]):
         return None
     return (last if _kind(last) == "tuple" else f"({last})"), label
 

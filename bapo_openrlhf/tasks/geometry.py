@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import math as mathematics
 from bapo_openrlhf.tasks.math import answer as answer  # Majority votes need it.
 from bapo_openrlhf.tasks.math import reward_func as reward_func
@@ -98,14 +98,10 @@ def _opened(content: bytes) -> tuple[bytes, str]:
     except BadRow:
         raise
     except Image.DecompressionBombError as error:  # The image exceeds Pillow's own limit.
-        raise BadRow(f"image too large: {_words(error)}") from None
+        raise BadRow(f"image too large: {one_line(error)}") from None
     except Exception as error:  # Pillow's decoders raise errors of many kinds for a broken file.
-        raise BadRow(f"image broken: {_words(error)}") from None
+        raise BadRow(f"image broken: {one_line(error)}") from None
     return content, hashlib.blake2b(pixels, digest_size=16, person=b"%dx%d" % image.size).hexdigest()
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def boxed_prompt(problem: Problem) -> str:

@@ -18,10 +18,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.tasks import choices, forms, letters
-from bapo_openrlhf.tasks.labels import is_answer, is_mathematics
+from bapo_openrlhf.tasks import choices, forms
 from bapo_openrlhf.tasks.notation import closes, is_text, parts
-from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, said, text_key, vector, written
+from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, speech, text_key, texts_of, verdict
 
 # ---------------------------------------------------------------------------------------------------- published data
 
@@ -55,6 +54,31 @@ def _label(answer: Any) -> str:
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     return re.sub(r"(?<!\\)\$", "", str(answer)).strip().rstrip(".").rstrip()
+
+
+# A label may be "proof" or "notfound", or the whole worked solution. No response equals it, so each right answer would
+# get the reward 0.
+_GROUP = re.compile(r"\\(?:text\w*|math\w+|mbox|operatorname\*?|begin|end) ?\{[^{}]*\}|_\{[^{}]*\}|\\[a-zA-Z]+")
+_FOREIGN = re.compile(r"[\"`#<>]{2}|[\"`#]|\n")
+_WORD = re.compile(r"[a-zA-Z]{4,}")
+_FUNCTIONS = frozenset(
+    (*("sqrt", "frac", "asin", "acos", "atan", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan"),
+     *("floor", "ceil", "true", "false", "even", "infty", "infinity"))
+)  # fmt: skip
+
+
+def is_mathematics(label: str) -> bool:
+    r"""Whether a label reads as mathematics or a choice. Words count as such only within \text{}."""
+    if choices.choice(label) or is_text(label):
+        return True
+    bare = _GROUP.sub(" ", parts(label)[0])
+    words = (word for word in _WORD.findall(bare) if not word.isupper())
+    return not _FOREIGN.search(label) and all(word.casefold() in _FUNCTIONS for word in words)
+
+
+def is_answer(label: str) -> bool:
+    """Whether a label reads as mathematics, or is at most three words."""
+    return is_mathematics(label) or bool(re.fullmatch(r"[^\W\d_]+(?:[ '-][^\W\d_]+){0,2}", label))
 
 
 def boxed_prompt(problem: Problem) -> str:
@@ -105,38 +129,40 @@ def _content(response: str, start: int) -> tuple[str | None, int]:
 
 def answer(response: str) -> str | None:
     """The answer of a response without layout and unit, or None. Equal answers may still differ, as 1/2 and 0.5."""
-    content = boxed(said(response))
+    content = boxed(speech(response))
     if content is None or len(content) > MAX_LENGTH:
         return None
     return parts(content)[0] or None
 
 
-def equal(given: str, label: str) -> bool:
+def equal(content: str, label: str) -> bool:
     r"""Whether an answer, which is the content of a box, equals the label.
 
     Commas separate several values. Their order matters only in a tuple. A unit or percent sign may be left out, but if
     both have one, the two must be equal. 50\% also equals 0.5, but 50 does not. 90^\circ also equals \frac{\pi}{2}.
     """
-    if max(len(given), len(label)) > MAX_LENGTH:
+    if max(len(content), len(label)) > MAX_LENGTH:
         return False
-    chosen = choices.same_choice(given, label)
-    if chosen is not None:
-        return chosen
-    given, label = choices.content(given), choices.content(label)
-    (value, unit), (reference, measure) = parts(given), parts(label)
+    same = choices.same_choice(content, label)
+    if same is not None:
+        return same
+    content, label = choices.content(content), choices.content(label)
+    (value, unit), (reference, measure) = parts(content), parts(label)
     units = {unit, measure}
     if not value or not reference or (len(units - {""}) > 1 and units != {"cent", "dollar"}):
         return False
     changed = forms.is_changed(unit, measure, reference) or units == {"cent", "dollar"}
     if value == reference and not changed:
         return True
-    words = forms.same_words(value, reference, is_text(given) or is_text(label))
+    words = forms.same_words(value, reference, is_text(content) or is_text(label))
     if words is not None:
         return words
-    solved = forms.solved(value, reference, _side)
-    if solved is None or forms.refused(*(solved := forms.alike(*solved))):
+    sides = forms.sides(value, reference, _side)
+    if sides is None:
         return False
-    value, reference = solved
+    value, reference = forms.same_shape(*sides)
+    if forms.is_refused(value, reference):
+        return False
     if not changed and (value == reference or _same(value, reference)):
         return True
     for name, factor in _SCALES.items():
@@ -150,6 +176,30 @@ def _side(side: str, reference: str) -> bool:
     return side == reference or (not forms.is_large(side, reference) and _same(side, reference))
 
 
+_NAME = re.compile(r"\\(?:begin|end|mathbb|mathcal|operatorname) ?\{[^{}]*\}|\\([a-zA-Z]+)|([a-zA-Z])")
+_FREE = "uvwqzkhmnpstyxjlrcba"  # Not e and i, which are numbers, and not d, f, g and o.
+
+
+def distinct_letters(value: str, reference: str) -> tuple[str, str] | None:
+    """Answer and label without two letters that differ only by case. None: there are too few letters.
+
+    R and r are two variables, but math-verify's reader writes every letter small. So a capital letter that also occurs
+    as a small one gets the name of another letter, in answer and label alike.
+    """
+    names = {name[1] or name[2] for text in (value, reference) for name in _NAME.finditer(text)} - {None}
+    small = {name for name in names if name[0].islower()}
+    capital = sorted(name for name in names if name[0].isupper() and name[0].lower() + name[1:] in small)
+    free = [letter for letter in _FREE if not {letter, letter.upper()} & names]
+    if len(free) < len(capital):
+        return None
+    new = dict(zip(capital, free, strict=False))
+
+    def rename(match: re.Match[str]) -> str:
+        return new.get(match[1] or match[2], match[0]) + (" " if match[1] in new else "")
+
+    return _NAME.sub(rename, value), _NAME.sub(rename, reference)
+
+
 def _same(value: str, reference: str) -> bool:
     """Whether math-verify finds two answers equal in time. Its alarm works only in the main thread (`--verifier.*`)."""
     from latex2sympy2_extended import NormalizationConfig
@@ -157,9 +207,9 @@ def _same(value: str, reference: str) -> bool:
 
     if forms.is_decimal(value) and forms.is_decimal(reference):
         return Decimal(value) == Decimal(reference)
-    if (apart := letters.told_apart(value, reference)) is None:
+    if (renamed := distinct_letters(value, reference)) is None:
         return False
-    value, reference = apart
+    value, reference = renamed
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # Otherwise it warns of each timeout.
     seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
     # Its handling of units is off because any last letters are a unit for it: 6m equals 6, and a + b + c equals a + b.
@@ -185,7 +235,7 @@ def _same(value: str, reference: str) -> bool:
 
 def score(response: str, label: str) -> float:
     """r(x, y): 1.0 if the answer in the last box, outside of unfinished thinking, equals the label, otherwise 0.0."""
-    content = boxed(said(response))
+    content = boxed(speech(response))
     return float(content is not None and equal(content, str(label)))
 
 
@@ -200,10 +250,9 @@ def reward_func(
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function. "extra_logs" has "boxed": 1.0 if there is an answer in a box, right or wrong."""
-    texts = written(queries, prompts, responses)
-    rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
-    boxed = vector([float(answer(text) is not None) for text in texts])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"boxed": boxed}}
+    texts = texts_of(queries, prompts, responses)
+    rewards = [score(text, label) for text, label in zip(texts, labels, strict=True)]
+    return verdict(rewards, boxed=[float(answer(text) is not None) for text in texts])
 
 
 # ---------------------------------------------------------------------------------------------------------- the task

@@ -31,7 +31,7 @@ import numpy as np
 
 from bapo_openrlhf.errors import ConfigError, one_line
 from bapo_openrlhf.tasks import worked
-from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, said, shares, vector, written
+from bapo_openrlhf.tasks.task import Part, Problem, Source, Task, shares, speech, texts_of, verdict
 from bapo_openrlhf.user_file import read_yaml
 
 VERSION = "0.1.25"  # FENCES and LITERALS were found in this version.
@@ -138,6 +138,7 @@ class Kind(NamedTuple):
 
 _WORD = re.compile(r"(?P<name>[\w-]+(?:@(?P<level>[0-9]+))?)(?::(?P<weight>[0-9.]+))?")
 _OWN = ("task", "level", "weight", "steps")  # the keys of an entry of the file that are no parameters of the library
+_SET_HERE = ("seed", "size")  # parameters of the library that no entry has
 
 
 def requested_kinds(tasks: str | None, config: Path | None) -> list[Kind]:
@@ -158,7 +159,7 @@ def requested_kinds(tasks: str | None, config: Path | None) -> list[Kind]:
                 f"--tasks has {word!r}; each must be NAME, NAME@LEVEL or NAME:WEIGHT, with a weight of at least 0"
             )
         name = match["name"].partition("@")[0]
-        entry = {**entries.get(name, {})}
+        entry = dict(entries.get(name, {}))
         if match["level"]:
             entry["level"] = int(match["level"])
         if match["weight"]:
@@ -182,21 +183,21 @@ def _entries(config: Path) -> dict[str, dict[str, Any]]:
     return {str(name): entry or {} for name, entry in content.items()}
 
 
-def _weight(given: Any) -> float | None:
+def _weight(value: Any) -> float | None:
     try:
-        weight = float(given)
+        weight = float(value)
     except (TypeError, ValueError):
         return None
     return weight if 0 <= weight < math.inf else None
 
 
-def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str]) -> Kind:
+def _kind(title: str, name: str, entry: Mapping[str, Any], entries: Sequence[str]) -> Kind:
     factory = library()
     task, weight = entry.get("task", name), _weight(entry.get("weight", 1))
     if task in REFUSED:
         raise ConfigError(f"task is {task}; it is refused because {REFUSED[task]}")
     if task not in factory.DATASETS:
-        close = difflib.get_close_matches(str(task), [*names, *factory.DATASETS], n=3, cutoff=0.5)
+        close = difflib.get_close_matches(str(task), [*entries, *factory.DATASETS], n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"task is {task!r}; it must be one of reasoning-gym's {len(factory.DATASETS)}{hint}")
     if weight is None:
@@ -205,20 +206,18 @@ def _kind(title: str, name: str, entry: Mapping[str, Any], names: Sequence[str])
     if steps is None or steps > 1:
         raise ConfigError(f"{title}: steps is {entry['steps']!r}; it must be a share within 0..1")
     parameters = {key: value for key, value in entry.items() if key not in _OWN}
-    known = [
-        field.name for field in dataclasses.fields(factory.DATASETS[task][1]) if field.name not in ("seed", "size")
-    ]
-    unknown = next((key for key in parameters if key not in known), None)
+    names = [field.name for field in dataclasses.fields(factory.DATASETS[task][1]) if field.name not in _SET_HERE]
+    unknown = next((key for key in parameters if key not in names), None)
     if unknown is not None:
-        raise ConfigError(f"{title}: {unknown} is no parameter of {task}; it has {', '.join(known)}")
+        raise ConfigError(f"{title}: {unknown} is no parameter of {task}; it has {', '.join(names)}")
     try:
         if "level" in entry:
             parameters = _of_level(factory, task, entry["level"]) | parameters
         factory.create_dataset(task, **parameters, seed=0)
     except (AssertionError, ValueError, TypeError) as error:
-        given = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+        words = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
         raise ConfigError(
-            f"{title}: reasoning-gym refuses {task} with {given or 'no parameters'}: {one_line(error)}"
+            f"{title}: reasoning-gym refuses {task} with {words or 'no parameters'}: {one_line(error)}"
         ) from None
     return Kind(title, task, parameters, weight, steps)
 
@@ -234,7 +233,7 @@ def _of_level(factory: Any, task: str, level: Any) -> dict[str, Any]:
     curriculum.set_global_level(level)
     parameters = dataclasses.asdict(curriculum.generate_configuration())
     usual = dataclasses.asdict(factory.DATASETS[task][1]())
-    return {key: value for key, value in parameters.items() if key not in ("seed", "size") and value != usual[key]}
+    return {key: value for key, value in parameters.items() if key not in _SET_HERE and value != usual[key]}
 
 
 # ----------------------------------------------------------------------------------------------------------- problems
@@ -290,15 +289,14 @@ def _trained(kinds: Sequence[Kind], part: str) -> list[Kind]:
     return [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
 
 
-def _generate(kinds: Sequence[Kind], part: str, count: int, seed: int) -> Iterator[Problem]:
-    named = [kind for kind in kinds if kind.name == part]
-    chosen = {kind.name: kind for kind in named or _trained(kinds, part)}
+def _generate(kinds: Sequence[Kind], _generator: str, part: str, count: int, seed: int) -> Iterator[Problem]:
+    benchmark = [kind for kind in kinds if kind.name == part]
+    by_name = {kind.name: kind for kind in benchmark or _trained(kinds, part)}
     generated: list[Problem] = []
-    for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in chosen.items()}).items():
-        kind = chosen[name]
-        new = problems(kind, part, number, seed)
+    for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in by_name.items()}).items():
+        new = problems(by_name[name], part, number, seed)
         if len(new) < number:
-            raise ConfigError(f"{number} problems of {kind.name} are asked for; there are only {len(new)}")
+            raise ConfigError(f"{number} problems of {name} are asked for; there are only {len(new)}")
         generated += new
     random.Random(f"{seed}/{part}").shuffle(generated)
     return iter(generated)
@@ -319,7 +317,7 @@ def question_prompt(problem: Problem) -> str:
 
 def answer(response: str) -> str | None:
     """The text of the last <answer>...</answer> of a response without blanks around it, or None."""
-    before, closed, _ = said(response).rpartition("</answer>")
+    before, closed, _ = speech(response).rpartition("</answer>")
     _, opened, text = before.rpartition("<answer>")
     return text.strip() if closed and opened and len(text) <= MAX_LENGTH else None
 
@@ -346,13 +344,13 @@ def score(response: str, label: str) -> float:
         raise ValueError(
             f"label is {label!r:.80}; it must be one that `bapo-openrlhf prepare reasoning_gym` wrote"
         ) from None
-    given = answer(response)
-    if given is None or (task in FENCES and not harmless(given, names=FENCES[task])):
+    text = answer(response)
+    if text is None or (task in FENCES and not harmless(text, names=FENCES[task])):
         return 0.0
-    if task in MAY_BE_NAN and "nan" in given.lower():
+    if task in MAY_BE_NAN and "nan" in text.lower():
         return 0.0
     try:
-        value = float(_scorer(task, parameters).score_answer(given, entry))
+        value = float(_scorer(task, parameters).score_answer(text, entry))
     except Exception:  # Some of the library's functions cannot read each text.
         return 0.0
     if not -ROUNDING <= value <= 1 + ROUNDING:
@@ -363,8 +361,8 @@ def score(response: str, label: str) -> float:
 def takes(label: Any) -> bool:
     """Whether the answer in a label has a score above 0. A label without one, whose answers are many, is taken."""
     try:
-        given = _label(label)[2]["answer"]
-        return given is None or score(f"<answer>{given}</answer>", label) > 0
+        own = _label(label)[2]["answer"]
+        return own is None or score(f"<answer>{own}</answer>", label) > 0
     except (SyntaxError, ValueError, KeyError, TypeError):
         return False
 
@@ -374,10 +372,9 @@ def reward_func(
     **kwargs: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """OpenRLHF's reward function, in 0..1. "extra_logs" has "answered": 1.0 if there is an answer within tags."""
-    texts = written(queries, prompts, responses)
-    rewards = vector([score(text, label) for text, label in zip(texts, labels, strict=True)])
-    answered = vector([float(answer(text) is not None) for text in texts])
-    return {"rewards": rewards, "scores": rewards, "extra_logs": {"answered": answered}}
+    texts = texts_of(queries, prompts, responses)
+    rewards = [score(text, label) for text, label in zip(texts, labels, strict=True)]
+    return verdict(rewards, answered=[float(answer(text) is not None) for text in texts])
 
 
 # ---------------------------------------------------------------------------------------------------------- the task
@@ -394,18 +391,19 @@ def configured(tasks: str | None, config: Path | None) -> Task:
     if tasks is None and config is None:
         raise ConfigError("reasoning_gym needs --tasks NAME,... or --config FILE; it has no default")
     kinds = requested_kinds(tasks, config)
-
-    def generate(_generator: str, part: str, count: int, seed: int) -> Iterator[Problem]:
-        return _generate(kinds, part, count, seed)
-
     if reserved := next((kind.name for kind in kinds if kind.name in ("train", "warmup", "test")), None):
         raise ConfigError(f"--tasks has {reserved}; the name stands for a part")
     names = {kind.name: Part(kind.name, _SOURCE) for kind in kinds}
     sizes = {"train": 1000, **dict.fromkeys(names, 100)}
     if _trained(kinds, "warmup"):
         sizes["warmup"] = 500
-    sizes_by_generator = {f"reasoning-gym {VERSION}": sizes}
-    return dataclasses.replace(TASK, benchmarks=names, generate=generate, sizes=sizes_by_generator, kinds=repr(kinds))
+    return dataclasses.replace(
+        TASK,
+        benchmarks=names,
+        generate=functools.partial(_generate, kinds),
+        sizes={f"reasoning-gym {VERSION}": sizes},
+        kinds=repr(kinds),
+    )
 
 
 TASK = Task(

@@ -117,7 +117,7 @@ def shares(count: int, weights: Mapping[str, float]) -> dict[str, int]:
 THINK = "<think>"
 
 
-def written(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[str] | None) -> list[str]:
+def texts_of(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[str] | None) -> list[str]:
     """What the model wrote, after the `<think>` with which its prompt may end.
 
     OpenRLHF's own engine gives no responses. Then each is what follows the prompt in its query, and nothing if the
@@ -126,11 +126,11 @@ def written(queries: Sequence[str], prompts: Sequence[str], responses: Sequence[
     if responses is None:
         pairs = zip(queries, prompts, strict=True)
         responses = [query.partition(prompt)[2] if prompt else query for query, prompt in pairs]
-    opened = (THINK if prompt.rstrip().endswith(THINK) else "" for prompt in prompts)
-    return [begun + response for begun, response in zip(opened, responses, strict=True)]
+    starts = (THINK if prompt.rstrip().endswith(THINK) else "" for prompt in prompts)
+    return [start + response for start, response in zip(starts, responses, strict=True)]
 
 
-def said(response: str) -> str:
+def speech(response: str) -> str:
     """A response without thinking that has begun with `<think>` and has not ended."""
     before, begun, after = response.rpartition(THINK)
     return before if begun and "</think>" not in after else response
@@ -148,3 +148,9 @@ def vector(numbers: list[float]) -> Any:
     """A float tensor, which OpenRLHF's own engine needs. It is a list if the process has not loaded torch."""
     torch = sys.modules.get("torch")
     return numbers if torch is None else torch.tensor(numbers, dtype=torch.float32)
+
+
+def verdict(rewards: list[float], **logs: list[float]) -> dict[str, Any]:
+    """What a reward function returns: the rewards, which are also the scores, and "extra_logs" for the metrics."""
+    extra_logs = {name: vector(numbers) for name, numbers in logs.items()}
+    return {"rewards": vector(rewards), "scores": vector(rewards), "extra_logs": extra_logs}

@@ -34,16 +34,13 @@ def calculation(expression: str) -> list[str]:
                 a, b = value(left), value(right)
                 sign, compute = _OPERATIONS[type(op)]
                 result = compute(a, b)
-                steps.append(f"{a} {sign} {_operand(b)}{_partial(a, sign, b)} = {result}")
+                operand = f"({b})" if b < 0 else str(b)
+                steps.append(f"{a} {sign} {operand}{_partial(a, sign, b)} = {result}")
                 return result
         raise ValueError(f"{expression!r} is no expression with + - * / and whole numbers")
 
     value(ast.parse(expression.strip(), mode="eval").body)
     return steps
-
-
-def _operand(number: Fraction) -> str:
-    return f"({number})" if number < 0 else str(number)
 
 
 def _partial(a: Fraction, sign: str, b: Fraction) -> str:
@@ -72,11 +69,11 @@ def divisor(numbers: list[int]) -> list[str]:
 WITHOUT_ANSWER = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
 # The steps of an entry of reasoning-gym, from its metadata, by the name of its task.
 STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
-    "basic_arithmetic": lambda of: calculation(of["expression"]),
-    "chain_sum": lambda of: calculation(of["expression"]),
-    "countdown": lambda of: calculation(of["expression"]),
-    "gcd": lambda of: divisor(of["numbers"]),
-    "products": lambda of: calculation(of["expression"]),
+    "gcd": lambda metadata: divisor(metadata["numbers"]),
+    **dict.fromkeys(
+        ("basic_arithmetic", "chain_sum", "countdown", "products"),
+        lambda metadata: calculation(metadata["expression"]),
+    ),
 }
 
 
@@ -84,5 +81,5 @@ def solution(task: str, entry: Mapping[str, Any], *, steps: bool = True) -> str 
     """The worked solution of a reasoning-gym entry, or only its answer without `steps` or STEPS; None: it has none."""
     if task in WITHOUT_ANSWER:
         return None
-    written = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps and task in STEPS else []
-    return " ".join([*written, f"<answer>{entry['answer']}</answer>"])
+    sentences = [f"{step}." for step in STEPS[task](entry["metadata"])] if steps and task in STEPS else []
+    return " ".join([*sentences, f"<answer>{entry['answer']}</answer>"])
