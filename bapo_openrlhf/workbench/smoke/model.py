@@ -12,7 +12,6 @@ from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.smoke.reduce import Reduction, smaller
 
 WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.onnx*")
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 PLACES = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")  # of images in a text
 
 
@@ -32,12 +31,10 @@ def source_folder(flag: str, name: str) -> Path:
         ) from None
 
 
-def make_small_model(
-    name: str, source: Path, folder: Path, *, cpu: bool, dtype: str, scores: bool = False
-) -> list[Reduction]:
+def make_small_model(name: str, source: Path, folder: Path, *, cpu: bool, scores: bool = False) -> list[Reduction]:
     """Write a model with the files of `source`, but two layers and random weights; return the sizes that are smaller.
 
-    On a CPU widths shrink, too. `scores` says that it is a reward model, and `dtype` is as in --ds.param_dtype.
+    On a CPU widths shrink, too. `scores` says that it is a reward model. The weights are in bfloat16, as a run's.
     """
     machine.prepare()
 
@@ -57,7 +54,7 @@ def make_small_model(
     if scores:
         kind, config.num_labels = transformers.AutoModelForSequenceClassification, 1
     torch.manual_seed(0)
-    model = kind.from_config(config, dtype=getattr(torch, DTYPES[dtype]))
+    model = kind.from_config(config, dtype=torch.bfloat16)
     if vision is not None:
         _say_no_places(model, [getattr(config, name) for name in PLACES if getattr(config, name, None) is not None])
     folder.mkdir(parents=True)

@@ -50,16 +50,20 @@ class Reduction:
     """One change: the name of a flag, or of a size of the model; the two values; and the reason."""
 
     name: str
-    given: Any
-    used: Any
-    why: str
+    value: Any
+    replacement: Any
+    reason: str
 
 
 def reductions(args: SimpleNamespace, *, cpu: bool, candidates: int = 1) -> list[Reduction]:
     """The flags that a smoke run changes. The method draws `candidates` prompts for each that it generates for."""
-    given = flags_of(args)
+    flags = flags_of(args)
     changes = {**_short(args, candidates), **(_on_the_cpu(args, candidates) if cpu else {})}
-    return [Reduction(name, given[name], used, why) for name, (used, why) in changes.items() if given.get(name) != used]
+    return [
+        Reduction(name, flags[name], replacement, reason)
+        for name, (replacement, reason) in changes.items()
+        if flags.get(name) != replacement
+    ]
 
 
 def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]:
@@ -67,12 +71,12 @@ def _short(args: SimpleNamespace, candidates: int) -> dict[str, tuple[Any, str]]
     adapt, ckpt = args.adapt, args.ckpt
     delay = min(adapt.rollout_delay, STEPS)
     together = adapt.reevaluate_every % adapt.rollout_delay == 0
-    again = min(adapt.reevaluate_every, delay if together else 1)
+    every = min(adapt.reevaluate_every, delay if together else 1)
     changes: dict[str, tuple[Any, str]] = {f"{model}.num_nodes": (1, ONE_MACHINE) for model in _models(args)}
     if adapt.enabled:
         changes |= {
             "adapt.rollout_delay": (delay, f"{SHORT}, and a sync has to be among them"),
-            "adapt.reevaluate_every": (again, f"{SHORT}, and a re-evaluation has to be among them"),
+            "adapt.reevaluate_every": (every, f"{SHORT}, and a re-evaluation has to be among them"),
         }
     return changes | {
         "vllm.num_engines": (max(args.vllm.num_engines // args.actor.num_nodes, 1), ONE_MACHINE),
@@ -142,14 +146,14 @@ def _plain(value: Any) -> Any:
 def gpus_needed(args: SimpleNamespace, changes: Iterable[Reduction]) -> int:
     """GPUs that the smoke run takes, with its changes."""
     models = batch_arithmetic(args).ranks
-    reduced = with_flags(args, {change.name: change.used for change in changes})
+    reduced = with_flags(args, {change.name: change.replacement for change in changes})
     blocks = blocks_of(reduced, critic="critic" in models, reference="reference" in models)
     return sum(block.gpus for block in blocks.values())
 
 
 def _models(args: SimpleNamespace) -> list[str]:
-    used = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
-    return used if args.reward.remote_url else [*used, "reward"]
+    models = [{"reference": "ref"}.get(name, name) for name in batch_arithmetic(args).ranks]
+    return models if args.reward.remote_url else [*models, "reward"]
 
 
 def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> Iterator[Reduction]:
@@ -158,10 +162,10 @@ def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> It
     heads = getattr(part, "num_attention_heads", None)
     head = getattr(part, "head_dim", None) or (part.hidden_size // heads if heads else None)
     for size, most in (depths | WIDTHS if cpu else depths).items():
-        given = getattr(part, size, None)
-        if given is not None and given > most:
+        value = getattr(part, size, None)
+        if value is not None and value > most:
             setattr(part, size, most)
-            yield Reduction(f"{name} {size}", given, most, "more layers are the same again" if size in depths else SLOW)
+            yield Reduction(f"{name} {size}", value, most, "more layers are the same again" if size in depths else SLOW)
     keys = getattr(part, "num_key_value_heads", None)
     if cpu and keys is not None and heads is not None:
         part.num_key_value_heads = part.num_attention_heads if keys == heads else 1
@@ -169,8 +173,8 @@ def smaller(name: str, part: Any, *, cpu: bool, hidden: int | None = None) -> It
             yield Reduction(f"{name} num_key_value_heads", keys, part.num_key_value_heads, SLOW)
     rope = getattr(part, "rope_parameters", None) or {}
     if cpu and head and "mrope_section" in rope:  # positions of time, height and width; they fill half a head
-        now = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
-        part.rope_parameters = rope | {"mrope_section": [count * now // head for count in rope["mrope_section"]]}
+        new_head = getattr(part, "head_dim", None) or part.hidden_size // part.num_attention_heads
+        part.rope_parameters = rope | {"mrope_section": [count * new_head // head for count in rope["mrope_section"]]}
     if getattr(part, "layer_types", None):
         part.layer_types = part.layer_types[:LAYERS]
     for indexes in [key for key in vars(part) if key.endswith("_indexes")]:  # layers with full attention, say

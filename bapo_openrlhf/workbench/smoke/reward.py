@@ -31,12 +31,12 @@ def by_hash(function: Callable[..., dict[str, Any]] | None, low: float, high: fl
     """
 
     def reward_func(queries: list[str], prompts: list[str], labels: list[Any], responses: list[str]) -> dict[str, Any]:
-        given = checked(call(function, queries, prompts, labels, responses)) if function else {}
+        result = checked(call(function, queries, prompts, labels, responses)) if function else {}
         rewards = []
         for query, prompt in zip(queries, prompts, strict=True):
             chance = CHANCES[zlib.crc32(prompt.encode()) % len(CHANCES)]
             rewards.append(high if zlib.crc32(query.encode()) % 8 < chance else low)
-        logs = {name: vector([number]) for name, number in given.get("extra_logs", {}).items()}
+        logs = {name: vector([number]) for name, number in result.get("extra_logs", {}).items()}
         return {"rewards": vector(rewards), "scores": vector(rewards), "extra_logs": logs}
 
     return reward_func

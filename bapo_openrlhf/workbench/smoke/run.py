@@ -94,8 +94,8 @@ class Smoke:
         changes += [*sizes, *self._rewards()]
         stages.say("changed for this run:")
         for change in changes:
-            stages.say(f"  {change.name}: {change.given} -> {change.used} ({change.why})")
-        flags = {change.name: change.used for change in changes if change.name in self.defaults}
+            stages.say(f"  {change.name}: {change.value} -> {change.replacement} ({change.reason})")
+        flags = {change.name: change.replacement for change in changes if change.name in self.defaults}
         whole = reduce.settings(args, self.defaults, flags | names | self._places())
         (self.folder / CONFIG).write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
 
@@ -124,30 +124,28 @@ class Smoke:
 
     def _small_models(self, on_cpu: bool) -> tuple[dict[str, str], list[reduce.Reduction]]:
         """Make each model of the run small. Returns the flags that name the new ones, and the sizes that changed."""
-        given = {model: getattr(self.args, model).model_name_or_path for model in ("actor", "critic", "reward")}
-        flags = {model: f"{model}.model_name_or_path" for model, name in given.items() if name}
-        sources = {name: source_folder(flags[model], name) for model, name in given.items() if name}
+        names = {model: getattr(self.args, model).model_name_or_path for model in ("actor", "critic", "reward")}
+        flags = {f"{model}.model_name_or_path": name for model, name in names.items() if name}
+        sources = {name: source_folder(flag, name) for flag, name in flags.items()}
+        folders = {name: self.folder / f"model{number}" for number, name in enumerate(sources, 1)}
         changes = []
-        for number, (name, source) in enumerate(sources.items(), 1):
-            folder, kind = self.folder / f"model{number}", self.args.ds.param_dtype
+        for name, source in sources.items():
             changes += [reduce.Reduction("weights", name, "random", "two layers have no others")]
-            scores = name == given["reward"]
-            changes += make_small_model(name, source, folder, cpu=on_cpu, dtype=kind, scores=scores)
-        places = {name: str(self.folder / f"model{number}") for number, name in enumerate(sources, 1)}
-        return {flag: places[given[model]] for model, flag in flags.items()}, changes
+            changes += make_small_model(name, source, folders[name], cpu=on_cpu, scores=name == names["reward"])
+        return {flag: str(folders[name]) for flag, name in flags.items()}, changes
 
     def _rewards(self) -> list[reduce.Reduction]:
         """Write the reward file. An agent and a reward model keep their own rewards."""
         args = self.args
         if not args.reward.remote_url or args.train.agent_func_path:
             return []
-        (given, *_), path = args.reward.remote_url, self.folder / "reward.py"
+        (source, *_), path = args.reward.remote_url, self.folder / "reward.py"
         low, high = args.adapt.rewards() or UNIT
-        is_file = given.endswith(".py")
-        write_reward(path, given if is_file else None, float(low), float(high))
-        true = "the true function is called, too" if is_file else "the server was asked in the checks"
-        why = f"a hash of the response is the reward: a random model solves nothing; {true}"
-        return [reduce.Reduction("reward.remote_url", given, str(path), why)]
+        is_file = source.endswith(".py")
+        write_reward(path, source if is_file else None, float(low), float(high))
+        judge = "the true function is called, too" if is_file else "the server was asked in the checks"
+        reason = f"a hash of the response is the reward: a random model solves nothing; {judge}"
+        return [reduce.Reduction("reward.remote_url", source, str(path), reason)]
 
     def _places(self) -> dict[str, str]:
         folder, args = self.folder, self.args

@@ -26,11 +26,11 @@ def marked(mark: str) -> dict[str, str]:
 
 def processes(mark: str) -> Iterator[Path]:
     """The folders in /proc of the processes of a run."""
-    wanted = f"{MARK}={mark}".encode()
+    variable = f"{MARK}={mark}".encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # it has ended, or it is another user's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
                     yield folder
 
 
@@ -78,11 +78,11 @@ class Stages:
             yield
         finally:
             for _ in range(50):  # a process may start another one before it ends
-                left = list(processes(self.mark))
-                for folder in left:
+                folders = list(processes(self.mark))
+                for folder in folders:
                     with suppress(ProcessLookupError):
                         os.kill(int(folder.name), signal.SIGKILL)
-                if not left:
+                if not folders:
                     break
                 time.sleep(0.1)
 

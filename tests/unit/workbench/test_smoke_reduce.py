@@ -34,7 +34,7 @@ def parse(*words):
 
 
 def used(args, **facts):
-    return {change.name: change.used for change in reduce.reductions(args, **facts)}
+    return {change.name: change.replacement for change in reduce.reductions(args, **facts)}
 
 
 def defaults():
@@ -145,7 +145,7 @@ def test_a_published_model_with_gpus_only_loses_layers(name):
     result = (text.hidden_size, text.num_attention_heads, text.num_key_value_heads, text.intermediate_size)
     assert result == (width, heads, keys, mlp) and text.vocab_size == vocabulary
     assert text.num_hidden_layers == len(text.layer_types) == 2
-    assert (changes[0].name, changes[0].given, changes[0].used) == ("model num_hidden_layers", layers, 2)
+    assert (changes[0].name, changes[0].value, changes[0].replacement) == ("model num_hidden_layers", layers, 2)
     assert len(changes) == 1 + (vision is not None)
     if vision is not None:
         assert (vision.depth, vision.out_hidden_size, vision.fullatt_block_indexes) == (2, width, [1])
@@ -179,9 +179,9 @@ def folder(tmp_path):
 def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
     from transformers import AutoModelForCausalLM
 
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="fp16")
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True)
     result = AutoModelForCausalLM.from_pretrained(folder / "small")
-    assert type(result).__name__ == "Qwen2ForCausalLM" and str(result.dtype) == "torch.float16"
+    assert type(result).__name__ == "Qwen2ForCausalLM" and str(result.dtype) == "torch.bfloat16"
     assert result.config.vocab_size == 99 and result.config.num_key_value_heads == 2
     assert (folder / "small" / "tokenizer.json").read_text() == "{}"
 
@@ -189,7 +189,7 @@ def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
 def test_the_small_reward_model_gives_one_score(folder):
     from transformers import AutoModelForSequenceClassification
 
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, dtype="bf16", scores=True)
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=True)
     small, loading = AutoModelForSequenceClassification.from_pretrained(folder / "small", output_loading_info=True)
     assert small.score.weight.shape == (1, 64) and not loading["missing_keys"]
 
