@@ -76,8 +76,8 @@ def parse(
 ) -> SimpleNamespace:
     """OpenRLHF's nested namespace with `.algorithm` and the flags of `config.GROUPS`, checked without any data."""
     parser = build_parser(prog, own)
-    given = given_words(parser, argv)
-    layers = Layers({path: dict(settings_of(path)) for path in given.get("config", [])}, given)
+    options = flags_on(parser, argv)
+    layers = Layers({path: dict(settings_of(path)) for path in options.get("config", [])}, options)
     words: list[str] = []
     for path, settings in layers.files.items():
         words += as_words(parser, [item for item in settings.items() if layers.last_file(item[0]) == path], path)
@@ -99,7 +99,7 @@ def parse(
     return args
 
 
-def given_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def flags_on(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
     """The flags of a command line and their values, without those that are not on it."""
     nothing = object()
     into = argparse.Namespace(**{action.dest: nothing for action in parser._actions if action.dest != "config"})
@@ -164,14 +164,14 @@ def _check_rewards(flat: argparse.Namespace) -> None:
 
 def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]], path: str) -> Iterator[str]:
     """The words of a command line that say the same as YAML settings, so that argparse checks types and choices."""
-    known = parser._option_string_actions
+    flags = parser._option_string_actions
     for name, value in settings:
-        action = known.get(f"--{name}")
-        if action is None and value is None and any(flag.startswith(f"--{name}.") for flag in known):
+        action = flags.get(f"--{name}")
+        if action is None and value is None and any(flag.startswith(f"--{name}.") for flag in flags):
             continue  # a section without any flag, such as one whose flags are all in comments
         if action is None:
-            _check_section(name, value, known, path)
-            names = [flag[2:] for flag in known if flag.startswith("--")]
+            _check_section(name, value, flags, path)
+            names = [flag[2:] for flag in flags if flag.startswith("--")]
             raise ConfigError(f"config {path}: unknown flag {name}{did_you_mean(name, names)}")
         if name == "config":
             raise ConfigError(f"config {path}: a config file cannot name another one")
@@ -191,12 +191,12 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             yield from [f"--{name}={value}"] if action.nargs is None else [f"--{name}", str(value)]
 
 
-def _check_section(name: str, value: Any, known: Collection[str], path: str) -> None:
-    if flags := sorted(flag.removeprefix(f"--{name}.") for flag in known if flag.startswith(f"--{name}.")):
-        some = ", ".join(flags[:MOST_NAMED]) + ", ..." * (len(flags) > MOST_NAMED)
+def _check_section(name: str, value: Any, flags: Collection[str], path: str) -> None:
+    if section := sorted(flag.removeprefix(f"--{name}.") for flag in flags if flag.startswith(f"--{name}.")):
+        some = ", ".join(section[:MOST_NAMED]) + ", ..." * (len(section) > MOST_NAMED)
         raise ConfigError(f"config {path}: {name} is {value!r}; it must hold flags, each with its value: {some}")
     parent, _, last = name.rpartition(".")
-    if f"--{parent}" in known:
+    if f"--{parent}" in flags:
         raise ConfigError(
             f"config {path}: {parent} holds {last}: {value}; it must be a value, or a list of values if it takes "
             "several"

@@ -1,13 +1,13 @@
 """`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
-import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError, refuse
+from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
@@ -27,28 +27,25 @@ from bapo_openrlhf.workbench.planning.workload import Workload
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
     """Parse, check, print."""
-    parser = argparse.ArgumentParser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        "--prompts", type=int, default=None, help="rows of the training data if it is not on this machine"
-    )
+    parser = Parser(prog, "", add_help=False)
+    parser.add_argument("--prompts", type=int, help="rows of the training data if it is not on this machine")
     parser.add_argument("--gpu", default="H100", help="kind of GPU: A100, H100 (default), H200 or 4090")
-    parser.error = refuse  # type: ignore[method-assign, assignment]
-    mine, rest = parser.parse_known_args(list(argv))
-    constants = constants_of(mine.gpu)
+    options, rest = parser.parse_known_args(argv)
+    constants = constants_of(options.gpu)
     args = arguments.parse(rest, prog, own=parser)
 
     from bapo_openrlhf.launch.preflight import check_inputs, print_warnings
 
-    check_ranges(vars(mine), {"prompts": "at least 1"})
+    check_ranges(vars(options), {"prompts": "at least 1"})
     datasets = (args.data.prompt_dataset or "").split(",")
-    data = mine.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
-    checked = check_inputs(args, data=data, ahead=True, elsewhere=mine.prompts)
-    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, mine.gpu)))
+    data = options.prompts is None or all(os.path.exists(dataset.strip().split("@")[0]) for dataset in datasets)
+    checked = check_inputs(args, data=data, ahead=True, elsewhere=options.prompts)
+    checked = replace(checked, warnings=(*checked.warnings, *_stage(args, constants, options.gpu)))
     print_warnings(checked)
     report = describe(args, checked)
     width = max(len(name) for name, _ in report)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in report))
-    print(f"{'start':<{width}}  {_start(args, checked.prompts, elsewhere=mine.prompts is not None)}")
+    print(f"{'start':<{width}}  {_start(args, checked.prompts, elsewhere=options.prompts is not None)}")
     if problem := missing_attention(args):
         print(f"warning: {problem}")
     print("configuration is valid")
@@ -181,8 +178,8 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     rows += [("importance ratio", adapt.ratio)]
     if args.critic.model_name_or_path:
         rows += [("returns", adapt.returns)]
-    given = adapt.rewards()
-    rewards = f"{given[0]} to {given[1]}" if given else "measured in the first step"
+    bounds = adapt.rewards()
+    rewards = f"{bounds[0]} to {bounds[1]}" if bounds else "measured in the first step"
     rows += [("maximum shift", ", ".join(limits) or "none"), ("reward function", _verifier(args))]
     return [*rows, ("range of rewards", rewards)]
 
@@ -238,8 +235,8 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if args.adapt.enabled:
         delay, every = args.adapt.rollout_delay, args.adapt.reevaluate_every
-        syncs, count, apart = happenings(delay, every, steps)
-        again = f", {many(count, 're-evaluation')} (m {every}), {apart} of them between syncs"
+        syncs, count, between = happenings(delay, every, steps)
+        again = f", {many(count, 're-evaluation')} (m {every}), {between} of them between syncs"
         x2 = registry.takes(registry.method_class(args.adapt.method), "reevaluate_every")
         rows.append(("per epoch", f"{many(syncs, 'sync')} (v {delay}){again if x2 else ''}"))
     return rows

@@ -17,15 +17,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse the flags, evaluate, and print the tables."""
     args = parse(argv, prog)
 
-    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.problems import Columns
     from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
+    from bapo_openrlhf.cli.show import show
 
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})
-    given = vars(args) | {
+    values = vars(args) | {
         "name": name,
         "benchmarks": [benchmark.strip() for benchmark in args.benchmarks.split(",") if benchmark.strip()],
         "out": _out(args.out, name),
@@ -35,7 +35,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
         "chat_template": _template(args),
         "reward_range": _range(args.reward_range),
     }
-    request = Request(**{item.name: given[item.name] for item in fields(Request)})
+    request = Request(**{item.name: values[item.name] for item in fields(Request)})
     results = evaluate(request)
     show(tables(results), f"results.md, .json and .csv are in {request.out}")
     return 0
@@ -124,13 +124,13 @@ def _template(args: argparse.Namespace) -> bool | str:
     return args.input_template
 
 
-def _range(given: Sequence[Any]) -> Any:
+def _range(ends: Sequence[Any]) -> Any:
     from bapo_openrlhf.adapt.rewards import as_range
 
     try:
-        return as_range(given)
+        return as_range(ends)
     except ValueError as error:
-        raise ConfigError(f"reward-range is {given}; {error}") from None
+        raise ConfigError(f"reward-range is {ends}; {error}") from None
 
 
 def _numbers(flag: str, text: str) -> list[int]:

@@ -73,16 +73,16 @@ WITH_A_CRITIC = {
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
     """Write the files into a new or empty folder, and print what they are and what to do next."""
-    given = _parser(prog).parse_args(list(argv))
-    folder, here = given.folder, given.folder.resolve()
-    if given.algorithm not in ALGORITHMS:
-        hint = did_you_mean(given.algorithm, ALGORITHMS)
-        raise ConfigError(f"algorithm is {given.algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
-    if given.gpus not in GPUS:
-        raise ConfigError(f"gpus is {given.gpus}; it must be {GPUS_IN_WORDS}. docs/several_machines.md is about more")
+    options = _parser(prog).parse_args(argv)
+    folder, here = options.folder, options.folder.resolve()
+    if options.algorithm not in ALGORITHMS:
+        hint = did_you_mean(options.algorithm, ALGORITHMS)
+        raise ConfigError(f"algorithm is {options.algorithm!r}; it must be one of {', '.join(ALGORITHMS)}{hint}")
+    if options.gpus not in GPUS:
+        raise ConfigError(f"gpus is {options.gpus}; it must be {GPUS_IN_WORDS}. docs/several_machines.md is about more")
     if unusable := re.search(r'[,@"\\]', str(here)):
         raise ConfigError(f"DIR is {here}; its path must not have {unusable[0]}, because OpenRLHF divides flags there")
-    texts = _texts(given, here)
+    texts = _texts(options, here)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -90,14 +90,14 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         config = folder / "config.yaml"
-        config.write_text(Template(texts[config.name]).substitute(fits=_fits(given, config)), encoding="utf-8")
+        config.write_text(Template(texts[config.name]).substitute(fits=_fits(options, config)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     for name, meaning in FILES.items():
         print(f"{folder / name}  {meaning}")
-    shown, config = (shlex.quote(str(path)) for path in (folder, folder / "config.yaml"))
-    model = f"bapo-openrlhf model {SMALL} {shlex.quote(str(folder / 'model'))}; " if _takes_small(given) else ""
-    print(f"next: {model}pytest {shown}; bapo-openrlhf check --config {config}; docs/own_data.md")
+    quoted, config, model = (shlex.quote(str(path)) for path in (folder, config, folder / "model"))
+    download = f"bapo-openrlhf model {SMALL} {model}; " if _takes_small(options) else ""
+    print(f"next: {download}pytest {quoted}; bapo-openrlhf check --config {config}; docs/own_data.md")
     return 0
 
 
@@ -115,16 +115,16 @@ def _parser(prog: str) -> Parser:
     return parser
 
 
-def _takes_small(given: Namespace) -> bool:
-    return given.cpu and given.model is None
+def _takes_small(options: Namespace) -> bool:
+    return options.cpu and options.model is None
 
 
-def _has_critic(given: Namespace) -> bool:
-    return "gae" in ALGORITHMS[given.algorithm].estimators
+def _has_critic(options: Namespace) -> bool:
+    return "gae" in ALGORITHMS[options.algorithm].estimators
 
 
-def _fits(given: Namespace, config: Path) -> str:
-    if given.cpu:
+def _fits(options: Namespace, config: Path) -> str:
+    if options.cpu:
         return "A run on a CPU is slow: it is for small models and short responses."
     try:
         memory = first_run.fitting_gpu(arguments.parse(["--config", str(config)]))
@@ -135,36 +135,38 @@ def _fits(given: Namespace, config: Path) -> str:
     return f"They are predicted to fit GPUs of {memory}: `bapo-openrlhf plan --config FILE` says for others."
 
 
-def _texts(given: Namespace, here: Path) -> dict[str, str]:
+def _texts(options: Namespace, here: Path) -> dict[str, str]:
     raw = {name: (files("bapo_openrlhf.workbench") / "init" / name).read_text(encoding="utf-8") for name in FILES}
-    if given.data is None:
+    if options.data is None:
         rows = [[json.loads(line) for line in raw[f"{name}.jsonl"].splitlines()] for name in ("train", "eval")]
         problems = Problems("input", "label", *rows)
     else:
-        problems = first_run.problems_in(given.data)
+        problems = first_run.problems_in(options.data)
         for name, rows in (("train", problems.train), ("eval", problems.held_out)):
             raw[f"{name}.jsonl"] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    parts = (ON_A_CPU if given.cpu else ON_GPUS) | (WITH_A_CRITIC if _has_critic(given) else GROUP_RELATIVE)
+    parts = (ON_A_CPU if options.cpu else ON_GPUS) | (WITH_A_CRITIC if _has_critic(options) else GROUP_RELATIVE)
     config = Template(Template(raw["config.yaml"]).safe_substitute(parts))
-    return raw | {"config.yaml": _without_effect(config.substitute(_settings(given, here, problems)), given.algorithm)}
+    text = config.substitute(_settings(options, here, problems))
+    return raw | {"config.yaml": _without_effect(text, options.algorithm)}
 
 
-def _settings(given: Namespace, here: Path, problems: Problems) -> Mapping[str, str]:
-    name = given.model or (str(here / "model") if given.cpu else MODEL)
+def _settings(options: Namespace, here: Path, problems: Problems) -> Mapping[str, str]:
+    name = options.model or (str(here / "model") if options.cpu else MODEL)
     path = at_home(name)
     if path.is_dir() or looks_local(name):
         name = str(path.resolve())
-    small = _takes_small(given)
+    small = _takes_small(options)
     model = first_run.SMOLLM2 if small else first_run.look_at_model(name)
-    numbers = first_run.numbers_for(len(problems.train), model, updates=4 if _has_critic(given) else 2, cpu=given.cpu)
-    meant = first_run.meant_for("SmolLM2-135M-Instruct" if small else name, model, given.gpus, cpu=given.cpu)
+    updates = 4 if _has_critic(options) else 2
+    numbers = first_run.numbers_for(len(problems.train), model, updates=updates, cpu=options.cpu)
+    purpose = first_run.meant_for("SmolLM2-135M-Instruct" if small else name, model, options.gpus, cpu=options.cpu)
     return {
         **numbers,
-        "meant": f"{meant} and {len(problems.train)} problems",
+        "meant": f"{purpose} and {len(problems.train)} problems",
         "fits": "$fits",  # which follows from the rest
         "here": str(here),
-        "algorithm": given.algorithm,
-        "gpus": str(given.gpus),
+        "algorithm": options.algorithm,
+        "gpus": str(options.gpus),
         "model": json.dumps(name, ensure_ascii=False),
         "input_key": json.dumps(problems.input_key, ensure_ascii=False),
         "label_key": json.dumps(problems.label_key, ensure_ascii=False),

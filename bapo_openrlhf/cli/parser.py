@@ -47,9 +47,9 @@ REPLACED = {f"max_tv_{of}": f"adapt.max_shift_{of}" for of in ("rollout", "fresh
 NUMBER = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")  # argparse's own takes -1e-6 for a flag
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error: the `known` names that may be meant, or "". Either all flags have dashes here, or none."""
-    names = list(known)
+def did_you_mean(name: str, known_names: Iterable[str]) -> str:
+    """The end of an error: the known names that may be meant, or "". Either all flags have dashes here, or none."""
+    names = list(known_names)
     dashes, group, last = re.fullmatch(r"(-*)(?:(.*)\.)?(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     last = last.replace("-", "_")
     if last in REPLACED and dashes + REPLACED[last] in names:
@@ -57,12 +57,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
             f"; {dashes}{REPLACED[last]} takes its place. Its limit is a mean square over tokens and no TV distance: "
             "docs/concepts.md#staleness has both"
         )
-    meant = []
+    flags = []
     for alias in ALIASES.get(last, "").split(" or "):
         of_group = f"{dashes}{group}.{alias.partition('.')[2]}"  # critic.lr is critic.adam.lr
-        meant += [of_group if of_group in names else dashes + alias]
+        flags += [of_group if of_group in names else dashes + alias]
     candidates = (
-        [one for one in meant if one in names]
+        [one for one in flags if one in names]
         or [one for one in names if _plain(name) in _ends(one)]
         or difflib.get_close_matches(name, [one for one in names if one.rpartition(".")[2] == last], n=3, cutoff=0)
         or difflib.get_close_matches(name, names, n=1)
@@ -88,13 +88,13 @@ def is_switch(action: argparse.Action | None) -> bool:
 
 def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
     """The words without the switches, and the value of each, which may follow it: `--train.colocate_all false`."""
-    left, switches, rest = [], {}, list(words)
+    others, switches, rest = [], {}, list(words)
     while rest:
-        flag, equals, text = rest[0].partition("=")
-        action = parser._option_string_actions.get(flag)
         word = rest.pop(0)
-        if action is None or not is_switch(action):
-            left.append(word)
+        flag, equals, text = word.partition("=")
+        action = parser._option_string_actions.get(flag)
+        if not is_switch(action):
+            others.append(word)
             continue
         if not equals and rest and (as_switch(rest[0]) is not None or not _may_follow(parser, rest[0])):
             text, equals = rest.pop(0), "="
@@ -102,7 +102,7 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
         if value is None:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
         switches[action.dest] = bool(action.const) == value
-    return left, switches
+    return others, switches
 
 
 def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:
@@ -131,27 +131,27 @@ def parse_words(
     whole = words
     words, switches = _take_switches(parser, words)
     parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]
-    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
     try:
-        given, left = parser.parse_known_args(words, into)
+        options, rest = parser.parse_known_args(words, into)
     except ConfigError as error:
         ambiguous = re.match(r"ambiguous option: (--(?:.*\.)?([^ =]+))", str(error).partition(" could")[0])
         if ambiguous is None or ambiguous[2] not in ALIASES:
             raise
-        raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], known)}") from None
-    if not left:
-        vars(given).update(switches)
-        vars(given).update({name: _at_home(value) for name, value in vars(given).items()})
-        return given
-    for word in left:
+        raise ConfigError(f"unknown flag {ambiguous[1]}{did_you_mean(ambiguous[1], flags)}") from None
+    if not rest:
+        vars(options).update(switches)
+        vars(options).update({name: _at_home(value) for name, value in vars(options).items()})
+        return options
+    for word in rest:
         if word.startswith("-") and not NUMBER.match(word):
             flag = "--" + word.partition("=")[0].lstrip("-")
-            raise ConfigError(f"unknown flag {word.partition('=')[0]}{did_you_mean(flag, known)}")
-    raise ConfigError(f"unexpected word {left[0]!r}; {_why_unexpected(left[0], whole, known)}")
+            raise ConfigError(f"unknown flag {word.partition('=')[0]}{did_you_mean(flag, flags)}")
+    raise ConfigError(f"unexpected word {rest[0]!r}; {_why_unexpected(rest[0], whole, flags)}")
 
 
-def _why_unexpected(word: str, words: Sequence[str], known: Sequence[str]) -> str:
-    if word.endswith((".yaml", ".yml")) and "--config" in known:
+def _why_unexpected(word: str, words: Sequence[str], flags: Sequence[str]) -> str:
+    if word.endswith((".yaml", ".yml")) and "--config" in flags:
         return f"did you mean --config {word}?"
     if any(one.startswith("--") for one in words[: words.index(word)]):
         return "the flag before it takes fewer values"

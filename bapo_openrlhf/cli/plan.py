@@ -31,18 +31,18 @@ def build_parser(prog: str) -> Parser:
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf plan") -> int:
     """Parse the flags, make the plan, and print it."""
-    mine, rest = build_parser(prog).parse_known_args(list(argv))
-    check_ranges(vars(mine), {"gpus": "at least 1", "steps": "at least 1"})
-    constants = constants_of(mine.gpu)
+    options, rest = build_parser(prog).parse_known_args(argv)
+    check_ranges(vars(options), {"gpus": "at least 1", "steps": "at least 1"})
+    constants = constants_of(options.gpu)
     args = arguments.parse(rest, prog)
 
     from bapo_openrlhf.workbench.planning.output import Plan, page  # it imports pandas, and OpenRLHF is asked for first
 
-    shapes = _shapes(mine.models, args.actor.model_name_or_path)
+    shapes = _shapes(options.models, args.actor.model_name_or_path)
     args.adapt.thresholds()  # raises ConfigError also for an algorithm that does not use them
     workload = Workload(args)
-    gpus = sorted({*(mine.gpus or [workload.gpus, *GPUS])})
-    plan = Plan(shapes, gpus, workload, constants, mine.steps, mine.gpu)
+    gpus = sorted({*(options.gpus or [workload.gpus, *GPUS])})
+    plan = Plan(shapes, gpus, workload, constants, options.steps, options.gpu)
     print(page(plan))
     return 0
 

@@ -19,14 +19,14 @@ from bapo_openrlhf.workbench.prepare.source_rows import FORMATS, parse_local
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf prepare") -> int:
     """Parse the flags, prepare the files, and print what was written and what was left out."""
-    given = _parser(prog).parse_args(argv)
-    task = get_task(given.task)
+    options = _parser(prog).parse_args(argv)
+    task = get_task(options.task)
     if task.configure is not None:
-        task = task.configure(given.tasks, given.config)
-        [given.generate] = task.sizes or {}
-    elif given.tasks or given.config:
+        task = task.configure(options.tasks, options.config)
+        [options.generate] = task.sizes or {}
+    elif options.tasks or options.config:
         raise ConfigError(f"--tasks and --config are only for reasoning_gym; the task is {task.name}")
-    request = _request(task, given)
+    request = _request(task, options)
     manifest = prepare(task, request)
     console = Console()
     console.print(_table(manifest, request.out).rich())
@@ -59,20 +59,20 @@ def _parser(prog: str) -> Parser:
     return parser
 
 
-def _request(task: Task, given: argparse.Namespace) -> Preparation:
-    check_ranges({"--max-prompt-tokens": given.max_prompt_tokens}, {"--max-prompt-tokens": "at least 1"})
+def _request(task: Task, options: argparse.Namespace) -> Preparation:
+    check_ranges({"--max-prompt-tokens": options.max_prompt_tokens}, {"--max-prompt-tokens": "at least 1"})
     return Preparation(
-        out=given.out or Path("data") / task.name,
-        parts=tuple(part.strip() for part in given.parts.split(",")) if given.parts else None,
-        generator=given.generate,
-        local=parse_local(given.local, list(task.parts)),
-        style=given.prompt,
-        seed=given.seed,
-        limits=_sizes(given.size, task),
-        drop_overlap=given.overlap == "drop",
-        tokens=_token_counter(given.tokenizer) if given.tokenizer else None,
-        max_tokens=given.max_prompt_tokens,
-        tokenizer=given.tokenizer,
+        out=options.out or Path("data") / task.name,
+        parts=tuple(part.strip() for part in options.parts.split(",")) if options.parts else None,
+        generator=options.generate,
+        local=parse_local(options.local, list(task.parts)),
+        style=options.prompt,
+        seed=options.seed,
+        limits=_sizes(options.size, task),
+        drop_overlap=options.overlap == "drop",
+        tokens=_token_counter(options.tokenizer) if options.tokenizer else None,
+        max_tokens=options.max_prompt_tokens,
+        tokenizer=options.tokenizer,
     )
 
 

@@ -39,9 +39,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf report") -> int:
 def _check_writable(output: Path) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        there = output.exists()
+        existed = output.exists()
         output.open("ab").close()
-        if not there:
+        if not existed:
             output.unlink()
     except OSError as error:
         raise ConfigError(

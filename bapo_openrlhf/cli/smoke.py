@@ -18,7 +18,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
         "resume. All flags of `train` are allowed, above all --config. No weights are loaded: config.json and the "
         "tokenizer are enough.",
     )
-    _, rest = parser.parse_known_args(list(argv))
+    _, rest = parser.parse_known_args(argv)
     args = arguments.parse(rest, prog)
     defaults = {action.dest: action.default for action in arguments.build_parser(prog)._actions}
 

@@ -23,7 +23,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf study") -> int:
         return _main(_parse(argv, prog), prog)
 
 
-def _main(given: argparse.Namespace, prog: str) -> int:
+def _main(options: argparse.Namespace, prog: str) -> int:
     for name in ("pandas", "pyarrow", "scipy"):
         importlib.import_module(name)  # what needs them comes after the runs
 
@@ -32,28 +32,26 @@ def _main(given: argparse.Namespace, prog: str) -> int:
     from bapo_openrlhf.workbench.study import runner
     from bapo_openrlhf.workbench.study.definition import read_study
 
-    study = read_study(given.config, smoke=given.smoke)
-    out = given.output or Path("runs/studies") / study.name
+    study = read_study(options.config, smoke=options.smoke)
+    out = options.output or Path("runs/studies") / study.name
     planned = runner.plan(study, out.resolve())
-    if given.only_report:
+    if options.only_report:
         for run in planned[: len(study.arms)] if find_spec("openrlhf") else ():
             with _naming(run.arm.name):
                 parse_words(arguments.build_parser(prog), run.words)
         return _write(study, _begun(planned), out)
     runner.require_same(planned)
-    if given.check:
+    if options.check:
         steps, _ = _check(planned)
-        of = f"{min(steps.values())} to {max(steps.values())} steps"
-        print(
-            f"{len(planned)} runs of {len(study.arms)} arms, each of {of}; {sum(run.done for run in planned)} are done"
-        )
+        runs = f"{len(planned)} runs of {len(study.arms)} arms"
+        done = sum(run.done for run in planned)
+        print(f"{runs}, each of {min(steps.values())} to {max(steps.values())} steps; {done} are done")
         return 0
     with owned(out, field=f"--output is {out}", what="study", instead="give another --output"):
         for command in study.prepare:
             _prepare(command)
         steps, devices = _check(planned)
-        parallel = given.parallel or study.parallel
-        outcome = _run(study.name, planned, steps, devices, parallel, given.max_hours)
+        outcome = _run(study.name, planned, steps, devices, options.parallel or study.parallel, options.max_hours)
     begun = _begun(planned)
     if begun or not outcome.failed:
         _write(study, begun, out)
@@ -80,10 +78,10 @@ def _parse(argv: Sequence[str], prog: str) -> argparse.Namespace:
     add("--check", action="store_true", help="check each arm and say how many runs there are; run nothing")
     add("--smoke", action="store_true", help="run only the file's `smoke`, with the first seed")
     add("--only-report", action="store_true", help="run nothing; write table and page of the runs so far")
-    given = parser.parse_args(argv)
-    values = {"--parallel": given.parallel, "--max-hours": given.max_hours}
+    options = parser.parse_args(argv)
+    values = {"--parallel": options.parallel, "--max-hours": options.max_hours}
     check_ranges(values, {"--parallel": "at least 1", "--max-hours": "at least 0"})
-    return given
+    return options
 
 
 def _prepare(command: Sequence[str]) -> None:

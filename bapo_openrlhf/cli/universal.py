@@ -5,16 +5,16 @@ from pathlib import Path
 
 from bapo_openrlhf.cli.parser import Parser
 
-DESCRIPTION = (
-    "Convert the newest whole checkpoint of a run to DeepSpeed's universal format, which any number of ranks can load."
-)
-
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf universal") -> int:
     """Convert, and say how the run goes on."""
-    parser = Parser(prog, DESCRIPTION)
+    parser = Parser(
+        prog,
+        "Convert the newest whole checkpoint of a run to DeepSpeed's universal format, which any number of ranks can "
+        "load.",
+    )
     parser.add_argument("path", metavar="CKPT", type=Path, help="ckpt.path of the run: DIR/NAME/checkpoints by default")
-    path = parser.parse_args(list(argv)).path
+    path = parser.parse_args(argv).path
 
     from bapo_openrlhf.launch.universal import convert
 

@@ -497,10 +497,10 @@ def flags_with(row: str) -> Flags:
     flags = Flags(values)
     if values["algorithm"]:
         meaning = config.ALGORITHMS[values["algorithm"]]
-        given = arguments.given_words(parser, argv)
+        given = arguments.flags_on(parser, argv)
         flags |= {"algo.advantage.estimator": given.get("algo.advantage.estimator", meaning.estimators[0])}
         flags |= {"adapt.method": given.get("adapt.method", meaning.method)}
-    flags.chosen = arguments.given_words(parser, argv)
+    flags.chosen = arguments.flags_on(parser, argv)
     flags.prompts = min(256, values["data.max_samples"])
     flags.steps = 256 // max(values["rollout.batch_size"], 1)
     if flags.adapted:
