@@ -71,11 +71,11 @@ def prepare(task: Task, request: Preparation) -> dict[str, Any]:
 
 
 def _check(task: Task, request: Preparation) -> None:
-    asked = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
-    asked += [("prompt", request.style, task.prompts), ("generator", request.generator, task.sizes or {})]
-    for kind, name, known in asked:
-        if name is not None and name not in known:
-            raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(known) or 'none'}")
+    names = [("part", part, task.parts) for part in (*(request.parts or ()), *request.local, *request.limits)]
+    names += [("prompt", request.style, task.prompts), ("generator", request.generator, task.sizes or {})]
+    for kind, name, allowed in names:
+        if name is not None and name not in allowed:
+            raise ConfigError(f"{kind} is {name!r}; {task.name} has {', '.join(allowed) or 'none'}")
     if request.generator is not None and request.local:
         raise ConfigError(f"generator is {request.generator!r} and there are local copies; give only one of the two")
 
@@ -105,19 +105,19 @@ def _part(task: Task, name: str, request: Preparation, manifest: Mapping[str, An
     """Make one part, or keep its file. Returns its entry of the manifest."""
     entry = manifest["parts"].get(name)
     path = request.out / f"{name}.jsonl"
-    asked = _asked(task, name, request, manifest)
-    same = entry is not None and entry["asked"] == asked and digest(path) == entry["sha256"] and _has_images(path)
+    settings = _settings(task, name, request, manifest)
+    same = entry is not None and entry["asked"] == settings and digest(path) == entry["sha256"] and _has_images(path)
     copy = request.local.get(name)
     # The hub is asked only if the part must be made. A local copy is always read for its digest.
-    if same and (request.generator is not None or (copy is None and entry["origin"]["from"] == asked["hub"])):
+    if same and (request.generator is not None or (copy is None and entry["origin"]["from"] == settings["hub"])):
         return dict(entry)
     source = None if request.generator else open_source(name, task.parts[name].source, copy)
     if same and entry["origin"] == source.origin:
         return dict(entry)
     build = _Build(task, name, request)
-    problems = build.generated(asked["size"]) if source is None else build.published(source)
+    problems = build.generated(settings["size"]) if source is None else build.published(source)
     origin = {"from": f"generator {request.generator}"} if source is None else source.origin
-    written = build.write(problems, asked["prompt"])
+    written = build.write(problems, settings["prompt"])
     reasons = dict(Counter(row["kind"] for row in build.rejected).most_common())
     if written == 0:
         why = [f"{count} x {kind}" for kind, count in reasons.items()]
@@ -127,7 +127,7 @@ def _part(task: Task, name: str, request: Preparation, manifest: Mapping[str, An
     assert build.read == written + len(build.rejected) + build.left_over
     return {
         "title": task.parts[name].title,
-        "asked": asked,
+        "asked": settings,
         "origin": origin,
         "published_rows": None if request.generator else task.parts[name].source.rows,
         "read": build.read,
@@ -138,8 +138,8 @@ def _part(task: Task, name: str, request: Preparation, manifest: Mapping[str, An
     }
 
 
-def _asked(task: Task, name: str, request: Preparation, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {
+def _settings(task: Task, name: str, request: Preparation, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {
         "task_file": digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
         "seed": request.seed,
@@ -148,14 +148,14 @@ def _asked(task: Task, name: str, request: Preparation, manifest: Mapping[str, A
         "max_tokens": request.max_tokens if request.tokens else None,
     }
     if request.generator is not None:
-        asked["generator"] = request.generator
-        asked["kinds"] = task.kinds
-        asked["size"] = request.limits.get(name) or (task.sizes or {})[request.generator][name]
+        settings["generator"] = request.generator
+        settings["kinds"] = task.kinds
+        settings["size"] = request.limits.get(name) or (task.sizes or {})[request.generator][name]
     else:
-        asked["hub"] = task.parts[name].source.hub
+        settings["hub"] = task.parts[name].source.hub
     if name == "train" and request.drop_overlap:
-        asked["without"] = {part: entry["sha256"] for part, entry in manifest["parts"].items() if part != "train"}
-    return asked
+        settings["without"] = {part: entry["sha256"] for part, entry in manifest["parts"].items() if part != "train"}
+    return settings
 
 
 class _Build:

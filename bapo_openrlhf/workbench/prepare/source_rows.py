@@ -20,7 +20,6 @@ from bapo_openrlhf.tasks.task import BadRow, Source
 from bapo_openrlhf.user_file import at_home, start_of
 
 PATIENCE = 5  # seconds in which the hub must answer
-FORMATS = (".jsonl", ".json", ".parquet")
 ROWS_AT_A_TIME = 256
 
 
@@ -83,9 +82,8 @@ def _local(part: str, source: Source, path: Path) -> SourceRows:
     if not path.is_file():
         raise ConfigError(f"{part}: local copy is {path}; it must be a file that exists")
     origin = {"from": str(path), "sha256": digest(path)}
-    read = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}[path.suffix]
     try:
-        rows, size = read(path)
+        rows, size = READERS[path.suffix](path)
     except (OSError, ValueError) as error:  # The JSON, UTF-8 or parquet (ArrowInvalid) is broken.
         raise ConfigError(f"{part}: {path} cannot be read: {one_line(error)}") from None
     return SourceRows(origin, enumerate(rows, 1), size)
@@ -116,6 +114,10 @@ def _parquet(path: Path) -> tuple[Iterator[dict[str, Any]], int | None]:
     file = parquet.ParquetFile(path)
     batches = file.iter_batches(batch_size=ROWS_AT_A_TIME)
     return (row for batch in batches for row in batch.to_pylist()), file.metadata.num_rows
+
+
+READERS = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}  # of a file's rows, and of their number
+FORMATS = tuple(READERS)
 
 
 def _folder(part: str, source: Source, path: Path) -> SourceRows:
