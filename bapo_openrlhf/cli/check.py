@@ -157,11 +157,8 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     again = f"every m {adapt.reevaluate_every} steps, {hard}"
     replay = f"{adapt.replay_steps} steps, c2 in [{c2.low}, {c2.high}], c3 in [{c3.low}, {c3.high}]"
     size = f"{most / 2**20:.1f} MiB at {response} response and {prompt} prompt tokens"
-    limits = [
-        f"{source} {limit:g}"
-        for source, limit in (("fresh", adapt.max_shift_fresh), ("replayed", adapt.max_shift_replayed))
-        if limit is not None
-    ]
+    shifts = {"fresh": adapt.max_shift_fresh, "replayed": adapt.max_shift_replayed}
+    limits = [f"{source} {limit:g}" for source, limit in shifts.items() if limit is not None]
     sources = [
         ("fresh filter (X1)", adapt.filter),
         ("re-evaluation (X2)", again if adapt.reevaluate_every else "off"),

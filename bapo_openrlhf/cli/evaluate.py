@@ -23,6 +23,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     from bapo_openrlhf.workbench.evaluation.run import evaluate
     from bapo_openrlhf.cli.show import show
 
+    if args.input_template is not None:
+        check_template("input-template", args.input_template)
     name = args.name or _name(Path(args.model))
     ks = _numbers("k", args.k) if args.k else sorted({k for k in DEFAULT_KS if k <= args.runs} | {max(args.runs, 1)})
     values = vars(args) | {
@@ -32,7 +34,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
         "sampling": Sampling(**{item.name: getattr(args, item.name) for item in fields(Sampling)}),
         "ks": ks,
         "columns": Columns(args.input_key, args.label_key, args.image_key),
-        "chat_template": _template(args),
+        "chat_template": not args.no_chat_template if args.input_template is None else args.input_template,
         "reward_range": _range(args.reward_range),
     }
     request = Request(**{item.name: values[item.name] for item in fields(Request)})
@@ -115,13 +117,6 @@ def build_parser(prog: str) -> Parser:
         "With 1 no response depends on others; otherwise rounding in a batch has a small effect")  # fmt: skip
     parser.set_defaults(input_key="input", label_key="label", image_key="images")
     return parser
-
-
-def _template(args: argparse.Namespace) -> bool | str:
-    if args.input_template is None:
-        return not args.no_chat_template
-    check_template("input-template", args.input_template)
-    return args.input_template
 
 
 def _range(ends: Sequence[Any]) -> Any:

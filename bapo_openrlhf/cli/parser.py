@@ -88,6 +88,7 @@ def is_switch(action: argparse.Action | None) -> bool:
 
 def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[list[str], dict[str, bool]]:
     """The words without the switches, and the value of each, which may follow it: `--train.colocate_all false`."""
+    takes_words = any(not action.option_strings for action in parser._actions)
     others, switches, rest = [], {}, list(words)
     while rest:
         word = rest.pop(0)
@@ -96,17 +97,13 @@ def _take_switches(parser: argparse.ArgumentParser, words: Sequence[str]) -> tup
         if not is_switch(action):
             others.append(word)
             continue
-        if not equals and rest and (as_switch(rest[0]) is not None or not _may_follow(parser, rest[0])):
+        if not equals and rest and (as_switch(rest[0]) is not None or not (takes_words or rest[0].startswith("-"))):
             text, equals = rest.pop(0), "="
         value = as_switch(text) if equals else True
         if value is None:
             raise ConfigError(f"{flag} is {text!r}; it must be true or false")
         switches[action.dest] = bool(action.const) == value
     return others, switches
-
-
-def _may_follow(parser: argparse.ArgumentParser, word: str) -> bool:
-    return word.startswith("-") or any(not action.option_strings for action in parser._actions)
 
 
 def as_switch(text: str) -> bool | None:

@@ -60,19 +60,15 @@ def _content(image: Any) -> bytes:
         raise BadRow("image missing")
     if isinstance(image, bytes):
         return image
-    if isinstance(image, (str, Path)):
-        return _read(Path(image))
-    raise BadRow(f"image broken: it is of type {type(image).__name__}")
-
-
-def _read(path: Path) -> bytes:
+    if not isinstance(image, (str, Path)):
+        raise BadRow(f"image broken: it is of type {type(image).__name__}")
     try:
-        size = path.stat().st_size
+        size = Path(image).stat().st_size
         if size <= MAX_BYTES:
-            return path.read_bytes()
+            return Path(image).read_bytes()
     except (OSError, ValueError):  # A path with a null character raises a ValueError.
-        raise BadRow(f"image missing: {path}") from None
-    raise BadRow(f"image too large: {path} has {size} bytes, at most {MAX_BYTES}")
+        raise BadRow(f"image missing: {Path(image)}") from None
+    raise BadRow(f"image too large: {Path(image)} has {size} bytes, at most {MAX_BYTES}")
 
 
 def _png(image: "Image") -> bytes:

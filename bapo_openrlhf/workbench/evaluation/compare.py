@@ -80,15 +80,15 @@ def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
 
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The settings that differ, except the model and the seed. A fair comparison has none."""
-    asked = [{"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b)]
-    for settings, rest in zip((a, b), asked, strict=True):
+    both = [{"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b)]
+    for settings, rest in zip((a, b), both, strict=True):
         for name in a["benchmarks"].keys() & b["benchmarks"].keys():
             benchmark = settings["benchmarks"][name]
             rest[f"{name}, reward file"] = f"{benchmark.get('reward')} ({str(benchmark.get('reward_sha256'))[:8]})"
             rest[f"{name}, reward range"] = " ".join(map(str, benchmark.get("reward_range", UNIT)))
-    was, is_now = asked
-    names = [name for name in was if name != "seed" and was[name] != is_now.get(name)]
-    return [f"{name}: {was[name]} and {is_now.get(name)}" for name in sorted(names)]
+    of_a, of_b = both
+    names = [name for name in of_a if name != "seed" and of_a[name] != of_b.get(name)]
+    return [f"{name}: {of_a[name]} and {of_b.get(name)}" for name in sorted(names)]
 
 
 # ── one benchmark ──
@@ -101,7 +101,13 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     if not ids:
         raise ConfigError(f"benchmark {name}: {a.folder} and {b.folder} have no problem in common")
     for identity in ids:
-        _check_same_problem(name, identity, rows_a[identity], rows_b[identity])
+        for what in ("input", "label"):
+            in_a, in_b = rows_a[identity][what], rows_b[identity][what]
+            if in_a != in_b:
+                raise ConfigError(
+                    f"benchmark {name}, problem {identity}: the {what} is {in_a!r:.100} in one and {in_b!r:.100} in "
+                    "the other; only evaluations of the same problems can be compared"
+                )
     k = min(a.runs, b.runs)
     avg_a, pass_a, right_a = _values([rows_a[identity] for identity in ids], k, a.reward_range(name))
     avg_b, pass_b, right_b = _values([rows_b[identity] for identity in ids], k, b.reward_range(name))
@@ -130,15 +136,6 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
 def _natural(identity: str) -> list[str | int]:
     """A key that sorts aime24-9 before aime24-10. The rows themselves are in the order in which they were finished."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", identity)]
-
-
-def _check_same_problem(benchmark: str, identity: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    for what in ("input", "label"):
-        if a[what] != b[what]:
-            raise ConfigError(
-                f"benchmark {benchmark}, problem {identity}: the {what} is {a[what]!r:.100} in one and "
-                f"{b[what]!r:.100} in the other; only evaluations of the same problems can be compared"
-            )
 
 
 def _values(

@@ -171,8 +171,20 @@ def _ask(
 
         def store_oldest() -> None:
             key, responses, futures = judging.popleft()
-            judged = [future.result() for future in futures]
-            row = _row(problems[key], prompts[key], responses, judged, judges[files[key[0]]])
+            problem, judge = problems[key], judges[files[key[0]]]
+            scores, failures = zip(*(future.result() for future in futures), strict=True)
+            row = {
+                "id": problem.id,
+                "input": problem.input,
+                "prompt": prompts[key].text,
+                "label": problem.label,
+                "responses": [response.text for response in responses],
+                "scores": scores,
+                "failures": failures,
+                "answers": [judge.answer(response.text) for response in responses] if judge.answers else None,
+                "tokens": [response.tokens for response in responses],
+                "truncated": [response.truncated for response in responses],
+            }
             store.append_row(request.out, key[0], row)
             bar.update()
             bar.set_postfix_str(f"{key[0]} {100 * scores_of([row], ranges[key[0]]).mean():.0f} %")
@@ -188,24 +200,3 @@ def _ask(
         finally:
             while judging:
                 store_oldest()
-
-
-def _row(
-    problem: BenchmarkProblem,
-    prompt: EncodedPrompt,
-    responses: Sequence[SampledResponse],
-    judged: Sequence[tuple[float, str | None]],
-    judge: Judge,
-) -> dict[str, Any]:
-    return {
-        "id": problem.id,
-        "input": problem.input,
-        "prompt": prompt.text,
-        "label": problem.label,
-        "responses": [response.text for response in responses],
-        "scores": [score for score, _ in judged],
-        "failures": [failure for _, failure in judged],
-        "answers": [judge.answer(response.text) for response in responses] if judge.answers else None,
-        "tokens": [response.tokens for response in responses],
-        "truncated": [response.truncated for response in responses],
-    }

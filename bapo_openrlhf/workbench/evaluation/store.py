@@ -130,7 +130,7 @@ def _compared(settings: Mapping[str, Any]) -> dict[str, Any]:
 def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     """The finished problems of a benchmark by id, without an incomplete last line; a ConfigError if another is no row.
 
-    A row is that of `run._row`. Of `failures`, null means that the judge gave a score; otherwise it is the kind of the
+    A row is that of `run._ask`. Of `failures`, null means that the judge gave a score; otherwise it is the kind of the
     failure, and the score is 0. Of `answers`, null is no answer, and without a function `answer` there is no list.
     """
     rows = record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")
