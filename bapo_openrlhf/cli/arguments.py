@@ -181,8 +181,8 @@ def as_words(parser: argparse.ArgumentParser, settings: Sequence[tuple[str, Any]
             yield f"--{name}={value}"
         elif isinstance(value, list):
             if action.nargs is None:
-                how = ", with commas between several names" if name in LISTS else ""
-                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list{how}")
+                hint = ", with commas between several names" if name in LISTS else ""
+                raise ConfigError(f"config {path}: {name} is {value}; it must be one value and not a list{hint}")
             yield f"--{name}"
             yield from map(str, value)
         elif value is not None:

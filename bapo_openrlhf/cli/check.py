@@ -154,14 +154,14 @@ def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]
     prompt = max(args.data.max_len - response, 0)
     most = replay_bytes(Workload(args), prompt, response, groups)
     hard = f"at most {adapt.most_reevaluated(args.rollout.batch_size)} prompts; hard at mean reward <= c1 {c1}"
-    again = f"every m {adapt.reevaluate_every} steps, {hard}"
+    reevaluation = f"every m {adapt.reevaluate_every} steps, {hard}"
     replay = f"{adapt.replay_steps} steps, c2 in [{c2.low}, {c2.high}], c3 in [{c3.low}, {c3.high}]"
     size = f"{most / 2**20:.1f} MiB at {response} response and {prompt} prompt tokens"
     shifts = {"fresh": adapt.max_shift_fresh, "replayed": adapt.max_shift_replayed}
     limits = [f"{source} {limit:g}" for source, limit in shifts.items() if limit is not None]
     sources = [
         ("fresh filter (X1)", adapt.filter),
-        ("re-evaluation (X2)", again if adapt.reevaluate_every else "off"),
+        ("re-evaluation (X2)", reevaluation if adapt.reevaluate_every else "off"),
         ("replay (X3)", replay if adapt.replay_steps else "off"),
         ("hard buffer", f"{adapt.buffer_size} prompts"),
         ("replay buffer", f"at most {groups} groups, {size}"),
@@ -223,17 +223,18 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     episodes = many(args.train.num_episodes, "epoch")
     most = "at most " if args.algo.dynamic_filtering_enable else ""
     drawn = args.rollout.batch_size * checked.candidates
-    why = f", each of which draws {drawn} and generates for {args.rollout.batch_size}" if checked.candidates > 1 else ""
-    more = f"; for {ENOUGH_STEPS} steps or more, --train.num_episodes {passes_for(ENOUGH_STEPS, steps)}"
+    draws = f", each of which draws {drawn} and generates for {args.rollout.batch_size}"
+    hint = f"; for {ENOUGH_STEPS} steps or more, --train.num_episodes {passes_for(ENOUGH_STEPS, steps)}"
     rows = [
-        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}{why}; {episodes}"),
+        ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}"
+                  f"{draws if checked.candidates > 1 else ''}; {episodes}"),
         ("whole run", f"{many(total, 'rollout step')}, at most {many(updates, 'optimizer step')}"
-                      f"{more if total < ENOUGH_STEPS else ''}"),
+                      f"{hint if total < ENOUGH_STEPS else ''}"),
     ]  # fmt: skip
     if args.adapt.enabled:
         delay, every = args.adapt.rollout_delay, args.adapt.reevaluate_every
         syncs, count, between = happenings(delay, every, steps)
-        again = f", {many(count, 're-evaluation')} (m {every}), {between} of them between syncs"
+        reevaluations = f", {many(count, 're-evaluation')} (m {every}), {between} of them between syncs"
         x2 = registry.takes(registry.method_class(args.adapt.method), "reevaluate_every")
-        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {delay}){again if x2 else ''}"))
+        rows.append(("per epoch", f"{many(syncs, 'sync')} (v {delay}){reevaluations if x2 else ''}"))
     return rows

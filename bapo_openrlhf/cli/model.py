@@ -112,9 +112,9 @@ def _convert(file: Path, target: Path, packaged: Packaged | None) -> str:
     model.save_pretrained(target)
     open_to_others(target)
     tokenizer.save_pretrained(target)
-    named, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
+    title, licence = (fields[key].contents() if key in fields else None for key in ("general.name", "general.license"))
     description = (
-        f"{packaged.description}, from the Python package {packaged.package}" if packaged else named or file.stem
+        f"{packaged.description}, from the Python package {packaged.package}" if packaged else title or file.stem
     )
     says = README.format(licence=licence or "unknown", description=description, name=file.name, sha256=digest(file))
     (target / "README.md").write_text(says, encoding="utf-8")

@@ -125,7 +125,7 @@ def parse_words(
     parser: argparse.ArgumentParser, words: Sequence[str], into: argparse.Namespace | None = None
 ) -> argparse.Namespace:
     """Parse a command line. A ConfigError has the flag that may be meant. Flags of `into` keep their values."""
-    whole = words
+    line = words
     words, switches = _take_switches(parser, words)
     parser._negative_number_matcher = NUMBER  # type: ignore[attr-defined]
     flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
@@ -144,7 +144,7 @@ def parse_words(
         if word.startswith("-") and not NUMBER.match(word):
             flag = "--" + word.partition("=")[0].lstrip("-")
             raise ConfigError(f"unknown flag {word.partition('=')[0]}{did_you_mean(flag, flags)}")
-    raise ConfigError(f"unexpected word {rest[0]!r}; {_why_unexpected(rest[0], whole, flags)}")
+    raise ConfigError(f"unexpected word {rest[0]!r}; {_why_unexpected(rest[0], line, flags)}")
 
 
 def _why_unexpected(word: str, words: Sequence[str], flags: Sequence[str]) -> str:

@@ -36,8 +36,8 @@ def task_of(benchmark: str, data: Path) -> Task:
         prepared = task.configure is not None and (data / task.name / f"{benchmark}.jsonl").is_file()
         if prepared or benchmark in task.benchmarks:
             return task
-    known = ", ".join(name for task in tasks for name in task.benchmarks)
+    names = ", ".join(name for task in tasks for name in task.benchmarks)
     raise ConfigError(
-        f"benchmark is {benchmark!r}; it must be one of {known}, one that `bapo-openrlhf prepare reasoning_gym` wrote "
+        f"benchmark is {benchmark!r}; it must be one of {names}, one that `bapo-openrlhf prepare reasoning_gym` wrote "
         f"to {data}, or NAME=FILE with --reward FILE.py"
     )

@@ -54,8 +54,8 @@ def same_choice(answer: str, label: str) -> bool | None:
 
 def content(text: str) -> str:
     """The text of a choice without its letter, and any other text as it is."""
-    found = choice(text)
-    return found.text if found and found.bracketed and found.text else text
+    first = choice(text)
+    return first.text if first and first.bracketed and first.text else text
 
 
 def _unstyled(text: str) -> str:

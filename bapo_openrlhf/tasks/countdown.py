@@ -160,12 +160,12 @@ def join(left: Term, op: str, right: Term) -> Term | None:
         return None
     if op in "+*" and left.value < right.value:
         left, right = right, left
-    mine = _PRECEDENCE[op]
+    precedence = _PRECEDENCE[op]
     # a-(b-c) and a/(b*c) need parentheses on the right although the precedence is equal.
-    right_needs = right.precedence < mine or (right.precedence == mine and op in "-/")
-    left_text = f"({left.text})" if left.precedence < mine else left.text
+    right_needs = right.precedence < precedence or (right.precedence == precedence and op in "-/")
+    left_text = f"({left.text})" if left.precedence < precedence else left.text
     right_text = f"({right.text})" if right_needs else right.text
-    return Term(value, f"{left_text}{op}{right_text}", mine)
+    return Term(value, f"{left_text}{op}{right_text}", precedence)
 
 
 def random_expression(rng: random.Random, numbers: Sequence[int]) -> tuple[str, int]:
@@ -197,20 +197,20 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     """
     mixes = GENERATORS.get(generator)
     if mixes is None or part not in mixes:
-        known = ", ".join(f"{name}/{part}" for name, parts in GENERATORS.items() for part in parts)
-        raise ConfigError(f"generator and part are {generator}/{part}; they must be one of {known}")
+        names = ", ".join(f"{name}/{part}" for name, parts in GENERATORS.items() for part in parts)
+        raise ConfigError(f"generator and part are {generator}/{part}; they must be one of {names}")
     if n < 1:
         raise ConfigError(f"{generator}/{part}: the number of problems is {n}; it must be at least 1")
     puzzles = []
     for level, count in shares(n, mixes[part]).items():
         rng = random.Random(f"{seed}/{part}/{level}")
-        chosen = _different(rng, level, "train" if part == "train" else "test", count)
-        if len(chosen) < count:
+        of_level = _different(rng, level, "train" if part == "train" else "test", count)
+        if len(of_level) < count:
             raise ConfigError(
                 f"{generator}/{part}: the number of problems is {n}, {count} of them of level {level}, which has only "
-                f"{len(chosen)} different ones; it must be at most {int(len(chosen) / mixes[part][level])}"
+                f"{len(of_level)} different ones; it must be at most {int(len(of_level) / mixes[part][level])}"
             )
-        puzzles += chosen
+        puzzles += of_level
     random.Random(f"{seed}/{part}").shuffle(puzzles)
     return puzzles
 
@@ -300,10 +300,10 @@ def verify(expression: str, numbers: Sequence[int], target: int) -> float:
 def _value_over(expression: str, numbers: Sequence[int]) -> Fraction | None:
     """The value of an expression. None means that it is not an expression with exactly these numbers."""
     try:
-        value, used = evaluate(expression)
+        value, operands = evaluate(expression)
     except ExpressionError:
         return None
-    return value if sorted(used) == sorted(numbers) else None
+    return value if sorted(operands) == sorted(numbers) else None
 
 
 # A whole response that is only an expression and special tokens after it.

@@ -59,8 +59,8 @@ def same_words(value: str, reference: str, text: bool) -> bool | None:
 
 
 def _is_word(letters: str, text: bool) -> bool:
-    known = text or len(letters) > 3 or letters.isupper() or letters.casefold() in _SHORT
-    return known and bool(_WORDS.fullmatch(letters))
+    is_no_product = text or len(letters) > 3 or letters.isupper() or letters.casefold() in _SHORT
+    return is_no_product and bool(_WORDS.fullmatch(letters))
 
 
 def is_changed(unit: str, measure: str, reference: str) -> bool:
@@ -151,8 +151,8 @@ def _named(text: str) -> dict[str, str] | None:
     pairs = [split(part, "=") for part in split(text, ",")]
     if len(pairs) < 2 or not all(len(pair) == 2 and _is_name(pair[0]) for pair in pairs):
         return None
-    named = dict(pairs)
-    return named if len(named) == len(pairs) else None
+    values = dict(pairs)
+    return values if len(values) == len(pairs) else None
 
 
 def _in_order(value: str, by_name: dict[str, str]) -> tuple[str, str] | None:

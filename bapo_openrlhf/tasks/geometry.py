@@ -136,8 +136,8 @@ class Figure(NamedTuple):
 def figures() -> Iterator[Figure]:
     """All figures that can be drawn: 381 right triangles, 741 rectangles, 930 angle sums."""
     for triple in _triples(200):
-        for asked, length in enumerate(triple):
-            a, b, c = ("x" if place == asked else str(side) for place, side in enumerate(triple))
+        for unknown, length in enumerate(triple):
+            a, b, c = ("x" if place == unknown else str(side) for place, side in enumerate(triple))
             corners = ((0, 0), (triple[0], 0), (0, triple[1]))
             name = f"right triangle {triple}, find {length}"
             yield Figure(name, "The triangle has a right angle. Find x.", length, corners, (a, c, b))
@@ -184,12 +184,12 @@ def draw(figure: Figure, turned: float) -> bytes:
     brush, font = ImageDraw.Draw(image), ImageFont.load_default(size=16)
     brush.polygon([(z.real, z.imag) for z in corners], outline="black", width=2)
     inside = sum(corners) / len(corners)
-    following = [*corners[1:], corners[0]]
+    ends = [*corners[1:], corners[0]]
     labels = []
-    for here, after, side, angle in zip(corners, following, figure.sides, figure.angles, strict=False):
-        across = (after - here) / abs(after - here)
-        labels.append(((here + after) / 2 + 1j * across * 20, side))
-        labels.append((here + (inside - here) / abs(inside - here) * 44, angle))
+    for start, end, side, angle in zip(corners, ends, figure.sides, figure.angles, strict=False):
+        across = (end - start) / abs(end - start)
+        labels.append(((start + end) / 2 + 1j * across * 20, side))
+        labels.append((start + (inside - start) / abs(inside - start) * 44, angle))
     for place, label in labels:
         if label:
             brush.text((place.real, place.imag), label, fill="black", font=font, anchor="mm")

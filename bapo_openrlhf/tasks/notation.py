@@ -226,10 +226,10 @@ def _name(unit: re.Match[str]) -> str | None:
         return unit["base"]
     if unit["bare"]:
         words = re.findall("[a-zA-Z]+", unit["bare"])
-        known = all(word.casefold() in _BARE for word in words)
+        symbols = all(word.casefold() in _BARE for word in words)
         speed = "/" in unit["bare"] and all(word.casefold() in _SYMBOLS for word in words)
         long = any(len(word) >= 4 for word in words) and min(map(len, words)) >= 2
-        return _unit_name(unit["bare"]) if known or (unit["blank"] and (long or speed)) else None
+        return _unit_name(unit["bare"]) if symbols or (unit["blank"] and (long or speed)) else None
     if unit["words"] is not None:
         return _unit_name(unit["words"] + (f"^{unit['power']}" if unit["power"] else ""))
     return {"C": "degree celsius", "F": "degree fahrenheit"}.get(unit["scale"], "degree")

@@ -81,11 +81,11 @@ def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
 def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The settings that differ, except the model and the seed. A fair comparison has none."""
     both = [{"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b)]
-    for settings, rest in zip((a, b), both, strict=True):
+    for settings, values in zip((a, b), both, strict=True):
         for name in a["benchmarks"].keys() & b["benchmarks"].keys():
             benchmark = settings["benchmarks"][name]
-            rest[f"{name}, reward file"] = f"{benchmark.get('reward')} ({str(benchmark.get('reward_sha256'))[:8]})"
-            rest[f"{name}, reward range"] = " ".join(map(str, benchmark.get("reward_range", UNIT)))
+            values[f"{name}, reward file"] = f"{benchmark.get('reward')} ({str(benchmark.get('reward_sha256'))[:8]})"
+            values[f"{name}, reward range"] = " ".join(map(str, benchmark.get("reward_range", UNIT)))
     of_a, of_b = both
     names = [name for name in of_a if name != "seed" and of_a[name] != of_b.get(name)]
     return [f"{name}: {of_a[name]} and {of_b.get(name)}" for name in sorted(names)]

@@ -49,8 +49,8 @@ class Prompter:
             kind = AutoProcessor if images else AutoTokenizer
             self._processor: Any = kind.from_pretrained(model, trust_remote_code=True)
         except Exception as error:  # transformers raises many kinds of errors for a bad folder.
-            what = f"model is {model}; its tokenizer cannot be loaded{machine.offline()}"
-            raise ConfigError(f"{what}: {one_line(error)}") from error
+            start = f"model is {model}; its tokenizer cannot be loaded{machine.offline()}"
+            raise ConfigError(f"{start}: {one_line(error)}") from error
         if images and not hasattr(self._processor, "image_processor"):
             raise ConfigError(f"model is {model}; it takes no images, and the problems have some")
         self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
@@ -73,10 +73,10 @@ class Prompter:
         length = len(token_ids)
         if problem.images:
             try:
-                seen = pictures(list(problem.images))
+                images = pictures(list(problem.images))
             except ValueError as error:
                 raise ConfigError(f"problem {problem.id}: {error}") from None
-            inputs = self._processor(text=[text], images=seen, add_special_tokens=False)
+            inputs = self._processor(text=[text], images=images, add_special_tokens=False)
             length = len(inputs["input_ids"][0])
         return EncodedPrompt(text, token_ids, problem.images, length)
 

@@ -189,11 +189,11 @@ def _ask(
             bar.update()
             bar.set_postfix_str(f"{key[0]} {100 * scores_of([row], ranges[key[0]]).mean():.0f} %")
 
-        needed = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
+        longest = max(prompt.length for prompt in prompts.values()) + request.sampling.max_new_tokens
         try:
-            for key, responses in generate.generate(request, prompts, request.max_model_len or needed):
+            for key, responses in generate.generate(request, prompts, request.max_model_len or longest):
                 score, prompt, label = judges[files[key[0]]].score, prompts[key].text, problems[key].label
-                scores = [threads.submit(score, made.query, prompt, label, made.text) for made in responses]
+                scores = [threads.submit(score, sample.query, prompt, label, sample.text) for sample in responses]
                 judging.append((key, responses, scores))
                 while judging and (len(judging) > BACKLOG or all(score.done() for score in judging[0][2])):
                     store_oldest()

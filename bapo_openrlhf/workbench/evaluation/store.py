@@ -81,13 +81,13 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     missing = [name for name in old["benchmarks"] if name not in settings["benchmarks"]]
     if missing:
         raise ConfigError(f"{path} has the benchmark {missing[0]}; name it too, or choose another folder (--out)")
-    was, is_now = _compared(old), _compared(settings)
+    old_values, new_values = _compared(old), _compared(settings)
     if old["limit"] is not None and (settings["limit"] is None or settings["limit"] >= old["limit"]):
-        del was["limit"]
-    for name, value in was.items():
-        if is_now.get(name) != value:
+        del old_values["limit"]
+    for name, value in old_values.items():
+        if new_values.get(name) != value:
             raise ConfigError(
-                f"{name} is {is_now.get(name)}, and {path} has {value}; results of the two cannot be mixed; choose "
+                f"{name} is {new_values.get(name)}, and {path} has {value}; results of the two cannot be mixed; choose "
                 "another folder (--out)"
             )
 

@@ -69,9 +69,9 @@ def rounds(workload: Workload, constants: Constants) -> int:
     args = workload.args
     if not args.algo.dynamic_filtering_enable:
         return 1
-    wanted = (args.adapt.batch_size or args.rollout.batch_size) - replayable_groups(workload, constants)
+    room = (args.adapt.batch_size or args.rollout.batch_size) - replayable_groups(workload, constants)
     informative = args.rollout.batch_size * constants.signal_share  # of a round
-    return min(max(math.ceil(wanted / informative), 1), ROUNDS) if informative else ROUNDS
+    return min(max(math.ceil(room / informative), 1), ROUNDS) if informative else ROUNDS
 
 
 def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constants, *, reevaluates: bool) -> Groups:
@@ -85,8 +85,8 @@ def groups_of_step(algorithm: Algorithm, workload: Workload, constants: Constant
     fresh = prompts * rounds(workload, constants)
     x1, x2 = fresh * kept_share(workload, constants), again * constants.improved_share
     capacity = workload.args.adapt.batch_size or prompts
-    chosen = min(1.0, capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
-    x1, x2 = x1 * chosen, x2 * chosen
+    share = min(1.0, capacity / (x1 + x2)) if x1 + x2 else 1.0  # Prop. A.3 decides which groups are kept.
+    x1, x2 = x1 * share, x2 * share
     x3 = min(replayable_groups(workload, constants), max(capacity - x1 - x2, 0.0))
     if workload.args.adapt.skip_zero_advantage and workload.args.adapt.filter in ("uniform", "none"):
         x1 = min(x1, fresh * kept_share(workload, constants) * constants.signal_share)

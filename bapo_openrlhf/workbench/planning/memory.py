@@ -39,9 +39,9 @@ def activation_bytes(shape: ModelShape, workload: Workload, constants: Constants
     tokens = samples * workload.sample_tokens / workload.copies
     layer = shape.activation_bytes(workload.masked_tokens)
     inputs = BYTES * shape.hidden
-    again = workload.args.actor.gradient_checkpointing_enable
-    kept = inputs * shape.layers + layer if again else layer * shape.layers
-    return tokens * kept + logit_bytes(shape, workload, constants, samples if logits else 0)
+    recomputes = workload.args.actor.gradient_checkpointing_enable
+    per_token = inputs * shape.layers + layer if recomputes else layer * shape.layers
+    return tokens * per_token + logit_bytes(shape, workload, constants, samples if logits else 0)
 
 
 def logit_bytes(shape: ModelShape, workload: Workload, constants: Constants, samples: float) -> float:
@@ -123,14 +123,14 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         frozen = sum(weights(model) for model in resident if resident[model] and model in roles)
         if "actor" in roles and args.train.enable_ema and not to_host:
             frozen += shape.weight_bytes  # the average of the actor's weights
-        kept = frozen + (engine if "engines" in roles and not args.vllm.enable_sleep else 0.0)
+        resident_bytes = frozen + (engine if "engines" in roles and not args.vllm.enable_sleep else 0.0)
         if "engines" in roles:
             generation = engine + sum(idle.values()) + frozen
         forward = logits if {"actor", "reference"} & set(roles) else 0.0
-        experience = max(experience, forward + sum(idle.values()) + kept)
+        experience = max(experience, forward + sum(idle.values()) + resident_bytes)
         for model in idle:
             others = sum(size for other, size in idle.items() if other != model)
-            training = max(training, state(model) + activations[model] + others + kept)
+            training = max(training, state(model) + activations[model] + others + resident_bytes)
     largest = max(state(model) + activations[model] for model in trained)
     engines, actors = (workload.gpus_of(role, algorithm, total) for role in ("engines", "actor"))
     reasons = {

@@ -37,19 +37,19 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
     """The sentences for one model, on the configuration's own number of GPUs, or on the lowest of `gpus`."""
     by_gpus = {count: gpu_memory(shape, workload, constants, workload.algorithm, count) for count in gpus}
     number = workload.gpus if workload.gpus in gpus else min(gpus)
-    needed, name, hardware = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
+    memory, name, hardware = by_gpus[number], f"{shape.name} with {workload.algorithm.name}", many(number, f"{gpu} GPU")
     fitting = [count for count in gpus if by_gpus[count].word == "fits"]
-    if needed.word == "fits":
+    if memory.word == "fits":
         others = [str(count) for count in sorted(set(gpus) - set(fitting))]
         but = f" It does not fit on {_or(others)}; the tables below say why." if others else ""
         faster = _faster(shape, number, workload, constants)
-        return f"Predicted: {name} fits on {hardware}. {_tightest(needed, constants)}{faster}{but}"
+        return f"Predicted: {name} fits on {hardware}. {_tightest(memory, constants)}{faster}{but}"
     changes = _changes(shape, number, workload, constants)
     remedies = [f"with {' '.join(changes)}"] if changes else []
     if larger := [count for count in fitting if count > number]:
         remedies.append(f"on {many(min(larger), f'{gpu} GPU')}")
     advice = f"It would fit {_or(remedies)}." if remedies else NO_FLAG
-    return f"Predicted: {name} does not fit on {hardware}. {_why(needed, shape, workload, constants)} {advice}"
+    return f"Predicted: {name} does not fit on {hardware}. {_why(memory, shape, workload, constants)} {advice}"
 
 
 def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
@@ -59,24 +59,24 @@ def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constan
         return ""
     changes = [f"with --{STAGE} {flags[STAGE]}"] if flags[STAGE] < current[STAGE] else []
     changes += [f"without --{RECOMPUTES}"] if flags[RECOMPUTES] < current[RECOMPUTES] else []
-    needed = gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
-    return f" It also fits {' and '.join(changes)}, which is faster: {needed.gib:.1f} GiB in the tightest phase."
+    memory = gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
+    return f" It also fits {' and '.join(changes)}, which is faster: {memory.gib:.1f} GiB in the tightest phase."
 
 
-def _tightest(needed: Memory, constants: Constants) -> str:
-    phases = {phase: getattr(needed, phase) / GIB for phase in PHASES}
+def _tightest(memory: Memory, constants: Constants) -> str:
+    phases = {phase: getattr(memory, phase) / GIB for phase in PHASES}
     phase, size, reserve = max(phases, key=phases.__getitem__), constants.gpu_bytes / GIB, constants.reserve_bytes / GIB
-    left = size - phases[phase] - reserve
-    end = f"{left:.1f} GiB ({left / size:.0%}) are free" if left >= 0 else f"{-left:.1f} GiB too much"
+    margin = size - phases[phase] - reserve
+    end = f"{margin:.1f} GiB ({margin / size:.0%}) are free" if margin >= 0 else f"{-margin:.1f} GiB too much"
     parts = f"{phases[phase]:.1f} GiB, and {reserve:.0f} for CUDA and NCCL, of {size:.1f} GiB a GPU"
     return f"The tightest phase is {phase}: {parts}; {end}."
 
 
-def _why(needed: Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
-    if needed.word in ("training", "together"):
-        return _tightest(needed, constants)
-    reason = REASONS[needed.word]
-    if needed.word == "engine":
+def _why(memory: Memory, shape: ModelShape, workload: Workload, constants: Constants) -> str:
+    if memory.word in ("training", "together"):
+        return _tightest(memory, constants)
+    reason = REASONS[memory.word]
+    if memory.word == "engine":
         most = constants.gpus_per_machine
         tokens = workload.sample_tokens - cache_tokens(shape, workload, constants, most)
         missing = tokens * shape.cache_bytes / most / GIB
@@ -88,10 +88,10 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     """The fewest flags that make the run fit on so many GPUs; nothing if no MOST_CHANGES of CHANGES do."""
     enough = ("train.batch_size", workload.most_ranks(workload.algorithm, gpus) * workload.args.train.micro_batch_size)
     for count in range(1, MOST_CHANGES + 1):
-        for chosen in combinations((*CHANGES, enough), count):
-            changed = workload.with_flags(dict(chosen))
+        for combination in combinations((*CHANGES, enough), count):
+            changed = workload.with_flags(dict(combination))
             if gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
-                return [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in chosen]
+                return [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in combination]
     return []
 
 
@@ -109,9 +109,9 @@ def lowest_stage(
     """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does."""
     # In stage 0 DeepSpeed cannot put a model to sleep. For one rank all are the same, and 2 is OpenRLHF's default.
     for stage in (1, 2, 3) if workload.most_ranks(workload.algorithm, gpus) > 1 else (2,):
-        needed = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
-        if needed.word == "fits":
-            return stage, needed
+        memory = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
+        if memory.word == "fits":
+            return stage, memory
     return None, None
 
 
@@ -120,10 +120,10 @@ def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
     if stage is None:
         return None
-    kept = {STAGE: stage, RECOMPUTES: False}
-    needed = gpu_memory(shape, workload.with_flags(kept), constants, workload.algorithm, gpus)
+    flags = {STAGE: stage, RECOMPUTES: False}
+    memory = gpu_memory(shape, workload.with_flags(flags), constants, workload.algorithm, gpus)
     # A plan does not count images, so with images activations are computed again.
-    return kept | {RECOMPUTES: needed.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
+    return flags | {RECOMPUTES: memory.word != "fits" or bool(workload.args.data.max_images_per_prompt)}
 
 
 def lower_stage(shape: ModelShape, workload: Workload, constants: Constants, gpu: str) -> list[str]:

@@ -177,7 +177,7 @@ class _Build:
 
     def published(self, source: SourceRows) -> list[tuple[int, Problem]]:
         problems: list[tuple[int, Problem]] = []
-        seen: dict[str, tuple[int, str]] = {}  # Row number and label by key.
+        first_rows: dict[str, tuple[int, str]] = {}  # Row number and label by key.
         for number, row in tqdm(
             source.rows, desc=f"{self.name}: reading", total=source.size, unit="row", leave=False, disable=None
         ):
@@ -193,18 +193,18 @@ class _Build:
             except BadRow as error:
                 self._reject(number, str(error))
                 continue
-            if problem.key in seen:
-                first, label = seen[problem.key]
+            if problem.key in first_rows:
+                first, label = first_rows[problem.key]
                 kind = "duplicate" if label == problem.label else "duplicate with another label"
                 self._reject(number, f"{kind}: of row {first}")
                 continue
-            seen[problem.key] = (number, problem.label)
+            first_rows[problem.key] = (number, problem.label)
             problems.append((number, problem))
         if self.part.shuffled:
             random.Random(f"{self.request.seed}/{self.part.source.hub}").shuffle(problems)
-        chosen = problems[self.part.first :][: self.part.count][: self.request.limits.get(self.name)]
-        self.left_over = len(problems) - len(chosen)
-        return chosen
+        selection = problems[self.part.first :][: self.part.count][: self.request.limits.get(self.name)]
+        self.left_over = len(problems) - len(selection)
+        return selection
 
     def write(self, problems: Iterable[tuple[int, Problem]], style: str) -> int:
         prompt, tests = self.task.prompts[style], dict[str, list[str]]()

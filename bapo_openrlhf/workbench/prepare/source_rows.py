@@ -140,17 +140,17 @@ def _folder(part: str, source: Source, path: Path) -> SourceRows:
 def _hub(part: str, source: Source) -> SourceRows:
     datasets = _import("datasets")
     constants = _import("huggingface_hub.constants")
-    why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") != "0" else ""
-    silent = not why and not _answers(constants.ENDPOINT)
+    reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") != "0" else ""
+    silent = not reason and not _answers(constants.ENDPOINT)
     try:
         # If the hub does not answer, only its cache is asked, because the libraries would try again for minutes.
         with _offline(constants, datasets.config) if silent else nullcontext():
             data = datasets.load_dataset(source.hub, source.config, split=source.split)
     except Exception as error:
-        why = "it does not answer" if silent else why
+        reason = "it does not answer" if silent else reason
         raise HubError(
-            f"{part}: {source.hub} cannot be read from the model hub{why and f' ({why})'}: {one_line(error)}",
-            offline=bool(why),
+            f"{part}: {source.hub} cannot be read from the model hub{reason and f' ({reason})'}: {one_line(error)}",
+            offline=bool(reason),
         ) from None
     origin = {"from": source.hub, "config": source.config, "split": source.split, "commit": _commit(data)}
     return SourceRows(origin, enumerate(_rows_of(data), 1), len(data))
@@ -171,14 +171,14 @@ def _answers(endpoint: str) -> bool:
 
 @contextmanager
 def _offline(*settings: Any) -> Iterator[None]:
-    before = [one.HF_HUB_OFFLINE for one in settings]
-    for one in settings:
-        one.HF_HUB_OFFLINE = True
+    values = [setting.HF_HUB_OFFLINE for setting in settings]
+    for setting in settings:
+        setting.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        for one, value in zip(settings, before, strict=True):
-            one.HF_HUB_OFFLINE = value
+        for setting, value in zip(settings, values, strict=True):
+            setting.HF_HUB_OFFLINE = value
 
 
 def local_copies(sources: Mapping[str, Source]) -> str:

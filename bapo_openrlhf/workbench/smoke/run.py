@@ -91,9 +91,9 @@ class Smoke:
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):
                 import torch
 
-                needed, present = reduce.gpus_needed(args, changes), torch.cuda.device_count()
-                if needed > present:
-                    raise RunError(f"the configuration takes {needed} GPUs of a machine; this one has {present}")
+                gpus, devices = reduce.gpus_needed(args, changes), torch.cuda.device_count()
+                if gpus > devices:
+                    raise RunError(f"the configuration takes {gpus} GPUs of a machine; this one has {devices}")
             self._empty_folder()
         with stages.stage("small model"):
             names, sizes = self._small_models(on_cpu)
@@ -102,8 +102,8 @@ class Smoke:
         for change in changes:
             stages.say(f"  {change.name}: {change.value} -> {change.replacement} ({change.reason})")
         flags = {change.name: change.replacement for change in changes if change.name in self.defaults}
-        whole = reduce.settings(args, self.defaults, flags | names | self._places())
-        (self.folder / CONFIG).write_text(yaml.safe_dump(whole, sort_keys=False), encoding="utf-8")
+        config = reduce.settings(args, self.defaults, flags | names | self._places())
+        (self.folder / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
 
         process, begun = self._start("first")
         self._follow(process, begun, range(1, reduce.STEPS + 1))
