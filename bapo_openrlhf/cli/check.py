@@ -116,8 +116,7 @@ def describe(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
         rows.append(("micro-batches", f"as many samples as fit into {tokens} tokens"))
     for model in ("actor", "critic"):
         if model in arithmetic.ranks and tokens is None:
-            count = arithmetic.micro_batches(model)
-            most = arithmetic.micro_train
+            count, most = arithmetic.micro_batches(model), arithmetic.micro_train
             rows.append((f"{model} micro-batches", f"{count} per rank and full batch, of at most {most} samples"))
     if adapt.enabled:
         rows += _adaptation(args, checked)

@@ -257,27 +257,24 @@ def reward_func(
 
 # ---------------------------------------------------------------------------------------------------------- the task
 
+COLUMNS = ("problem", "answer")  # of most sources
+_OLYMPIAD = Source(
+    "Hothan/OlympiadBench",
+    ("question", "final_answer", "is_multiple_answer"),
+    config="OE_TO_maths_en_COMP",
+    rows=674,
+)
+
 TASK = Task(
     name="math",
     file=Path(__file__),
-    train=Part(
-        "DeepScaleR-Preview",
-        Source("agentica-org/DeepScaleR-Preview-Dataset", ("problem", "answer"), rows=40_315),
-    ),
+    train=Part("DeepScaleR-Preview", Source("agentica-org/DeepScaleR-Preview-Dataset", COLUMNS, rows=40_315)),
     benchmarks={
         "aime24": Part("AIME24", Source("Maxwell-Jia/AIME_2024", ("Problem", "Answer"), rows=30)),
-        "amc": Part("AMC", Source("AI-MO/aimo-validation-amc", ("problem", "answer"), rows=83)),
-        "math500": Part("MATH500", Source("HuggingFaceH4/MATH-500", ("problem", "answer"), split="test", rows=500)),
+        "amc": Part("AMC", Source("AI-MO/aimo-validation-amc", COLUMNS, rows=83)),
+        "math500": Part("MATH500", Source("HuggingFaceH4/MATH-500", COLUMNS, split="test", rows=500)),
         "minerva": Part("Minerva", Source("math-ai/minervamath", ("question", "answer"), split="test", rows=272)),
-        "olympiad": Part(
-            "Olympiad",
-            Source(
-                "Hothan/OlympiadBench",
-                ("question", "final_answer", "is_multiple_answer"),
-                config="OE_TO_maths_en_COMP",
-                rows=674,
-            ),
-        ),
+        "olympiad": Part("Olympiad", _OLYMPIAD),
     },
     problem=problem,
     prompts={"boxed": boxed_prompt},

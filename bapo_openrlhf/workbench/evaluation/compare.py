@@ -115,10 +115,7 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     differences = np.stack([avg_b - avg_a, pass_b - pass_a], axis=1)
     means = estimators.resampled_means(differences, [SEED, zlib.crc32(name.encode())])
     avg, passed = (estimators.estimate(differences[:, i].mean(), means[:, i]) for i in (0, 1))
-
-    def which(mask: np.ndarray) -> list[str]:
-        return [identity for identity, chosen in zip(ids, mask, strict=True) if chosen]
-
+    names = np.array(ids, dtype=object)
     return {
         "title": BENCHMARKS.get(name, name),
         "problems": len(ids),
@@ -127,9 +124,9 @@ def _benchmark(name: str, a: Evaluation, b: Evaluation) -> dict[str, Any]:
         "k": k,
         "avg": {"a": float(avg_a.mean()), "b": float(avg_b.mean()), "difference": avg},
         "pass": {"a": float(pass_a.mean()), "b": float(pass_b.mean()), "difference": passed},
-        "gained": which(half_b & ~half_a),
-        "lost": which(half_a & ~half_b),
-        "differences": {identity: float(value) for identity, value in zip(ids, avg_b - avg_a, strict=True)},
+        "gained": names[half_b & ~half_a].tolist(),
+        "lost": names[half_a & ~half_b].tolist(),
+        "differences": dict(zip(ids, (avg_b - avg_a).tolist(), strict=True)),
     }
 
 
