@@ -171,7 +171,7 @@ def unpack_model(root: Path) -> None:
 
 def prepare_sums(root: Path) -> None:
     """Write the data of `python examples/quickstart --size steps`, without the model, which that would make anew."""
-    task = reasoning_gym.configured(None, root / "configs" / "steps" / "sums.yaml")
+    task = reasoning_gym.task_of_kinds(None, root / "configs" / "steps" / "sums.yaml")
     [generator] = task.sizes or {}
     prompts = countdown.TASK.sizes["small"]["train"]  # as many as the quickstart
     prepare_data(

@@ -65,7 +65,7 @@ def shares(runs: Sequence[Path], settings: Workload) -> Constants:
     """The constants with the mean shares that the runs measured, by the thresholds of `settings`."""
     each = [measured_values(run, settings) for run in runs]
     values = {name: statistics.fmean(one[name] for one in each) for name in each[0]}
-    return Constants().replaced("measured", values)
+    return Constants().with_values("measured", values)
 
 
 def predict(method: Algorithm, settings: Workload, constants: Constants, steps: int) -> dict[str, float]:

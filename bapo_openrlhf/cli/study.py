@@ -39,7 +39,7 @@ def _main(options: argparse.Namespace, prog: str) -> int:
         for run in planned[: len(study.arms)] if find_spec("openrlhf") else ():
             with _naming(run.arm.name):
                 parse_words(arguments.build_parser(prog), run.words)
-        return _write(study, _begun(planned), out)
+        return _write(study, _begun_runs(planned), out)
     runner.require_same(planned)
     if options.check:
         steps, _ = _check(planned)
@@ -52,7 +52,7 @@ def _main(options: argparse.Namespace, prog: str) -> int:
             _prepare(command)
         steps, devices = _check(planned)
         outcome = _run(study.name, planned, steps, devices, options.parallel or study.parallel, options.max_hours)
-    begun = _begun(planned)
+    begun = _begun_runs(planned)
     if begun or not outcome.failed:
         _write(study, begun, out)
     print(f"{outcome.done} of {len(planned)} runs are done", end="")
@@ -139,7 +139,7 @@ def _run(name: str, planned: Sequence, steps: dict[str, int], devices: int, para
         return runner.run_all(planned, parallel=parallel, environment=environment, until=until, callback=callback)
 
 
-def _begun(planned: Sequence) -> list:
+def _begun_runs(planned: Sequence) -> list:
     from bapo_openrlhf.record import run_record as record
 
     return [run for run in planned if record.read_metrics(run.folder)]

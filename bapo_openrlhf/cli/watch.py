@@ -30,7 +30,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     args = parser.parse_args(argv)
     console = Console(highlight=False)
     once = args.once or not console.is_terminal or console.is_dumb_terminal
-    if args.run.is_dir() and not _begun(args.run) and (once or any(args.run.glob(f"*/{RUN}"))):
+    if args.run.is_dir() and not _has_begun(args.run) and (once or any(args.run.glob(f"*/{RUN}"))):
         raise ConfigError(no_run(args.run))
 
     try:
@@ -47,14 +47,14 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     return 0
 
 
-def _begun(folder: Path) -> bool:
+def _has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (RUN, METRICS))
 
 
 def _live(folder: Path, console: Console) -> None:
     """Wait until a run has begun, and redraw its picture. There is no alternate screen, so the last picture stays."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        while not _begun(folder):
+        while not _has_begun(folder):
             live.update(Text(printable(f"{folder} has no run yet: waiting for it")), refresh=True)
             time.sleep(TICK)
         follower = Follower(folder)

@@ -22,7 +22,7 @@ class Choice(NamedTuple):
 
 def choice(text: str) -> Choice | None:
     r"""The choice with which an answer begins. None: it begins with none, or names several."""
-    text = _unstyled(text)
+    text = _without_styles(text)
     first = _FIRST.fullmatch(text)
     if first is None or _OTHER.search(first[4]):
         return None
@@ -32,7 +32,7 @@ def choice(text: str) -> Choice | None:
 
 def letters(text: str) -> list[str] | None:
     """The letters of several choices in order, from A, C or A and C. None: these are no several letters."""
-    text = _unstyled(text)
+    text = _without_styles(text)
     return sorted(re.findall("[A-F]", text)) if _SEVERAL.fullmatch(text) else None
 
 
@@ -58,5 +58,5 @@ def content(text: str) -> str:
     return first.text if first and first.bracketed and first.text else text
 
 
-def _unstyled(text: str) -> str:
+def _without_styles(text: str) -> str:
     return _BLANK.sub(" ", _STYLED.sub(r"\1", plain(_BLANK.sub(" ", text)))).strip()

@@ -204,7 +204,7 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     puzzles = []
     for level, count in shares(n, mixes[part]).items():
         rng = random.Random(f"{seed}/{part}/{level}")
-        of_level = _different(rng, level, "train" if part == "train" else "test", count)
+        of_level = _new_puzzles(rng, level, "train" if part == "train" else "test", count)
         if len(of_level) < count:
             raise ConfigError(
                 f"{generator}/{part}: the number of problems is {n}, {count} of them of level {level}, which has only "
@@ -215,7 +215,7 @@ def make_puzzles(generator: str, part: str, n: int, seed: int) -> list[Puzzle]:
     return puzzles
 
 
-def _different(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:
+def _new_puzzles(rng: random.Random, level: str, split: str, count: int) -> list[Puzzle]:
     puzzles: dict[str, Puzzle] = {}
     misses = 0
     while len(puzzles) < count and misses < MISSES:

@@ -134,7 +134,7 @@ def sides(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple
     What stands before the last "=" must be a name, or equal the label as 6 \times 7 does in 6 \times 7 = 42. An answer
     such as 42 = 43 gives two numbers, and 2x = 5 does not give x.
     """
-    if (names := _named(reference)) is not None:
+    if (names := _values_by_name(reference)) is not None:
         return _in_order(value, names)
     label = split(reference, "=")
     if len(label) == 2 and "=" not in value and _ATOM.fullmatch(_without_arguments(label[0])):
@@ -146,7 +146,7 @@ def sides(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple
     return None if None in values else (", ".join(filter(None, values)), reference)
 
 
-def _named(text: str) -> dict[str, str] | None:
+def _values_by_name(text: str) -> dict[str, str] | None:
     """The values of m = 2, n = 3 by their names. None: these are no several values with different names."""
     pairs = [split(part, "=") for part in split(text, ",")]
     if len(pairs) < 2 or not all(len(pair) == 2 and _is_name(pair[0]) for pair in pairs):
@@ -157,7 +157,7 @@ def _named(text: str) -> dict[str, str] | None:
 
 def _in_order(value: str, by_name: dict[str, str]) -> tuple[str, str] | None:
     label = f"({', '.join(by_name.values())})"
-    if (values := _named(value)) is not None:
+    if (values := _values_by_name(value)) is not None:
         return (f"({', '.join(values[name] for name in by_name)})", label) if values.keys() == by_name.keys() else None
     *names, last = split(value, "=")
     if names not in ([], [f"({', '.join(by_name)})"]):

@@ -44,7 +44,7 @@ def problem(row: Mapping[str, Any]) -> Problem:
         images = [images]
     if not images:
         raise BadRow("no image")
-    opened = [_opened(_content(image)) for image in images]
+    opened = [_checked_image(_content(image)) for image in images]
     words = mathematics.problem(row)
     if words.text.count(TAG) != len(opened):
         raise BadRow(f"another number of tags than of images: {words.text.count(TAG)} {TAG}, {len(opened)} images")
@@ -77,7 +77,7 @@ def _png(image: "Image") -> bytes:
     return file.getvalue()
 
 
-def _opened(content: bytes) -> tuple[bytes, str]:
+def _checked_image(content: bytes) -> tuple[bytes, str]:
     """The content and a digest of its pixels. Transparent ones become white: vision models would see black on black."""
     from PIL import Image
 

@@ -285,13 +285,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _trained(kinds: Sequence[Kind], part: str) -> list[Kind]:
+def _training_kinds(kinds: Sequence[Kind], part: str) -> list[Kind]:
     return [kind for kind in kinds if kind.weight and (part != "warmup" or kind.task not in worked.WITHOUT_ANSWER)]
 
 
 def _generate(kinds: Sequence[Kind], _generator: str, part: str, count: int, seed: int) -> Iterator[Problem]:
     benchmark = [kind for kind in kinds if kind.name == part]
-    by_name = {kind.name: kind for kind in benchmark or _trained(kinds, part)}
+    by_name = {kind.name: kind for kind in benchmark or _training_kinds(kinds, part)}
     generated: list[Problem] = []
     for name, number in shares(count, {name: kind.weight or 1.0 for name, kind in by_name.items()}).items():
         new = problems(by_name[name], part, number, seed)
@@ -386,7 +386,7 @@ def _no_rows(row: Mapping[str, Any]) -> Problem:
     raise ConfigError("reasoning_gym has no published data; --tasks names what is generated")
 
 
-def configured(tasks: str | None, config: Path | None) -> Task:
+def task_of_kinds(tasks: str | None, config: Path | None) -> Task:
     """The task with the kinds that `--tasks` and `--config` name (`requested_kinds`), each also a benchmark."""
     if tasks is None and config is None:
         raise ConfigError("reasoning_gym needs --tasks NAME,... or --config FILE; it has no default")
@@ -395,7 +395,7 @@ def configured(tasks: str | None, config: Path | None) -> Task:
         raise ConfigError(f"--tasks has {reserved}; the name stands for a part")
     names = {kind.name: Part(kind.name, _SOURCE) for kind in kinds}
     sizes = {"train": 1000, **dict.fromkeys(names, 100)}
-    if _trained(kinds, "warmup"):
+    if _training_kinds(kinds, "warmup"):
         sizes["warmup"] = 500
     return dataclasses.replace(
         TASK,
@@ -414,7 +414,7 @@ TASK = Task(
     problem=_no_rows,
     prompts={"tagged": tagged_prompt, "question": question_prompt},
     takes=takes,
-    configure=configured,
+    configure=task_of_kinds,
 )
 
 if __name__ == "reward_func":  # A reward process loads the library with the file, so that no response pays for it.

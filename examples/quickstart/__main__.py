@@ -119,7 +119,7 @@ def made(size: str, prompts: int) -> tuple[Path, bool]:
         prepare(countdown.TASK, request)
     else:
         model, settings = "steps_model", StepsModelSettings()
-        task = reasoning_gym.configured(None, SUMS)
+        task = reasoning_gym.task_of_kinds(None, SUMS)
         [generator] = task.sizes or {}
         out = RUNS / task.name
         prepare(task, Preparation(out=out, generator=generator, style="question", limits={"train": prompts}))

@@ -10,7 +10,7 @@ import pytest
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.workbench.planning.constants import constants_of
-from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposed
+from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_predictions_are_those_of_plan(row, tmp_path, capsys, monkeypatch):
     assert main.run(["check", *flags]) == 0
     assert main.run(["plan", *flags, "--gpu", gpu, "--gpus", count]) == 0
     (planned,) = plans
-    wanted = proposed(*planned.shapes, int(count), planned.workload, constants_of(gpu))
+    wanted = proposal(*planned.shapes, int(count), planned.workload, constants_of(gpu))
     assert {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable} == wanted
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
     actual = planned.sizes(*planned.shapes, *planned.gpus, method)

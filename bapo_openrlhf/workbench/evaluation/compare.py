@@ -59,11 +59,11 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         )
     unique = a.settings["name"] != b.settings["name"]
     result = {
-        "a": _described(a, unique=unique),
-        "b": _described(b, unique=unique),
+        "a": _description(a, unique=unique),
+        "b": _description(b, unique=unique),
         "unit": "percent",
         "interval": f"{estimators.LEVEL:.0%} bootstrap over paired problems",
-        "different_settings": _different(a.settings, b.settings),
+        "different_settings": _differences(a.settings, b.settings),
         "benchmarks": {name: _benchmark(name, a, b) for name in shared},
         **provenance(),
     }
@@ -73,12 +73,12 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
     return result
 
 
-def _described(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
+def _description(evaluation: Evaluation, *, unique: bool) -> dict[str, Any]:
     name = evaluation.settings["name"] + ("" if unique else f" ({evaluation.folder})")
     return {"name": name, "folder": str(evaluation.folder), "settings": evaluation.settings}
 
 
-def _different(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The settings that differ, except the model and the seed. A fair comparison has none."""
     both = [{"chat_template": s["chat_template"], **s["sampling"]} for s in (a, b)]
     for settings, values in zip((a, b), both, strict=True):

@@ -66,7 +66,7 @@ class Constants:
             if item.metadata
         ]
 
-    def replaced(self, source: str, values: Mapping[str, Any]) -> Self:
+    def with_values(self, source: str, values: Mapping[str, Any]) -> Self:
         """These constants with some values replaced by those of another source."""
         return replace(self, **values, sources={**self.sources, **dict.fromkeys(values, source)})
 
@@ -76,4 +76,4 @@ def constants_of(gpu: str) -> Constants:
     if gpu not in DATA_SHEETS:
         raise ConfigError(f"gpu is {gpu!r}; it must be one of {', '.join(DATA_SHEETS)}")
     sheet, size = DATA_SHEETS[gpu]
-    return Constants().replaced(sheet, {"gpu_bytes": size})
+    return Constants().with_values(sheet, {"gpu_bytes": size})

@@ -53,7 +53,7 @@ def verdict(shape: ModelShape, gpus: Sequence[int], workload: Workload, constant
 
 
 def _faster(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> str:
-    flags = proposed(shape, gpus, workload, constants)
+    flags = proposal(shape, gpus, workload, constants)
     current = {STAGE: workload.args.ds.zero_stage, RECOMPUTES: workload.args.actor.gradient_checkpointing_enable}
     if not flags or flags == current or any(flags[flag] > current[flag] for flag in flags):
         return ""
@@ -115,7 +115,7 @@ def lowest_stage(
     return None, None
 
 
-def proposed(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
+def proposal(shape: ModelShape, gpus: int, workload: Workload, constants: Constants) -> dict[str, Any] | None:
     """The lowest STAGE that fits with recomputation, and RECOMPUTES, false if it fits without; None if nothing fits."""
     stage, _ = lowest_stage(shape, gpus, workload.with_flags({RECOMPUTES: True}), constants)
     if stage is None:

@@ -35,7 +35,7 @@ from bapo_openrlhf.workbench.pages.text import duration
 from bapo_openrlhf.workbench.smoke import reduce
 from bapo_openrlhf.workbench.smoke.model import changed_weights, make_small_model, source_folder
 from bapo_openrlhf.workbench.smoke.reward import write_reward
-from bapo_openrlhf.workbench.smoke.stages import Stages, marked, survivors
+from bapo_openrlhf.workbench.smoke.stages import Stages, survivors, variables_of
 from bapo_openrlhf.workbench.study.runner import TRAIN
 
 CONFIG, RUN = "config.yaml", "run"
@@ -167,7 +167,7 @@ class Smoke:
         with self._log.open("wb") as output:
             return subprocess.Popen(
                 command,
-                env=os.environ | marked(self.stages.mark),
+                env=os.environ | variables_of(self.stages.mark),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

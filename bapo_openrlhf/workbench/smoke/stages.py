@@ -19,7 +19,7 @@ PATIENCE = 900.0  # seconds after which a stage hangs
 SERVICES = (b"/ray/dashboard/", b"/runtime_env/agent/", b"Agent", b"monitor.py")
 
 
-def marked(mark: str) -> dict[str, str]:
+def variables_of(mark: str) -> dict[str, str]:
     """Environment variables by which the processes of a run are found. They fork from a process of their own."""
     return {MARK: mark, **machine.ALONE}
 

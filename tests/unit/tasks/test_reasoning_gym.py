@@ -281,7 +281,7 @@ def test_bad_files(tmp_path, text, message):
     file = tmp_path / "kinds.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        task.configured(None, file)
+        task.task_of_kinds(None, file)
 
 
 @pytest.mark.parametrize("installed", [None, "0.1.24"])
@@ -313,7 +313,7 @@ def test_no_question_is_in_two_parts_and_a_seed_repeats_them():
 
 
 def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
-    configured = task.configured("three:1,six:3,letter_counting:2,graph_color:2", SUMS)
+    configured = task.task_of_kinds("three:1,six:3,letter_counting:2,graph_color:2", SUMS)
     for part, shares in {"train": (5, 15, 10, 10), "warmup": (7, 20, 13, 0)}.items():  # no answer has a graph's colours
         tasks = Counter()
         for problem in configured.generate("", part, 40, 0):
@@ -346,7 +346,7 @@ def test_a_kind_with_too_few_problems_says_so(tmp_path):
     file = tmp_path / "kinds.yaml"
     file.write_text("one: {task: chain_sum, min_terms: 2, max_terms: 2, min_digits: 1, max_digits: 1}")
     with pytest.raises(ConfigError, match=r"^300 problems of one are asked for; there are only"):
-        task.configured(None, file).generate("", "one", 300, 0)
+        task.task_of_kinds(None, file).generate("", "one", 300, 0)
 
 
 def test_labels_are_literals_even_if_an_entry_has_a_fraction():

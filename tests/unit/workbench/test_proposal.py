@@ -12,7 +12,7 @@ from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, constants_of
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
-from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposed
+from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
 from bapo_openrlhf.workbench.planning.workload import Workload
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -34,9 +34,9 @@ def test_presets_have_what_the_plan_proposes(preset, tmp_path):
     shape, workload = shape_of_folder("actor.model_name_or_path", tmp_path), Workload(args)
     gpu = constants_of("4090" if workload.gpus == 1 else "H100")
     if workload.algorithm.critic:
-        gpu = gpu.replaced("a tenth less", {"reserve_bytes": gpu.reserve_bytes + gpu.gpu_bytes / 10})
+        gpu = gpu.with_values("a tenth less", {"reserve_bytes": gpu.reserve_bytes + gpu.gpu_bytes / 10})
     configured = {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable}
-    assert workload.gpus in (1, 8) and configured == proposed(shape, workload.gpus, workload, gpu)
+    assert workload.gpus in (1, 8) and configured == proposal(shape, workload.gpus, workload, gpu)
 
 
 @given(
@@ -57,7 +57,7 @@ def test_all_are_tried(size, gpus, critic, flags):
         return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, workload.algorithm, gpus).word == "fits"
 
     stages = [stage for stage in (1, 2, 3) if fits(stage, True)]
-    result = proposed(SHAPES[size], gpus, workload, CONSTANTS)
+    result = proposal(SHAPES[size], gpus, workload, CONSTANTS)
     if not stages:
         assert result is None
         return

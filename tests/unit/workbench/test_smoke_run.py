@@ -136,7 +136,7 @@ def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
 def test_nothing_is_left_of_a_smoke_run_that_is_told_to_end(smoke, monkeypatch):
     """SIGTERM while `train` goes on, which is in a session of its own."""
     marks = []
-    monkeypatch.setattr(run, "marked", lambda mark: marks.append(mark) or stages.marked(mark))
+    monkeypatch.setattr(run, "variables_of", lambda mark: marks.append(mark) or stages.variables_of(mark))
     monkeypatch.setattr(run.Smoke, "_follow", lambda *_: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
     try:
