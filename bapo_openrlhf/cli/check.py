@@ -138,12 +138,11 @@ def _gpus(args: SimpleNamespace) -> str:
 
 
 def _learning_rates(args: SimpleNamespace) -> str:
-    parts = []
-    for name in ("actor", "critic") if args.critic.model_name_or_path else ("actor",):
-        model = getattr(args, name)
-        schedule = f"{model.lr_scheduler}, warm-up in {model.lr_warmup_ratio:.0%} of the steps"
-        parts.append(f"{name} {model.adam.lr:g} ({schedule})")
-    return ", ".join(parts)
+    models = {"actor": args.actor} | ({"critic": args.critic} if args.critic.model_name_or_path else {})
+    return ", ".join(
+        f"{name} {model.adam.lr:g} ({model.lr_scheduler}, warm-up in {model.lr_warmup_ratio:.0%} of the steps)"
+        for name, model in models.items()
+    )
 
 
 def _adaptation(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:

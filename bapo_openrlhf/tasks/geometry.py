@@ -139,24 +139,20 @@ def figures() -> Iterator[Figure]:
         for unknown, length in enumerate(triple):
             a, b, c = ("x" if place == unknown else str(side) for place, side in enumerate(triple))
             corners = ((0, 0), (triple[0], 0), (0, triple[1]))
-            name = f"right triangle {triple}, find {length}"
-            yield Figure(name, "The triangle has a right angle. Find x.", length, corners, (a, c, b))
+            name, text = f"right triangle {triple}, find {length}", "The triangle has a right angle. Find x."
+            yield Figure(name, text, length, corners, (a, c, b))
     for width in range(2, 41):
         for height in range(2, width):
             corners = ((0, 0), (width, 0), (width, height), (0, height))
-            name = f"rectangle {width} {height}"
-            yield Figure(
-                name, "Find the area of the rectangle.", width * height, corners, ("", str(height), str(width), "")
-            )
+            name, text = f"rectangle {width} {height}", "Find the area of the rectangle."
+            yield Figure(name, text, width * height, corners, ("", str(height), str(width), ""))
     for alpha in range(30, 61):
         for beta in range(61, 91):
             # The base has length 1, and the law of sines gives the side.
             side = math.sin(math.radians(beta)) / math.sin(math.radians(alpha + beta))
             tip = (side * math.cos(math.radians(alpha)), side * math.sin(math.radians(alpha)))
-            name = f"angles {alpha} {beta}"
-            yield Figure(
-                name, "Find x.", 180 - alpha - beta, ((0, 0), (1, 0), tip), angles=(f"{alpha}°", f"{beta}°", "x°")
-            )
+            angles = (f"{alpha}°", f"{beta}°", "x°")
+            yield Figure(f"angles {alpha} {beta}", "Find x.", 180 - alpha - beta, ((0, 0), (1, 0), tip), angles=angles)
 
 
 def _triples(longest: int) -> Iterator[tuple[int, int, int]]:
