@@ -18,7 +18,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bapo_openrlhf.tasks import choices, forms
+from bapo_openrlhf.tasks import forms
 from bapo_openrlhf.tasks.notation import closes, is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, speech, text_key, texts_of, verdict
 
@@ -69,7 +69,7 @@ _FUNCTIONS = frozenset(
 
 def is_mathematics(label: str) -> bool:
     r"""Whether a label reads as mathematics or a choice. Words count as such only within \text{}."""
-    if choices.choice(label) or is_text(label):
+    if forms.choice(label) or is_text(label):
         return True
     bare = _GROUP.sub(" ", parts(label)[0])
     words = (word for word in _WORD.findall(bare) if not word.isupper())
@@ -143,10 +143,10 @@ def equal(content: str, label: str) -> bool:
     """
     if max(len(content), len(label)) > MAX_LENGTH:
         return False
-    same = choices.same_choice(content, label)
+    same = forms.same_choice(content, label)
     if same is not None:
         return same
-    content, label = choices.content(content), choices.content(label)
+    content, label = forms.choice_text(content), forms.choice_text(label)
     (value, unit), (reference, measure) = parts(content), parts(label)
     units = {unit, measure}
     if not value or not reference or (len(units - {""}) > 1 and units != {"cent", "dollar"}):
