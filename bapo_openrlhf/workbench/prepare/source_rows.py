@@ -36,7 +36,7 @@ class SourceRows:
     """Rows that are still to be read, and their origin."""
 
     origin: dict[str, Any]  # in the manifest; equal data have equal origins, as far as is known without reading
-    rows: Iterator[tuple[int, dict[str, Any] | BadRow]]  # numbered from 1
+    rows: Iterator[tuple[int, Any]]  # numbered from 1: a dict or a BadRow; before the check anything that JSON has
     size: int | None  # None if the number of rows is not known
 
 
@@ -50,8 +50,8 @@ def _with_columns(part: str, source: Source, opened: SourceRows) -> Iterator[tup
     """The rows after a check. The first readable row must have all columns. A later row without one is bad."""
     checked = False
     for number, row in opened.rows:
-        if isinstance(row, BadRow):
-            yield number, row
+        if not isinstance(row, dict):
+            yield number, row if isinstance(row, BadRow) else BadRow("no JSON object")
             continue
         missing = [column for column in source.columns if column not in row]
         if missing and not checked:
@@ -89,24 +89,23 @@ def _local(part: str, source: Source, path: Path) -> SourceRows:
     return SourceRows(origin, enumerate(rows, 1), size)
 
 
-def _jsonl(path: Path) -> tuple[Iterator[dict[str, Any] | BadRow], int | None]:
-    def rows() -> Iterator[dict[str, Any] | BadRow]:
+def _jsonl(path: Path) -> tuple[Iterator[Any], int | None]:
+    def rows() -> Iterator[Any]:
         with path.open("rb") as lines:
             for line in lines:
                 try:
-                    row = json.loads(line)
+                    yield json.loads(line)
                 except ValueError:  # It is not JSON or not UTF-8.
-                    row = BadRow("no valid JSON")
-                yield row if isinstance(row, (dict, BadRow)) else BadRow("no JSON object")
+                    yield BadRow("no valid JSON")
 
     return rows(), None
 
 
-def _json(path: Path) -> tuple[Iterator[dict[str, Any] | BadRow], int | None]:
+def _json(path: Path) -> tuple[Iterator[Any], int | None]:
     rows = json.loads(path.read_bytes())
     if not isinstance(rows, list):
         raise ValueError(f"it is a {type(rows).__name__} and must be a list of objects")
-    return (row if isinstance(row, dict) else BadRow("no JSON object") for row in rows), len(rows)
+    return iter(rows), len(rows)
 
 
 def _parquet(path: Path) -> tuple[Iterator[dict[str, Any]], int | None]:
