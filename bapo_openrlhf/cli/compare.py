@@ -18,8 +18,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf compare") -> int:
     parser.add_argument("--out", type=Path, help="folder of the results (default: runs/compare/A_B)")
     args = parser.parse_args(argv)
 
-    from bapo_openrlhf.workbench.evaluation.compare import compare, table
     from bapo_openrlhf.cli.show import show
+    from bapo_openrlhf.workbench.evaluation.compare import compare, table
 
     out = args.out or Path("runs") / "compare" / f"{args.a.resolve().name}_{args.b.resolve().name}"
     result = compare(args.a, args.b, out)

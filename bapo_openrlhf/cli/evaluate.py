@@ -17,11 +17,11 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf evaluate") -> int:
     """Parse the flags, evaluate, and print the tables."""
     args = parse(argv, prog)
 
+    from bapo_openrlhf.cli.show import show
     from bapo_openrlhf.workbench.evaluation.problems import Columns
     from bapo_openrlhf.workbench.evaluation.request import Request, Sampling
     from bapo_openrlhf.workbench.evaluation.results import tables
     from bapo_openrlhf.workbench.evaluation.run import evaluate
-    from bapo_openrlhf.cli.show import show
 
     if args.input_template is not None:
         check_template("input-template", args.input_template)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.table import Column, Table
 
 from bapo_openrlhf.cli.parser import Parser
-from bapo_openrlhf.methods.registry import METHODS, overview
 from bapo_openrlhf.cli.show import wide_console
+from bapo_openrlhf.methods.registry import METHODS, overview
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf methods") -> int:
