@@ -60,15 +60,15 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
     an index all of them, and all .bin files only if there is none. So they would load different weights of two sets.
     """
 
-    def refuse(reason: str) -> ConfigError:
+    def fault(reason: str) -> ConfigError:
         return ConfigError(f"{flag} is {folder}; {reason}")
 
     form = next((name for name in FORMS if (folder / name).is_file()), None)
     if form is None:
         why = next((why for pattern, why in OTHERS.items() if any(folder.glob(pattern))), "there is no such file")
-        raise refuse(f"its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
+        raise fault(f"its weights must be in {WHOLE}, or in parts with {INDEX}, but {why}")
     if (folder / ADAPTER).is_file():
-        raise refuse(
+        raise fault(
             f"it has weights and the adapter of {ADAPTER}, and transformers would load the model that the adapter was "
             f"made for; move {ADAPTER} and adapter_model.* away"
         )
@@ -76,12 +76,12 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
     indexed_files = set() if form in (WHOLE, BIN) else _indexed(flag, folder, form)
     files = indexed_files or {form}
     if missing_files := sorted(name for name in files if not (folder / name).is_file()):
-        raise refuse(f"{form} names the file {missing_files[0]}, which is not there")
+        raise fault(f"{form} names the file {missing_files[0]}, which is not there")
     engines = {path.name for path in folder.glob(f"*{ending}")} - {*OF_TRAINING}
     if ending == ".safetensors" and (folder / INDEX).is_file():
         engines &= _indexed(flag, folder, INDEX)
     if engines != files:
-        raise refuse(
+        raise fault(
             f"it has two sets of weights: transformers loads {few(sorted(files))}, and vLLM "
             f"{few(sorted(engines)) or 'none of them'}; leave only one set in the folder"
         )
