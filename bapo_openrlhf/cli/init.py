@@ -51,23 +51,21 @@ GROUP_RELATIVE = {
     "entropy": "null # a bonus would be lost for the responses that are skipped",
     "part": "half of a rollout",
     "penalty": "{init_coef: 0, use_loss: false} # so would a penalty",
-    "adapt": "adapt: # of ba_ppo and bapo_grpo\n"
-    "  skip_zero_advantage: true # trains on no group whose rewards are all equal; false with ba_ppo\n"
+    "adapt": "skip_zero_advantage: true # trains on no group whose rewards are all equal; not with ba_ppo\n"
     "  replay_steps: 0 # no replay (X3); the paper has 3\n"
     "  reevaluate_every: 0 # m; 0 is no X2, and the paper has 5\n"
-    "  rollout_delay: 1 # v; the paper has 5\n",
+    "  rollout_delay: 1 # v; the paper has 5",
 }
 WITH_A_CRITIC = {
     "entropy": "0.001",
     "part": "a quarter of a full batch",
     "penalty": "{init_coef: 0.001, use_loss: true, estimator: k3}",
-    "adapt": "adapt: # of ba_ppo and bapo_grpo\n"
-    "  c1: 1/8\n"
+    "adapt": "c1: 1/8\n"
     "  c2: [1/8, 4/8]\n"
     "  c3: [2/8, 5/8]\n"
     "  buffer_size: $prompts # one rollout batch\n"
     "  rollout_delay: 2 # v; the paper has 5\n"
-    "  reevaluate_every: 0 # m; 0 is no X2, and the paper has 5\n",
+    "  reevaluate_every: 0 # m; 0 is no X2, and the paper has 5",
 }
 
 

@@ -14,6 +14,7 @@ from bapo_openrlhf.flags.config import ALGORITHMS, Algorithm
 from bapo_openrlhf.user_file import at_home, read_yaml
 
 METHOD, ESTIMATOR = "adapt.method", "algo.advantage.estimator"
+SKIP = "adapt.skip_zero_advantage"  # not with a critic
 TASK = ("actor.model_name_or_path", "data.prompt_dataset")  # a file with one of them is the file of a task
 SIZES = ("num_nodes", "num_gpus_per_node")
 
@@ -69,13 +70,21 @@ class Layers:
             yield ESTIMATOR, algorithm.estimators[0]
         if not method or (switched and (method == "none") != (algorithm.method == "none")):
             yield METHOD, algorithm.method
+        path = self.last_file(SKIP)  # a critic needs the groups that the file of a task without one skips
+        file = self.files.get(path, {})
+        its_estimators = ALGORITHMS[file["algorithm"]].estimators if file.get("algorithm") in ALGORITHMS else ()
+        if self._is_task(path) and "gae" in set(algorithm.estimators) - set(its_estimators):
+            yield SKIP, "false"
+
+    def _is_task(self, path: str) -> bool:
+        return any(self.files.get(path, {}).get(name) for name in TASK)
 
     def check_methods(self) -> None:
         """Refuse a method's file whose method is not used."""
         if METHOD in self.words:  # The command line overrules all files.
             return
         methods = {path: str(file[METHOD]) for path, file in self.files.items() if file.get(METHOD)}
-        tasks = [path for path in methods if any(self.files[path].get(name) for name in TASK)]
+        tasks = [path for path in methods if self._is_task(path)]
         by_name = {name: path for path, name in methods.items() if path not in tasks}
         if len(by_name) > 1:
             (one, first), (other, second) = list(by_name.items())[:2]

@@ -50,6 +50,16 @@ def test_from_every_preset(capsys, preset, algorithm):
     args = arguments.parse(words)
     assert (args.adapt.method != "none") == (algorithm in ("ba_ppo", "bapo_grpo"))
     assert args.critic.num_gpus_per_node == args.actor.num_gpus_per_node or algorithm not in CRITIC
+    assert args.adapt.skip_zero_advantage == (preset.stem == "math_one_gpu" and algorithm not in CRITIC)
+
+
+def test_only_the_file_of_a_task_loses_the_skipping_of_groups(capsys):
+    """If it comes from the command line or a method's file, someone wants it in this run."""
+    task = ["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")]
+    recipe = str(ROOT / "configs" / "methods" / "skip_two_updates.yaml")
+    for words in ([*task, "--adapt.skip_zero_advantage"], [*task, recipe, "--algorithm", "ba_ppo"]):
+        assert main.run(["check", *words]) == 2
+        assert "with adapt.skip_zero_advantage True it must be one of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("first", "gpus"), zip(ALGORITHMS, (1, 2, 4, 8), strict=True))

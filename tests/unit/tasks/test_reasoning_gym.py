@@ -204,7 +204,7 @@ def test_rewards_are_the_librarys_scores_and_say_what_was_answered():
     prompt = "How much? <answer> </answer>"
     responses = [tagged(right), tagged("no number"), f"It is {right}.", ""]
     got = task.reward_func([prompt + text for text in responses], [prompt] * 4, [label] * 4)
-    assert got["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0] and got["scores"] is got["rewards"]
+    assert got["rewards"].tolist() == got["scores"].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert got["extra_logs"]["answered"].tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
