@@ -163,6 +163,15 @@ def test_one_start_for_each_prompt_oldest_first_and_none_is_lost(data, make_grou
         prefixes.back(Prompt("a", prefix=(1,)))
 
 
+def test_the_oldest_starts_leave_if_a_resume_has_room_for_fewer(make_group):
+    prefixes, rng = Prefixes(3, F(1, 2)), np.random.Generator(np.random.PCG64(1))
+    prefixes.store([make_group(1, prompt=name) for name in "abc"], rng)
+    smaller = Prefixes(2, F(1, 2))
+    smaller.load_state_dict(prefixes.state_dict())
+    assert smaller.counts == Counter(stored=3, evicted=1)
+    assert [prompt.text for prompt in smaller.take(3)] == ["b", "c"]
+
+
 def test_a_start_that_is_lost_is_found(make_group):
     prefixes = Prefixes(2, F(1, 2))
     prefixes.store([make_group(1)], RNG)
