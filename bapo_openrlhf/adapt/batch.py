@@ -190,16 +190,16 @@ def drop(batch: Batch, *, too_far: Set[int] = frozenset(), nonfinite: Set[int] =
 
     `too_far` and `nonfinite` are uids. A group that is in both sets counts as nonfinite.
     """
-    shift_uids, uids = too_far - nonfinite, too_far | nonfinite
+    dropped, only_too_far = too_far | nonfinite, too_far - nonfinite
     groups = batch.fresh + batch.reevaluated + batch.prefixed
     return replace(
         batch,
-        fresh=[group for group in batch.fresh if group.uid not in uids],
-        reevaluated=[group for group in batch.reevaluated if group.uid not in uids],
-        replayed=[group for group in batch.replayed if group.uid not in uids],
-        prefixed=[group for group in batch.prefixed if group.uid not in uids],
-        too_far=batch.too_far + [group for group in groups if group.uid in shift_uids],
+        fresh=[group for group in batch.fresh if group.uid not in dropped],
+        reevaluated=[group for group in batch.reevaluated if group.uid not in dropped],
+        replayed=[group for group in batch.replayed if group.uid not in dropped],
+        prefixed=[group for group in batch.prefixed if group.uid not in dropped],
+        too_far=batch.too_far + [group for group in groups if group.uid in only_too_far],
         nonfinite=batch.nonfinite + [group for group in groups if group.uid in nonfinite],
-        unused=batch.unused + [group for group in batch.replayed if group.uid in uids],
-        demonstrations=[demonstration for demonstration in batch.demonstrations if demonstration.uid not in uids],
+        unused=batch.unused + [group for group in batch.replayed if group.uid in dropped],
+        demonstrations=[demonstration for demonstration in batch.demonstrations if demonstration.uid not in dropped],
     )

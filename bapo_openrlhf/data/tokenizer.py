@@ -89,7 +89,7 @@ class Tokenizer:
         return result
 
     def _of_images(self, text: str, images: Any, text_tokens: int) -> tuple[int, str]:
-        """How many tokens images add to a prompt that has so many `alone`, and what is wrong with them."""
+        """How many tokens images add to a prompt whose text has `text_tokens`, and what is wrong with them."""
         try:
             opened_images = pictures(images)
             sizes = tuple(image.size for image in opened_images)

@@ -22,9 +22,10 @@ BYTES_OF_A_NAME = 255  # of a file or a folder
 
 def check_values(flags: Mapping[str, Any]) -> None:
     """Refuse a value (by dotted name, as it was given) outside its range, and flags that contradict each other."""
-    check_rules([*NEVER_RUN, *IMAGES, PACKED], Flags(flags))
+    f = Flags(flags)
+    check_rules([*NEVER_RUN, *IMAGES, PACKED], f)
     check_ranges(flags, VALUES)
-    check_rules([*SIZES, *OPTIONS, *PLACEMENT], Flags(flags))
+    check_rules([*SIZES, *OPTIONS, *PLACEMENT], f)
 
 
 def check_algorithm(args: SimpleNamespace) -> None:

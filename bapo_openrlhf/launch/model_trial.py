@@ -169,7 +169,7 @@ class Synced(OfEngine):
         return []
 
     def _compare(self, model: Any, shapes: Shapes, of_files: Counter[str]) -> None:
-        """Send the actor's names. `first` is what the weights of the files write."""
+        """Send the actor's names. `of_files` is what the weights of the files write."""
         reason = "transformers names its weights differently from its files, and vLLM knows only the latter"
         try:
             kept_names = sorted(of_files - _written(model, shapes))

@@ -91,7 +91,7 @@ def may_change(flag: str) -> bool:
 
 
 def is_one_of(flag: str, names: tuple[str, ...]) -> bool:
-    """Whether a flag is among names, of which some may end with *."""
+    """Whether a flag is one of the names. A name that ends with * stands for all flags that begin with the rest."""
     return any(flag.startswith(name[:-1]) if name.endswith("*") else flag == name for name in names)
 
 

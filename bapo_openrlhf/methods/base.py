@@ -157,7 +157,7 @@ class Method(ABC):
 
 
 def are_positions(positions: Sequence[int], count: int, candidates: int) -> bool:
-    """Whether `choose_prompts` returned `count` different positions among `of` candidates."""
+    """Whether `choose_prompts` returned `count` different positions among so many `candidates`."""
     return len(positions) == len(set(positions)) == count and set(positions) <= set(range(candidates))
 
 

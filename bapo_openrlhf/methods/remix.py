@@ -85,7 +85,7 @@ class ReMix(FilteredMethod):
         return batch
 
     def mix(self, fresh_size: int, store_size: int) -> tuple[int, int]:
-        """How many of `fresh` and of `stored` groups make the largest batch with at most the share p replayed."""
+        """How many fresh and how many stored groups make the largest batch of which at most the share p is replayed."""
         for size in range(self.capacity, 0, -1):
             replayed = min(math.floor(self.replay_share * size), store_size)
             if size - replayed <= fresh_size:

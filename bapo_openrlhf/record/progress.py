@@ -84,7 +84,7 @@ def _errors(lines: Sequence[str]) -> list[str]:
 def _watch(
     folder: Path, total: int | None, title: str, terminal: TextIO, old_lines: set[str], stop: threading.Event
 ) -> None:
-    """Draw the bar, and print what is not in `known`. If there is no terminal, print about ten lines instead of it."""
+    """Draw the bar, and print what is not in `old_lines`. Without a terminal, print about ten lines instead of it."""
     console = Console(file=terminal)
     columns = (
         SpinnerColumn(),

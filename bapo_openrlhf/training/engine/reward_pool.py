@@ -87,8 +87,8 @@ class RewardPool:
         self.timeout = timeout
         self.memory_gib = memory_gib
         self.startup_timeout = startup_timeout
-        for name, value in vars(self).items():  # these four
-            if not 0 < value < math.inf:
+        for name in ("processes", "timeout", "memory_gib", "startup_timeout"):
+            if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} {value} must be positive and finite")
         self.path = os.path.abspath(path)
         self.name = str(user_file.origin(Path(self.path)))  # in messages

@@ -114,7 +114,7 @@ class Generator:
     ) -> tuple[list[Answers], dict[str, float]]:
         """Responses to hard prompts from today's weights (Algorithm 1, lines 12-15), and the time that they took.
 
-        No prompts take none.
+        Without prompts nothing is generated, and no time is shown.
         """
         if not prompts:
             return [], {}
