@@ -65,8 +65,8 @@ def by_setting(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [(ALL, replayed), *replayed.groupby("setting")]
 
 
-def over_probes(above: ArrayLike, below: ArrayLike) -> Estimate:
-    """The ratio of two sums over probes, with Fieller's 95 % interval (1954).
+def over_probes(above: ArrayLike, below: ArrayLike, level: float = LEVEL) -> Estimate:
+    """The ratio of two sums over probes, with Fieller's interval (1954) of this level.
 
     A ratio r lies in the interval if the mean over probes of above - r below is not different from 0 by Student's test.
     Unlike the interval of a bootstrap, it stays right if the sum below is hardly known. If that sum is not different
@@ -80,7 +80,7 @@ def over_probes(above: ArrayLike, below: ArrayLike) -> Estimate:
     value = float(both[0].sum() / both[1].sum()) if both[1].any() else np.nan
     if count < 2:
         return Estimate(value, -np.inf, np.inf, count)
-    limit = stats.t.ppf((1 + LEVEL) / 2, count - 1) ** 2 / count
+    limit = stats.t.ppf((1 + level) / 2, count - 1) ** 2 / count
     (aa, ab), (_, bb) = np.outer(both.mean(axis=1), both.mean(axis=1)) - limit * np.cov(both)
     if bb <= 0:  # r is in the interval if bb r^2 - 2 ab r + aa <= 0
         return Estimate(value, -np.inf, np.inf, count)
@@ -88,7 +88,7 @@ def over_probes(above: ArrayLike, below: ArrayLike) -> Estimate:
     return Estimate(value, float((ab - half) / bb), float((ab + half) / bb), count)
 
 
-def share(rows: pd.DataFrame, strata: Sequence[str]) -> dict[str, float | None]:
+def share(rows: pd.DataFrame, strata: Sequence[str], level: float = LEVEL) -> dict[str, float | None]:
     """Projection of groups that were trained on, as a share of that of held out ones with the same `strata`.
 
     A group counts by the share of the other half in its probe and stratum, so that both halves of a stratum weigh the
@@ -97,6 +97,7 @@ def share(rows: pd.DataFrame, strata: Sequence[str]) -> dict[str, float | None]:
     Args:
         rows: Replayed groups, as `prepared` returns them.
         strata: Columns that are equal in both halves.
+        level: That of the interval.
 
     Returns:
         Of the groups that count: their number in each half, the mean TV distance of each half, and ratio, low and high.
@@ -107,7 +108,7 @@ def share(rows: pd.DataFrame, strata: Sequence[str]) -> dict[str, float | None]:
     rows = rows.assign(weight=weight, projection=weight * rows["projection"], tv=weight * rows["tv"])[weight > 0]
     sums = rows.groupby(["probe", "trained"])[["weight", "projection", "tv"]].sum().unstack("trained")
     sums = sums.reindex(columns=pd.MultiIndex.from_product([["weight", "projection", "tv"], [False, True]]))
-    found = over_probes(sums["projection", True], sums["projection", False])
+    found = over_probes(sums["projection", True], sums["projection", False], level)
     result: dict[str, float | None] = {}
     for name, trained in (("trained on", True), ("held out", False)):
         result[name] = int((rows["trained"] == trained).sum())

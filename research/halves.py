@@ -4,6 +4,9 @@ With `--adapt.method research/halves.py:Halves --adapt.replay_steps 7 --run.grad
 places of a group with an even number are trained on in its own step. The responses to a prompt are draws of one policy,
 so that it makes no difference which half this is. In the steps of the probe, half of each stored group is in X3, and
 the number of the group says which (`kind`). Then all of them are forgotten.
+
+    PYTHONPATH=research bapo-openrlhf study --config research/studies/halves.yaml  # the four runs
+    python research/halves_shares.py --runs runs/studies/halves/runs  # keeps their records, and writes results/halves/
 """
 
 from __future__ import annotations
@@ -11,20 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
-import pandas as pd
-from age_or_distance import EQUAL, by_setting, prepared, share
 from held_out import HeldOut
 
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 
 Kind = Literal["same", "other", "apart"]
-# What is compared: the kind above, the kind below, and the question.
-PAIRS: tuple[tuple[Kind, Kind, str], ...] = (
-    ("same", "other", "the responses"),
-    ("other", "apart", "the prompt"),
-    ("same", "apart", "both"),
-)
 
 
 def kind(uid: int) -> Kind:
@@ -56,24 +51,3 @@ class Halves(HeldOut):
     def draw_replay(self, count: int, accept: Callable[[Group], bool]) -> list[Group]:
         """In the steps of the probe half of each stored group."""
         return [half(group, int(kind(group.uid) == "other")) for group in super().draw_replay(count, accept)]
-
-
-def shares(probes: pd.DataFrame) -> pd.DataFrame:
-    """For each of PAIRS, the projection of the kind above as a share of that of the kind below, with 95 % intervals.
-
-    Args:
-        probes: As in `age_or_distance.tables`.
-    """
-    rows = prepared(probes)
-    rows["kind"] = rows["uid"].map(kind)
-    table = []
-    for above, below, question in PAIRS:
-        pair = rows[rows["kind"].isin([above, below])].assign(trained=lambda some, above=above: some["kind"] == above)
-        for name, strata in EQUAL.items():
-            for setting, each in by_setting(pair):
-                found = share(each, strata)
-                numbers = {end: found[end] for end in ("ratio", "low", "high")}
-                table.append({"of": question, "above": above, "below": below, "at equal": name, "setting": setting,
-                              "groups above": found["trained on"], "groups below": found["held out"],
-                              **numbers})  # fmt: skip
-    return pd.DataFrame(table)

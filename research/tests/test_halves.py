@@ -3,7 +3,8 @@
 import itertools
 
 import pytest
-from halves import Halves, kind, shares
+from halves import Halves, kind
+from halves_shares import PRIMARY, answer, read_probes, shares
 from test_age_or_distance import simulated
 from test_held_out import group
 
@@ -51,3 +52,30 @@ def test_a_loss_by_training_is_found_between_the_kinds(worth):
     assert sum(row["low"] <= 1 <= row["high"] for row in of["the responses"]) >= 4
     for name in ("the prompt", "both"):
         assert sum(row["low"] <= worth <= row["high"] for row in of[name]) >= 4
+
+
+@pytest.mark.parametrize(
+    ("responses", "prompt", "said"),
+    [
+        ((0.5, 0.9), (0.8, 1.2), "the loss is that of the responses"),
+        ((0.8, 1.2), (0.5, 0.9), "the loss is that of the prompt"),
+        ((0.5, 0.9), (0.5, 0.9), "the loss is that of the responses and the prompt"),
+        ((0.8, 1.2), (-1.0, float("inf")), "the runs say nothing"),
+        ((0.8, 1.2), (1.1, 1.3), "a share above 1, which the page does not foresee: the prompt"),
+    ],
+)
+def test_the_intervals_give_the_answer_of_the_page(responses, prompt, said):
+    ends = [{"low": low, "high": high} for low, high in (responses, prompt)]
+    assert answer(*ends) == said
+
+
+def test_the_primary_intervals_hold_those_of_95_per_cent():
+    probes = simulated(0)
+    wide, narrow = shares(probes, PRIMARY), shares(probes)
+    assert (wide["low"] < narrow["low"]).all() and (narrow["high"] < wide["high"]).all()
+    assert (wide["ratio"] == narrow["ratio"]).all()
+
+
+def test_no_number_is_read_before_all_runs_have_ended(tmp_path):
+    with pytest.raises(ValueError, match="small-group-s601 has not ended"):
+        read_probes(tmp_path)
