@@ -70,6 +70,7 @@ CONTENTS = {
         "research/results/fair/fair_trial",
         "research/fair_trial_design",
         "research/critic_design",
+        "research/reuse_design",
         "research/halves_design",
         "research/first_study",
         "research/faster_steps",

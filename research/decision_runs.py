@@ -1,15 +1,15 @@
-"""Runs the study of decision_design.md, of fair_trial_design.md or of critic_design.md, in a git worktree at one commit
-with its own environment.
+"""Runs the study of decision_design.md, fair_trial_design.md, critic_design.md or reuse_design.md, in a git worktree at
+one commit with its own environment.
 
     python research/decision_runs.py prepare ../decision   # once: the worktree, its environment, and the model
     cd ../decision
     nohup .venv/bin/python research/decision_runs.py run > runs/decision.log 2>&1 &   # the same command continues
     .venv/bin/python research/decision_runs.py left        # what is left, with hours
 
-With `--trial fair` or `--trial critic` before these words it is one of the others. Other work may land meanwhile,
-because nothing of it reaches the worktree. No arm mixes two commits or two environments: `run` refuses that. If runs
-with the same seed are compared, they come from one kind of CPU. If such a seed has been begun on another one, its other
-runs wait for that.
+With `--trial fair`, `--trial critic` or `--trial reuse` before these words it is one of the others. Other work may
+land meanwhile, because nothing of it reaches the worktree. No arm mixes two commits or two environments: `run` refuses
+that. If runs with the same seed are compared, they come from one kind of CPU. If such a seed has been begun on another
+one, its other runs wait for that.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from decision_stages import (
     NotYet,
     Stage,
     ended,
+    every_stage,
     planned,
     seconds_left,
     stage_of,
@@ -354,7 +355,8 @@ def ending_in_order() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare, run, or say what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trial", choices=("decision", "fair", "critic"), default="decision", help="the study")
+    trials = dict.fromkeys(stage.trial for stage in every_stage())
+    parser.add_argument("--trial", choices=trials, default="decision", help="the study")
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare", help="make a worktree with an environment of its own")
     making.add_argument("place", type=Path, help="its folder")

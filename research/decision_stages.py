@@ -21,6 +21,7 @@ from critic_stages import SEARCHED as SEARCHED_CRITIC
 from fair_stages import FAIR
 from folders import RESULTS, STUDIES
 from replay_map import priced
+from reuse_stages import RATES_OF, REUSE
 from stage import RATE, REST, Stage, resized
 
 from bapo_openrlhf.errors import RunError
@@ -110,7 +111,7 @@ def definition(name: str) -> Study:
 
 def every_stage() -> tuple[Stage, ...]:
     """The stages of all studies."""
-    return (*STAGES, *FAIR, *CRITIC)
+    return (*STAGES, *FAIR, *CRITIC, *REUSE)
 
 
 def stages_of(trial: str) -> tuple[Stage, ...]:
@@ -138,6 +139,8 @@ def nearest_of(stage: Stage) -> dict[str, str]:
     """The searched method whose learning rate a method of the stage takes, if it is not its own."""
     if stage.trial == "critic":
         return dict.fromkeys(stage.seconds, SEARCHED_CRITIC)
+    if stage.trial == "reuse":
+        return RATES_OF
     return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "filter_only")
 
 

@@ -1,9 +1,10 @@
-"""What the runs of fair_trial_design.md or critic_design.md say: the primary comparisons, gains at each cost, and what
-the batches held.
+"""What the runs of fair_trial_design.md, critic_design.md or reuse_design.md say.
+
+The page has the primary comparisons, gains at each cost, and what the batches held.
 
     python research/fair_trial.py                # the kept records; writes results/fair/ and the figure
     python research/fair_trial.py --runs ../fair --keep  # keeps the records of the runs in another worktree first
-    python research/fair_trial.py --trial critic # the same of critic_design.md; writes results/critic/
+    python research/fair_trial.py --trial critic # the same of critic_design.md; writes results/critic/. Or: reuse
     python research/fair_trial.py --power        # what the comparisons can see, from the kept runs of the first study
 
 No number of a stage is shown before all of its runs have ended.
@@ -59,12 +60,14 @@ BETTER = "better critic"  # stands for the one of CRITICS whose runs are the hig
 CRITICS = ("generated", "grouped")
 CHOICES = {BETTER: len(CRITICS)}  # p is multiplied by the number of arms from which the better one was chosen
 BASELINES = {
-    "recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain", "critic_arms": "today"
+    "recipe": "plain", "shape": "filter_only", "price": "four_epochs", "smollm2": "plain", "critic_arms": "today",
+    "prefixes": "wide", "gate": "four_epochs",
 }  # fmt: skip
 # Titles of the pages, and the names of their files and designs.
 PAGES = {
     "fair": ("A fair trial for replay: the numbers", "fair_trial"),
     "critic": ("A critic that knows something: the numbers", "critic"),
+    "reuse": ("Old responses, new tokens: the numbers", "reuse"),
 }
 
 
@@ -96,6 +99,8 @@ PRIMARY = (
     Comparison("Does a critic of all groups help?", "critic_arms", "generated", "control", "tokens"),
     Comparison("Does it help to use it only if it knows more?", "critic_arms", "grouped", "generated", "tokens"),
     Comparison("Is a critic ahead of none?", "critic_arms", BETTER, "group_relative", "tokens"),
+    Comparison("Do prefixes help re-evaluation?", "prefixes", "prefixes", "wide", "responses"),
+    Comparison("Does the gate help reuse?", "gate", "gated", "four_epochs", f"share {EXPENSIVE}"),
 )  # fmt: skip
 
 

@@ -42,11 +42,20 @@ def keep_all(root: Path, trial: str = "decision") -> None:
 
 
 def unpack(root: Path, trial: str = "decision") -> None:
-    """Put the kept records where their runs were. Runs that are there already stay as they are.
+    """Put the kept records where their runs were, also those of the searches that its rates come from.
+
+    Runs that are there already stay as they are.
 
     Args:
         root: The folder of a worktree.
     """
+    searches = [stage_of(stage.rates_from) for stage in stages_of(trial) if stage.rates_from]
+    for each in dict.fromkeys([trial, *(search.trial for search in searches)]):
+        unpack_trial(root, each)
+
+
+def unpack_trial(root: Path, trial: str) -> None:
+    """Put the kept records of one study where its runs were."""
     kept = folder_of(trial)
     for stage in stages_of(trial):
         runs = stage.folder(root) / RUNS

@@ -1,4 +1,4 @@
-"""A stage of a study: some of its runs, see decision_stages.py, fair_stages.py and critic_stages.py."""
+"""A stage of a study: some of its runs. decision_stages.py says how, and the other `*_stages.py` have some of them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Stage:
         seeds: Its seeds. Those of a stage of unit times are its rounds.
         seconds: Estimated seconds of a run, by method, with `parallel` of them at a time. Only these methods are run.
         grid: Learning rates of a search, in rising order; empty if it is none.
-        rates_from: Name of the search that the learning rates come from. Without it, they are those of the study.
+        rates_from: Name of the search that the learning rates come from, which may be one of another trial. Without it,
+            they are those of the study.
         flags: Flags of all runs, which win over those of the study and its arms. A learning rate in them becomes a part
             of the names of the methods, so that such an arm and one of the stage that it is beside differ.
         solved: Whether the problems that each trained model solves are counted.
         beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
         climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
         settings_from: Name of the climb whose settings all arms take. Without enough of them there are no arms.
-        trial: The study that it belongs to: "decision" (decision_design.md), "fair" (fair_trial_design.md) or "critic"
-            (critic_design.md).
+        trial: The study that it belongs to: "decision" (decision_design.md), "fair" (fair_trial_design.md), "critic"
+            (critic_design.md) or "reuse" (reuse_design.md).
         rate: The flag that a search is about, and that `rates_from` gives.
         paired: Whether runs with the same seed are compared with each other, so that they need the same kind of CPU.
         parallel: Runs at a time.

@@ -1,0 +1,21 @@
+"""The stages of reuse_design.md, in the order in which they are run. decision_stages.py says how.
+
+Their learning rates are those that the searches of fair_stages.py have found for the arms that they are compared with.
+Seconds are those of the nearest arms there.
+"""
+
+from __future__ import annotations
+
+from fair_stages import PRICE, SHAPE
+from stage import Stage
+
+# The searched method whose rate an arm takes.
+RATES_OF = {"prefixes": "wide", "gated": "four_epochs"}
+
+REUSE = (
+    Stage("prefixes", "1", "reuse_prefixes", tuple(range(611, 623)), {"wide": SHAPE["wide"], "prefixes": SHAPE["wide"]},
+          rates_from="shape_rates", trial="reuse", paired=False, parallel=2),
+    Stage("gate", "2", "reuse_gate", tuple(range(631, 643)),
+          {"four_epochs": PRICE["four_epochs"], "gated": PRICE["four_epochs"]},
+          rates_from="price_rates", trial="reuse", paired=False, parallel=2),
+)  # fmt: skip
