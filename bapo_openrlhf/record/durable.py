@@ -4,10 +4,12 @@ A folder that is busy, as on a network's file system, is moved aside.
 """
 
 import errno
+import json
 import os
 import shutil
 import stat
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         with suppress(OSError):
             unfinished.unlink()  # because the disk may be full
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object for people and programs, as `write_atomically` writes it."""
+    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def open_to_others(folder: Path) -> None:

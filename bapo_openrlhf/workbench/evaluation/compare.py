@@ -10,7 +10,7 @@ import numpy as np
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range, as_range
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.durable import write_atomically
+from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, store
 from bapo_openrlhf.workbench.evaluation.estimators import with_interval
@@ -68,7 +68,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> dict[str, Any]:
         **provenance(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    store.write_json(out / f"{COMPARE}.json", result)
+    write_json(out / f"{COMPARE}.json", result)
     write_atomically(out / f"{COMPARE}.md", _markdown(result).encode())
     return result
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from bapo_openrlhf.adapt.rewards import UNIT, Range
-from bapo_openrlhf.record.durable import write_atomically
+from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.record.run_record import provenance
 from bapo_openrlhf.workbench.evaluation import estimators, paper, store
 from bapo_openrlhf.workbench.evaluation.estimators import Estimate, with_interval
@@ -54,7 +54,7 @@ def write(
         "seed": request.sampling.seed,
         **provenance(),
     }
-    store.write_json(request.out / f"{RESULTS}.json", results)
+    write_json(request.out / f"{RESULTS}.json", results)
     for ending, text in (("csv", _csv(results)), ("md", _markdown(results))):
         write_atomically(request.out / f"{RESULTS}.{ending}", text.encode())
     return results

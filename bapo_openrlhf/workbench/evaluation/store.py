@@ -15,7 +15,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.preflight import check_model
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record import shapes
-from bapo_openrlhf.record.durable import write_atomically
+from bapo_openrlhf.record.durable import write_json
 from bapo_openrlhf.user_file import at_home
 from bapo_openrlhf.workbench.evaluation.problems import COLUMNS
 
@@ -156,8 +156,3 @@ def append_row(folder: Path, benchmark: str, row: Mapping[str, Any]) -> None:
         if path.exists():
             os.truncate(path, before)
         raise
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object whole or not at all."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.record.durable import write_atomically
+from bapo_openrlhf.record.durable import write_atomically, write_json
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 
@@ -62,11 +62,11 @@ def prepare(task: Task, request: Preparation) -> dict[str, Any]:
             others = [one for one in parts if one not in manifest["parts"] and one not in request.local]
             missing = dict.fromkeys([part, *others] if error.offline else [part])
             raise ConfigError(f"{error}. {local_copies({one: task.parts[one].source for one in missing})}") from None
-        _write_json(request.out / MANIFEST, manifest)
+        write_json(request.out / MANIFEST, manifest)
     compared = {part: entry["sha256"] for part, entry in manifest["parts"].items()}
     if manifest["overlap"].get("of") != compared:
         manifest["overlap"] = {"of": compared, "benchmarks": _overlap(request.out, list(compared))}
-        _write_json(request.out / MANIFEST, manifest)
+        write_json(request.out / MANIFEST, manifest)
     return manifest
 
 
@@ -303,7 +303,3 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())

@@ -1,7 +1,6 @@
 """The rows of published data sets, from the model hub or from a local copy in a usual format."""
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -109,7 +108,8 @@ def _json(path: Path) -> tuple[Iterator[Any], int | None]:
 
 
 def _parquet(path: Path) -> tuple[Iterator[dict[str, Any]], int | None]:
-    parquet = _import("pyarrow.parquet")
+    from pyarrow import parquet
+
     file = parquet.ParquetFile(path)
     batches = file.iter_batches(batch_size=ROWS_AT_A_TIME)
     return (row for batch in batches for row in batch.to_pylist()), file.metadata.num_rows
@@ -120,7 +120,8 @@ FORMATS = tuple(READERS)
 
 
 def _folder(part: str, source: Source, path: Path) -> SourceRows:
-    datasets = _import("datasets")
+    import datasets
+
     try:
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             data = datasets.load_from_disk(str(path))
@@ -137,8 +138,9 @@ def _folder(part: str, source: Source, path: Path) -> SourceRows:
 
 
 def _hub(part: str, source: Source) -> SourceRows:
-    datasets = _import("datasets")
-    constants = _import("huggingface_hub.constants")
+    import datasets
+    from huggingface_hub import constants
+
     reason = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE", "0") != "0" else ""
     silent = not reason and not _answers(constants.ENDPOINT)
     try:
@@ -197,13 +199,6 @@ def _rows_of(data: Any) -> Iterator[dict[str, Any]]:
     """The rows as they are stored. An image stays the content of a file, {"bytes": ..., "path": ...}."""
     for batch in data.with_format("arrow").iter(ROWS_AT_A_TIME):
         yield from batch.to_pylist()
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"{name} is not installed ({error}); install the project's extra cpu or cuda") from None
 
 
 def parse_local(words: Sequence[str], parts: Sequence[str]) -> dict[str, Path]:
