@@ -77,14 +77,14 @@ class LossContext(NamedTuple):
         whole: Micro-batches of a whole optimizer step, on all ranks. DeepSpeed divides the sum of their losses by it.
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
             gradient accumulation, and the number of ranks.
-        demonstrations: Tokens of demonstrations in it.
+        demonstration_tokens: Those of demonstrations in it.
     """
 
     plan: MicroBatch
     tokens: float
     whole: int
     normalisers: Mapping[str, Any]
-    demonstrations: float = 0.0
+    demonstration_tokens: float = 0.0
 
 
 class _WholeBatch:
@@ -270,10 +270,10 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             return_entropy=entropy_coef is not None,
             **images,
         )
-        demonstrations: torch.Tensor | float = 0.0
-        if part.demonstrations:
+        added_loss: torch.Tensor | float = 0.0
+        if part.demonstration_tokens:
             by_token = self.actor_loss_fn.token_level_loss
-            demonstrations = demonstration_loss(log_probs, experience, part.normalisers, by_token, self.cross_entropy)
+            added_loss = demonstration_loss(log_probs, experience, part.normalisers, by_token, self.cross_entropy)
             experience = without_demonstrations(experience)
         if self.first_ratio and not self.cross_entropy:
             self.first_ratio.add(log_probs, experience)
@@ -286,7 +286,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
             rollout_log_probs=experience.rollout_log_probs,
             **part.normalisers,
         )
-        loss = policy_loss + demonstrations
+        loss = policy_loss + added_loss
         losses = {"policy_loss": loss}
         numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **veto}
         if engine_kl is not None:
@@ -331,7 +331,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         for name, value in losses.items():
             self.means.add(name, value * scale, part.tokens)
         for name, value in numbers.items():
-            self.means.add(name, value, part.tokens - part.demonstrations)
+            self.means.add(name, value, part.tokens - part.demonstration_tokens)
 
     def _metrics(self) -> dict[str, float]:
         """OpenRLHF's metrics of the actor. In `extra_logs` nan means no number; a nan of the run itself is shown."""
