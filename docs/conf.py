@@ -72,6 +72,7 @@ CONTENTS = {
         "research/critic_design",
         "research/reuse_design",
         "research/halves_design",
+        "research/results/halves/halves",
         "research/first_study",
         "research/faster_steps",
         "research/results/corrections",
