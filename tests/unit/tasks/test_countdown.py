@@ -1,14 +1,12 @@
-"""The Countdown task agrees with an independent parser and an independent search for solutions."""
+"""The Countdown task agrees with Python's own arithmetic and an independent search for solutions."""
 
 import ast
 import hashlib
-import importlib.util
 import itertools
 import random
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -21,45 +19,21 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown
 from bapo_openrlhf.tasks.task import BadRow, Problem
 
-# ── References: a recursive-descent parser, and all values that numbers can make ──
+# ── References: Python's own arithmetic, and all values that numbers can make ──
+
+# Two operators in a row or a sign, a leading zero, empty parentheses, a call.
+NO_EXPRESSION = re.compile(r"(?:^|[-+*/(])[-+*/]|(?<![0-9])0[0-9]|\(\)|[0-9)]\(")
 
 
-class Parser:
-    """value := term (+|- term)*; term := factor (*|/ factor)*; factor := number | ( value )."""
-
-    def __init__(self, text):
-        self.text, self.at, self.numbers = text, 0, []
-
-    def parse(self):
-        value = self.chain("+-", lambda: self.chain("*/", self.factor))
-        if self.at != len(self.text):
-            raise ValueError("text left over")
-        return value
-
-    def chain(self, operators, operand):
-        value = operand()
-        while self.at < len(self.text) and self.text[self.at] in operators:
-            self.at += 1
-            operator, right = self.text[self.at - 1], operand()
-            if operator == "/" and right == 0:
-                raise ValueError("division by zero")
-            value = {"+": value + right, "-": value - right, "*": value * right, "/": value / (right or 1)}[operator]
-        return value
-
-    def factor(self):
-        number = re.compile(r"0|[1-9][0-9]*").match(self.text, self.at)
-        if number:
-            self.at = number.end()
-            self.numbers.append(int(number.group()))
-            return Fraction(self.numbers[-1])
-        if self.text[self.at : self.at + 1] != "(":
-            raise ValueError("an operand is missing")
-        self.at += 1
-        value = self.chain("+-", lambda: self.chain("*/", self.factor))
-        if self.text[self.at : self.at + 1] != ")":
-            raise ValueError("a parenthesis is open")
-        self.at += 1
-        return value
+def computed(text):
+    """The value of a text of digits, operators and parentheses, and its numbers. None: it is no expression."""
+    if NO_EXPRESSION.search(text):
+        return None
+    try:
+        value = eval(re.sub("[0-9]+", r"Fraction(\g<0>)", text))
+    except (SyntaxError, ZeroDivisionError):
+        return None
+    return value, [int(number) for number in re.findall("[0-9]+", text)]
 
 
 def all_expressions(numbers):
@@ -81,28 +55,6 @@ def all_expressions(numbers):
 
 # ── Verification ──
 
-
-@example("3**5")
-@example("-3+5")
-@example("3--5")
-@example("3(5)")
-@example("03+5")
-@example("3/(5-5)")
-@given(st.text("0123456789+-*/()", max_size=14))
-@settings(max_examples=15 * settings.default.max_examples)
-def test_agrees_with_another_parser_on_any_text(text):
-    reference = Parser(text)
-    try:
-        expected = (reference.parse(), reference.numbers)
-    except ValueError:
-        expected = None
-    try:
-        actual = countdown.evaluate(text)
-    except countdown.ExpressionError:
-        actual = None
-    assert actual == expected
-
-
 trees = st.recursive(
     st.integers(0, 30).map(str),
     lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner, st.booleans()).map(
@@ -112,16 +64,20 @@ trees = st.recursive(
 )
 
 
-@given(trees)
-@settings(max_examples=5 * settings.default.max_examples)
-def test_agrees_with_another_parser_on_expressions(text):
-    reference = Parser(text)
+@example("3**5")
+@example("-3+5")
+@example("3--5")
+@example("3(5)")
+@example("03+5")
+@example("3/(5-5)")
+@given(st.text("0123456789+-*/()", max_size=14) | trees)
+@settings(max_examples=20 * settings.default.max_examples)
+def test_any_text_has_the_value_that_python_computes(text):
     try:
-        value = reference.parse()
-    except ValueError:
-        assert countdown.verify(text, reference.numbers, 1) == 0.0
-        return
-    assert countdown.evaluate(text) == (value, reference.numbers)
+        actual = countdown.evaluate(text)
+    except countdown.ExpressionError:
+        actual = None
+    assert actual == computed(text)
 
 
 @pytest.mark.parametrize("numbers", [[2, 3], [6, 6], [1, 3, 4], [2, 2, 5]])
@@ -134,13 +90,6 @@ def test_every_expression_over_small_numbers(numbers):
             assert countdown.verify(text, numbers[:-1], int(value)) == 0.0
             assert countdown.verify(text, [*numbers, 1], int(value)) == 0.0
             assert countdown.verify(text, [numbers[0] + 1, *numbers[1:]], int(value)) == 0.0
-
-
-def test_fractions_between_are_exact():
-    assert countdown.verify("8/(3-8/3)", [3, 3, 8, 8], 24) == 1.0
-    # In floats 1/49*49 is below 1.
-    assert countdown.verify("1/49*49", [1, 49, 49], 1) == 1.0
-    assert countdown.verify("9007199254740993*1", [1, 9007199254740993], 9007199254740992) == 0.0
 
 
 def test_long_or_deep_text_is_never_parsed(monkeypatch):
@@ -166,17 +115,13 @@ def test_long_or_deep_text_is_never_parsed(monkeypatch):
     ("response", "expression"),
     [
         ("3+5", "3+5"),
-        ("3+5<eos>", "3+5"),
         ("3+5<eos><pad><pad>", "3+5"),
         ("3+5<|im_end|>", "3+5"),
         ("3+5</s>", "3+5"),
         ("3+5<end_of_utterance>", "3+5"),
         ("3+5<｜end▁of▁sentence｜>", "3+5"),
         ("<eos>", None),
-        ("3+5<eos>3", None),
-        ("3+5<eos>\n", None),
         ("3+5<unk>", None),
-        ("<eos>3+5", None),
         ("3 + 5", None),
         ("3+5=8", None),
     ],
@@ -188,9 +133,7 @@ def test_only_special_tokens_may_follow_an_answer(response, expression):
 TAGGED = [
     ("3*5+7", "3*5+7"),
     (" 3 * 5\t+\n7 ", "3*5+7"),
-    ("( 3*5 ) + 7", "(3*5)+7"),
     ("3 * 5 + 7 = 22 ", "3*5+7"),
-    ("$3*5+7$", "3*5+7"),
     (" $ 3*5+7 = 22 $ ", "3*5+7"),
     ("$3\\times5+7 = 22$", "3*5+7"),
     ("10\\div2", "10/2"),
@@ -206,32 +149,21 @@ TAGGED = [
     ("\\[ 3 \\times 5 + 7 = 22 \\]", "3*5+7"),
     # A true equation is an answer, and a false one is none:
     ("22 = 3*5+7", "3*5+7"),
-    ("3*5+7 = 22 = 22", "3*5+7"),
     ("3*5+7 = 15+7 = 22", "3*5+7"),
     ("22", "22"),
     ("3*5+7 = 23", None),
-    ("23 = 3*5+7", None),
     ("3+4 = 7 = 8", None),
-    ("3*5 = 15+7 = 22", None),
     ("3*5+7 = 22/0", None),
     ("3*5+7 = 22 = 22 = 22 = 22 = 22", None),
     # No expression, or no one expression:
     ("", None),
     ("x = 3*5+7", None),
     ("3*5+7 =", None),
-    ("= 22", None),
-    ("3*5+7 = 15+8", None),
-    ("3*5+7 = -22", None),
-    ("3*5+7 = 22 or 7+15", None),
     ("3*5+7\n7+3*5", None),
-    ("3*5$+7", None),
-    ("\\boxed{3*5+7}", None),
     ("3\\timesx5+7", None),
     ("3*5+7<|im_end|>", None),
     # A blank between two digits is not to make one number of them:
-    ("3*1 5+7", None),
     ("3*1 \n\t 5+7", None),
-    ("2 2", None),
 ]
 
 
@@ -248,15 +180,11 @@ def test_answer_within_tags(text, expression):
         ("<answer>1+2</answer> no: <answer>3+5</answer>", "3+5"),
         ("<answer>3+5</answer> no: <answer>wrong</answer>", None),  # the last one counts, not the last good one
         ("<answer>3+5</answer> no: <answer>1+2", "3+5"),  # cut off in the middle of another
-        ("within <answer> </answer> I give <answer>3+5</answer>", "3+5"),
         ("<answer> or <answer>3+5</answer>", "3+5"),
         ("<answer>3+5</answer></answer>", None),
         ("<answer>3+5", None),
         ("3+5</answer>", None),
-        ("</answer>3+5<answer>", None),
-        ("3+5<answer></answer>", None),
         ("<ANSWER>3+5</ANSWER>", None),
-        ("< answer>3+5</answer>", None),
     ],
 )
 def test_last_tags_count(response, expression):
@@ -279,24 +207,19 @@ def test_blanks_change_nothing_but_numbers(words, data):
 # ── Problems ──
 
 
-def test_partial_values_of_solutions_are_positive_integers():
-    """Division is exact. Every operation of the solution is checked in fully parenthesised form."""
+def test_solutions_have_positive_integers_as_partial_values_and_no_needless_parentheses():
+    """Python's own unparser writes the fewest parentheses for a tree."""
     rng = random.Random(0)
-    operations = set()
+    seen = set()
     for _ in range(500):
         text, value = countdown.random_expression(rng, [rng.randint(1, 12) for _ in range(4)])
-        seen = []
-
-        class Watching(Parser):
-            def chain(self, operators, operand, seen=seen):
-                result = super().chain(operators, operand)
-                seen.append(result)
-                return result
-
-        assert Watching(text).parse() == value
-        assert all(part.denominator == 1 and part > 0 for part in seen), text
-        operations |= set(text) & set("+-*/")
-    assert operations == set("+-*/")
+        tree = ast.parse(text)
+        operations = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+        values = [countdown.evaluate(operation.replace(" ", ""))[0] for operation in operations]
+        assert values[0] == value and all(part.denominator == 1 and part > 0 for part in values), text
+        assert ast.unparse(tree).replace(" ", "") == text
+        seen |= set(text)
+    assert seen > set("+-*/(")
 
 
 def test_small_sets_are_found_whole():
@@ -304,14 +227,6 @@ def test_small_sets_are_found_whole():
     rng = random.Random(1)
     result = {countdown.random_expression(rng, [3, 6])[1] for _ in range(500)}
     assert result == {9, 3, 18, 2}
-
-
-def test_expressions_have_only_the_parentheses_they_need():
-    """Python's own unparser writes the fewest parentheses for a tree."""
-    rng = random.Random(2)
-    texts = [countdown.random_expression(rng, [rng.randint(1, 9) for _ in range(4)])[0] for _ in range(500)]
-    assert [ast.unparse(ast.parse(text)).replace(" ", "") for text in texts] == texts
-    assert any("(" in text for text in texts)
 
 
 # ── Published rows, labels and prompts ──
@@ -322,16 +237,6 @@ def test_published_row_becomes_a_problem():
     assert problem == Problem(text="44 19 35:98", label="19 35 44:98", key="19 35 44:98")
 
 
-def test_order_of_the_numbers_makes_no_other_problem():
-    def keys(numbers, target=50):
-        rows = [{"nums": list(order), "target": target} for order in itertools.permutations(numbers)]
-        return {countdown.problem(row).key for row in rows}
-
-    groups = [keys([7, 10, 9]), keys([7, 10, 9], 51), keys([7, 9, 10, 10]), keys([7, 7, 9, 10]), keys([71, 9, 0 + 1])]
-    assert all(len(group) == 1 for group in groups)
-    assert len(set.union(*groups)) == len(groups)
-
-
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -339,14 +244,10 @@ def test_order_of_the_numbers_makes_no_other_problem():
         ({"nums": [2, 3], "target": None}, "target is empty"),
         ({"nums": [5], "target": 5}, "fewer than two nums"),
         ({"nums": [2, 0], "target": 2}, "nums are no positive integers"),
-        ({"nums": [2, 3.0], "target": 5}, "nums are no positive integers"),
         ({"nums": [2, "3"], "target": 5}, "nums are no positive integers"),
         ({"nums": [2, True], "target": 3}, "nums are no positive integers"),
         ({"nums": "[2, 3]", "target": 5}, "nums are no positive integers"),
-        ({"nums": 23, "target": 5}, "nums are no positive integers"),
         ({"nums": [2, 3], "target": "5"}, "target is no positive integer"),
-        ({"nums": [2, 3], "target": 0}, "target is no positive integer"),
-        ({"nums": [2, 3], "target": True}, "target is no positive integer"),
     ],
 )
 def test_bad_rows_say_why(row, reason):
@@ -359,6 +260,7 @@ def test_bad_rows_say_why(row, reason):
 def test_label_round_trip(numbers, target):
     problem = countdown.problem({"nums": numbers, "target": target})
     assert countdown.parse_problem(problem.label) == (sorted(numbers), target)
+    assert problem.key == problem.label  # so the order of the numbers makes no other problem
     assert countdown.parse_problem(problem.text) == (numbers, target)
 
 
@@ -368,7 +270,7 @@ def test_label_round_trip(numbers, target):
 )
 def test_other_labels_are_refused(label):
     with pytest.raises(ValueError, match="it must be a Countdown problem such as '3 5 7:22'"):
-        countdown.parse_problem(label)
+        countdown.reward_func(["3+5"], [""], [label])
 
 
 def test_prompts_say_the_whole_problem():
@@ -437,8 +339,6 @@ def test_published_ranges_are_reached_to_their_ends():
     [
         ("small", "train", 102, [26, 51, 25]),  # 25.5, 51, 25.5: the first of the largest remainders
         ("small", "cd34", 100, [0, 50, 50]),
-        ("small", "cd4", 50, [0, 0, 50]),
-        ("published", "train", 101, [0, 51, 50]),
         ("published", "cd4", 1, [0, 0, 1]),
     ],
 )
@@ -497,25 +397,16 @@ def test_bad_requests_are_refused(generator, part, n, message):
 
 def test_parts_share_out_one_source_without_overlap():
     """The paper has 10,000 training problems and 200 test problems of Countdown-3to4, and 200 of Countdown-4."""
-    task = countdown.TASK
-    assert list(task.parts) == ["cd34", "cd4", "train"]
-    assert [part.title for part in task.benchmarks.values()] == ["CD-34", "CD-4"]
-    assert [part.source.hub for part in task.parts.values()] == [
-        "Jiayi-Pan/Countdown-Tasks-3to4",
-        "Jiayi-Pan/Countdown-Tasks-4",
-        "Jiayi-Pan/Countdown-Tasks-3to4",
-    ]
-    assert all(part.shuffled and part.source.columns == ("nums", "target") for part in task.parts.values())
-    order = list(range(task.train.source.rows))
-    taken = {name: set(order[part.first :][: part.count]) for name, part in task.parts.items()}
-    assert [len(rows) for rows in taken.values()] == [200, 200, 10_000]
-    assert not taken["train"] & taken["cd34"]
+    parts = countdown.TASK.parts
+    assert {name: part.count for name, part in parts.items()} == {"cd34": 200, "cd4": 200, "train": 10_000}
+    assert parts["train"].source == parts["cd34"].source != parts["cd4"].source
+    assert (parts["cd34"].first, parts["train"].first) == (0, 200) and all(part.shuffled for part in parts.values())
 
 
 @pytest.mark.parametrize("generator", ["small", pytest.param("published", marks=pytest.mark.slow)])
 def test_generators_have_sizes_that_they_can_make(generator):
     task = countdown.TASK
-    assert set(task.sizes) == set(countdown.GENERATORS) == {"published", "small"}
+    assert set(task.sizes) == set(countdown.GENERATORS)
     sizes = task.sizes[generator]
     assert set(sizes) == set(task.parts)
     for part, n in sizes.items():
@@ -538,33 +429,17 @@ def test_reward_func_scores_queries():
         "3*5+7<eos>1",
         "",
         "9**9**9",
+        "5*3 is 15. <answer>5 * 3 + 7</answer><eos>",
+        "<answer>3+5+7</answer>",
+        "<answer>3*5+7</answer> or rather <answer>22</answer>",
     ]
     queries = [prompt + response for response in responses] + ["<bos>" + prompt + "3*5+7<eos>", "cut off:22=3*5+7<eos>"]
     n = len(queries)
     result = countdown.reward_func(queries, [prompt] * n, ["3 5 7:22"] * n, extra="ignored")
-    assert result["rewards"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0]
+    assert result["rewards"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     assert torch.equal(result["scores"], result["rewards"])
     assert result["rewards"].dtype == torch.float32 and result["rewards"].shape == (n,)
-    assert result["extra_logs"]["well_formed"].tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0]
-
-
-def test_reward_func_reads_answers_in_words():
-    problem = countdown.problem({"nums": [7, 3, 5], "target": 22})
-    prompt = f"<|im_start|>user\n{countdown.words_prompt(problem)}<|im_end|>\n<|im_start|>assistant\n"
-    responses = [
-        "5*3 is 15. <answer>5 * 3 + 7</answer><|im_end|>",
-        "<answer>7 + 3 \\times 5 = 22</answer>",
-        "<answer>3+5+7</answer><|im_end|>",
-        "<answer>3*5+7+7</answer><|im_end|>",
-        "<answer>22</answer><|im_end|>",
-        "<answer>3*5+7</answer> or rather <answer>22</answer>",
-        "the expression is 3*5+7<|im_end|>",
-        "<answer>3*5+7",
-    ]
-    n = len(responses)
-    result = countdown.reward_func([prompt + response for response in responses], [prompt] * n, [problem.label] * n)
-    assert result["rewards"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
-    assert result["extra_logs"]["well_formed"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+    assert result["extra_logs"]["well_formed"].tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0]
 
 
 def test_tags_in_the_prompt_are_no_answer():
@@ -580,13 +455,8 @@ def test_reward_func_takes_the_problem_from_the_label():
     assert countdown.reward_func(query, ["1 2:3="], ["3 5 1:15"])["rewards"].tolist() == [0.0]
 
 
-def test_reward_func_refuses_data_of_another_task():
-    with pytest.raises(ValueError, match="label is '8'"):
-        countdown.reward_func(["3 5:8=3+5"], ["3 5:8="], ["8"])
-
-
-def test_loads_by_path_alone_and_works_in_threads(tmp_path):
-    """OpenRLHF loads the file by its path under another name and calls it in a thread. Nothing heavy is imported."""
+def test_the_file_is_loaded_by_its_path_and_is_light(tmp_path):
+    """OpenRLHF loads it under another name. Nothing heavy is imported."""
     code = (
         "import importlib.util, sys\n"
         "spec = importlib.util.spec_from_file_location('reward_func', sys.argv[1])\n"
@@ -597,17 +467,3 @@ def test_loads_by_path_alone_and_works_in_threads(tmp_path):
         "assert not {'torch', 'numpy', 'datasets', 'transformers', 'tqdm'} & set(sys.modules), 'heavy'\n"
     )
     subprocess.run([sys.executable, "-I", "-c", code, countdown.__file__], check=True, cwd=tmp_path)
-
-    spec = importlib.util.spec_from_file_location("reward_func", countdown.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    puzzles = countdown.make_puzzles("small", "train", 64, 0)
-
-    def score(puzzle):
-        prompt = countdown.short_prompt(puzzle.problem)
-        return module.reward_func([prompt + puzzle.solution + "<eos>"], [prompt], [puzzle.problem.label])[
-            "rewards"
-        ].item()
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(score, puzzles)) == [1.0] * 64

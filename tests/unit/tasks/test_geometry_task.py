@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cmath
 import io
+import itertools
 import json
 import math
 import struct
@@ -19,7 +21,6 @@ from PIL import Image, ImageDraw
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import geometry as task
-from bapo_openrlhf.tasks import get_task, task_of
 from bapo_openrlhf.tasks import math as mathematics
 from bapo_openrlhf.tasks.task import BadRow
 from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
@@ -51,12 +52,6 @@ def row(*images: object, text: str = TEXT, answer: str = "5") -> dict:
     return {"images": images, "problem": text, "answer": answer}
 
 
-def reason(published: dict) -> str:
-    with pytest.raises(BadRow) as error:
-        task.problem(published)
-    return str(error.value)
-
-
 def png_head(width: int, height: int) -> bytes:
     """A PNG that claims a size and has nearly no content."""
 
@@ -71,35 +66,19 @@ def png_head(width: int, height: int) -> bytes:
 # ── published rows ──
 
 
-def test_parts_are_those_of_the_paper():
-    assert get_task("geometry") is task.TASK and task_of("geo3k_val", Path()) is task.TASK
-    parts = task.TASK.parts
-    assert {name: (part.title, part.source.split, part.source.rows) for name, part in parts.items()} == {
-        "train": ("Geometry3K", "train", 2101),
-        "geo3k_val": ("Geo-3K(val)", "validation", 300),
-        "geo3k_test": ("Geo-3K(test)", "test", 601),
-    }
-    assert {part.source.hub for part in parts.values()} == {"hiyouga/geometry3k"}
-    assert {part.source.columns for part in parts.values()} == {("images", "problem", "answer")}
-    assert not any(part.shuffled or part.first or part.count for part in parts.values())  # each source is one part
-    assert task.TASK.file == Path(task.__file__)
-
-
 def test_an_image_in_any_form_is_the_same_problem(tmp_path):
     content = encoded(picture())
     path = tmp_path / "1.png"
     path.write_bytes(content)
     as_stored = [
         {"bytes": content, "path": "1.png"},
-        {"bytes": content, "path": None},
         {"bytes": None, "path": str(path)},
-        {"path": str(path)},
         str(path),
         path,
         content,
     ]
     problems = [task.problem(row(image)) for image in as_stored]
-    problems.append(task.problem({"images": {"bytes": content, "path": None}, "problem": TEXT, "answer": "5"}))
+    problems.append(task.problem({"images": as_stored[0], "problem": TEXT, "answer": "5"}))
     assert len({problem.key for problem in problems}) == 1
     for problem in problems:
         assert (problem.text, problem.label) == (TEXT, "5")
@@ -133,36 +112,24 @@ def test_images_stay_in_order():
     [
         (row(), "no image"),
         ({"images": None, "problem": TEXT, "answer": "5"}, "no image"),
-        (row(None), "image missing"),
-        (row({"bytes": None, "path": None}), "image missing"),
         (row({}), "image missing"),
         (row({"bytes": None, "path": "no/such/file.png"}), "image missing"),
         (row("nul\0.png"), "image missing"),
         (row(str(Path(__file__).parent)), "image missing"),
-        (row(b""), "image broken"),
         (row({"bytes": b"", "path": None}), "image broken"),
-        (row(b"no image at all"), "image broken"),
         (row(7), "image broken"),
         (row(b"P6 1 1 255\n\0\0\0"), "image broken"),  # an image, but of a format that is not taken
         (row(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"), "image broken"),
-        (row(png_head(8, 8)[:40]), "image broken"),
-        (row(png_head(5000, 5000)), "image too large"),
-        (row(png_head(60000, 60000)), "image too large"),
         (row(picture(), picture()), "another number of tags than of images"),
         (row(picture(), text="Find x."), "another number of tags than of images"),
-        (row(picture(), text="<image><image>Find x."), "another number of tags than of images"),
         (row(picture(), text=" "), "problem is empty"),
-        (row(picture(), answer=""), "answer is empty"),
-        (row(picture(), answer=None), "answer is empty"),
+        (row(picture(), answer="$$"), "label does not parse"),
     ],
 )
 def test_bad_rows_say_why(published, kind):
-    assert reason(published).split(":")[0] == kind
-
-
-@pytest.mark.parametrize("answer", ["$$", "}", r"\frac{"])
-def test_labels_that_nothing_could_equal(answer):
-    assert "label" in reason(row(picture(), answer=answer))
+    with pytest.raises(BadRow) as error:
+        task.problem(published)
+    assert str(error.value).split(":")[0] == kind
 
 
 @pytest.mark.parametrize("answer", ["5", "12.5", r"3 \sqrt { 3 }", r"\frac { 20 } { 3 }", "36^\\circ", r"8 \pi"])
@@ -240,110 +207,80 @@ def test_palette_images_with_a_transparent_colour():
     assert np.array_equal(decoded(content), np.asarray(picture()))
 
 
-def test_the_prompt_keeps_the_image_in_front_and_asks_for_a_box():
-    problem = task.problem(row(picture()))
-    prompt = next(iter(task.TASK.prompts.values()))(problem)
-    assert prompt.startswith(TEXT) and prompt.count("<image>") == 1
-    assert r"\boxed{}" in prompt and "step by step" in prompt
-    assert "<|" not in prompt and "system" not in prompt.lower()
-
-
 # ── drawn problems ──
 
 
-class Pen:
-    """Records what is drawn: the corners in pixels, and each label with its place and box."""
+@pytest.fixture
+def drawn(monkeypatch):
+    """Draws a figure. Returns its sides, and each label with its place and its box; points are complex numbers."""
+    sides, labels = [], []
+    polygon, text = ImageDraw.ImageDraw.polygon, ImageDraw.ImageDraw.text
 
-    def __init__(self, monkeypatch) -> None:
-        self.corners, self.labels = [], []
-        polygon, text = ImageDraw.ImageDraw.polygon, ImageDraw.ImageDraw.text
+    def noted_polygon(brush, points, *args, **kwargs):
+        corners = [complex(*point) for point in points]
+        sides[:] = zip(corners, corners[1:] + corners[:1], strict=True)
+        return polygon(brush, points, *args, **kwargs)
 
-        def noted_polygon(brush, corners, *args, **kwargs):
-            self.corners = [np.array(corner) for corner in corners]
-            return polygon(brush, corners, *args, **kwargs)
+    def noted_text(brush, place, label, *args, **kwargs):
+        box = brush.textbbox(place, label, font=kwargs["font"], anchor=kwargs["anchor"])
+        labels.append((label, complex(*place), box))
+        return text(brush, place, label, *args, **kwargs)
 
-        def noted_text(brush, place, label, *args, **kwargs):
-            if label:
-                box = brush.textbbox(place, label, font=kwargs["font"], anchor=kwargs["anchor"])
-                self.labels.append((label, np.array(place), box))
-            return text(brush, place, label, *args, **kwargs)
+    def draw(figure, turned):
+        labels.clear()
+        task.draw(figure, turned)
+        return sides, labels
 
-        monkeypatch.setattr(ImageDraw.ImageDraw, "polygon", noted_polygon)
-        monkeypatch.setattr(ImageDraw.ImageDraw, "text", noted_text)
-
-    def drawn(self, figure, turned):
-        self.corners, self.labels = [], []
-        content = task.draw(figure, turned)
-        sides = list(zip(self.corners, self.corners[1:] + self.corners[:1], strict=True))
-        return content, sides, self.labels
+    monkeypatch.setattr(ImageDraw.ImageDraw, "polygon", noted_polygon)
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", noted_text)
+    return draw
 
 
-def area(corners):
+def area(sides):
     """The area of a polygon by the shoelace formula. Its sign is the direction of the corners."""
-    x, y = np.array(corners).T
-    return 0.5 * float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1)))
+    return 0.5 * sum((start.conjugate() * end).imag for start, end in sides)
 
 
 @pytest.mark.parametrize("kind", ["right triangle", "rectangle", "angles"])
-def test_answers_can_be_measured_in_the_figure(kind, monkeypatch):
+def test_answers_can_be_measured_in_the_figure(kind, drawn):
     """Each figure is to scale: the answer is measured in pixels, and only the labels give the scale."""
-    pen = Pen(monkeypatch)
     figures = [figure for figure in task.figures() if figure.name.startswith(kind)]
     assert len(figures) > 300
     for number, figure in enumerate(figures[::7]):
-        _, sides, labels = pen.drawn(figure, turned=number * 61.0)
-        numbers = {label for label, _, _ in labels}
+        sides, labels = drawn(figure, turned=number * 61.0)
         if kind == "angles":
-            assert len(labels) == 3 and "x°" in numbers
+            assert len(labels) == 3 and "x°" in {label for label, _, _ in labels}
             for label, place, _ in labels:
-                corner = min(range(3), key=lambda i: float(np.linalg.norm(pen.corners[i] - place)))
-                there, one, other = (pen.corners[(corner + i) % 3] for i in range(3))
-                cosine = np.dot(one - there, other - there)
-                cosine /= np.linalg.norm(one - there) * np.linalg.norm(other - there)
+                there = min((start for start, _ in sides), key=lambda corner: abs(corner - place))
+                one, other = (start - there for start, _ in sides if start != there)
                 expected = figure.answer if label == "x°" else int(label.removesuffix("°"))
-                assert math.degrees(math.acos(cosine)) == pytest.approx(expected, abs=1e-6)
+                assert abs(math.degrees(cmath.phase(one / other))) == pytest.approx(expected, abs=1e-6)
             continue
         lengths = {}
         for label, place, _ in labels:
-            start, end = min(sides, key=lambda side: float(np.linalg.norm((side[0] + side[1]) / 2 - place)))
-            lengths[label] = float(np.linalg.norm(end - start))
+            start, end = min(sides, key=lambda side: abs(sum(side) / 2 - place))
+            lengths[label] = abs(end - start)
         assert len(lengths) == len(labels)  # no two labels at one side
         units = [lengths[label] / int(label) for label in lengths if label != "x"]  # pixels of a unit
         assert len(units) == 2 and units[0] == pytest.approx(units[1])
         if kind == "rectangle":
-            assert abs(area(pen.corners)) / units[0] ** 2 == pytest.approx(figure.answer)
+            assert abs(area(sides)) / units[0] ** 2 == pytest.approx(figure.answer)
         else:
             assert lengths["x"] / units[0] == pytest.approx(figure.answer)
             a, b, c = sorted(lengths.values())
             assert a * a + b * b == pytest.approx(c * c)
 
 
-def test_labels_are_within_the_image_and_beside_the_lines(monkeypatch):
-    pen = Pen(monkeypatch)
+def test_labels_are_within_the_image_and_beside_the_lines(drawn):
     for number, figure in enumerate(list(task.figures())[::11]):
-        content, sides, labels = pen.drawn(figure, turned=number * 47.0)
-        sense = math.copysign(1.0, area(pen.corners))
-        boxes = [box for _, _, box in labels]
+        sides, labels = drawn(figure, turned=number * 47.0)
+        sense = math.copysign(1.0, area(sides))
         for _, place, (left, top, right, bottom) in labels:
             assert 0 <= left < right <= task.SIZE and 0 <= top < bottom <= task.SIZE, figure.name
-            distances = [
-                sense * float(np.cross(end - start, place - start)) / np.linalg.norm(end - start)
-                for start, end in sides
-            ]  # inwards
-            if figure.name.startswith("angles"):
-                assert min(distances) > 8
-            else:
-                assert min(distances) < -15
-        for i, one in enumerate(boxes):
-            for other in boxes[i + 1 :]:
-                assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1], figure.name
-        assert decoded(content).shape == (task.SIZE, task.SIZE, 3)
-
-
-def test_the_numbers_are_in_the_image_alone():
-    for problem in task.generate("drawn", "train", 200, seed=1):
-        assert not any(character.isdecimal() for character in problem.text)
-        assert problem.text.count("<image>") == 1
+            inwards = [((place - start) / (end - start) * abs(end - start)).imag * sense for start, end in sides]
+            assert min(inwards) > 8 if figure.name.startswith("angles") else min(inwards) < -15
+        for one, other in itertools.combinations([box for _, _, box in labels], 2):
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1], figure.name
 
 
 @pytest.mark.parametrize("most", [100, pytest.param(None, marks=pytest.mark.slow)])
@@ -358,18 +295,18 @@ def test_drawn_problems_are_solvable_and_different(most):
             assert problem.key not in seen  # in no other part either
             seen[problem.key] = part
             pictures.add(problem.images[0])
+            assert not any(character.isdecimal() for character in problem.text)  # the numbers are in the image alone
             assert mathematics.score(rf"\boxed{{{problem.label}}}", problem.label) == 1.0
             assert int(problem.label) > 0
     assert len(pictures) == len(seen) == sum(sizes.values())
     assert set(sizes) == set(task.TASK.parts)
 
 
-@pytest.mark.parametrize("seeds", [(0, 1), (7, 8)])
-def test_parts_share_no_problem_whatever_their_seeds(monkeypatch, seeds):
+def test_parts_share_no_problem_whatever_their_seeds(monkeypatch):
     """All problems of each part with one seed are compared with all problems of the other parts with another seed."""
     monkeypatch.setattr(task, "draw", lambda *_, **__: b"not drawn")
     keys = {}
-    for part, seed in zip(task.TASK.parts, (*seeds, *seeds), strict=False):
+    for seed, part in enumerate(task.TASK.parts):
         with pytest.raises(ConfigError, match="the number of problems is") as error:
             list(task.generate("drawn", part, 10**6, seed))
         most = int(str(error.value).split("at most ")[1].split(",")[0])
@@ -400,14 +337,11 @@ def test_prepare_writes_images_that_open(tmp_path):
         for written in rows:
             (path,) = written["images"]
             assert decoded(Path(path).read_bytes()).shape == (task.SIZE, task.SIZE, 3)
-            assert written["input"].count("<image>") == 1
+            assert written["input"].startswith("<image>") and written["input"].count("<image>") == 1
+            assert r"\boxed{}" in written["input"]
 
 
 # ── the reward ──
-
-
-def test_answers_for_votes_are_those_of_mathematics():
-    assert task.answer is mathematics.answer
 
 
 def test_the_reward_file_is_light_and_stands_alone():
@@ -418,6 +352,7 @@ spec = importlib.util.spec_from_file_location("reward_func", {task.__file__!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 print(module.reward_func(["a b \\\\boxed{{4}}"], ["a b"], ["4"])["rewards"], {{"torch", "PIL"}} & set(sys.modules))
+print(module.answer("\\\\boxed{{4}}"))  # for majority votes
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["[1.0]", "set()"]
+    assert run.stdout.split() == ["[1.0]", "set()", "4"]
