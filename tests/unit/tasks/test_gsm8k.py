@@ -5,13 +5,10 @@ All rows here are made for these tests. They have the columns of the published d
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bapo_openrlhf import user_file
-from bapo_openrlhf.tasks import get_task, gsm8k
-from bapo_openrlhf.tasks.task import BadRow, Source
+from bapo_openrlhf.tasks import get_task
 from bapo_openrlhf.workbench.evaluation import problems
 from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 
@@ -22,12 +19,8 @@ GOOD = {
         "5000",
         "The mill grinds 1,250*4=5,000 sacks.\nThe final answer is \\boxed{5000}",
     ),
-    "millions": ("It is <<3*10^6=3000000>>3,000,000.\n#### 3,000,000", "3000000",
-                 "It is 3,000,000.\nThe final answer is \\boxed{3000000}"),
     "negative": ("The diver goes down to <<0-1012=-1012>>-1,012 m.\n#### -1,012", "-1012",
                  "The diver goes down to -1,012 m.\nThe final answer is \\boxed{-1012}"),
-    "decimal": ("A pear costs 15/4=$<<15/4=3.75>>3.75.\n#### 3.75", "3.75",
-                "A pear costs 15/4=$3.75.\nThe final answer is \\boxed{3.75}"),
     "both": ("Rent is $<<2*617.25=1234.5>>1,234.50.\n#### 1,234.50", "1234.50",
              "Rent is $1,234.50.\nThe final answer is \\boxed{1234.50}"),
     "no_zero": ("Half is left.\n#### .5", ".5", "Half is left.\nThe final answer is \\boxed{.5}"),
@@ -39,11 +32,10 @@ GOOD = {
 BAD = {  # Made rows, too: the answer and the reason for its rejection.
     "There are 2+2=<<2+2=4>>4 hens.": "no #### in the answer: 'There are 2+...+2=4>>4 hens.'",
     "Four hens.\n#### ": "no number after ####: ' '",
-    "Four hens.\n#### four": "no number after ####: ' four'",
     "Four hens.\n#### 4 or 5": "no number after ####: ' 4 or 5'",
-    "Four hens.\n#### 1.2.3": "no number after ####: ' 1.2.3'",
     "Four hens.\n#### -": "no number after ####: ' -'",
     " ": "answer is empty",
+    24: "no #### in the answer: 24",
 }
 ROWS = [{"question": f" Made question {name}?\n", "answer": answer} for name, (answer, _, _) in GOOD.items()]
 ROWS += [{"question": f"Bad made question {number}?", "answer": answer} for number, answer in enumerate(BAD)]
@@ -53,53 +45,35 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(params=["jsonl", "parquet"])
-def data(request, tmp_path):
-    """The folder of data that `prepare` wrote from local copies with made rows."""
-    path = tmp_path / f"made.{request.param}"
-    if request.param == "parquet":
-        pq.write_table(pa.Table.from_pylist(ROWS), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    prepare(get_task("gsm8k"), Preparation(out=tmp_path / "data" / "gsm8k", local={"train": path, "gsm8k": path}))
+@pytest.fixture
+def data(tmp_path):
+    """The folder of data that `prepare` wrote from a local copy with made rows."""
+    path = tmp_path / "made.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    prepare(get_task("gsm8k"), Preparation(out=tmp_path / "data" / "gsm8k", local={"gsm8k": path}, parts=("gsm8k",)))
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("part", ["train", "gsm8k"])
-def test_made_rows_are_prepared(data, part):
-    result = lines(data / "gsm8k" / f"{part}.jsonl")
+def test_made_rows_are_prepared(data):
+    result = lines(data / "gsm8k" / "gsm8k.jsonl")
     assert [(row["label"], row["solution"]) for row in result] == [(label, text) for _, label, text in GOOD.values()]
     assert result[0]["input"] == (
         "Made question thousands? Let's think step by step and output the final answer within \\boxed{}."
     )
-    rejected = lines(data / "gsm8k" / f"{part}.rejected.jsonl")
+    rejected = lines(data / "gsm8k" / "gsm8k.rejected.jsonl")
     assert [(row["row"], row["reason"]) for row in rejected] == list(enumerate(BAD.values(), len(GOOD) + 1))
-
-
-def test_a_made_answer_that_is_no_text_is_rejected():
-    with pytest.raises(BadRow, match="no #### in the answer: 24"):
-        gsm8k.problem({"question": "Made?", "answer": 24})
 
 
 # The judge is that of mathematics, whose tests have more answers.
 RESPONSES = [  # the made row, the response, its reward, and whether it has an answer in a box
     ("thousands", r"They are \boxed{5,000}.", 1.0, 1.0),
-    ("thousands", r"$\boxed{5{,}000 \text{ sacks}}$", 1.0, 1.0),
     ("thousands", r"\boxed{500}", 0.0, 1.0),
-    ("thousands", r"\boxed{1250×4 = 5000}", 1.0, 1.0),
-    ("thousands", r"\boxed{4999 = 5000}", 0.0, 1.0),
-    ("thousands", r"\boxed{5000} or \boxed{5001}", 0.0, 1.0),
-    ("negative", r"\boxed{1012}", 0.0, 1.0),
-    ("decimal", r"\boxed{\$3.75}", 1.0, 1.0),
-    ("decimal", r"\boxed{\frac{15}{4}}", 1.0, 1.0),
     ("no_zero", r"\boxed{1/2}", 1.0, 1.0),
     ("thousands", "The mill grinds <<1250*4=5000>>5,000.\n#### 5,000", 0.0, 0.0),
-    ("thousands", "", 0.0, 0.0),
     *((name, solution, 1.0, 1.0) for name, (_, _, solution) in GOOD.items()),
 ]
 
 
-@pytest.mark.parametrize("data", ["jsonl"], indirect=True)
 def test_responses_to_made_rows_are_judged(data):
     """The benchmark is loaded as `evaluate` loads it. Its reward file is the one that a run names."""
     benchmark = problems.load("gsm8k", data, None, None)
@@ -116,12 +90,3 @@ def test_responses_to_made_rows_are_judged(data):
     judged = zip(map(float, result["rewards"]), map(float, result["extra_logs"]["boxed"]), strict=True)
     assert [(*case[:2], *pair) for case, pair in zip(RESPONSES, judged, strict=True)] == RESPONSES
     assert reward.answer(r"\boxed{5,000 \text{ sacks}}") == reward.answer(r"\boxed{5000}") == "5000"  # majority votes
-
-
-def test_the_published_parts():
-    sources = {name: part.source for name, part in gsm8k.TASK.parts.items()}
-    columns = ("question", "answer")
-    assert sources == {
-        "gsm8k": Source("openai/gsm8k", columns, split="test", config="main", rows=1319),
-        "train": Source("openai/gsm8k", columns, split="train", config="main", rows=7473),
-    }

@@ -38,7 +38,6 @@ EVALUATED = [  # (answer, label): none of these may reach math-verify
     (r"123456789^{9999}", r"\sqrt{2}"),
     (r"(10^{999})^{999}", r"\pi"),
     (r"\binom{1000000000}{500000000}", "x"),
-    (r"10^{10^{10}}", r"\ln 2"),
     (r"\sin(10^{10^{10}})", "0"),
     ("x", r"2^{3^{4^{5}}}"),
 ]
@@ -67,7 +66,6 @@ def test_numbers_of_a_few_thousand_digits_are_evaluated(answer, label):
         ("5 sq. ft.", "5", "foot^2"),
         (r"20^\circ\text{C}", "20", "degree celsius"),
         ("2.5 million dollars", "2500000", "dollar"),
-        (r"\$1,250", "1250", "dollar"),
         ("8:30 P.M.", "8:30", "pm"),
         (r"7\text{ glasses}", "7", "glasse"),
         ("3 m", "3 m", ""),
@@ -88,22 +86,10 @@ def test_split_keeps_brackets_whole(text, parts):
 
 
 PIECES = (
-    *"0123456789.,:=+-*/^_()[]{}%!° ×√½²aeimxAB",
-    *(
-        r"\frac",
-        r"\sqrt",
-        r"\text{",
-        r"\mathrm{",
-        r"\overline",
-        r"^\circ",
-        r"\$",
-        r"\{",
-        r"\}",
-        r"\times 10",
-        r"\approx",
-    ),
-    *(r"\approx", " million", " cm", "5", "}", " or ", r"\sin", r"\begin{pmatrix}", "€", "p.m."),
-)
+    *"0123456789.,:=+-*/^_()[]{}%!° ×√½²aeimxAB€",
+    *(r"\frac", r"\sqrt", r"\text{", r"\mathrm{", r"\overline", r"^\circ", r"\$", r"\{", r"\}", r"\times 10"),
+    *(r"\approx", r"\sin", r"\begin{pmatrix}", " million", " cm", "p.m.", " or "),
+)  # fmt: skip
 
 
 @given(*[st.lists(st.sampled_from(PIECES), max_size=12).map("".join)] * 2)
