@@ -16,7 +16,6 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.tasks import geometry, gsm8k
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
@@ -41,13 +40,6 @@ def test_exactly_the_known_limits_are_judged_wrongly(every):
     wrong = [case for case in cases if task.score(case["response"], case["label"]) != float(case["correct"])]
     assert wrong == [case for case in cases if case.get("limit")]
     assert [case["label"] for case in CASES if case.get("limit") and not case["correct"]] == ["-2, -2"]
-
-
-def test_the_cases_are_whole():
-    assert all(set(case) - {"blind", "limit"} == {"category", "response", "label", "correct", "note"} for case in CASES)
-    assert len({(case["label"], case["response"]) for case in CASES}) == len(CASES)
-    for category in {case["category"] for case in CASES}:
-        assert {case["correct"] for case in CASES if case["category"] == category} == {True, False}, category
 
 
 # Each line is judged in turn; math-verify's alarm is set to a second, for it is what ends most of them.
@@ -78,6 +70,7 @@ def test_huge_numbers_do_not_hang():
 
 
 LONG = 100_000
+PIECES = (" ", "~", "\\,", "\\text", ",", "1,", "1 ", "9", "1e1", "(", "x^", "%", "$", "\\left", "^\\circ", "_1")
 HOSTILE = [
     "\\boxed{" * LONG,
     "\\boxed{" * LONG + "}" * LONG,
@@ -89,33 +82,8 @@ HOSTILE = [
     "\\boxed{" + "\\" * LONG + "}",
     "\\" * LONG + "boxed{2}",
     "{}" * LONG,
-    "\\boxed{\\{}",
-    "\\boxed{\ud800}",
-    "\\boxed{\x00}",
-    "\\boxed{٣}",
-    "\\boxed{²}",
-    *(
-        "\\boxed{" + (piece * 1000)[:990] + end + "}"
-        for piece in (
-            " ",
-            "~",
-            "\\,",
-            "\\text",
-            ",",
-            "1,",
-            "1 ",
-            "9",
-            "1e1",
-            "(",
-            "x^",
-            "%",
-            "$",
-            "\\left",
-            "^\\circ",
-            "_1",
-        )
-        for end in ("", "x")
-    ),
+    *("\\boxed{\\{}", "\\boxed{\ud800}", "\\boxed{\x00}", "\\boxed{٣}", "\\boxed{²}"),
+    *("\\boxed{" + (piece * 1000)[:990] + end + "}" for piece in PIECES for end in ("", "x")),
 ]
 
 
@@ -194,8 +162,6 @@ def test_other_commands_are_no_box():
         (r"\boxed{$\dfrac{1}{2}$}", r"\frac{1}{2}"),
         (r"\boxed{\left( 3, \frac{\pi}{2} \right)}", r"(3, \frac{\pi}{2})"),
         (r"\boxed{1{,}234\text{ cm}}", "1234"),
-        (r"\boxed{\$18.90}", "18.90"),
-        (r"\boxed{45^{\circ}}", "45"),
         (r"\boxed{2,1}", "2, 1"),
         (r"\boxed{\text{Tuesday}}", "Tuesday"),
         (r"\boxed{x_{\text{max}}}", r"x_{\text{max}}"),
@@ -203,7 +169,6 @@ def test_other_commands_are_no_box():
         (r"\boxed{4.5e33}", r"4.5\times 10^{33}"),
         (r"\boxed{1 1/2}", r"1\frac{1}{2}"),
         (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-        (r"\boxed{}", None),
         (r"\boxed{ \, }", None),
         (r"\boxed{42", None),
         ("\\boxed{" + "1" * 1001 + "}", None),
@@ -250,13 +215,8 @@ def test_rational_numbers_are_equal_when_their_fractions_are(a, b, same, way, ot
 @example(24, 240, False)
 def test_thousands_separators_do_not_count(a, b, same):
     b = a if same else b
-    for written in (
-        f"{a:,}",
-        f"{a:,}".replace(",", "{,}"),
-        f"{a:,}".replace(",", ",\\!"),
-        f"{a:,}".replace(",", "\\,"),
-    ):
-        assert right(written, str(b)) == (a == b)
+    for separator in (",", "{,}", ",\\!", "\\,"):
+        assert right(f"{a:,}".replace(",", separator), str(b)) == (a == b)
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(-40, 40), st.integers(-40, 40), st.booleans())
@@ -289,95 +249,59 @@ def test_several_values_have_no_order_and_a_tuple_has(values, random):
     ("answer", "label", "expected"),
     [
         # letters in bold or italics are vectors, and no units
-        (r"-\frac12", r"-\frac12\mathbf{a}", False),
         ("2", r"2\mathbf{v}", False),
         (r"2\mathbf{v}", "2", False),
         (r"3\mathbf{i}+2", r"3\mathbf{i}+2\mathbf{j}", False),
         (r"\mathbf{a}\times", r"\mathbf{a}\times\mathbf{c}", False),
-        (r"2\mathbf{A}", "2", False),
         ("3i+2j", r"3\mathbf{i}+2\mathbf{j}", True),
         # units to a negative power
         (r"4.5\times10^{33}\ \mathrm{erg\,s^{-1}}", "4.5e33", True),
-        (r"9.8\text{ m s}^{-2}", "9.8", True),
         (r"2\ \text{cm}^{-1}", "2", True),
         (r"9.8\text{ m s}^{-2}", r"9.8\text{ m/s}^2", True),
         # complex numbers
         (r"\frac{1+2i}{5}", r"\frac15+\frac25i", True),
         (r"2i\sqrt3", r"2\sqrt3i", True),
-        ("0.4+0.2i", r"\frac{2+i}{5}", True),
         (r"3+4\,i", "3+4i", True),
-        (r"\frac{3-2i}{13}", r"\frac{3}{13}-\frac{2}{13}i", True),
         ("4", "4i", False),
         ("4i", "4", False),
-        # pairs, and a set of them
+        # a set of pairs
         (r"\{(2,3),(4,5)\}", "(2,3),(4,5)", True),
-        ("(4,5),(2,3)", r"\{(2,3),(4,5)\}", True),
-        (r"\{2,3\}", "(2,3)", False),
         # several values by name, or in the order of the label
         ("(m,n)=(3,2)", "m=2,n=3", False),
         ("(m,n)=(2,3)", "m=2,n=3", True),
-        ("(3,2)", "x=2, y=3", False),
         ("3,2", "x=2, y=3", False),
-        ("2,3", "x=2, y=3", True),
         ("(2,3)", "x=2, y=3", True),
-        ("4,3", "a=3,b=4", False),
         ("y=3, x=2", "x=2, y=3", True),
-        (r"x=2 \text{ and } y=3", "x=2, y=3", True),
         ("x=3, y=2", "x=2, y=3", False),
         ("3, 2", "x=2, x=3", True),
-        ("x=3,x=2", "x=2,x=3", True),
         ("x=2", "x=2, y=3", False),
         # a choice, and its value
         (r"\textbf{(D)}\ 5", "D", True),
-        (r"\text{(D) } 5", "D", True),
-        (r"\textbf{(D)}\ 5", "5", True),
         # percents, characters, and the rest
         (r"33\frac13\%", r"\frac13", True),
-        (r"\frac{25}{2}\%", "0.125", True),
         ("24。", "24", True),
         ("1、2", "1, 2", True),
         (r"\(\frac{33}{65}\)", r"\frac{33}{65}", True),
-        ("5i", "5", False),
-        (r"i\pi", r"\pi i", True),
         ("2j", "2i", False),
         ("e^{2 i}", "e^{2i}", True),
-        (r"\frac{i\sqrt3}{2}", r"\frac{\sqrt{3}i}{2}", True),
         (r"12\textit{m}", "12", False),
-    ],
-)
-def test_forms_that_models_write(answer, label, expected):
-    assert right(answer, label) == expected
-
-
-@pytest.mark.parametrize(
-    ("answer", "label", "expected"),
-    [
-        ("8 \\text{ cm}", "8\\text{ m}", False),
+        # units, signs and digits
         ("8 \\text{ cm}^2", "8\\mbox{ cm}^{2}", True),
-        ("8 \\text{ cm}^2", "8\\text{ cm}^3", False),
         ("1.5 \\text{ Minutes}", "\\frac{3}{2}\\text{ minute}", True),
-        ("8\\!:\\!34 \\text{ p.m.}", "8:34\\text{ a.m.}", False),
-        ("1011_3", "1011_2", False),
         ("1011", "1011_2", True),
-        ("a_1", "a_2", False),
         ("a_1", "a", False),
-        ("2+3\\mathrm{i}", "2+3", False),
         ("6m", "6", False),
         ("a + b", "a + b + c", False),
-        ("45", "45^\\circ", True),
-        ("50\\text{ percent}", "50\\%", True),
         ("50", "\\frac{1}{2}", False),
         ("5", "0.5\\%", False),
         ("0.333333", "\\frac{1}{3}", True),
         ("0.33333", "\\frac{1}{3}", False),
-        ("-5", "5", False),
         ("−5", "-5", True),
         ("25", "x^2+y^2=25", False),  # what is solved for may be left out, an equation may not
-        ("y=2x+3", "2x+3", True),
         ("5", "", False),
     ],
 )
-def test_units_signs_and_digits(answer, label, expected):
+def test_forms_that_models_write(answer, label, expected):
     assert right(answer, label) == expected
 
 
@@ -426,28 +350,20 @@ def test_it_serves_as_a_reward_file():
 # ------------------------------------------------------------------------------------------------------- the reward
 
 
-def test_reward_func_reads_the_response_and_not_the_prompt():
-    prompt = r"Put it within \boxed{}. It is not \boxed{42}. What is 6 x 7? "
-    queries = [
-        prompt + r"\boxed{42}",
-        prompt + "no idea",
-        "<s>" + prompt + r"\boxed{41}",
-        "<s>" + prompt + r"\boxed{42}",
-    ]
-    result = task.reward_func(queries, [prompt] * 4, ["42"] * 4)
-    numbers = {name: list(map(float, result[name])) for name in ("rewards", "scores")}
-    assert numbers == {"rewards": [1.0, 0.0, 0.0, 1.0], "scores": [1.0, 0.0, 0.0, 1.0]}
-    assert list(map(float, result["extra_logs"]["boxed"])) == [1.0, 0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("reward", [task.reward_func, gsm8k.reward_func, geometry.reward_func])
-def test_the_response_is_the_one_that_is_given(reward):
+def test_the_response_is_what_follows_the_prompt_or_the_one_that_is_given():
     """A prompt that a tokenizer changed, or that has images, is not in the query. Its own example is no answer."""
-    prompt, query = "2  +  2 is \\boxed{4}, cafe\u0301. ", "2 + 2 is \\boxed{4}, café. "
-    texts = [r"\boxed{4}", "I do not know."]
-    asked = [query + text for text in texts], [prompt] * 2, ["4"] * 2
-    assert list(map(float, reward(*asked, responses=texts, other="ignored")["rewards"])) == [1.0, 0.0]
-    assert list(map(float, reward(*asked)["rewards"])) == [0.0, 0.0]  # in doubt no answer
+    prompt, changed = "2  +  2 is \\boxed{4}, cafe\u0301. ", "2 + 2 is \\boxed{4}, café. "
+    texts = [r"\boxed{4}", r"\boxed{5}", "I do not know."]
+    for asked, responses, known in (
+        (prompt, None, 1.0),
+        ("<s>" + prompt, None, 1.0),
+        (changed, texts, 1.0),
+        (changed, None, 0.0),  # in doubt no answer
+    ):
+        queries = [asked + text for text in texts]
+        result = task.reward_func(queries, [prompt] * 3, ["4"] * 3, responses, other="ignored")
+        assert list(map(float, result["rewards"])) == list(map(float, result["scores"])) == [known, 0.0, 0.0]
+        assert list(map(float, result["extra_logs"]["boxed"])) == [known, known, 0.0]
     assert list(map(float, task.reward_func([r"\boxed{42}"], [""], ["42"])["rewards"])) == [1.0]
 
 
@@ -487,29 +403,9 @@ ROWS = {  # one row of each source, with its columns
 @pytest.mark.parametrize("part", ROWS)
 def test_each_source_is_read(part):
     row, label = ROWS[part]
-    source = task.TASK.parts[part].source
-    assert set(source.columns) <= set(row)
+    assert set(task.TASK.parts[part].source.columns) <= set(row)
     result = task.problem(row)
-    assert (result.text, result.label, result.images) == (
-        "Find $x$.",
-        row.get("answer") if label is None else label,
-        (),
-    )
-
-
-def test_the_parts_are_those_of_the_paper():
-    assert list(task.TASK.benchmarks) == ["aime24", "amc", "math500", "minerva", "olympiad"]
-    assert {name: part.source.rows for name, part in task.TASK.parts.items()} == {
-        "train": 40_315, "aime24": 30, "amc": 83, "math500": 500, "minerva": 272, "olympiad": 674,
-    }  # fmt: skip
-    assert all((part.first, part.count, part.shuffled) == (0, None, False) for part in task.TASK.parts.values())
-    assert task.TASK.file == Path(task.__file__)
-    assert task.TASK.problem is task.problem
-
-
-def test_the_prompt_is_the_papers():
-    prompt = task.TASK.prompts["boxed"](task.problem({"problem": " What is {6} x 7?\n", "answer": "42"}))
-    assert prompt == ("What is {6} x 7? Let's think step by step and output the final answer within \\boxed{}.")
+    assert (result.text, result.label, result.images) == ("Find $x$.", label or row["answer"], ())
 
 
 @pytest.mark.parametrize(
@@ -517,13 +413,11 @@ def test_the_prompt_is_the_papers():
     [
         (36.0, False, "36"),
         (0.5, False, "0.5"),
-        ("024", False, "024"),
         (["$69$,$84$"], True, "69, 84"),
         (["312,123,231"], True, "312, 123, 231"),
         (["1", "$2$", 3.0], False, "1, 2, 3"),
         (["(-\\infty, 0) \\cup\\{1\\}."], False, "(-\\infty, 0) \\cup\\{1\\}"),
         ("\\$18.90", False, "\\$18.90"),
-        (" x ", False, "x"),
     ],
 )
 def test_labels_become_texts(answer, multiple, label):
@@ -543,7 +437,6 @@ def test_labels_become_texts(answer, multiple, label):
         ({"answer": "proof"}, "label is no mathematics: 'proof'"),
         ({"answer": '["11"]'}, "label is no mathematics: '[\"11\"]'"),
         ({"answer": "."}, "label does not parse: '.'"),
-        ({"answer": "$$"}, "label does not parse: '$$'"),
         ({"answer": "\\frac{1}{2"}, "label does not parse: '\\\\frac{1}{2'"),
         ({"answer": "1}"}, "label does not parse: '1}'"),
         ({"answer": "1" * 1001}, "label does not parse: '111111111111...1111111111111'"),

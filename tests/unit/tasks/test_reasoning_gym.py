@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 from collections import Counter
+from contextlib import nullcontext
 from operator import ne
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,10 +44,6 @@ def tagged(text: object) -> str:
 def every_problem(request):
     """A problem of each task, or of every fifth task."""
     return {name: problem_of(name) for name in TASKS[:: request.param]}
-
-
-def test_the_library_has_the_tasks_that_were_looked_at():
-    assert len(TASKS) == 102
 
 
 def test_the_answer_and_the_solution_of_every_task_are_right_after_a_round_trip_through_a_file(every_problem):
@@ -91,33 +88,21 @@ def test_the_judges_that_are_fooled_are_refused():
     assert all(name in task.REFUSED and fooled(name) for name in ("coin_flip", "game_of_life_halting"))
 
 
-@pytest.mark.parametrize(("value", "clipped"), [(1 + 1e-9, 1.0), (-1e-9, 0.0), (1 - 1e-9, 1 - 1e-9)])
-def test_a_score_that_is_outside_its_range_only_by_rounding_is_its_end(monkeypatch, value, clipped):
-    scorer = type("Scorer", (), {"score_answer": lambda self, answer, entry: value})
-    label = problem_of("chain_sum").label
-    monkeypatch.setattr(task, "_scorer", lambda name, parameters: scorer())
-    assert task.score(tagged(1), label) == clipped
-
-
 HOSTILE = (
     "__import__('pathlib').Path({file!r}).write_text('run')",
-    "open({file!r}, 'w').write('run')",
     "(lambda: open({file!r}, 'w'))()",
     "9**9**9**9",
-    "factorial(10**9)",
     "(" * 400 + ")" * 400,
     "[" * 3000,
     "x" * 100_000,
     "1e999",
     "nan",
-    "-inf",
     "\x00\ud800",
     "{{'a': 1}}",
     "[[0, 1], [1]]",
     "None",
     "",
     "٣ + ²",
-    "no idea",
     "NaN+nanj",
 )
 
@@ -158,7 +143,6 @@ def test_each_module_that_evaluates_text_has_been_looked_at():
     ("formula", "numbers", "names"),
     [
         ("(3 + 5) * 7 / 2 - 1", True, True),
-        ("2**10", True, True),
         ("x**2 + 3*x", False, True),
         ("sin(x)*exp(-x)/pi", False, True),
         ("2**100", False, False),
@@ -168,9 +152,7 @@ def test_each_module_that_evaluates_text_has_been_looked_at():
         ("xx", False, False),
         ("eval(x)", False, False),
         ("sin(x, evaluate=x)", False, False),
-        ("'a' * 9", False, False),
         ("True", False, False),
-        ("x if x else x", False, False),
         ("[x for x in x]", False, False),
         ("1 +" * 200 + "1", False, False),
     ],
@@ -185,11 +167,9 @@ def test_harmless_formulas(formula, numbers, names):
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
-        ("<answer> 12 </answer>", "12"),
         ("<answer>1</answer> no: <answer>2</answer>", "2"),
         ("<answer>1</answer> and <answer>2", "1"),
         ("<answer><answer>3</answer>", "3"),
-        ("12", None),
         ("<think> <answer>1</answer> or", None),
         ("</answer>12<answer>", None),
     ],
@@ -217,12 +197,16 @@ def test_a_partial_score_stays_as_it_is():
     assert 0 < task.score(tagged(" ".join(half)), problem.label) < 1
 
 
-@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
-def test_a_score_outside_its_range_is_an_error(monkeypatch, value):
-    scorer = type("Scorer", (), {"score_answer": lambda self, answer, entry: value})
-    monkeypatch.setattr(task, "_scorer", lambda name, parameters: scorer())
-    with pytest.raises(ValueError, match=rf"the score of chain_sum is {value}; it must be within 0\.\.1"):
-        task.score(tagged(1), problem_of("chain_sum").label)
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [(1 + 1e-9, 1.0), (-1e-9, 0.0), (1 - 1e-9, 1 - 1e-9), (1.5, None), (-0.1, None), (float("nan"), None)],
+)
+def test_a_score_outside_its_range_is_an_error_unless_it_was_rounded(monkeypatch, value, score):
+    label = problem_of("chain_sum").label
+    scorer = SimpleNamespace(score_answer=lambda answer, entry: value)
+    monkeypatch.setattr(task, "_scorer", lambda name, parameters: scorer)
+    with nullcontext() if score is not None else pytest.raises(ValueError, match="score of chain_sum"):
+        assert task.score(tagged(1), label) == score
 
 
 @pytest.mark.parametrize("label", ["", "12", "{'task': 1}", "__import__('os')", "[1]"])
@@ -320,10 +304,8 @@ def test_weights_are_shares_of_the_training_data_and_of_the_warm_up():
             label = ast.literal_eval(problem.label)
             tasks[label["task"], label["parameters"].get("max_terms")] += 1
             assert (problem.solution is None) is (label["task"] in worked.WITHOUT_ANSWER)
-        result = [
-            tasks[key] for key in (("chain_sum", 3), ("chain_sum", 6), ("letter_counting", None), ("graph_color", None))
-        ]
-        assert tuple(result) == shares
+        names = (("chain_sum", 3), ("chain_sum", 6), ("letter_counting", None), ("graph_color", None))
+        assert tuple(tasks[name] for name in names) == shares
 
 
 def test_a_share_of_the_solutions_writes_the_steps():
@@ -400,20 +382,9 @@ def test_a_worked_solution_is_right_step_by_step():
                 assert len(values) == 1, step
 
 
-@pytest.mark.parametrize(
-    ("expression", "steps"),
-    [
-        ("12 + 3 * 4", ["3 * 4 = 12", "12 + 12 = 24"]),
-        ("7 - (2 - 9)", ["2 - 9 = -7", "7 - (-7) = 14"]),
-        ("23 * 45", ["23 * 45 = 23 * 40 + 23 * 5 = 920 + 115 = 1035"]),
-        ("7 / 2", ["7 / 2 = 7/2"]),
-    ],
-)
-def test_steps_of_a_calculation(expression, steps):
-    assert worked.calculation(expression) == steps
-
-
-def test_steps_of_a_divisor_and_what_is_no_calculation():
+def test_steps_by_hand():
+    assert worked.calculation("7 - (2 - 9)") == ["2 - 9 = -7", "7 - (-7) = 14"]
+    assert worked.calculation("23 * 45 / 2") == ["23 * 45 = 23 * 40 + 23 * 5 = 920 + 115 = 1035", "1035 / 2 = 1035/2"]
     assert worked.divisor([48, 36]) == ["48 mod 36 = 12", "36 mod 12 = 0"]
     with pytest.raises(ValueError, match="is no expression"):
         worked.calculation("2 ** 3")
@@ -422,20 +393,15 @@ def test_steps_of_a_divisor_and_what_is_no_calculation():
 # ── the commands ──
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    words = ["--config", str(SUMS), "--size", "train=20,test=4,warmup=10", "--out", str(folder / "reasoning_gym")]
+def test_prepare_writes_rows_that_train_and_evaluate_read(tmp_path):
+    folder = tmp_path / "reasoning_gym"
+    words = ["--config", str(SUMS), "--size", "train=20,test=4,warmup=10", "--out", str(folder)]
     assert cli.run(["prepare", "reasoning_gym", *words]) == 0
-    return folder
-
-
-def test_prepare_writes_rows_that_train_and_evaluate_read(prepared):
-    rows = [json.loads(line) for line in (prepared / "reasoning_gym" / "train.jsonl").open()]
+    rows = [json.loads(line) for line in (folder / "train.jsonl").open()]
     assert len(rows) == 20 and all(task.score("", row["label"]) == 0 for row in rows)
-    kinds = json.loads((prepared / "reasoning_gym" / "manifest.json").read_text())["parts"]["train"]["asked"]["kinds"]
+    kinds = json.loads((folder / "manifest.json").read_text())["parts"]["train"]["asked"]["kinds"]
     assert "chain_sum" in kinds and "tens" in kinds
-    benchmark = load("tens", prepared, None, None)
+    benchmark = load("tens", tmp_path, None, None)
     assert len(benchmark.problems) == 4 and benchmark.reward == task.TASK.file
 
 
