@@ -6,13 +6,13 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,22 +21,19 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import owner
 from bapo_openrlhf.record.owner import LOCK, owned
 
-# Owns the folder argv[1], says so, and ends with its input. argv[2]: the error of `flock`, 0 for a system with locks.
+# Owns the folder argv[1], says so, and ends with its input. With argv[2], the system has no locks.
 OTHER = """
-import fcntl, sys
+import errno, fcntl, sys
 from pathlib import Path
 from bapo_openrlhf.record.owner import owned
-def flock(descriptor, operation, code=int(sys.argv[2])):
-    raise OSError(code, "no locks")
-if sys.argv[2] != "0":
+def flock(descriptor, operation):
+    raise OSError(errno.ENOTSUP, "no locks")
+if sys.argv[2:]:
     fcntl.flock = flock
 with owned(Path(sys.argv[1]), field="x is y", what="run", instead="do something else"):
     print("mine", flush=True)
     sys.stdin.read()
 """
-NO_LOCKS = [errno.ENOTSUP, errno.ENOLCK, errno.EINVAL]
-
-
 WORDS = {"field": "run.name is a", "what": "run", "instead": "give another --run.name"}
 
 
@@ -44,45 +41,40 @@ def mine(folder: Path):
     return owned(folder, **WORDS)
 
 
-class Other:
-    def __init__(self, folder: Path, code: int = 0) -> None:
-        words = [sys.executable, "-c", OTHER, str(folder), str(code)]
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def __enter__(self) -> Other:
-        assert self.process.stdout.readline() == b"mine\n"
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.process.communicate()
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+@contextmanager
+def another_owner(folder: Path, *no_locks: str) -> Iterator[subprocess.Popen]:
+    words = [sys.executable, "-c", OTHER, str(folder), *no_locks]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"mine\n"
+        yield process
 
 
-@pytest.fixture(params=[0, *NO_LOCKS], ids=["locks", *(errno.errorcode[code] for code in NO_LOCKS)])
-def code(request, monkeypatch) -> int:
-    """The error of `flock`, in this process as well. A wait for a second owner is cut short."""
+@pytest.fixture
+def no_locks(monkeypatch) -> None:
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+@pytest.fixture(params=[[], ["no locks"]], ids=["locks", "no locks"])
+def system(request) -> list[str]:
+    """Whether another owner has locks. It is the same in this process."""
     if request.param:
-
-        def flock(descriptor, operation):
-            raise OSError(request.param, "no locks")
-
-        monkeypatch.setattr(fcntl, "flock", flock)
+        request.getfixturevalue("no_locks")
     return request.param
 
 
-def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, code):
+def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, system):
     folder = tmp_path / "runs" / "a"
-    with Other(folder, code) as other:
+    with another_owner(folder, *system) as other:
         record = folder / "run.json"
         record.write_text("{}")
         with pytest.raises(ConfigError) as refused, mine(folder):
             pass
         said = str(refused.value)
         assert said.startswith(f"run.name is a, and {folder} ") and "or give another --run.name" in said
-        assert f": process {other.process.pid} on {socket.gethostname()}, since 20" in said
+        assert f": process {other.pid} on {socket.gethostname()}, since 20" in said
         with pytest.raises(ConfigError) as seen:
             owner.check_no_owner(folder, **WORDS)
         assert str(seen.value) == said
@@ -94,16 +86,16 @@ def test_the_second_is_refused_in_one_line_that_names_the_first(tmp_path, code):
     assert not (folder.parent / "b").exists()
 
 
-def test_a_killed_owner_is_none(tmp_path, code):
-    with Other(tmp_path, code) as other:
+def test_a_killed_owner_is_none(tmp_path, system):
+    with another_owner(tmp_path, *system) as other:
         other.kill()
+        other.wait()
         assert (tmp_path / LOCK).exists()
         with mine(tmp_path):
             assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
 
 
-@pytest.mark.parametrize("code", [0, errno.ENOTSUP], indirect=True)
-def test_what_is_left(tmp_path, code):
+def test_what_is_left(tmp_path, system):
     """Nothing is left of the lock, nor of a folder that was made for it. Other files stay."""
     with mine(tmp_path / "new"):
         assert [path.name for path in (tmp_path / "new").iterdir()] == [LOCK]
@@ -124,7 +116,7 @@ def test_children_do_not_hold_it(tmp_path):
         "CHILDREN", "subprocess.Popen(['cat'], close_fds=False); os.fork() or (sys.stdin.read(), os._exit(0))"
     )
     ours, theirs = os.pipe()  # is at its end for the readers when this process closes its side
-    first = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "0"], stdin=ours, stdout=subprocess.PIPE)
+    first = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdin=ours, stdout=subprocess.PIPE)
     assert first.stdout.readline() == b"mine\n"
     first.kill()
     first.wait()
@@ -142,7 +134,7 @@ def test_children_do_not_hold_it(tmp_path):
 
 
 def test_an_owner_with_a_lock_need_give_no_sign_of_life(tmp_path):
-    with Other(tmp_path):
+    with another_owner(tmp_path):
         os.utime(tmp_path / LOCK, (0, 0))
         with pytest.raises(ConfigError, match="going on"), mine(tmp_path):
             pass
@@ -200,11 +192,7 @@ class TestSignsOfLife:
     """Without locks. The other owner is on another machine, so only its file says that it lives."""
 
     @pytest.fixture(autouse=True)
-    def no_locks(self, monkeypatch):
-        def flock(descriptor, operation):
-            raise OSError(errno.ENOTSUP, "no locks")
-
-        monkeypatch.setattr(fcntl, "flock", flock)
+    def settled(self, no_locks, monkeypatch):
         monkeypatch.setattr(owner, "SETTLE", 0)
 
     def other(self, folder: Path, silent: float, **changed) -> None:
@@ -213,10 +201,9 @@ class TestSignsOfLife:
         now = os.stat(folder / LOCK).st_mtime
         os.utime(folder / LOCK, (now, now - silent))
 
-    @pytest.mark.parametrize("silent", [0, owner.SILENT - 2])
     @pytest.mark.parametrize("changed", [{}, {"process": "?"}, {"process": 2**70}])
-    def test_one_that_lives(self, tmp_path, silent, changed):
-        self.other(tmp_path, silent, **changed)
+    def test_one_that_lives(self, tmp_path, changed):
+        self.other(tmp_path, owner.SILENT - 2, **changed)
         with pytest.raises(ConfigError, match="already has a run that is going on: process"), mine(tmp_path):
             pass
         assert [path.name for path in tmp_path.iterdir()] == [LOCK]

@@ -22,7 +22,6 @@ from bapo_openrlhf.record.run_record import (
     begin_run,
     end_means,
     read_answers,
-    read_evaluations,
     read_groups,
     read_metrics,
     read_run,
@@ -123,24 +122,14 @@ def test_lines_of_groups_and_answers_are_read_while_they_are_written(tmp_path):
 
 def test_resume_drops_later_lines_of_every_file(tmp_path):
     run = RunRecord(tmp_path)
-    for step in (1, 2, 3):
-        run.append_rows(record.GROUPS, step, [{"uid": 2 * step}, {"uid": 2 * step + 1}])
-        run.append_rows(record.ANSWERS, step, [{"prompt": str(step)}])
-        run.append(step, {})
-        run.append_rows(record.EVALUATIONS, step, [{"eval_cd4_pass1": step / 4}])
-        run.append_rows(record.PROBES, step, [{"uid": step}])
-        run.append_rows(record.WARNINGS, step, [{"kind": str(step)}])
+    for name in record.BY_STEP:
+        for step in (1, 2, 3):
+            run.append_rows(name, step, [{"n": 2 * step}, {"n": 2 * step + 1}])
     RunRecord(tmp_path, resume_from=3)
-    assert [row["uid"] for row in read_groups(tmp_path)] == [2, 3, 4, 5]
-    assert [row["prompt"] for row in read_answers(tmp_path)] == ["1", "2"]
-    assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2]
-    result = [{"step": 1, "eval_cd4_pass1": 0.25}, {"step": 2, "eval_cd4_pass1": 0.5}]
-    assert read_evaluations(tmp_path) == result
-    assert [json.loads(row)["uid"] for row in (tmp_path / record.PROBES).read_text().splitlines()] == [1, 2]
-    assert [json.loads(row)["step"] for row in (tmp_path / record.WARNINGS).read_text().splitlines()] == [1, 2]
+    for name in record.BY_STEP:
+        assert [row["n"] for row in record.read_rows(tmp_path / name)] == [2, 3, 4, 5]
     RunRecord(tmp_path, resume_from=1)
-    assert read_groups(tmp_path) == read_answers(tmp_path) == read_metrics(tmp_path) == []
-    assert read_evaluations(tmp_path) == []
+    assert not any(record.read_rows(tmp_path / name) for name in record.BY_STEP)
 
 
 # ── run.json ──
@@ -308,8 +297,6 @@ def test_summarise_without_numbers():
     groups = {"groups": {"fresh": 0, "reevaluated": 0, "replayed": 0}}
     assert summarise([]) == {"steps": 0, **empty, **groups}
     assert summarise([{"step": 1, "reward/fresh_mean": None}]) == {"steps": 1, **empty, **groups}
-    partly = [{"step": 1, "reward/fresh_mean": None, "rollouts/total": 8}, {"step": 2, "reward/fresh_mean": 0.5}]
-    assert summarise(partly)["rollouts"] == 8
 
 
 # ── provenance ──
@@ -346,7 +333,6 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
     [
         ("model name\t: Xeon: 4th\nflags\t\t: fpu avx2 avx512f amx_bf16 avx512_bf16\n\nmodel name\t: other\n",
          "Xeon: 4th, amx_bf16"),
-        ("model name\t: EPYC\nflags\t\t: fpu avx avx2\n", "EPYC, avx2"),
         ("model name\t: old\nflags\t\t: fpu\n", "old"),
         ("processor\t: 0\nCPU part\t: 0xd40\n", platform.machine()),
     ],
@@ -354,18 +340,14 @@ def test_commit_is_the_packages_own(tmp_path, monkeypatch):
 def test_the_kind_of_cpu(tmp_path, text, expected):
     (tmp_path / "cpuinfo").write_text(text)
     assert record.cpu_kind(tmp_path / "cpuinfo") == expected
-
-
-def test_the_kind_of_cpu_where_linux_does_not_say_it(tmp_path):
     assert record.cpu_kind(tmp_path / "none") == (platform.processor() or None)
-    assert record.provenance()["cpu"] == record.cpu_kind()
 
 
 def test_provenance_without_git_and_with_versions(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(record.sys, "orig_argv", ["python", "-m", "bapo_openrlhf.cli", "train", "--run.name", "a b"])
     result = record.provenance()
-    assert result["commit"] is None
+    assert result["commit"] is None and result["cpu"] == record.cpu_kind()
     assert result["command"] == "python -m bapo_openrlhf.cli train --run.name 'a b'"
     assert result["versions"]["numpy"] == np.__version__
     assert result["versions"]["python"].startswith("3.")

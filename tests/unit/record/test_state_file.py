@@ -14,13 +14,12 @@ import random
 import struct
 import sys
 import tempfile
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.record import state_file
@@ -110,26 +109,11 @@ values = st.recursive(
 
 
 @settings(max_examples=3 * settings.default.max_examples)
+@example({"a": [np.array([1, 2])[1::-2], torch.ones(1)]})  # one element with a negative stride
 @given(st.dictionaries(keys, values, max_size=4))
 def test_any_state_comes_back_bit_for_bit(state):
     with tempfile.TemporaryDirectory() as folder:
         assert canonical(roundtrip(state, Path(folder))) == canonical(state)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(2**64 - 1, 2**64, -(2**63) - 1),
-        2**128,  # as the state of PCG64 has them
-        {"$": "tuple", "of": [1]},
-        {"$": {"$": "x"}, "\ud800": ({},)},
-        [(), [()], {"": None}],
-        [np.array([1, 2])[1::-2], torch.ones(1)],  # one element with a negative stride, which torch refuses
-    ],
-    ids=lambda value: str(type(value).__name__),
-)
-def test_special_values(tmp_path, value):
-    assert canonical(roundtrip({"a": value}, tmp_path)) == canonical({"a": value})
 
 
 def test_arrays_that_share_memory_come_back_apart_and_writable(tmp_path):
@@ -173,15 +157,12 @@ Pair = collections.namedtuple("Pair", "a b")
     ("value", "what"),
     [
         ({1}, "is of type set"),
-        (Fraction(1, 2), "is of type Fraction"),
         (collections.OrderedDict(), "is of type OrderedDict"),
         (Pair(1, 2), "is of type Pair"),
         (Colour.RED, "is of type Colour"),
         (Text("x"), "is of type Text"),
-        (np.str_("x"), "has dtype <U1"),
         (np.array([1], ">i4"), "has dtype >i4"),
         (np.array([None]), "has dtype |O"),
-        (np.zeros(2, "f4,f4"), r"has dtype |V8"),
         (np.ma.masked_array([1.0]), "is of type MaskedArray"),
         (torch.zeros(2, dtype=torch.complex128), "is a tensor of torch.complex128"),
         (torch.eye(2).to_sparse(), "torch.sparse_coo"),
@@ -190,7 +171,6 @@ Pair = collections.namedtuple("Pair", "a b")
         ({3: 1}, "has the key 3 of type int"),
         ({Text("x"): 1}, "has the key 'x' of type Text"),
     ],
-    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_other_values_are_refused_by_their_place(tmp_path, value, what):
     save_state(tmp_path, {"kept": np.ones(3)})
@@ -282,16 +262,12 @@ def test_format_3_is_what_is_written(tmp_path):
 KIND = "a kind"
 
 
-def write_signed(path, changes):
-    """Write a document with the digest of its own text, in which the digest is zeros."""
-    text = json.dumps({"format": 3, "kind": KIND, "blake2b": "0" * 64, "x": "é", **changes})
-    path.write_text(text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1))
-
-
 def test_a_document_is_that_of_the_format(tmp_path):
-    write_signed(tmp_path / "by hand", {})
+    """Its digest is that of its own text, in which the digest is zeros."""
+    text = json.dumps({"format": 3, "kind": KIND, "blake2b": "0" * 64, "x": "é"})
+    by_hand = text.replace("0" * 64, hashlib.blake2b(text.encode(), digest_size=32).hexdigest(), 1)
     write_document(tmp_path / "written", KIND, {"x": "é"})
-    assert (tmp_path / "by hand").read_bytes() == (tmp_path / "written").read_bytes()
+    assert (tmp_path / "written").read_text() == by_hand
     assert read_document(tmp_path / "written", KIND)["x"] == "é"
 
 
@@ -312,21 +288,11 @@ def test_bytes_of_a_document_changed_at_random(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [({"format": 0}, "format 0"), ({"format": 4}, "newer .*format 4"), ({"kind": "another"}, "kind"),
-     ({"kind": None}, "kind")],
-)  # fmt: skip
-def test_other_versions_and_kinds(tmp_path, change, message):
-    write_signed(tmp_path / "document", change)
-    with pytest.raises(CheckpointError, match=message):
-        read_document(tmp_path / "document", KIND)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is damaged or cut short"),
         ("[1]", "is not a"),
+        ('{"kind": "another", "format": 3}', "is not a"),
         ("[" * 100_000, "is damaged or cut short"),
         ('{"kind": "a kind"}', "has format None"),
         ('{"kind": "a kind", "format": 9, "blake2b": "another way"}', "newer version"),
@@ -334,7 +300,7 @@ def test_other_versions_and_kinds(tmp_path, change, message):
         ('{"kind": "a kind", "format": 3, "blake2b": ""}', "its digest is ''"),
     ],
 )
-def test_other_files(tmp_path, text, message):
+def test_other_files_versions_and_kinds(tmp_path, text, message):
     (tmp_path / "document").write_text(text)
     with pytest.raises(CheckpointError, match=message):
         read_document(tmp_path / "document", KIND)
