@@ -1,6 +1,5 @@
 """The files that `python examples/quickstart` makes before it trains."""
 
-import importlib.util
 import json
 import runpy
 import signal
@@ -45,11 +44,9 @@ def test_data_is_what_the_preset_trains_on(prepare):
     assert prompts == [f"{puzzle.problem.text}=" for puzzle in puzzles]
     assert all(len(prompt) + config["rollout"]["max_new_tokens"] <= config["data"]["max_len"] for prompt in prompts)
 
-    spec = importlib.util.spec_from_file_location("reward_func", PROJECT / config["reward"]["remote_url"])
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    assert PROJECT / config["reward"]["remote_url"] == countdown.TASK.file
     queries = [prompt + puzzle.solution + "<eos>" for prompt, puzzle in zip(prompts, puzzles, strict=True)]
-    assert list(module.reward_func(queries, prompts, labels)["rewards"]) == [1.0] * 40
+    assert list(countdown.reward_func(queries, prompts, labels)["rewards"]) == [1.0] * 40
 
 
 def test_the_longest_sum_and_its_answer_fit(prepare):

@@ -183,14 +183,11 @@ def test_documents_are_read_when_they_change(tmp_path):
     run, summary = tmp_path / "run.json", tmp_path / "summary.json"
 
     def seen(path=None, text=""):
-        """The documents after a file has another text. At the second look nothing is new."""
+        """The documents after a file has another text."""
         if path is not None:
             path.write_text(text)
         follower.poll()
-        before = follower.run, follower.summary
-        follower.poll()
-        assert (follower.run, follower.summary) == before
-        return before
+        return follower.run, follower.summary
 
     assert seen() == ({}, {})
     big = {"name": "a", "config": {f"flag{i}": i for i in range(200)}}
@@ -198,17 +195,14 @@ def test_documents_are_read_when_they_change(tmp_path):
     assert len(text) > follow.OVERLAP
     assert seen(run, text[:300]) == ({}, {}), "half of it"
     assert seen(run, text) == (big, {})
-    longer = big | {"resumed": ["2026-01-01"]}
-    assert seen(run, json.dumps(longer)) == (longer, {})  # in place
-    for name in ("b", "c"):  # the same size, replaced like the record replaces it
-        (tmp_path / "new").write_text(json.dumps(big | {"name": name}))
-        os.replace(tmp_path / "new", run)
-        assert seen() == (big | {"name": name}, {})
-    seen(summary, "{}")
+    assert seen() == (big, {})  # nothing is new
+    (tmp_path / "new").write_text(json.dumps(big | {"name": "b"}))
+    os.replace(tmp_path / "new", run)  # the same size, replaced like the record replaces it
+    assert seen() == (big | {"name": "b"}, {})
     assert seen(summary, '{"steps": 3}')[1] == {"steps": 3}
     summary.unlink()
     assert seen()[1] == {}
-    assert seen(run, "[1, 2]")[0]["name"] == "c"
+    assert seen(run, "[1, 2]")[0]["name"] == "b"
 
 
 def test_the_progress_bar_follows(tmp_path):

@@ -43,15 +43,11 @@ def test_a_table_can_stand_for_metrics_of_methods(read):
 def test_no_key_of_a_file_of_the_package_is_there_twice(path):
     """YAML would take the last one, without a word."""
 
-    def check(node):
-        if isinstance(node, yaml.MappingNode):
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node, deep=False):
             keys = [key.value for key, _ in node.value]
             assert len(set(keys)) == len(keys), keys
-            for _, value in node.value:
-                check(value)
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                check(item)
+            return super().construct_mapping(node, deep)
 
     text = path.read_text(encoding="utf-8").replace("\n$stack\n", "\n")  # lines that `init` puts in
-    check(yaml.compose(text))
+    yaml.load(text, Loader)

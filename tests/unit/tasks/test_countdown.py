@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import countdown
-from bapo_openrlhf.tasks.task import BadRow, Problem
+from bapo_openrlhf.tasks.task import BadRow
 
 # ── References: Python's own arithmetic, and all values that numbers can make ──
 
@@ -222,19 +222,7 @@ def test_solutions_have_positive_integers_as_partial_values_and_no_needless_pare
     assert seen > set("+-*/(")
 
 
-def test_small_sets_are_found_whole():
-    """Exactly the positive integers that two numbers make with exact division occur."""
-    rng = random.Random(1)
-    result = {countdown.random_expression(rng, [3, 6])[1] for _ in range(500)}
-    assert result == {9, 3, 18, 2}
-
-
 # ── Published rows, labels and prompts ──
-
-
-def test_published_row_becomes_a_problem():
-    problem = countdown.problem({"nums": [44, 19, 35], "target": 98, "other": "ignored"})
-    assert problem == Problem(text="44 19 35:98", label="19 35 44:98", key="19 35 44:98")
 
 
 @pytest.mark.parametrize(
@@ -291,12 +279,6 @@ def generate(generator, part, n, seed=0):
     return list(countdown.generate(generator, part, n, seed))
 
 
-def sizes_of(problems):
-    """Numbers of problems with 2, 3 and 4 numbers."""
-    sizes = [len(countdown.parse_problem(problem.label)[0]) for problem in problems]
-    return [sizes.count(size) for size in (2, 3, 4)]
-
-
 @pytest.mark.parametrize("generator", countdown.GENERATORS)
 def test_training_and_test_problems_differ_whatever_the_seed(generator):
     keys = {part: [] for part in countdown.TASK.parts}
@@ -343,10 +325,10 @@ def test_published_ranges_are_reached_to_their_ends():
     ],
 )
 def test_each_part_has_its_sizes(generator, part, n, sizes):
-    problems = generate(generator, part, n)
-    assert sizes_of(problems) == sizes
-    sorted_by_size = sorted(problems, key=lambda problem: problem.label.count(" "))
-    assert sum(size > 0 for size in sizes) == 1 or problems != sorted_by_size  # they are mixed
+    """Numbers of problems with 2, 3 and 4 numbers, which are mixed."""
+    written = [len(countdown.parse_problem(problem.label)[0]) for problem in generate(generator, part, n)]
+    assert [written.count(size) for size in (2, 3, 4)] == sizes
+    assert n == 1 or written != sorted(written)
 
 
 def test_same_seed_same_problems():
@@ -364,18 +346,10 @@ def test_all_problems_of_a_level_are_found_and_no_more():
         values = {a + b, b - a, a * b} | ({b // a} if b % a == 0 else set())
         every |= {f"{a} {b}:{value}" for value in values if 1 <= value <= 99}
     train = {key for key in every if hashlib.sha256(f"{key}=".encode()).digest()[0] % 8}
-    assert {puzzle.split for puzzle in map(as_puzzle, train)} == {"train"}
-    assert {puzzle.split for puzzle in map(as_puzzle, every - train)} == {"test"}
-
     n = 4 * len(train)
     assert {problem.key for problem in generate("small", "train", n) if problem.key.count(" ") == 1} == train
     with pytest.raises(ConfigError, match=f"is {n + 4}.* {len(train)} different.* at most {n}"):
         generate("small", "train", n + 4)
-
-
-def as_puzzle(key):
-    numbers, target = countdown.parse_problem(key)
-    return countdown.Puzzle(tuple(numbers), target, "")
 
 
 @pytest.mark.parametrize(
@@ -418,7 +392,8 @@ def test_generators_have_sizes_that_they_can_make(generator):
 
 
 def test_reward_func_scores_queries():
-    prompt = "3 5 7:22="
+    """The prompt is only cut off, and the label decides, whatever the prompt says."""
+    prompt = "1 2:3 as <answer>3*5+7</answer>="
     responses = [
         "3*5+7<eos>",
         "3*5+7",
@@ -433,26 +408,13 @@ def test_reward_func_scores_queries():
         "<answer>3+5+7</answer>",
         "<answer>3*5+7</answer> or rather <answer>22</answer>",
     ]
-    queries = [prompt + response for response in responses] + ["<bos>" + prompt + "3*5+7<eos>", "cut off:22=3*5+7<eos>"]
+    queries = [prompt + response for response in responses] + ["<bos>" + prompt + "3*5+7<eos>", "cut off=3*5+7<eos>"]
     n = len(queries)
     result = countdown.reward_func(queries, [prompt] * n, ["3 5 7:22"] * n, extra="ignored")
     assert result["rewards"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
     assert torch.equal(result["scores"], result["rewards"])
     assert result["rewards"].dtype == torch.float32 and result["rewards"].shape == (n,)
     assert result["extra_logs"]["well_formed"].tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0]
-
-
-def test_tags_in_the_prompt_are_no_answer():
-    prompt = "Such as <answer>3*5+7</answer>: make 22 of 3, 5 and 7.\n"
-    assert countdown.reward_func([prompt], [prompt], ["3 5 7:22"])["rewards"].tolist() == [0.0]
-
-
-def test_reward_func_takes_the_problem_from_the_label():
-    """The prompt is only cut off. The label decides, whatever the prompt says."""
-    query = ["1 2:3=3*5<eos>"]
-    assert countdown.reward_func(query, ["1 2:3="], ["3 5:15"])["rewards"].tolist() == [1.0]
-    assert countdown.reward_func(query, ["1 2:3="], ["3 5:8"])["rewards"].tolist() == [0.0]
-    assert countdown.reward_func(query, ["1 2:3="], ["3 5 1:15"])["rewards"].tolist() == [0.0]
 
 
 def test_the_file_is_loaded_by_its_path_and_is_light(tmp_path):
