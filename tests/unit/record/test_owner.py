@@ -243,14 +243,13 @@ class TestSignsOfLife:
                 twice.set()
 
         monkeypatch.setattr(owner.os, "utime", utime)
-        before = threading.active_count()
         with mine(tmp_path):
             assert twice.wait(30)
         assert set(given) == {tmp_path / LOCK}
         for thread in threading.enumerate():
             if thread.name.endswith("(_beat)"):
                 thread.join(30)
-        assert threading.active_count() == before
+                assert not thread.is_alive()
 
     def test_the_later_of_two_that_began_together(self, tmp_path, monkeypatch):
         """The other one replaced the file just after this one did."""
