@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -86,46 +84,9 @@ def test_the_table_is_that_of_the_rows(whole_evaluation):
     assert "vllm" in " ".join(results["versions"])
 
 
-def test_resumed_equals_uninterrupted(workspace, whole_evaluation):
-    """Asking the other problems again gives the same rows, though fewer problems are around."""
-    parts = workspace / "runs" / "eval" / "parts"
-    shutil.copytree(whole_evaluation, parts)
-    (file,) = parts.glob("own*.jsonl")
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
-    assert len(read_rows(parts, "own")) == 5
-    evaluate(workspace, "parts", "--limit", 12)
-    assert read_rows(parts, "own") == read_rows(whole_evaluation, "own")
-    assert metrics(parts) == metrics(whole_evaluation)
-
-
-def metrics(folder):
-    return json.loads((folder / "results.json").read_text())["benchmarks"]
-
-
 @pytest.mark.slow
-def test_two_seeds_are_compared(workspace, whole_evaluation):
-    other = evaluate(workspace, "seed43", "--limit", 12, "--seed", 43)
-    assert read_rows(other, "own") != read_rows(whole_evaluation, "own")
-    command = [
-        sys.executable,
-        "-m",
-        "bapo_openrlhf.cli",
-        "compare",
-        whole_evaluation,
-        other,
-        "--out",
-        workspace / "compared",
-    ]
-    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
-    entry = json.loads((workspace / "compared" / "compare.json").read_text())["benchmarks"]["own"]
-    averages = [metrics(folder)["own"]["metrics"]["avg@4"]["value"] for folder in (whole_evaluation, other)]
-    assert entry["problems"] == 12
-    assert entry["avg"]["difference"]["value"] == pytest.approx(averages[1] - averages[0])
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(workspace):
-    uninterrupted = evaluate(workspace, "all")
+def test_killed_and_resumed_equals_uninterrupted(workspace, whole_evaluation):
+    """The first problems have the rows of an evaluation that asked fewer."""
     folder = workspace / "runs" / "eval" / "killed"
     process = start(workspace, "killed")
     deadline = time.monotonic() + 300
@@ -137,5 +98,5 @@ def test_killed_and_resumed_equals_uninterrupted(workspace):
     assert 3 <= len(before) < 48, "it was killed too early or too late"
     evaluate(workspace, "killed")
     after = read_rows(folder, "own")
-    assert after == read_rows(uninterrupted, "own") and after.items() >= before.items()
-    assert metrics(folder) == metrics(uninterrupted)
+    assert len(after) == 48 and after.items() >= before.items()
+    assert after.items() >= read_rows(whole_evaluation, "own").items()
