@@ -27,6 +27,7 @@ SIZES = {
 PAD, EOS, UNKNOWN = "<pad>", "<|im_end|>", "<unk>"
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 SPECIAL = [PAD, EOS, UNKNOWN, "<|im_start|>", *VISION]
+CHARACTERS = [*map(chr, range(32, 127)), "\n", "°"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -38,7 +39,7 @@ TEMPLATE = (
 
 def make_tokenizer(size):
     """One token a character, and as many others as the vocabulary has."""
-    tokens = [*SPECIAL, *map(chr, range(32, 127)), "\n", "°"]
+    tokens = [*SPECIAL, *CHARACTERS]
     tokens += [f"<word{number}>" for number in range(size - len(tokens))]
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

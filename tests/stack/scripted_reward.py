@@ -12,15 +12,10 @@ RESPONSES = 4
 
 
 def reward_func(queries, prompts, labels, **kwargs):
-    reward = scripted(prompts[0], int(labels[0]))
-    return {"rewards": reward, "scores": reward, "extra_logs": {}}
-
-
-def scripted(prompt, label):
-    """Reward of the next response to `prompt`."""
-    with (Path(os.environ["PROBE_FOLDER"]) / f"{prompt}.count").open("ab") as file:
+    with (Path(os.environ["PROBE_FOLDER"]) / f"{prompts[0]}.count").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         generation, position = divmod(file.seek(0, os.SEEK_END), RESPONSES)
         file.write(b".")
-    right = {8: 4, 4: 2, 2: 2 if generation else 0, 0: 1}[label]
-    return float(position < right)
+    right = {8: 4, 4: 2, 2: 2 if generation else 0, 0: 1}[int(labels[0])]
+    reward = float(position < right)
+    return {"rewards": reward, "scores": reward, "extra_logs": {}}

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from preset_models import EOS, PAD, SPECIAL, TEMPLATE, UNKNOWN, VISION
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from preset_models import CHARACTERS, SPECIAL, TEMPLATE, VISION, make_tokenizer
 from transformers import (
-    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
@@ -22,19 +20,6 @@ from transformers import (
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 from bapo_openrlhf.tasks import geometry
-
-TOKENS = [*SPECIAL, *map(chr, range(32, 127)), "\n", "°"]
-
-
-def make_tokenizer():
-    """One token a character."""
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
-    core.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token=PAD, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-    )
 
 
 def make_model(tokenizer):
@@ -70,7 +55,7 @@ def make_model(tokenizer):
 
 def main(folder):
     """FOLDER/model, and FOLDER/data.jsonl: 32 problems, labels from always to never solved (see reward.py)."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(len(SPECIAL) + len(CHARACTERS))
     make_model(tokenizer).save_pretrained(folder / "model")
     Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": geometry.SIZE**2}),
