@@ -16,8 +16,8 @@ ACTOR, CRITIC = "worker.workers:AdaptedPolicyActor", "worker.workers:AdaptedCrit
 PROBES = {
     "watched": {
         TRAINER: "probe_classes:ProbeTrainerActor",
-        ENGINE: "stage_classes:NotingEngineActor",
-        ACTOR: "stage_classes:NotingPolicyActor",
+        ENGINE: "weight_checksums:ChecksumEngineActor",
+        ACTOR: "weight_checksums:ChecksumPolicyActor",
     },
     "agents": {TRAINER: "probe_classes:AgentProbeTrainerActor", ACTOR: "ragged_probe_classes:WatchedPolicyActor"},
     "faults": {TRAINER: "fault_probe_classes:FaultyTrainerActor"},

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import ray
-import stages
 
 from bapo_openrlhf.training.trainer import trainer
 from bapo_openrlhf.training.trainer.experience import ExperienceMaker
@@ -52,7 +51,6 @@ class ProbeTrainer(trainer.AdaptedPPOTrainer):
     """The trainer with its generator and its experience maker under watch."""
 
     def __init__(self, *args, **kwargs):
-        stages.note_calls()
         super().__init__(*args, **kwargs)
         self.folder = Path(os.environ["PROBE_FOLDER"])
         self.samples_generator.__class__ = ProbeGenerator
