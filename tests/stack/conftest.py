@@ -21,8 +21,9 @@ DEVICES = 16  # of the shared Ray; it only counts them
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # for tests that share helpers
 BASE_MODEL = HERE.parents[1] / "examples" / "quickstart" / "base_model.py"
+CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 STEP_LINE = re.compile(r"Global step (\d+): (\{.*\})")
-# One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens.
+# One actor, critic, reference and engine; a few steps of 8 prompts x 4 responses of 8 tokens. True is a switch.
 FLAGS = {
     "actor.num_gpus_per_node": 1,
     "critic.num_gpus_per_node": 1,
@@ -44,8 +45,9 @@ FLAGS = {
     "data.label_key": "label",
     "ds.attn_implementation": "eager",
     "actor.adam.lr": 1e-3,
+    "vllm.enforce_eager": True,
+    "algo.kl.use_loss": True,
 }
-SWITCHES = ("vllm.enforce_eager", "algo.kl.use_loss")
 
 
 @dataclass
@@ -129,24 +131,22 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_flags():
-    """FLAGS and SWITCHES as a YAML file can hold them."""
-    return {key: str(value) if isinstance(value, Path) else value for key, value in FLAGS.items()} | dict.fromkeys(
-        SWITCHES, True
-    )
+    """FLAGS as a YAML file can hold them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in FLAGS.items()}
 
 
 @pytest.fixture(scope="session")
 def train(workspace, request):
     """train(name, *command, flag=value...): run to the end, in a process group of its own.
 
-    The run goes to the Ray that the tests share, or to another one whose environment is `shared`. With `own_ray` it
-    starts one, as a user's run does.
+    A flag that is None is left out. If `status` is not None, the process must end with it. The run goes to the Ray that
+    the tests share, or to another one whose environment is `shared`; with `own_ray` it starts one, as a user's does.
     """
 
     def start(
         name: str,
         *command: str,
-        switches: tuple = (),
+        status: int | None = 0,
         environment: dict[str, str] | None = None,
         own_ray: bool = False,
         shared: dict[str, str] | None = None,
@@ -158,10 +158,10 @@ def train(workspace, request):
             "data.prompt_dataset": workspace / "data.jsonl",
             "ckpt.output_dir": workspace / name / "model",
             "ckpt.path": workspace / name / "checkpoints",
+            "run.name": name,
         }
         values |= {key.replace("__", "."): value for key, value in flags.items()}
         words = [word for key, value in values.items() if value is not None for word in _words(key, value)]
-        words += [f"--{switch}" for switch in (*SWITCHES, *switches)]
         python_path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         more = {"PYTHONPATH": python_path} | (environment or {})
         if not own_ray:
@@ -169,7 +169,7 @@ def train(workspace, request):
             job = {"runtime_env": {"env_vars": {name: more[name] for name in more if name != client.ADDRESS}}}
             more |= (shared or request.getfixturevalue("one_ray")) | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
         process = subprocess.Popen(
-            [python(), *command, *words],
+            [python(), *(command or CLI), *words],
             cwd=workspace,
             env=os.environ | more,
             stdout=subprocess.PIPE,
@@ -183,10 +183,13 @@ def train(workspace, request):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         (workspace / f"{name}.log").write_text(output)
+        assert status in (None, process.returncode), output[-6000:]
         return Result(process.returncode, output, workspace / "runs" / name)
 
     return start
 
 
 def _words(key: str, value) -> list[str]:
+    if value is True:
+        return [f"--{key}"]
     return [f"--{key}", *map(str, value if isinstance(value, (list, tuple)) else [value])]

@@ -14,8 +14,6 @@ from waits import Waits
 from bapo_openrlhf.training.worker import workers
 from bapo_openrlhf.training.worker.updates import READ
 
-LOGGED_BY_SAMPLE = ("response_length", "truncated", "total_length")  # and what is in `info`
-
 
 def parameters(engine):
     """DeepSpeed's fp32 parameters by name, whole; all ranks must call it."""
@@ -57,8 +55,6 @@ class Watched:
         engine = self.engine
         fields = {name: getattr(experience, name) for name in READ}
         self.note = {name: value.clone() for name, value in fields.items() if value is not None}
-        logged = {name: getattr(experience, name) for name in LOGGED_BY_SAMPLE} | experience.info
-        self.note["by_sample"] = {name: torch.tensor([float(x) for x in value]) for name, value in logged.items()}
         self.note["rate"], steps = engine.optimizer.param_groups[0]["lr"], engine.global_steps
         with Waits() as waits:
             super().train_micro_batch(experience, *args)

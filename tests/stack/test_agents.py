@@ -88,17 +88,15 @@ def runs(train, workspace, request):
     (folder / "first").mkdir(parents=True)
     (folder / "second").mkdir()
 
-    def part(name, fails, *switches):
+    def part(name, fails, **more):
         environment = {"PROBE_FOLDER": folder / name, "AGENT_FOLDER": folder, "AGENT_HANGS": HANGS}
         environment["AGENT_FAILS"] = fails
         return train(
             run_name,
             str(HERE / "probe.py"),
             "agents",
-            switches=switches,
             environment={key: str(value) for key, value in environment.items()},
             algorithm="bapo_grpo",
-            run__name=run_name,
             reward__remote_url=None,
             train__agent_func_path=HERE / "agent.py",
             verifier__timeout=5,
@@ -114,12 +112,12 @@ def runs(train, workspace, request):
             actor__eps_clip_low_high=(OBJECTIVE.low, OBJECTIVE.high),
             algo__kl__init_coef=OBJECTIVE.kl,
             ckpt__save_steps=1,
+            **more,
         )
 
-    stopped = result = part("first", folder / "first" / f"actor{STOPS - 1}")
+    stopped = result = part("first", folder / "first" / f"actor{STOPS - 1}", status=1)
     if request.param == "resumed":
-        result = part("second", folder / "never", "ckpt.load_enable")
-        assert result.status == 0, result.output[-6000:]
+        result = part("second", folder / "never", ckpt__load_enable=True)
     total = len(result.metrics)
     assert total == (STOPS if result is stopped else STEPS), result.output[-6000:]
     tokenizer = AutoTokenizer.from_pretrained(workspace / "model")
@@ -137,13 +135,18 @@ def runs(train, workspace, request):
 
 
 def test_masks_cover_the_tokens_of_the_model_and_not_those_of_the_environment(runs):
-    """In both turns and for all sources; also of groups that were stored before the run was stopped."""
+    """In both turns and for all sources; also of groups that were stored before the run was stopped.
+
+    A re-evaluation has new responses, and a replay has the old ones.
+    """
     result = dict.fromkeys(("fresh", "reevaluated", "replayed"), 0)
     for step, data, index, source, one in runs.rows():
         mask = data[f"{index}/action_mask"]
         assert np.array_equal(mask[: len(one.mask) - 1], one.mask[1:]) and not mask[len(one.mask) - 1 :].any()
         edges = np.flatnonzero(np.diff(one.mask))
         assert len(edges) == 4 and one.mask[0] == one.mask[-1] == 0  # two turns, each with feedback after it
+        assert (runs.generated_at(one) < step) is (source == "replayed")
+        assert source != "reevaluated" or one.generation > 0
         result[source] += 1
         if source == "replayed" and step >= STOPS > runs.generated_at(one):
             result["resumed"] = result.get("resumed", 0) + 1
@@ -158,12 +161,6 @@ def test_the_agent_can_end_turns_early(runs):
     assert not any(runs.stop in turn[1:-1] for turn in turns)
 
 
-def test_a_reevaluation_has_new_responses_and_a_replay_has_the_old_ones(runs):
-    for step, _, _, source, one in runs.rows():
-        assert (runs.generated_at(one) < step) is (source == "replayed")
-        assert source != "reevaluated" or one.generation > 0
-
-
 def log_probs_of(model, one):
     """Log-probs of the sampled tokens under transformers' model with the saved weights."""
     tokens = torch.tensor([one.tokens])
@@ -172,17 +169,15 @@ def log_probs_of(model, one):
     return result[0, :-1].gather(-1, tokens[0, 1:, None])[:, 0].numpy()[one.mask[1:] == 1]
 
 
-@pytest.fixture(scope="module")
-def actors(runs):
-    """The actor before each step."""
-    return [
+def test_log_probs_and_ratios_are_those_of_the_tokens_of_the_model(runs):
+    """What is kept is that of vLLM to the last bit, and that of transformers with the weights that generated.
+
+    The ratio is the sum of log pi - log alpha over both turns, with pi of transformers with the weights of the step.
+    """
+    actors = [
         AutoModelForCausalLM.from_pretrained(runs.part(step) / f"actor{step}", dtype=torch.bfloat16)
         for step in range(runs.total)
     ]
-
-
-def test_kept_log_probs_are_those_of_the_weights_that_generated(runs, actors):
-    """Those of vLLM to the last bit, and those of transformers' model with the weights of that step."""
     moved = []
     for step, data, index, source, one in runs.rows():
         kept, length = data[f"{index}/rollout_log_probs"], len(one.mask) - 1
@@ -190,18 +185,12 @@ def test_kept_log_probs_are_those_of_the_weights_that_generated(runs, actors):
         of_model = one.log_probs[one.mask == 1]
         assert of_model == pytest.approx(log_probs_of(actors[runs.generated_at(one)], one), abs=ERROR)
         if source == "replayed":
-            moved.append(np.abs(of_model - log_probs_of(actors[step], one)).max())
+            old = data[f"{index}/action_log_probs"][:length][one.mask[1:] == 1]
+            assert np.array_equal(old, of_model)  # the denominator in the loss
+            today = log_probs_of(actors[step], one)
+            assert data["log_ratios"][index] == pytest.approx((today - of_model).sum(), abs=2 * ERROR)
+            moved.append(np.abs(of_model - today).max())
     assert max(moved) > 5 * ERROR  # under other weights they are others
-
-
-def test_ratios_are_over_the_tokens_of_the_model(runs, actors):
-    """The sum of log pi - log alpha over both turns, with pi of transformers' model."""
-    for step, data, index, source, one in runs.rows():
-        if source == "replayed":
-            old = data[f"{index}/action_log_probs"][: len(one.mask) - 1][one.mask[1:] == 1]
-            assert np.array_equal(old, one.log_probs[one.mask == 1])  # the denominator in the loss
-            wanted = (log_probs_of(actors[step], one) - one.log_probs[one.mask == 1]).sum()
-            assert data["log_ratios"][index] == pytest.approx(wanted, abs=2 * ERROR)
 
 
 def updates(runs):
@@ -292,7 +281,6 @@ def test_an_agent_that_hangs_costs_its_group_alone(runs):
 
 def test_agents_that_all_fail_stop_the_run(runs):
     """It says how many, and the engine's log has the error."""
-    assert runs.stopped.status == 1
     error = next(line for line in runs.stopped.output.splitlines() if line.startswith("error: "))
     assert f"step {STOPS + 1}, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "1 x timeout, 32 x raised. The commonest cause, 32 of 33: the agent raised LookupError: the env" in error

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import pytest
-from test_training import succeeded
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -22,14 +21,12 @@ SHOWS = {  # what shows that the correction was at work
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_trains_with_old_rollouts(train, path):
     """Large steps and v = 3 make the rollouts old enough that the correction has something to do."""
-    name = f"correction_{path.stem}"
-    words = ("-m", "bapo_openrlhf.cli", "train", "--config", str(path))
-    more = {"algorithm": "bapo_grpo", "run__name": name, "actor__adam__lr": 2e-2, "adapt__rollout_delay": 3}
+    more = {"algorithm": "bapo_grpo", "actor__adam__lr": 2e-2, "adapt__rollout_delay": 3, "train__async_enable": True}
     if path.stem == "truncated_weights":
         more["algo__advantage__is_correction_threshold"] = ["0", "1.05"]  # few steps have a token with a weight above 5
     if path.stem == "mu_grpo":  # no token of the tiny model is ten thousand times less likely than it was
         more["adapt__veto_ratio"] = 0.9
-    result = succeeded(train(name, *words, switches=("train.async_enable",), adapt__c3=["2/8", "7/8"], **more))
+    result = train(f"correction_{path.stem}", config=path, adapt__c3=["2/8", "7/8"], **more)
     rows = [row for row in result.metrics if not row.get("skipped_update")]
     actual = [row[SHOWS[path.stem]] for row in rows]
     assert actual and all(0 <= value <= 1 for value in actual)

@@ -21,9 +21,7 @@ from bapo_openrlhf.cpu.prefork import client
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 HERE = Path(__file__).parent
-CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 PROBE = (str(HERE / "probe.py"), "faults")
-ANY_RATE = (str(HERE / "any_learning_rate.py"),)
 GRPO = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0}  # an actor and an engine: the shortest start
 PPO = {"algorithm": "ba_ppo", "adapt__critic_groups": "generated"}
 # v = 3 and m = 2: at steps 1, 2, 4 and 5 the engines hold delayed weights, in step 4 hard prompts are generated with
@@ -35,9 +33,10 @@ RUN = {
     "data__max_samples": 24,
     "train__num_episodes": 2,
     "ckpt__save_steps": 1,
+    "train__full_determinism_enable": True,
 }
-SWITCHES = ("train.full_determinism_enable",)
-AHEAD = ("train.async_enable",)
+AHEAD = {"train__async_enable": True}
+AGAIN = {"ckpt__load_enable": True}
 # How many groups are there before their step depends on how fast the engines are.
 NOT_COMPARED = ("groups/in_flight",)
 
@@ -88,31 +87,31 @@ class Fault(NamedTuple):
     resumes_at: int  # step of the newest whole checkpoint
 
 
-def stops_and_resumes(train, name, faults, run, reference, **flags):
+def stops_and_resumes(train, name, faults, run, reference):
     """Run into one fault after the other, each time from where the run stopped, and then to the end.
 
     Each time, this checks what the run says, that it leaves no process, and where it goes on. The numbers of all steps
     must be those of the run that was never stopped.
     """
-    values, marks = RUN | run | flags | {"run__name": name}, []
-    for index, fault in enumerate([*faults, None]):
+    marks, before = [], None
+    for fault in (*faults, None):
         marks.append(uuid.uuid4().hex)
-        switches = (*SWITCHES, *(("ckpt.load_enable",) if index else ()))
-        options = marked(marks[-1])
-        options["environment"] |= {"FAULT": fault.what} if fault else {}
-        result = train(name, *(PROBE if fault else CLI), switches=switches, **options, **values)
-        if index:
-            before = faults[index - 1]
+        options = RUN | run | marked(marks[-1]) | (AGAIN if before else {})
+        if fault:
+            options["environment"] |= {"FAULT": fault.what}
+        result = train(name, *(PROBE if fault else ()), status=None if fault else 0, **options)
+        if before:
             match = re.search(r"resuming from global_step(\d+)", result.output)
             start = int(match.group(1)) if match else 0
-            assert match or "there is no checkpoint" in result.output
+            assert match or "there is no checkpoint" in result.output, before.what
             # The workers of a driver that is gone go on until Ray has noticed: they may get a step further.
-            assert start == before.resumes_at or (before.what.startswith("driver") and start == before.resumes_at + 1)
+            further = start == before.resumes_at + 1 and before.what.startswith("driver")
+            assert start == before.resumes_at or further, before.what
         if fault:
-            assert result.status != 0
+            assert result.status != 0, fault.what
             for text in fault.says:
-                assert text in result.output, result.output[-4000:]
-    assert result.status == 0, result.output[-6000:]
+                assert text in result.output, (fault.what, result.output[-4000:])
+        before = fault
     same_steps(result.metrics, reference.metrics, first=1)
     assert result.summary["steps"] == 6
     for mark in marks:
@@ -120,8 +119,7 @@ def stops_and_resumes(train, name, faults, run, reference, **flags):
 
 
 def uninterrupted(train, name, run):
-    result = train(name, *CLI, switches=SWITCHES, own_ray=True, **(RUN | run | {"run__name": name}))
-    assert result.status == 0, result.output[-6000:]
+    result = train(name, own_ray=True, **RUN | run)
     assert any(row["groups/reevaluation_attempts"] for row in result.metrics)
     assert any(row["groups/replayed"] for row in result.metrics)
     return result
@@ -132,68 +130,60 @@ def grpo(train):
     return uninterrupted(train, "grpo_whole", GRPO)
 
 
-@pytest.fixture(scope="module")
-def ppo(train):
-    return uninterrupted(train, "ppo_whole", PPO)
-
-
 # ── kill -9, at each phase of a step ──
 
 DIED = ("died",)  # Ray's word, in the error of the call that needed the process
-# The driver, and an engine in the run that went on.
-IN_TURN = (
-    Fault("driver/1/training/0.05", (), 1),
-    Fault("engine/4/generating hard/0.05", ("step 5, generating hard prompts again: ", *DIED), 4),
-)
+# Each list is one run, which is killed and resumed once for each fault. A resume syncs weights in the step where it
+# begins, so a fault in that phase comes in a later step.
 KILLS = (
-    Fault("actor/1/training/0.05", ("step 2, training: ", *DIED), 1),
-    Fault("engine/2/generating hard/0.05", ("step 3, generating hard prompts again: ", *DIED), 2),
-    Fault("driver/4/training/0.05", (), 4),
-    Fault("actor/3/training/0.05", ("step 4, training: ", *DIED), 3),
-    Fault("core/4/generating hard/0.2", ("step 5, generating hard prompts again: ",), 4),
-    Fault("core/2/syncing/0.02", ("step 3, syncing weights: ", *DIED), 2),
-    # the engine has asked it for its weights by then, and gets no answer
-    Fault("core/4/saving/5", ("step 4, saving checkpoint global_step4: ", *DIED, "vLLM's process died"), 3),
-    Fault("driver/0/training/0.05", (), 0),
-    Fault("driver/1/generating/0.05", (), 1),
-    Fault("driver/3/making experience/0.01", (), 3),
-    Fault("driver/4/generating hard/0.05", (), 4),
-    Fault("driver/2/syncing/0", (), 2),
-    Fault("driver/5/saving/0.01", (), 4),
-    Fault("trainer/4/training/0.05", DIED, 4),
-    Fault("engine/2/generating/0.05", ("step 3, generating: ", *DIED), 2),
-    Fault("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
-    # not noticed before the engine is asked for its delayed weights
-    Fault("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
-    Fault("actor/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
-    Fault("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
-    Fault("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
+    (
+        Fault("driver/0/training/0.05", (), 0),
+        Fault("driver/2/syncing/0", (), 2),
+        Fault("driver/3/making experience/0.01", (), 3),
+        Fault("trainer/4/training/0.05", DIED, 4),
+        Fault("driver/5/saving/0.01", (), 4),
+    ),
+    (
+        Fault("core/2/syncing/0.02", ("step 3, syncing weights: ", *DIED), 2),
+        Fault("engine/2/generating/0.05", ("step 3, generating: ", *DIED), 2),
+        Fault("actor/3/training/0.05", ("step 4, training: ", *DIED), 3),
+        # the engine has asked it for its weights by then, and gets no answer
+        Fault("core/4/saving/5", ("step 4, saving checkpoint global_step4: ", *DIED, "vLLM's process died"), 3),
+        Fault("core/4/generating hard/0.2", ("step 5, generating hard prompts again: ",), 4),
+    ),
+    (
+        Fault("actor/1/training/0.05", ("step 2, training: ", *DIED), 1),
+        Fault("engine/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
+        # not noticed before the engine is asked for its delayed weights
+        Fault("engine/3/training/0", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
+        Fault("actor/4/saving/0.01", ("step 4, saving checkpoint global_step4: ", *DIED), 3),
+        Fault("driver/4/training/0.05", (), 4),
+    ),
+    (
+        Fault("actor/2/syncing/0", ("step 3, syncing weights: ", *DIED), 2),
+        Fault("engine/2/generating hard/0.05", ("step 3, generating hard prompts again: ", *DIED), 2),
+        Fault("driver/2/generating/0.05", (), 2),
+        Fault("actor/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
+        Fault("driver/4/generating hard/0.05", (), 4),
+    ),
 )
 KILLS_WITH_A_CRITIC = (
+    Fault("reference/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
     Fault("critic/3/training/0.05", ("step 4, training: ", *DIED), 3),
     Fault("critic/4/making experience/0", ("step 5, making experience: ", *DIED), 4),
-    Fault("reference/3/making experience/0", ("step 4, making experience: ", *DIED), 3),
     Fault("driver/4/training/0.05", (), 4),
 )
 
 
-def run_name_of(prefix, fault):
-    return prefix + "".join(letter if letter.isalnum() else "_" for letter in fault.what)
+@pytest.mark.parametrize("number", range(len(KILLS)))
+def test_processes_killed_in_turn(train, grpo, number):
+    """The run stops, leaves no process behind, and resumes to the same numbers; five times."""
+    stops_and_resumes(train, f"kills_{number}", KILLS[number], GRPO, grpo)
 
 
-def test_processes_killed_in_turn(train, grpo):
-    """GRPO path: the run stops, leaves no process behind, and resumes to the same numbers; twice."""
-    stops_and_resumes(train, "kill_in_turn", IN_TURN, GRPO, grpo)
-
-
-@pytest.mark.parametrize("fault", KILLS, ids=lambda fault: fault.what)
-def test_killed_process(train, grpo, fault):
-    stops_and_resumes(train, run_name_of("kill_", fault), [fault], GRPO, grpo)
-
-
-@pytest.mark.parametrize("fault", KILLS_WITH_A_CRITIC, ids=lambda fault: fault.what)
-def test_killed_process_with_a_critic(train, ppo, fault):
-    stops_and_resumes(train, run_name_of("ppo_kill_", fault), [fault], PPO, ppo)
+def test_processes_killed_in_turn_with_a_critic(train):
+    ppo = uninterrupted(train, "ppo_whole", PPO)
+    stops_and_resumes(train, "ppo_kills", KILLS_WITH_A_CRITIC, PPO, ppo)
 
 
 # ── Rewards ──
@@ -201,8 +191,7 @@ def test_killed_process_with_a_critic(train, ppo, fault):
 
 def test_reward_function_that_always_fails_stops_the_run(train):
     mark = uuid.uuid4().hex
-    result = train("broken", *CLI, **marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
-    assert result.status == 1
+    result = train("broken", status=1, **marked(mark), **RUN | GRPO, reward__remote_url=HERE / "broken_reward.py")
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert "step 1, generating: RuntimeError: 8 of 8 groups gave no reward" in error
     assert "adapt.max_failed_share is 0.5" in error and "x raised" in error
@@ -221,8 +210,7 @@ def test_reward_function_that_always_fails_stops_the_run(train):
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run(train, name, run, says):
-    result = train(name, *ANY_RATE, own_ray=True, **RUN | run, run__name=name)
-    assert result.status == 1
+    result = train(name, str(HERE / "any_learning_rate.py"), status=1, own_ray=True, **RUN | run)
     error = next(line for line in result.output.splitlines() if line.startswith("error: "))
     assert error.startswith("error: step ") and says in error
 
@@ -244,15 +232,13 @@ def small_disk(tmp_path):
 
 def test_disk_full_while_a_checkpoint_is_written(train, grpo, small_disk):
     folder, grow = small_disk
-    values = RUN | GRPO | {"run__name": "disk", "ckpt__path": folder / "checkpoints"}
-    full = train("disk", *CLI, switches=SWITCHES, own_ray=True, **values)
-    assert full.status == 1
+    values = RUN | GRPO | {"ckpt__path": folder / "checkpoints"}
+    full = train("disk", status=1, own_ray=True, **values)
     error = next(line for line in full.output.splitlines() if line.startswith("error: "))
     assert "saving checkpoint global_step" in error
     assert shutil.disk_usage(folder).free < 2 * 2**20
     grow()
-    resumed = train("disk", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **values)
-    assert resumed.status == 0, resumed.output[-6000:]
+    resumed = train("disk", own_ray=True, **values | AGAIN)
     assert "was not finished: removed" in resumed.output
     assert "resuming from global_step" in resumed.output
     same_steps(resumed.metrics, grpo.metrics, first=1)
@@ -271,10 +257,7 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
     data = bytearray(buffers.read_bytes())
     data[len(data) // 2] ^= 1
     buffers.write_bytes(data)
-    result = train(
-        "damaged", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **RUN | GRPO | {"run__name": "damaged"}
-    )
-    assert result.status == 0, result.output[-6000:]
+    result = train("damaged", own_ray=True, **RUN | GRPO | AGAIN)
     assert f"checkpoint global_step6 is skipped: {model}" in result.output
     assert f"checkpoint global_step5 is skipped: {buffers}" in result.output
     assert "resuming from global_step4" in result.output
@@ -283,25 +266,17 @@ def test_damaged_checkpoint_is_named_and_passed_over(train, grpo, workspace):
 
 def test_tensor_parallel_engine_gets_its_delayed_weights_back(train, workspace):
     """Two tensor-parallel ranks: kept, restored (step 5) and, on resume, loaded (step 4), each its own shards."""
-    whole = uninterrupted(train, "tensor_parallel", GRPO | {"vllm__tensor_parallel_size": 2})
+    values = GRPO | {"vllm__tensor_parallel_size": 2}
+    rows = uninterrupted(train, "tensor_parallel", values).metrics
     # In step 4 hard prompts got today's weights, fresh ones the delayed ones of step 3.
-    assert all(row["tv/reevaluated"] < 0.05 for row in whole.metrics if row["groups/reevaluated"])
-    assert whole.metrics[4]["staleness/rollout_policy"] == 1 and whole.metrics[5]["staleness/rollout_policy"] == 2
-    checkpoints = workspace / "tensor_resumed" / "checkpoints"
-    shutil.copytree(workspace / "tensor_parallel" / "checkpoints", checkpoints)
-    shutil.copytree(workspace / "runs" / "tensor_parallel", workspace / "runs" / "tensor_resumed")
+    assert all(row["tv/reevaluated"] < 0.05 for row in rows if row["groups/reevaluated"])
+    assert rows[4]["staleness/rollout_policy"] == 1 and rows[5]["staleness/rollout_policy"] == 2
+    checkpoints = workspace / "tensor_parallel" / "checkpoints"
     for step in (5, 6):
         for part in ("_actor", "_adapt"):
             shutil.rmtree(checkpoints / part / f"global_step{step}")
     saved = {path.name for path in (checkpoints / "_adapt" / "global_step4").glob("rollout_weights*")}
     assert saved == {"rollout_weights_rank0.safetensors", "rollout_weights_rank1.safetensors"}
-    resumed = train(
-        "tensor_resumed",
-        *CLI,
-        switches=(*SWITCHES, "ckpt.load_enable"),
-        own_ray=True,
-        **RUN | GRPO | {"run__name": "tensor_resumed", "vllm__tensor_parallel_size": 2},
-    )
-    assert resumed.status == 0, resumed.output[-6000:]
+    resumed = train("tensor_parallel", own_ray=True, **RUN | values | AGAIN)
     assert "resuming from global_step4" in resumed.output
-    same_steps(resumed.metrics, whole.metrics, first=1)
+    same_steps(resumed.metrics, rows, first=1)

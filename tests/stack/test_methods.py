@@ -4,9 +4,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from test_faults import same_steps
-from test_resume import killed_and_resumed
-from test_training import succeeded
 
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.vocabulary import TRAINED
@@ -15,7 +12,6 @@ from bapo_openrlhf.record.run_record import read_groups, read_metrics
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_study.py checks ar3po with a critic in `make test`
 
-CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 OPTIONS = {  # with which it does in 6 steps what it is for
     "pods": "keep=2",
     "rollout_replay": ["warm_up=1", "replay_share=1/2"],
@@ -33,7 +29,7 @@ OPTIONS = {  # with which it does in 6 steps what it is for
 EPISODES = {"mopps": 3, "dots": 3, "repo": 2, "arpo": 2}
 MOST_PROMPTS = {"repo": 24, "arpo": 24}
 ALGORITHMS = ("bapo_grpo", "ba_ppo")
-BOTH = [  # test_demonstrations.py has the methods that need worked solutions
+BOTH = [  # test_demonstrations.py has methods that need worked solutions
     (method, algorithm)
     for method in METHODS
     if method != "bapo" and not method_class(method).demonstrates
@@ -43,36 +39,24 @@ BOTH = [  # test_demonstrations.py has the methods that need worked solutions
 
 @pytest.mark.parametrize(("method", "algorithm"), BOTH, ids=map(" ".join, BOTH))
 def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorithm):
-    result = succeeded(
-        train(
-            f"{method}_{algorithm}",
-            *CLI,
-            environment={"PROBE_FOLDER": str(tmp_path)},
-            algorithm=algorithm,
-            run__name=f"{method}_{algorithm}",
-            adapt__method=method,
-            adapt__options=OPTIONS.get(method),
-            switches=["adapt.scale_learning_rate"] if method == "bapo_bound" else (),
-            adapt__max_shift_rollout=1e-5 if method == "bapo_bound" else None,
-            adapt__rollout_delay=2 if method == "bapo_bound" else 1,
-            adapt__reevaluate_every=1,
-            train__num_episodes=EPISODES.get(method, 1),
-            data__max_samples=MOST_PROMPTS.get(method, 48),
-            adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
-            reward__remote_url=Path(__file__).parent / "scripted_reward.py",
-        )
+    flags = {"adapt__rollout_delay": 1}
+    if method == "bapo_bound":
+        flags = {"adapt__rollout_delay": 2, "adapt__max_shift_rollout": 1e-5, "adapt__scale_learning_rate": True}
+    result = train(
+        f"{method}_{algorithm}",
+        environment={"PROBE_FOLDER": str(tmp_path)},
+        algorithm=algorithm,
+        adapt__method=method,
+        adapt__options=OPTIONS.get(method),
+        adapt__reevaluate_every=1,
+        train__num_episodes=EPISODES.get(method, 1),
+        data__max_samples=MOST_PROMPTS.get(method, 48),
+        adapt__filter="none" if method == "ar3po" else "range",  # a group may have one response
+        reward__remote_url=Path(__file__).parent / "scripted_reward.py",
+        **flags,
     )
     assert len(result.metrics) == 6 and sum(row["responses/trained"] > 0 for row in result.metrics) >= 4
     accounts_for_every_response(method, algorithm, result.folder)
-
-
-def test_popo_is_killed_while_it_generates_and_resumed(train):
-    """With its loss, in which the policy that generated a group and the one that the clip is around are two."""
-    preset = Path(__file__).parents[2] / "configs" / "methods" / "popo.yaml"
-    values = {"config": preset, "algorithm": "ba_ppo", "ckpt__save_steps": 3, "train__num_episodes": 2}
-    run = killed_and_resumed(train, "popo_killed", "engine", values, phase="generating")
-    same_steps(run.rows[: len(run.before)], run.before, first=1)
-    assert sum(row["groups/replayed"] for row in run.rows[run.saved :]) > 0
 
 
 def accounts_for_every_response(method, algorithm, folder):

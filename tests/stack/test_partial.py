@@ -1,18 +1,14 @@
-"""Partial rollouts on the real stack: ratios by the weights of each token's version, and a kill with a resume."""
+"""Partial rollouts on the real stack: ratios by the weights of each token's version."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_faults import same_steps
-from test_resume import killed_and_resumed
-from test_training import catalogued, recomputed, succeeded
-
-from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
+from test_faults import AHEAD
+from test_training import recomputed
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 HERE = Path(__file__).parent
-SAVED = 3
 RUN = {
     "algorithm": "bapo_grpo",
     "adapt__partial_rollout_tokens": 3,  # of 8
@@ -23,12 +19,10 @@ RUN = {
 }
 
 
-@pytest.mark.parametrize(
-    ("switches", "prompts"), [((), 32), (("train.async_enable",), 48)], ids=["synchronous", "ahead"]
-)
-def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, switches, prompts):
+@pytest.mark.parametrize(("ahead", "prompts"), [({}, 32), (AHEAD, 48)], ids=["synchronous", "ahead"])
+def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, ahead, prompts):
     """Each token's stored log-prob is computed again outside, by transformers from the weights of its version."""
-    name = f"partial{len(switches)}"
+    name = f"partial{len(ahead)}"
     folder = workspace / f"probe_{name}"
     folder.mkdir()
     result = train(
@@ -36,15 +30,12 @@ def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, switche
         str(HERE / "probe.py"),
         "watched",
         environment={"PROBE_FOLDER": str(folder)},
-        switches=switches,
-        run__name=name,
         reward__remote_url=HERE / "scripted_reward.py",
         data__max_samples=prompts,
-        **RUN,
+        **RUN | ahead,
     )
-    rows = succeeded(result).metrics
     versions_seen, mixed, differ = set(), 0, 0.0
-    for step in range(1, len(rows)):
+    for step in range(1, len(result.metrics)):
         data = np.load(folder / f"experience{step}.npz")
         segmented = [index for index in range(len(data["source"])) if len(data[f"{index}/segments"]) > 1]
         for index in segmented[:4]:
@@ -63,17 +54,3 @@ def test_ratios_are_those_of_the_weights_of_each_token(train, workspace, switche
             versions_seen |= {step - int(version) for version in segments[:, 0]}
     assert mixed > 4 and len(versions_seen) > 2
     assert differ > 0.06  # the weights of one version would not do for all tokens
-
-
-@pytest.mark.parametrize("ahead", [{}, {"train__async_enable": "true"}], ids=["synchronous", "ahead"])
-def test_is_the_run_that_was_never_stopped(train, ahead):
-    """It is killed while it generates or trains, with groups in flight."""
-    values = RUN | {"data__max_samples": 32, "rollout__batch_size": 4, "ckpt__save_steps": SAVED} | ahead
-    name, phase = ("partial_ahead_killed", "training") if ahead else ("partial_killed", "generating")
-    run = killed_and_resumed(train, name, "engine", values, phase=phase)
-    rows = run.rows
-    same_steps(rows[: len(run.before)], run.before, first=1)
-    catalogued(rows, "bapo_grpo")
-    assert rows[SAVED - 1]["groups/in_flight"] > 0 and rows[-1]["groups/in_flight"] == 0
-    for row in rows:
-        assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in (*STATES, FAILED))

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from rotary_workers import noted
-from test_faults import CLI, DIED, PROBE, SWITCHES, assert_nothing_is_left, marked, same_steps
-from test_training import catalogued, critic_tokens, final_weights
+from test_faults import AGAIN, DIED, PROBE, assert_nothing_is_left, marked, same_steps
+from test_training import catalogued, final_weights
 from transformers import AutoModelForCausalLM
 
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
@@ -75,26 +75,30 @@ class Run(NamedTuple):
     folder: Path
 
 
-def killed_and_resumed(
-    train, name, victim, values, initial=None, told=None, phase="training", switches=SWITCHES, **resumed
-):
+def killed_and_resumed(train, name, victim, values, initial=None, told=None, phase="training", **resumed):
     """Kill the victim two steps after the checkpoint, in a phase, and resume with other flags.
 
     `initial` is for the first part only. In the step `told`, the resumed part gets a SIGTERM.
     """
     initial, saved = initial or {}, values["ckpt__save_steps"]
+    values = {"train__full_determinism_enable": True} | values
     more = initial.get("environment", {}) | {"FAULT": f"{victim}/{saved + 2}/{phase}/0.05"}
-    values = values | {"run__name": name}
-    first = train(name, *PROBE, switches=switches, **values, **initial | {"environment": more})
+    first = train(name, *PROBE, status=None, **values | initial | {"environment": more})
     assert first.status != 0
     before = first.metrics[: saved + 2]  # the processes of a driver that is gone may get a step further
     assert len(before) == saved + 2, first.output[-6000:]
-    again = {"switches": (*switches, "ckpt.load_enable"), **resumed}
     sent = {"environment": {"FAULT": f"driver:SIGTERM/{told - 1}/training/0"}} if told else {}
-    second = train(name, *(PROBE if told else CLI), **again, **sent, **values)
-    assert second.status == (128 + signal.SIGTERM if told else 0), second.output[-6000:]
+    status = 128 + signal.SIGTERM if told else 0
+    second = train(name, *(PROBE if told else ()), status=status, **resumed, **sent, **values | AGAIN)
     assert f"resuming from global_step{saved}" in second.output
     return Run(saved, before, second.metrics, first.output + second.output, second.folder)
+
+
+def killed_and_the_same_again(train, *args, **how):
+    """`killed_and_resumed`, whose resumed part makes the steps after the checkpoint again, number by number."""
+    run = killed_and_resumed(train, *args, **how)
+    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +143,12 @@ def test_the_steps_after_the_checkpoint_are_the_same_again(run):
 def test_averaged_weights_go_on_from_the_checkpoint(train, workspace, stage):
     """The model that a run with `--train.enable_ema` leaves is the average, and is equal after a kill and a resume."""
     name = f"averaged_{stage}"
-    flags = {"algorithm": "bapo_grpo", "train__ema_beta": 0.5, "ds__zero_stage": stage, "actor__adam__lr": 1e-3}
-    flags |= {"run__name": name, "ckpt__save_steps": 2, "data__max_samples": 24}
-    switches = (*SWITCHES, "train.full_determinism_enable", "train.enable_ema")
-    whole = train(f"{name}_whole", *CLI, switches=switches, **flags | {"run__name": f"{name}_whole"})
-    first = train(name, *PROBE, switches=switches, environment={"FAULT": "actor/2/training/0.05"}, **flags)
-    again = train(name, *CLI, switches=(*switches, "ckpt.load_enable"), **flags)
-    assert (whole.status, again.status) == (0, 0) and first.status != 0, again.output[-6000:]
-    assert "resuming from global_step2" in again.output
+    flags = {"algorithm": "bapo_grpo", "ckpt__save_steps": 2, "data__max_samples": 24, "ds__zero_stage": stage}
+    flags |= {"train__enable_ema": True, "train__ema_beta": 0.5, "train__full_determinism_enable": True}
+    train(f"{name}_whole", **flags)
+    first = train(name, *PROBE, status=None, environment={"FAULT": "actor/2/training/0.05"}, **flags)
+    again = train(name, **flags | AGAIN)
+    assert first.status != 0 and "resuming from global_step2" in again.output
     wanted, got = (final_weights(workspace / folder / "model") for folder in (f"{name}_whole", name))
     before = final_weights(workspace / "model")
     assert wanted.keys() == got.keys() and all(torch.equal(wanted[part], got[part]) for part in wanted)
@@ -163,15 +165,6 @@ def test_rotary_frequencies_are_those_of_transformers(run, workspace):
     for model in models.values():
         ours = {name.split("module.")[-1]: value for name, value in model.items()}
         assert ours == {name: ["torch.float32", value.tolist()] for name, value in wanted.items() if "inv_freq" in name}
-
-
-def test_the_critic_trains_on_all_groups_again(ppo):
-    """Also on those that the filter drops, on one rank; groups that failed are in none of these counts."""
-    for row in (*ppo.rows, *ppo.before):
-        if not row["groups/failed"]:
-            assert row["tokens/critic"] == critic_tokens(row)
-        assert row["value/critic_is_baseline"] in (0, 1) and row["value/explained_variance_generated"] < 1
-    assert any(row["groups/filtered"] for row in ppo.before)
 
 
 def test_a_critic_that_dies_is_named(ppo):
@@ -196,9 +189,8 @@ def test_bapo_grpo_decoupled_with_kl_to_the_behaviour_policy(grpo):
     distances = [(row["staleness/rollout_policy"], row["tv/fresh"]) for row in rows if "tv/fresh" in row]
     assert max(far for age, far in distances if age == 0) < 0.05 < max(far for age, far in distances if age > 0)
     attempts = [row["groups/reevaluation_attempts"] > 0 for row in rows]
-    assert (
-        attempts == ["timing/reevaluation" in row for row in rows] == [step == GRPO_SAVED for step in range(GRPO_TOLD)]
-    )
+    assert attempts == ["timing/reevaluation" in row for row in rows]
+    assert attempts == [step == GRPO_SAVED for step in range(GRPO_TOLD)]
     assert all(row["tv/reevaluated"] < 0.05 for row in rows if row["groups/reevaluated"])
 
 
@@ -218,20 +210,15 @@ def test_a_signal_ends_the_run_when_its_step_is_saved(grpo, workspace):
     CheckpointStore(workspace / "grpo" / "checkpoints", critic=False).check("global_step7")
 
 
-def test_the_probe_says_where_each_group_points(grpo):
+def test_gradients_are_probed_by_group(grpo):
     rows = [json.loads(line) for line in (grpo.folder / PROBES).read_text().splitlines()]
     (metrics,) = (row for row in grpo.rows if "probe/halves" in row)
     assert {row["step"] for row in rows} == {metrics["step"]} == {GRPO_SAVED + 1}
     for source in ("fresh", "reevaluated", "replayed"):
-        of_source = [row for row in rows if row["source"] == source]
-        assert len(of_source) == metrics[f"groups/{source}"]
-        assert (f"probe/{source}" in metrics) == bool(of_source)
+        assert [row["source"] for row in rows].count(source) == metrics[f"groups/{source}"]
     replayed = [row["tv"] for row in rows if row["source"] == "replayed"]
     assert sum(replayed) / len(replayed) == pytest.approx(metrics["tv/replayed"], abs=1e-6)
-    assert any(row["norm"] > 0 for row in rows)
-    for row in rows:
-        assert -1.0001 <= row["cosine"] <= 1.0001 if row["norm"] else row["cosine"] is None
-    assert math.isfinite(metrics["probe/halves"]) and metrics["timing/probe"] > 0
+    assert any(row["norm"] > 0 for row in rows) and math.isfinite(metrics["probe/halves"])
 
 
 # ── BA-PPO: rewards ──
@@ -243,9 +230,6 @@ def test_verifiers_that_fail_cost_their_group_alone(ppo, workspace):
     rows = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
     assert set(failing) <= {row["input"] for row in rows}  # a step has 8 of the 48
     assert sum(row["groups/failed"] for row in ppo.rows) == len(failing)
-    states = ("fresh", "reevaluated", "filtered", "unimproved", "solved", "cut", "too_far", "nonfinite", "failed")
-    for row in ppo.rows:
-        assert sum(row[f"groups/{state}"] for state in states) == row["groups/generated"]
     for prompt in failing:
         assert f"no reward, or log-probs that are not finite, for prompt {prompt!r}" in ppo.output
     (warning,) = [row["text"] for row in read_warnings(ppo.folder) if row["kind"] == "failed"]

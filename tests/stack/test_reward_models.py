@@ -8,8 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from test_faults import CLI, SWITCHES, same_steps
-from test_resume import killed_and_resumed
+from test_resume import killed_and_the_same_again
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from bapo_openrlhf.cpu.prefork.serving import python
@@ -83,15 +82,8 @@ def server(judge):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        "--reward.model_name_or_path",
-        str(judge),
-        "--data.max_len",
-        str(LONGEST),
-        "--ds.attn_implementation",
-        "eager",
-    ]
-    words += ["--host", "127.0.0.1", "--port", str(port)]
+    flags = {"reward.model_name_or_path": judge, "data.max_len": LONGEST, "ds.attn_implementation": "eager"}
+    words = [f"--{name}={value}" for name, value in (flags | {"host": "127.0.0.1", "port": port}).items()]
     with (judge / "server.log").open("w") as log:
         process = subprocess.Popen([python(), "-m", "bapo_openrlhf.cli.serve_rm", *words], stdout=log, stderr=log)
     try:
@@ -109,8 +101,7 @@ def server(judge):
 
 def test_the_server_scores_what_the_run_stores(train, workspace, judge, server):
     values = RUN | {"reward__remote_url": server, "adapt__reward_range": "measured", "data__max_samples": 24}
-    result = train("served", *CLI, algorithm="bapo_grpo", run__name="served", switches=SWITCHES, **values)
-    assert result.status == 0, result.output[-6000:]
+    result = train("served", algorithm="bapo_grpo", train__full_determinism_enable=True, **values)
     assert [row["groups/failed"] for row in result.metrics] == [0] * 3
     tokenizer = AutoTokenizer.from_pretrained(judge)
 
@@ -129,8 +120,7 @@ def test_the_server_scores_what_the_run_stores(train, workspace, judge, server):
 def kill_and_resume(train, name, victim, judge, **flags):
     """A run with the reward model that is killed and resumed. Its numbers are those of a run that is never stopped."""
     values = RUN | {"reward__remote_url": None, "reward__num_gpus_per_node": 1} | flags
-    run = killed_and_resumed(train, name, victim, values | {"reward__model_name_or_path": judge})
-    same_steps(run.rows[: len(run.before)], run.before, first=1)
+    run = killed_and_the_same_again(train, name, victim, values | {"reward__model_name_or_path": judge})
     again = run.before[run.saved :]
     assert all(sum(row[f"groups/{what}"] for row in again) for what in ("fresh", "reevaluation_attempts", "replayed"))
     assert len({(row["reward/range_low"], row["reward/range_high"]) for row in run.rows}) == 1
@@ -169,12 +159,3 @@ def test_ba_ppo_whose_critic_begins_as_the_reward_model_beside_it(train, workspa
     run = kill_and_resume(train, "judged_ppo", "critic", judge, **flags)
     assert_stored(workspace, run, judge)
     assert max(abs(row["return"]) for row in run.rows) <= 0.5 < max(abs(row["reward/range_high"]) for row in run.rows)
-
-
-def test_generation_ahead_of_training(train, workspace, judge):
-    """Scores are made when a rollout is taken, so those of the rollouts that are ahead are made after the resume."""
-    flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "adapt__rollout_delay": 1}
-    flags |= {"train__async_enable": "true", "vllm__enable_sleep": "false"}
-    run = kill_and_resume(train, "judged_ahead", "engine", judge, **flags)
-    assert_stored(workspace, run, judge)
-    assert {row["staleness/rollout_policy"] for row in run.rows[1:]} == {1}

@@ -14,18 +14,17 @@ from contextlib import suppress
 
 import pytest
 from test_faults import (
+    AGAIN,
     AHEAD,
-    CLI,
     GRPO,
     PROBE,
     RUN,
-    SWITCHES,
     assert_nothing_is_left,
     marked,
     processes_of,
     same_steps,
     uninterrupted,
-)
+)  # fmt: skip
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
@@ -54,25 +53,24 @@ def end_of(result):
     return end
 
 
-def stopped_and_resumed(train, name, signals, reference, switches, **more):
+def stopped_and_resumed(train, name, signals, reference, more):
     """Stop a run with one signal after the other, each time from where it stopped, and then let it come to its end.
 
     A step is saved only because of the signal.
     """
-    values, marks = RUN | GRPO | {"ckpt__save_steps": -1, "run__name": name} | more, []
+    values, marks = RUN | GRPO | {"ckpt__save_steps": -1} | more, []
     for index, (number, step, phase, after) in enumerate(signals):
         marks.append(uuid.uuid4().hex)
         process = marked(marks[-1])
         process["environment"] |= {"FAULT": f"driver:{number}/{step}/{phase}/0"}
-        again = ("ckpt.load_enable",) if index else ()
-        result = train(name, *PROBE, switches=(*SWITCHES, *switches, *again), **process, **values)
+        status = 128 + getattr(signal, number)
+        result = train(name, *PROBE, status=status, **process, **values | (AGAIN if index else {}))
         end = end_of(result)
-        assert end["how"] == "stopped" and end["status"] == 128 + getattr(signal, number)
+        assert end["how"] == "stopped"
         assert end["text"].startswith(f"stopped by {number} after step {after}. It goes on with step {after + 1}: ")
         assert end["text"].count("--ckpt.load_enable") == 1
         assert not index or f"resuming from global_step{step}" in result.output
-    result = train(name, *CLI, switches=(*SWITCHES, *switches, "ckpt.load_enable"), own_ray=True, **values)
-    assert result.status == 0, result.output[-6000:]
+    result = train(name, own_ray=True, **values | AGAIN)
     same_steps(result.metrics, reference.metrics, first=1)
     assert json.loads((result.folder / "run.json").read_text())["ended"]["how"] == "finished"
     for mark in marks:
@@ -85,31 +83,26 @@ def grpo(train):
 
 
 def test_in_each_phase(train, grpo):
-    stopped_and_resumed(train, "signals", IN_TURN, grpo, ())
+    stopped_and_resumed(train, "signals", IN_TURN, grpo, {})
 
 
 def test_in_each_phase_with_generation_ahead_of_training(train):
-    flags = RUN | GRPO | {"run__name": "signals_ahead_whole", "ckpt__save_steps": -1}
-    whole = train("signals_ahead_whole", *CLI, switches=(*SWITCHES, *AHEAD), own_ray=True, **flags)
-    assert whole.status == 0, whole.output[-6000:]
+    whole = train("signals_ahead_whole", own_ray=True, **RUN | GRPO | AHEAD | {"ckpt__save_steps": -1})
     stopped_and_resumed(train, "signals_ahead", AHEAD_IN_TURN, whole, AHEAD)
 
 
 def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
     """The first signal finds the step that it is about to save; the second run may not wait for the end of a step."""
-    values, mark = RUN | GRPO | {"run__name": "signals_saving", "ckpt__save_steps": 2}, uuid.uuid4().hex
+    values, mark = RUN | GRPO | {"ckpt__save_steps": 2}, uuid.uuid4().hex
     process = marked(mark)
     process["environment"] |= {"FAULT": "driver:SIGTERM/2/saving/0"}
-    first = train("signals_saving", *PROBE, switches=SWITCHES, **process, **values)
+    first = train("signals_saving", *PROBE, status=143, **process, **values)
     assert end_of(first)["text"].startswith("stopped by SIGTERM after step 2. It goes on with step 3: ")
     process["environment"] |= {"FAULT": "driver:SIGINT/3/training/0"}
-    again = (*SWITCHES, "ckpt.load_enable")
-    second = train("signals_saving", *PROBE, switches=again, run__grace_seconds=0, **process, **values)
-    assert second.status == 130
+    second = train("signals_saving", *PROBE, status=130, run__grace_seconds=0, **process, **values | AGAIN)
     assert "stopped by SIGINT within step 4, " in end_of(second)["text"]
     assert ", because the step did not end within run.grace_seconds 0. It goes on with step 3: " in second.output
-    third = train("signals_saving", *CLI, switches=again, own_ray=True, **values)
-    assert third.status == 0, third.output[-6000:]
+    third = train("signals_saving", own_ray=True, **values | AGAIN)
     same_steps(third.metrics, grpo.metrics, first=1)
     assert_nothing_is_left(mark)
 
@@ -119,30 +112,27 @@ def test_while_a_checkpoint_is_written_and_at_once(train, grpo):
 )
 def test_a_process_that_is_stopped(train, grpo, victim, name):
     mark, run = uuid.uuid4().hex, f"stall_{victim}"
-    values = RUN | GRPO | {"run__name": run}
     process = marked(mark)
     phase = "generating" if victim == "engine" else "training"
     process["environment"] |= {"FAULT": f"{victim}:SIGSTOP/3/{phase}/0"}
-    first = train(run, *PROBE, switches=SWITCHES, run__stall_timeout=15, **process, **values)
-    end = end_of(first)
-    assert (end["how"], end["status"]) == ("stalled", 75)
+    end = end_of(train(run, *PROBE, status=75, run__stall_timeout=15, **process, **RUN | GRPO))
+    assert end["how"] == "stalled"
     known = "[34], [a-z ]+" if victim == "trainer" else f"4, {phase}"  # as the trainer said last
     who = rf"It waits for {name} \(process \d+ on \S+, which is stopped\)"
     wanted = rf"stalled for run\.stall_timeout 15: step {known}: nothing new for \d+ s\. {who}"
     assert re.match(wanted, end["text"]), end["text"]
     assert_nothing_is_left(mark)
-    second = train(run, *CLI, switches=(*SWITCHES, "ckpt.load_enable"), own_ray=True, **values)
-    assert second.status == 0, second.output[-6000:]
+    second = train(run, own_ray=True, **RUN | GRPO | AGAIN)
     same_steps(second.metrics, grpo.metrics, first=1)
 
 
-def sent(train, name, number, when, *, everyone=False, environment=None, **flags):
+def sent(train, name, number, when, *, everyone=False, environment=None):
     """Run, and send a signal to the driver, or to all processes as a scheduler does, as soon as `when(mark)`."""
     mark = uuid.uuid4().hex
     process = marked(mark)
     process["environment"] |= environment or {}
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(train, name, *CLI, switches=SWITCHES, run__name=name, **process, **RUN | GRPO | flags)
+        going = pool.submit(train, name, status=128 + number, **process, **RUN | GRPO)
         while not (drivers := driver_of(mark)) or not when(mark):
             assert not going.done(), going.result().output[-4000:]
             time.sleep(0.05)
@@ -173,7 +163,7 @@ def test_before_the_first_step(train, name, process):
         return any(process in command for command in processes_of(mark).values())
 
     result = sent(train, f"signals_{name}", signal.SIGTERM, is_running)
-    assert result.status == 143 and "Traceback" not in result.output
+    assert "Traceback" not in result.output
     assert result.output.splitlines()[-1].startswith("stopped by SIGTERM before the first step")
 
 
@@ -186,4 +176,4 @@ def test_a_signal_reaches_all_processes(train, workspace, number, fork):
     result = sent(train, name, number, lambda _: metrics.exists(), everyone=True, environment=environment)
     end = end_of(result)
     assert re.match(rf"stopped by {number.name} after step [1-5]\. It goes on with step [2-6]: ", end["text"]), end
-    assert (result.status, end["how"]) == (128 + number, "stopped")
+    assert end["how"] == "stopped"

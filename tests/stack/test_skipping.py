@@ -6,12 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_first_hour.py has runs with it in `make test`
 
 PROMPTS, RESPONSES, STEPS, MAX_NORM = 6, 4, 3, 0.05
 FLAGS = {
     "algorithm": "bapo_grpo",
     "algo__kl__init_coef": 0.0,
+    "train__full_determinism_enable": True,
     "adapt__reevaluate_every": 0,
     "adapt__replay_steps": 0,
     "adapt__rollout_delay": 1,
@@ -29,24 +30,12 @@ FLAGS = {
 
 def test_skipping_changes_no_weight(train, workspace):
     """Bit by bit, after shuffling, with clipped gradients, and after a step of which all samples are skipped."""
-    runs = {}
-    for name, flags, skip in (("control", {"adapt__filter": "none"}, []), ("skip", {}, ["adapt.skip_zero_advantage"])):
-        model = workspace / f"{name}_of_skipping"
-        result = train(
-            name,
-            "-m",
-            "bapo_openrlhf.cli",
-            "train",
-            switches=("train.full_determinism_enable", *skip),
-            environment={"PROMPTS": str(PROMPTS)},
-            run__name=name,
-            ckpt__output_dir=model,
-            **FLAGS,
-            **flags,
-        )
-        assert result.status == 0, result.output[-6000:]
-        runs[name] = result.metrics, load_file(model / "model.safetensors")
-    (control, wanted), (metrics, weights) = runs.values()
+    runs = []
+    for name, flags in (("control", {"adapt__filter": "none"}), ("skip", {"adapt__skip_zero_advantage": True})):
+        result = train(f"{name}_of_skipping", environment={"PROMPTS": str(PROMPTS)}, **FLAGS | flags)
+        weights = load_file(workspace / f"{name}_of_skipping" / "model" / "model.safetensors")
+        runs.append((result.metrics, weights))
+    (control, wanted), (metrics, weights) = runs
     skipped = [row["responses/skipped"] for row in metrics]
     assert len(control) == STEPS and skipped[1] == PROMPTS * RESPONSES and 0 < skipped[0] + skipped[2] < 2 * skipped[1]
     assert control[0]["actor_grad_norm"] > MAX_NORM  # it is that before the clip

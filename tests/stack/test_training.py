@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from stages import STAGES
-from test_faults import same_steps
+from test_faults import GRPO, same_steps
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record import run_record as record
 
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.stack
 
 DELAY, EVERY = 3, 2  # v and m of the watched run: m is no multiple of v, so delayed weights must be put back
 EXTRA_LOGS = ("length",)  # what reward.py and scripted_reward.py report
-CLI = ("-m", "bapo_openrlhf.cli.train_ppo_ray")
 STEPS = 4  # of the runs that are compared with plain OpenRLHF
 PLAIN = (str(Path(__file__).parent / "plain.py"),)
 # Greedy sampling, and one prompt a step: OpenRLHF's generator returns groups in the order in which they were finished,
@@ -32,11 +29,6 @@ COMPARABLE = {
     "train__micro_batch_size": 4,
     "data__max_samples": STEPS,
 }
-
-
-def succeeded(result):
-    assert result.status == 0, result.output[-6000:]
-    return result
 
 
 # ── BA-PPO on two data-parallel ranks, watched ──
@@ -53,13 +45,9 @@ def probe_run(train, workspace):
         "watched",
         environment={"PROBE_FOLDER": str(folder)},
         algorithm="ba_ppo",
-        run__name="watched",
         reward__remote_url=Path(__file__).parent / "scripted_reward.py",
         adapt__rollout_delay=DELAY,
         adapt__reevaluate_every=EVERY,
-        actor__num_gpus_per_node=2,
-        critic__num_gpus_per_node=2,
-        ref__num_gpus_per_node=2,
         vllm__num_engines=2,
         adapt__c3="7/8",
         algo__advantage__lambd=0.9,
@@ -68,8 +56,9 @@ def probe_run(train, workspace):
         adapt__critic_groups="generated",
         critic__adam__lr=1e-3,
         logger__tensorboard_dir=workspace / "tensorboard",
+        **{f"{model}__num_gpus_per_node": 2 for model in ("actor", "critic", "ref")},
     )
-    return succeeded(result), folder
+    return result, folder
 
 
 def noted_weights(folder):
@@ -102,12 +91,6 @@ def test_reevaluation_uses_the_actors_weights_and_gives_the_delayed_ones_back(we
     assert weights[5, "fresh"] == weights[3, "fresh"]
 
 
-def test_each_stage_of_the_figure_is_called(probe_run):
-    """docs/images/step.svg shows what each step calls."""
-    called = set((probe_run[1] / "stages.txt").read_text().split())
-    assert [stage.function for stage in STAGES if stage.function not in called] == []
-
-
 def tokens(data, name, index):
     """A field's numbers at the generated tokens of a sample."""
     return data[f"{index}/{name}"][data[f"{index}/action_mask"].astype(bool)]
@@ -123,19 +106,12 @@ def test_the_critic_learns_from_all_responses_before_the_actor_moves(probe_run):
     values, returns = (np.concatenate([tokens(given, name, n) for n in everything]) for name in ("values", "returns"))
     assert np.abs(returns - returns.round()).max() < 1e-3 and set(returns.round()) == {0, 1}  # lambda is 1
     assert 0 < first["value/pretraining_loss"] < np.mean((values - returns) ** 2) / 2
-    assert first["value/explained_variance_before"] == pytest.approx(
-        1 - (returns - values).var() / returns.var(), rel=1e-3, abs=1e-6
-    )  # float32 has seven digits, and both variances are nearly equal
+    before = 1 - (returns - values).var() / returns.var()
+    # float32 has seven digits, and both variances are nearly equal
+    assert first["value/explained_variance_before"] == pytest.approx(before, rel=1e-3, abs=1e-6)
     assert first["value/explained_variance_before"] < first["value/explained_variance"]
-    old = {given[f"{n}/sequences"].tobytes(): tokens(given, "values", n) for n in everything}
-    again = [n for n in range(len(batch["source"])) if batch[f"{n}/sequences"].tobytes() in old]
-    assert again and all(  # the batch has the values of the critic that has learned
-        (tokens(batch, "values", n) != old[batch[f"{n}/sequences"].tobytes()]).any() for n in again
-    )
-    weights_before, weights_after = (
-        sorted((folder / name).glob("*.safetensors")) for name in ("pretraining0", "actor0")
-    )
-    assert weights_before and [f.read_bytes() for f in weights_before] == [f.read_bytes() for f in weights_after]
+    weights = [sorted((folder / name).glob("*.safetensors")) for name in ("pretraining0", "actor0")]
+    assert weights[0] and [f.read_bytes() for f in weights[0]] == [f.read_bytes() for f in weights[1]]
     assert not any("value/pretraining_loss" in row for row in later)
 
 
@@ -202,19 +178,16 @@ def test_old_log_probs_are_recomputed_if_the_current_policy_generated_the_sample
 def test_replayed_samples_do_not_pass_the_reference_again(probe_run, workspace):
     """Two ranks share what is left; what was kept is what the reference model says of the samples."""
     result, folder = probe_run
-    kept, checked = 0, 0
-    for step, row in enumerate(result.metrics):
+    checked = 0
+    for step in range(len(result.metrics)):
         data = np.load(folder / f"experience{step}.npz")
         replayed = np.flatnonzero(data["source"] == "replayed")
-        known = replayed if step else range(len(data["source"]))  # the critic's pretraining asked for all fresh ones
-        assert row["tokens/reference_kept"] <= sum(int(data[f"{index}/action_mask"].sum()) for index in known)
-        kept += row["tokens/reference_kept"]
         for index in [*replayed[:3], *np.flatnonzero(data["source"] == "fresh")[:1]]:
             reference, actions = recomputed(workspace / "model", data, index)
             actual = data[f"{index}/base_action_log_probs"][: len(actions)]
             assert actual[actions] == pytest.approx(reference[actions], abs=0.03)
             checked += 1
-    assert kept > 0 and checked >= 8
+    assert checked >= 8 and sum(row["tokens/reference_kept"] for row in result.metrics) > 0
 
 
 def catalogued(rows, algorithm):
@@ -242,27 +215,10 @@ def test_metrics_come_to_tensorboard(probe_run, workspace):
     (file,) = (workspace / "tensorboard").rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file)).Reload()
     rows = probe_run[0].metrics
-    names = {name for row in rows for name in row if name != "step"}
-    assert set(events.Tags()["scalars"]) == {f"train/{name}" for name in names}
-    for name in ("clip/replayed", "value/fresh_error", "tokens/generated_total", "buffer/replay_age_mean"):
-        wanted = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
-        actual = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
-        assert wanted and actual == [(step, pytest.approx(value, rel=1e-5)) for step, value in wanted]
-
-
-def test_groups_and_answers_are_recorded(probe_run, workspace):
-    result, _ = probe_run
-    groups, answers = record.read_groups(result.folder), record.read_answers(result.folder)
-    data = [json.loads(line) for line in (workspace / "data.jsonl").read_text().splitlines()]
-    assert {row["prompt"] for row in groups} <= {Prompt(row["input"], row["label"]).id for row in data}
-    assert [row["uid"] for row in groups] == list(range(len(groups)))
-    assert (result.summary["algorithm"], result.summary["rollouts"]) == ("ba_ppo", 4 * len(groups))
-    assert {row["kind"] for row in answers} == {"failed", "solved"}
-    assert all(row["label"] == dict((d["input"], d["label"]) for d in data)[row["text"]] for row in answers)
-    assert any(row["response"] for row in answers)
-    metadata = record.read_run(result.folder)
-    assert (metadata["total_steps"], metadata["config"]["adapt.rollout_delay"]) == (6, DELAY)
-    assert metadata["started"] == result.summary["started"]
+    assert set(events.Tags()["scalars"]) == {f"train/{name}" for row in rows for name in row if name != "step"}
+    clipped = {row["step"]: row["clip/replayed"] for row in rows if row.get("clip/replayed") is not None}
+    actual = {event.step: event.value for event in events.Scalars("train/clip/replayed")}
+    assert clipped and actual == pytest.approx(clipped, rel=1e-5)
 
 
 # ── Batch adaptation off, or on with nothing to adapt, is OpenRLHF ──
@@ -271,7 +227,7 @@ def test_groups_and_answers_are_recorded(probe_run, workspace):
 @pytest.fixture(scope="module")
 def plain(train):
     """OpenRLHF's own command line, unchanged."""
-    return succeeded(train("plain", *PLAIN, **COMPARABLE))
+    return train("plain", *PLAIN, run__name=None, **COMPARABLE)
 
 
 COMPARED = (
@@ -280,10 +236,10 @@ COMPARED = (
 )  # fmt: skip
 
 
-def same_losses(result, plain, names=COMPARED):
+def same_losses(result, plain, *but):
     assert len(result.metrics) == len(plain.logged) == STEPS
     for step, (ours, theirs) in enumerate(zip(result.metrics, plain.logged, strict=True)):
-        for name in names:
+        for name in (name for name in COMPARED if name not in but):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-7), (step, name)
 
 
@@ -293,9 +249,7 @@ def test_off_equals_plain_openrlhf(train, plain, faster):
 
     All rewards are 1, so at its end the run says with its status that it learned nothing.
     """
-    name = f"off_{faster}"
-    result = train(name, *CLI, **COMPARABLE, algorithm="ppo", run__faster=faster, run__name=name)
-    assert result.status == 3
+    result = train(f"off_{faster}", status=3, **COMPARABLE, algorithm="ppo", run__faster=faster)
     same_losses(result, plain)
     assert catalogued(result.metrics, "ppo") == ["reevaluated", "replayed"]
     assert len(record.read_groups(result.folder)) == STEPS
@@ -305,24 +259,22 @@ def test_off_equals_plain_openrlhf(train, plain, faster):
 @pytest.mark.slow
 def test_off_equals_plain_openrlhf_without_a_critic(train):
     flags = COMPARABLE | {"critic__model_name_or_path": None}
-    plain = succeeded(train("plain_grpo", *PLAIN, **flags, algo__advantage__estimator="group_norm"))
-    result = train("off_grpo", *CLI, **flags, algorithm="grpo", run__name="off_grpo")
-    assert result.status == 3  # as above
-    same_losses(result, plain, [name for name in COMPARED if name not in ("critic_loss", "critic_grad_norm", "values")])
+    plain = train("plain_grpo", *PLAIN, run__name=None, algo__advantage__estimator="group_norm", **flags)
+    result = train("off_grpo", status=3, **flags, algorithm="grpo")
+    same_losses(result, plain, "critic_loss", "critic_grad_norm", "values")
     assert catalogued(result.metrics, "grpo") == ["reevaluated", "replayed"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [["weights", "log_probs"], ["requests", "log_probs"]], ids=" ".join)
-def test_what_is_done_faster_changes_no_number(train, parts):
+def test_what_is_done_faster_changes_no_number(train):
     """The log-probs themselves are rounded otherwise; the tests above compare them with OpenRLHF's."""
-    values = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "data__max_samples": 24}
-    result = []
-    for faster in (["all"], parts):
-        name = f"{'_'.join(faster)}_beside_{parts[0]}"
-        values |= {"run__faster": faster, "run__name": name}
-        result.append(succeeded(train(name, *CLI, switches=("train.full_determinism_enable",), **values)).metrics)
-    same_steps(*result, first=1)
+    values = GRPO | {"data__max_samples": 24, "train__full_determinism_enable": True}
+    wanted, *others = (
+        train(f"faster_{number}", run__faster=parts, **values).metrics
+        for number, parts in enumerate((["all"], ["weights", "log_probs"], ["requests", "log_probs"]))
+    )
+    for rows in others:
+        same_steps(rows, wanted, first=1)
 
 
 def final_weights(folder):
@@ -334,13 +286,10 @@ def final_weights(folder):
 def test_averaged_weights_follow_the_last_optimizer_step(train, workspace, stage):
     """With a factor of 0 for what was before, the average is the weights. The training does not notice it."""
     result = []
-    for name, average in (("without", {}), ("averaged", {"train__ema_beta": 0.0})):
-        switches = ("train.full_determinism_enable", *(["train.enable_ema"] if average else []))
-        flags = {"algorithm": "bapo_grpo", "algo__kl__init_coef": 0.0, "ds__zero_stage": stage, "actor__adam__lr": 1e-3}
-        name = f"{name}_{stage}"
-        model = workspace / name
-        succeeded(train(name, *CLI, switches=switches, run__name=name, ckpt__output_dir=model, **flags, **average))
-        result.append(final_weights(model))
+    for name, average in (("without", {}), ("averaged", {"train__enable_ema": True, "train__ema_beta": 0.0})):
+        flags = GRPO | {"ds__zero_stage": stage, "train__full_determinism_enable": True} | average
+        train(f"{name}_{stage}", **flags)
+        result.append(final_weights(workspace / f"{name}_{stage}" / "model"))
     before = final_weights(workspace / "model")
     assert result[0].keys() == result[1].keys()
     assert all(torch.equal(weight, result[1][name]) for name, weight in result[0].items())
@@ -350,16 +299,8 @@ def test_averaged_weights_follow_the_last_optimizer_step(train, workspace, stage
 @pytest.mark.slow
 def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
     """Filter none, no replay, no re-evaluation, v = 1: groups come out of the layer as they were."""
-    result = train(
-        "through",
-        *CLI,
-        **COMPARABLE,
-        algorithm="ba_ppo",
-        run__name="through",
-        adapt__filter="none",
-        adapt__replay_steps=0,
-        adapt__reevaluate_every=0,
-        adapt__rollout_delay=1,
-    )
+    nothing = {"filter": "none", "replay_steps": 0, "reevaluate_every": 0, "rollout_delay": 1}
+    flags = COMPARABLE | {f"adapt__{name}": value for name, value in nothing.items()}
+    result = train("through", algorithm="ba_ppo", **flags)
     # OpenRLHF's norm of the critic is that of the optimizer step before, except in the last micro-batches.
-    same_losses(succeeded(result), plain, [name for name in COMPARED if name != "critic_grad_norm"])
+    same_losses(result, plain, "critic_grad_norm")

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_faults import CLI, GRPO, PROBE, RUN, assert_nothing_is_left, marked, same_steps
-from test_training import succeeded
+from test_faults import AGAIN, AHEAD, GRPO, PROBE, RUN, assert_nothing_is_left, marked, same_steps
 
 from bapo_openrlhf.cpu import stack as cpu
 
@@ -37,22 +36,19 @@ def two_nodes():
         process.communicate()
 
 
-@pytest.mark.parametrize("ahead", [(), ("train.async_enable",)], ids=["synchronous", "ahead"])
+@pytest.mark.parametrize("ahead", [{}, AHEAD], ids=["synchronous", "ahead"])
 def test_a_node_dies_and_the_run_goes_on_as_if_on_one_node(train, ahead):
     """The run stops with the reason, resumes on two new nodes, and ends with the numbers of a run on one node."""
-    name = f"nodes_{len(ahead)}"
-    switches, values = ("train.full_determinism_enable", *ahead), RUN | GRPO | PLACES
-    reference = succeeded(
-        train(f"{name}_one", *CLI, switches=switches, own_ray=True, run__name=f"{name}_one", **values)
-    )
+    name, values = f"nodes_{len(ahead)}", RUN | GRPO | PLACES | ahead
+    reference = train(f"{name}_one", own_ray=True, **values)
 
-    def on_two_nodes(*command, mark, more=(), **environment):
+    def on_two_nodes(*command, mark, status, more=AGAIN, **environment):
         with two_nodes() as nodes:
             environment |= marked(mark)["environment"] | {"FAULT_NODE": str(nodes["raylet"])}
             options = {"environment": environment, "shared": {cpu.SHARED_RAY: nodes["address"]}}
-            return train(name, *command, switches=(*switches, *more), run__name=name, **options, **values)
+            return train(name, *command, status=status, **options, **values | more)
 
-    result = on_two_nodes(*PROBE, mark=f"{name}_dies", FAULT="node/3/training/0.1")
+    result = on_two_nodes(*PROBE, mark=f"{name}_dies", status=None, more={}, FAULT="node/3/training/0.1")
     assert result.status != 0
     placed = json.loads(re.search(r"nodes: (\{.*?\})", result.output)[1])
     assert len(set(placed["actor"])) == 2 and set(placed["engine"]) < set(placed["actor"]), placed
@@ -60,7 +56,7 @@ def test_a_node_dies_and_the_run_goes_on_as_if_on_one_node(train, ahead):
     assert last.startswith("error: ") and re.search(r"lost the node .*: |node has died|node .* terminated", last), last
     assert_nothing_is_left(f"{name}_dies")
 
-    result = succeeded(on_two_nodes(*CLI, mark=f"{name}_again", more=("ckpt.load_enable",)))
+    result = on_two_nodes(mark=f"{name}_again", status=0)
     assert "resuming from global_step" in result.output
     same_steps(result.metrics, reference.metrics, first=1)
     rows = result.metrics

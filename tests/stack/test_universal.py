@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-from test_faults import CLI, PROBE, SWITCHES
+from test_faults import AGAIN, PROBE
 
 from bapo_openrlhf.record.state_file import load_state
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
-SAVED, AGAIN = "global_step2", "global_step3"
+SAVED, TWICE = "global_step2", "global_step3"
 # A batch of 12 samples can be divided by 1, 2 and 3 ranks. It is one optimizer step, and a micro-batch is one sample.
 # So it does not matter for what is logged how ranks divide and shuffle. v = 3: the checkpoint has the rollout weights
 # of step 0. m = 2: hard prompts are generated again in the step after the checkpoint, with its weights.
@@ -40,6 +40,7 @@ RUN = {
     "ckpt__save_steps": 1,
     "ckpt__max_num": 4,
     "actor__num_gpus_per_node": 2,
+    "train__full_determinism_enable": True,
 } | {f"{model}__adam__{name}": value for model in ("actor", "critic") for name, value in ADAM.items()}
 CRITIC = {"algorithm": "ba_ppo", "critic__num_gpus_per_node": 2}
 RUNS = {
@@ -73,11 +74,11 @@ def killed(train, workspace):
 
 
 def kill_and_convert(train, workspace, name):
-    values = RUN | RUNS[name] | {"run__name": name}
-    first = train(name, *PROBE, switches=SWITCHES, environment={"FAULT": "actor/3/training/0.05"}, **values)
+    environment = {"FAULT": "actor/3/training/0.05"}
+    first = train(name, *PROBE, status=None, environment=environment, **RUN | RUNS[name])
     assert first.status != 0 and len(first.metrics) >= 3, first.output[-6000:]
     whole, early = workspace / name / "checkpoints", workspace / f"{name}_early" / "checkpoints"
-    shutil.copytree(whole, early, ignore=shutil.ignore_patterns(AGAIN))
+    shutil.copytree(whole, early, ignore=shutil.ignore_patterns(TWICE))
     shutil.copytree(first.folder, early.parent / "record")
     command = [sys.executable, "-m", "bapo_openrlhf.cli", "universal", str(early)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=workspace)
@@ -102,9 +103,7 @@ def resumed_run(request, killed, train, workspace):
     shutil.copytree(workspace / f"{name}_early" / "checkpoints", folder)
     shutil.copytree(workspace / f"{name}_early" / "record", workspace / "runs" / again)
     ranks = {"actor__num_gpus_per_node": actors, "critic__num_gpus_per_node": critics}
-    values = RUN | RUNS[name] | ranks | {"run__name": again}
-    result = train(again, *CLI, switches=(*SWITCHES, "ckpt.load_enable", "ds.use_universal_ckpt"), **values)
-    assert result.status == 0, result.output[-6000:]
+    result = train(again, ds__use_universal_ckpt=True, **RUN | RUNS[name] | ranks | AGAIN)
     assert f"resuming from {SAVED}" in result.output
     rows = {row["step"]: row for row in result.metrics}
     assert set(rows) == {1, 2, 3, 4}
@@ -113,16 +112,16 @@ def resumed_run(request, killed, train, workspace):
 
 def test_other_ranks_are_told_how(killed, train, workspace):
     assert f"any number of ranks can resume {SAVED}" in killed("stage2").says
-    values = RUN | RUNS["stage2"] | {"run__name": "stage2", "critic__num_gpus_per_node": 1}
-    path = {"ckpt__path": workspace / "stage2_early" / "checkpoints"}
-    refused = train("refused", *CLI, switches=(*SWITCHES, "ckpt.load_enable"), **values, **path)
-    assert refused.status == 2 and f"is 1, and 2 critic ranks wrote the checkpoint {SAVED}" in refused.output
+    values = RUN | RUNS["stage2"] | AGAIN | {"critic__num_gpus_per_node": 1}
+    path = workspace / "stage2_early" / "checkpoints"
+    refused = train("refused", status=2, run__name="stage2", ckpt__path=path, **values)
+    assert f"is 1, and 2 critic ranks wrote the checkpoint {SAVED}" in refused.output
     assert "add --ds.use_universal_ckpt, or give the old number" in refused.output
 
 
 def position(folder):
     """Position in the data, which the actor's checkpoint has."""
-    (file, *_) = sorted((folder / "_actor" / AGAIN).glob("*mp_rank_00_model_states.pt"))
+    (file, *_) = sorted((folder / "_actor" / TWICE).glob("*mp_rank_00_model_states.pt"))
     return torch.load(file, weights_only=False)["data_loader_state_dict"]
 
 
@@ -142,7 +141,7 @@ def assert_same(actual, wanted, path=""):
 
 
 def test_buffers_ledger_and_data_position_are_equal(resumed_run):
-    actual, wanted = (load_state(path / "_adapt" / AGAIN) for path in (resumed_run.folder, resumed_run.before.folder))
+    actual, wanted = (load_state(path / "_adapt" / TWICE) for path in (resumed_run.folder, resumed_run.before.folder))
     for name in ("method", "ledger", "step", "weights_version", "generated", "rollouts", "torch_rng", "epoch_done"):
         assert_same(actual[name], wanted[name], name)
     assert wanted["method"] and wanted["weights_version"] == 3
@@ -167,7 +166,7 @@ def test_the_optimizers_go_on(resumed_run):
     """The next optimizer steps change the parameters alike: moments, step count, rate and decay are the old ones."""
     for model in ("_actor", "_critic"):
         start = parameters(resumed_run.before.folder, model, SAVED)
-        wanted, actual = (parameters(path, model, AGAIN) for path in (resumed_run.before.folder, resumed_run.folder))
+        wanted, actual = (parameters(path, model, TWICE) for path in (resumed_run.before.folder, resumed_run.folder))
         assert actual.keys() == wanted.keys() == start.keys()
         changed = [name for name in start if not torch.equal(start[name], wanted[name])]
         assert changed

@@ -46,29 +46,26 @@ def environment(folder):
 @pytest.fixture(scope="module")
 def result(train, folder):
     """Four steps with delayed weights, re-evaluation and replay."""
-    result = train(
+    return train(
         "vision",
         str(HERE / "probe.py"),
         "vision",
-        switches=("data.apply_chat_template",),
         environment=environment(folder),
         own_ray=True,
         algorithm="bapo_grpo",
-        run__name="vision",
         run__logs="full",
         actor__model_name_or_path=folder / "model",
         critic__model_name_or_path=None,
         data__prompt_dataset=folder / "data.jsonl",
         data__max_images_per_prompt=1,
         data__max_len=192,
+        data__apply_chat_template=True,
         adapt__rollout_delay=DELAY,
         adapt__reevaluate_every=EVERY,
         adapt__c3="7/8",
         ckpt__save_steps=2,
         ckpt__max_num=2,
     )
-    assert result.status == 0, result.output[-6000:]
-    return result
 
 
 def experience(folder, step):
