@@ -286,7 +286,7 @@ def final_weights(folder):
 def test_averaged_weights_follow_the_last_optimizer_step(train, workspace, stage):
     """With a factor of 0 for what was before, the average is the weights. The training does not notice it."""
     result = []
-    for name, average in (("without", {}), ("averaged", {"train__enable_ema": True, "train__ema_beta": 0.0})):
+    for name, average in (("no_average", {}), ("last_weights", {"train__enable_ema": True, "train__ema_beta": 0.0})):
         flags = GRPO | {"ds__zero_stage": stage, "train__full_determinism_enable": True} | average
         train(f"{name}_{stage}", **flags)
         result.append(final_weights(workspace / f"{name}_{stage}" / "model"))
