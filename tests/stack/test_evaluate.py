@@ -1,4 +1,4 @@
-"""Evaluations by vLLM itself, in processes of their own: interrupted, resumed, and compared."""
+"""Evaluations by vLLM itself, in processes of their own: one that is whole, and one that is killed and resumed."""
 
 import json
 import os
