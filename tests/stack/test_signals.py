@@ -167,7 +167,7 @@ def test_before_the_first_step(train, name, process):
     assert result.output.splitlines()[-1].startswith("stopped by SIGTERM before the first step")
 
 
-@pytest.mark.parametrize(("number", "fork"), [("SIGINT", "0"), ("SIGTERM", "0"), ("SIGTERM", "1"), ("SIGHUP", "1")])
+@pytest.mark.parametrize(("number", "fork"), [("SIGINT", "0"), ("SIGTERM", "0"), ("SIGHUP", "1")])
 def test_a_signal_reaches_all_processes(train, workspace, number, fork):
     """Without forks, as on a machine with GPUs, and with them."""
     name = f"signals_all_{number}_{fork}"
