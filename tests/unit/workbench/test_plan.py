@@ -1,6 +1,5 @@
 """What `bapo-openrlhf plan` prints, writes and refuses."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 ROOT = Path(__file__).resolve().parents[3]
 PRESET = ["--config", str(ROOT / "configs" / "ba_ppo_qwen3_4b.yaml"), "--ds.zero_stage=3",
           "--vllm.gpu_memory_utilization=0.6"]  # fmt: skip
-NAMES = [method.name for method in ALGORITHMS]
 
 
 def planned(capsys, *words):
@@ -28,33 +26,19 @@ def planned(capsys, *words):
     return result
 
 
-def sizes(plan):
-    return {
-        (shape.name, gpus, one.name): plan.sizes(shape, gpus, one)
-        for shape, gpus, one in itertools.product(plan.shapes, plan.gpus, ALGORITHMS)
-    }
-
-
 def counts(plan):
     return {one.name: plan.counts(one) for one in ALGORITHMS}
 
 
-def test_the_whole_grid(capsys):
+def test_all_models_if_the_actor_is_of_unknown_shape(capsys):
     result = planned(capsys, "--actor.model_name_or_path", "org/of-unknown-shape")
-    actual = sizes(result)
-    assert set(actual) == {(s.name, g, m) for s in SHAPES.values() for g in plan.GPUS for m in NAMES}
-    # The methods differ as they are said to: responses, batch, sends, critic, reference model.
-    one = counts(result)
-    assert one["DAPO"]["rollouts"] > one["BAPO-GRPO"]["rollouts"] > one["GRPO"]["rollouts"] == one["PPO"]["rollouts"]
-    assert one["BA-PPO"]["update_tokens"] < one["PPO"]["update_tokens"]
-    on_8 = {name: actual["Qwen3-4B", 8, name].generation for name in NAMES}
-    assert on_8["DAPO"] < on_8["GRPO"] == on_8["BAPO-GRPO"] < on_8["PPO"] == on_8["BA-PPO"]
+    assert result.shapes == list(SHAPES.values()) and result.gpus == plan.GPUS
 
 
 def test_what_is_asked_for(capsys):
     result = planned(capsys, "--gpus", "16", "8", "8", "--models", "70B", "1.5B", "--gpu", "A100", "--steps", "471")
     assert [shape.name for shape in result.shapes] == ["Llama-3-70B", "Qwen2.5-1.5B"]
-    assert sorted({gpus for _, gpus, _ in sizes(result)}) == [8, 16] and result.steps == 471
+    assert (result.gpus, result.steps) == ([8, 16], 471)
     constants = {row["name"]: row for row in result.constants.rows()}
     assert constants["gpu_bytes"]["value"] == 80 * 2**30 and "A100" in constants["gpu_bytes"]["source"]
     assert counts(result)["GRPO"]["rollouts"] == 471 * 256 * 8
@@ -79,16 +63,13 @@ def test_page(capsys):
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in out.splitlines() if line.startswith("|")]
     (head,) = [row for row in rows if row[:3] == ["model", "GPUs", "GPUs per engine"]]
     assert head[3:] == ["GRPO, BAPO-GRPO", "PPO, BA-PPO", "DAPO"]  # each pair needs the same memory
-    memory = {tuple(row[:2]): row[2:] for row in rows if row[:1] in (["Llama-3-70B"], ["Qwen2.5-7B"]) and len(row) == 6}
-    assert list(memory) == [(model, gpus) for model in ("Qwen2.5-7B", "Llama-3-70B") for gpus in ("8", "1024")]
+    memory = {tuple(row[:2]): row[2:] for row in rows if len(row) == 6}
     # the engine's 0.6 of 80 GiB, and 2 bytes a parameter of actor and reference, or also of the critic, in 8 parts
     weights = 2 * SHAPES["7B"].parameters / 8 / 2**30
     generating = [cell.split(" / ")[0] for cell in memory["Qwen2.5-7B", "8"][1:]]
     assert generating == [f"{48 + models * weights:.1f}" for models in (2, 3, 1)]
     assert memory["Llama-3-70B", "8"][0] == "4" and memory["Qwen2.5-7B", "8"][0] == "1"
-    words = {place: [cell.split()[3:] for cell in row[1:]] for place, row in memory.items()}
-    assert words["Qwen2.5-7B", "8"] == [[]] * 3 and words["Llama-3-70B", "8"] == [["training"]] * 3
-    assert words["Qwen2.5-7B", "1024"] == [["batch"]] * 3
+    assert all(cell.endswith(" training") for cell in memory["Llama-3-70B", "8"][1:])
     assert "- training: " in out and "- batch: " in out and "- engine: " not in out and "- fits" not in out
     (grpo,) = [row for row in rows if row[:3] == ["GRPO", "256", "0"]]
     assert grpo[-2:] == ["204,800", "1"] and "is not predicted" not in out
@@ -102,11 +83,9 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text(json.dumps(config))
     actor = ("--actor.model_name_or_path", str(tmp_path / "own"))
-    (shape,) = planned(capsys, *actor, "--gpus", "8").shapes
-    layer = 64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
-    assert (shape.name, shape.parameters) == ("own", 2 * 128 * 64 + 2 * layer + 64)
-    (shape,) = planned(capsys, *actor, "--gpus", "8", "--models", "7B").shapes
-    assert shape.name == "Qwen2.5-7B"
+    for words, name in (([], "own"), (["--models", "7B"], "Qwen2.5-7B")):
+        (shape,) = planned(capsys, *actor, "--gpus", "8", *words).shapes
+        assert shape.name == name
 
 
 @pytest.mark.parametrize(

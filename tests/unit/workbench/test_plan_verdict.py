@@ -1,32 +1,16 @@
 """The sentences that a plan begins with: against memory computed by hand, and by trying the flags that they name."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_planning import APART, BA_PPO, CONSTANTS, LAYER, WORKLOAD, with_flags, workload_from
 
 from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.verdict import verdict
-
-sys.path.insert(0, str(Path(__file__).parent))
-from test_planning import (
-    APART,
-    BA_PPO,
-    BAPO_GRPO,
-    CONSTANTS,
-    DAPO,
-    GRPO,
-    LAYER,
-    PPO,
-    WORKLOAD,
-    with_flags,
-    workload_from,
-)
 
 
 def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
@@ -127,11 +111,10 @@ def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
 def test_the_configuration_s_own_algorithm_and_number_of_gpus():
     assert (WORKLOAD.algorithm, WORKLOAD.gpus) == (BA_PPO, 8)
     assert (APART.algorithm, APART.gpus) == (BA_PPO, 4)  # a GPU each for actor, critic, reference and engine
-    for algorithm, name in ((GRPO, "grpo"), (PPO, "ppo"), (BAPO_GRPO, "bapo_grpo")):
-        result = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", name)
-        assert (result.algorithm, result.gpus) == (algorithm, 8)
-    assert with_flags(result, {"algo.dynamic_filtering_enable": True}).algorithm == BAPO_GRPO
-    grpo = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", "grpo", "--algo.dynamic_filtering_enable")
-    assert grpo.algorithm == DAPO
+    dynamic = {"algo.dynamic_filtering_enable": True}
+    expected = {"grpo": ("GRPO", "DAPO"), "ppo": ("PPO", "PPO"), "bapo_grpo": ("BAPO-GRPO", "BAPO-GRPO")}
+    for word, names in expected.items():
+        result = workload_from("ba_ppo_qwen3_4b.yaml", "--algorithm", word)
+        assert (result.algorithm.name, with_flags(result, dynamic).algorithm.name) == names and result.gpus == 8
     assert "fits on 8 H100 GPUs" in verdict_of("7B", [4, 8, 16])  # its own number, not the lowest
     assert "fits on 16 H100 GPUs" in verdict_of("7B", [16, 32])

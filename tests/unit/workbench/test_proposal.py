@@ -1,11 +1,11 @@
 """The ZeRO stage and the recomputation that a plan proposes: against trying all of them, and against the presets."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_planning import CONSTANTS, WORKLOAD, with_flags
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments, main
@@ -15,13 +15,8 @@ from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
 from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
 from bapo_openrlhf.workbench.planning.workload import Workload
 
-sys.path.insert(0, str(Path(__file__).parent))
-from test_planning import CONSTANTS, WORKLOAD, with_flags
-
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
-
-
 preset_models = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
 PRESETS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "quickstart")
 
@@ -76,9 +71,7 @@ STAGE_3 = 0.6 * 80 + 3 * 2 * N / 8 / GIB  # while generating
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], f"1 fits too, and takes less time, because stage 3 gathers the weights for each pass. Predicted for "
-             f"Qwen3-4B on 8 H100 GPUs (--gpu names another kind): {STAGE_1:.1f} GiB a GPU in the tightest phase with "
-             f"stage 1, and {STAGE_3:.1f} GiB with stage 3"),
+        ([], f"{STAGE_1:.1f} GiB a GPU in the tightest phase with stage 1, and {STAGE_3:.1f} GiB with stage 3"),
         (["--gpu=H200", "--vllm.gpu_memory_utilization=0.7"], "on 8 H200 GPUs (--gpu names another kind): 114.4 GiB"),
         (["--gpu=4090"], None),  # no stage fits
         (["--vllm.gpu_memory_utilization=0.7"], None),  # only stage 3 fits
