@@ -91,9 +91,7 @@ def request_(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "VerifierConfig", lambda: VerifierConfig(processes=2))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
-    header = json.dumps({"w": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}).encode()
-    whole = len(header).to_bytes(8, "little") + header + bytes(9)
-    (tmp_path / "model" / "model.safetensors").write_bytes(whole)
+    (tmp_path / "model" / "pytorch_model.bin").touch()
     (tmp_path / "reward.py").write_text(REWARD)
     write_problems(tmp_path / "mods.jsonl", 8)
     write_problems(tmp_path / "more.jsonl", 3)
@@ -218,7 +216,6 @@ def test_failures_of_the_judge_are_wrong_counted_and_shown(request_):
     assert row["scores"] == [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
     assert row["failures"] == [None, None, "crashed", None, "raised", None]
     assert entry["unjudged"] == 2 and entry["metrics"]["avg@6"]["value"] == pytest.approx(100 * 46 / 48)
-    assert "2 of 48 responses" in (request_.out / "results.md").read_text()
 
 
 @pytest.mark.parametrize(("body", "named"), [("1 / 0 if response else None", "ZeroDivisionError"), ("7", "returned 7")])
@@ -292,34 +289,34 @@ def test_a_broken_line_within_is_named(request_):
         evaluate(request_)
 
 
-CHANGES = {"runs": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "max_new_tokens": 21, "seed": 1,
-           "chat_template": False, "limit": 7}  # fmt: skip
+def with_value(request, name, value):
+    """The request with another value of one of its fields, or of those of its sampling."""
+    if hasattr(request.sampling, name):
+        name, value = "sampling", replace(request.sampling, **{name: value})
+    return replace(request, **{name: value})
 
 
 def test_resume_with_another_setting_is_refused(request_):
     evaluate(request_)
-    for name, value in CHANGES.items():
-        sampled = name in vars(request_.sampling)
-        change = {"sampling": replace(request_.sampling, **{name: value})} if sampled else {name: value}
+    changes = {"runs": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "max_new_tokens": 21, "seed": 1,
+               "chat_template": False, "limit": 7}  # fmt: skip
+    for name, value in changes.items():
         with pytest.raises(ConfigError, match=rf"^{name} is .*settings\.json"):
-            evaluate(replace(request_, **change))
+            evaluate(with_value(request_, name, value))
 
 
-@pytest.mark.parametrize(
-    ("file", "what"),
-    [("model/model.safetensors", "model"), ("mods.jsonl", "digest of mods's problems"),
-     ("reward.py", "digest of mods's reward file")],
-)  # fmt: skip
-def test_resume_with_another_file_is_refused(request_, tmp_path, file, what):
+def test_resume_with_another_file_is_refused(request_, tmp_path):
     evaluate(request_)
-    path = tmp_path / file
-    content, time = path.read_bytes(), path.stat().st_mtime_ns
-    path.write_bytes(content[:-1] + b"\n" if path.suffix == ".safetensors" else content + b"\n")
-    with pytest.raises(ConfigError, match=f"^{what} is "):
+    files = {"model/config.json": "model", "mods.jsonl": "digest of mods's problems"}
+    for file, what in (files | {"reward.py": "digest of mods's reward file"}).items():
+        path = tmp_path / file
+        content, time = path.read_bytes(), path.stat().st_mtime_ns
+        path.write_bytes(content + b"\n")
+        with pytest.raises(ConfigError, match=f"^{what} is "):
+            evaluate(request_)
+        path.write_bytes(content)
+        os.utime(path, ns=(time, time))
         evaluate(request_)
-    path.write_bytes(content)
-    os.utime(path, ns=(time, time))
-    evaluate(request_)
 
 
 def test_the_digest_of_a_tasks_reward_is_that_of_all_tasks():
@@ -378,7 +375,6 @@ def test_skipped_problems_are_named_and_shown(long_request):
     for _ in range(2):  # made again, it says the same
         entry = evaluate(replace(long_request, skip_long=True), model)["benchmarks"]["mods"]
         assert entry["left_out"] == ["long0", "long1"] and entry["problems"] == 8
-        assert "mods: 2 problems are left out" in (long_request.out / "results.md").read_text()
     assert model.longest == len("<user>What is 7 mod 3?<assistant>") + 20  # the engine gets the length that is needed
     with pytest.raises(ConfigError, match="10 of 10 prompts"):
         evaluate(replace(long_request, skip_long=True, max_model_len=25, out=long_request.out.with_name("other")))
@@ -388,9 +384,9 @@ def test_skipped_problems_are_named_and_shown(long_request):
 
 
 NUMBERS = [
-    ("runs", 0), ("temperature", -0.1), ("temperature", 0), ("top_p", 0), ("top_p", 1.1), ("top_k", 0),
-    ("max_new_tokens", 0), ("seed", -1), ("limit", 0), ("max_model_len", 0), ("max_num_seqs", 0),
-    ("tensor_parallel_size", 0), ("gpu_memory_utilization", 1.5),
+    ("runs", 0), ("temperature", -0.1), ("temperature", 0), ("top_p", 0), ("top_k", 0), ("max_new_tokens", 0),
+    ("seed", -1), ("limit", 0), ("max_model_len", 0), ("max_num_seqs", 0), ("tensor_parallel_size", 0),
+    ("gpu_memory_utilization", 1.5),
 ]  # fmt: skip
 
 
@@ -413,11 +409,9 @@ NUMBERS = [
     ],
 )
 def test_bad_values_are_refused_by_name(request_, name, value, message):
-    sampled = hasattr(request_.sampling, name)
-    change = {"sampling": replace(request_.sampling, **{name: value})} if sampled else {name: value}
     model = FakeModel()
     with pytest.raises(ConfigError, match=message):
-        evaluate(replace(request_, **change), model)
+        evaluate(with_value(request_, name, value), model)
     assert model.calls == [] and not request_.out.exists()
 
 
@@ -559,17 +553,10 @@ def test_prompts_are_those_of_training(tokenizer_folder, keep_environment):
     assert tokenizer("x")["input_ids"][0] == 0  # it would have added one
 
 
-@pytest.mark.parametrize(
-    ("positions", "longest"),
-    [
-        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 128),  # as in vLLM
-        ({"max_position_embeddings": 0}, None),
-    ],
-)
-def test_the_longest_sequence_is_that_of_the_model(tokenizer_folder, keep_environment, positions, longest):
+def test_a_model_may_not_say_its_longest_sequence(tokenizer_folder, keep_environment):
     config = tokenizer_folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": None} | positions))
-    assert generate.Prompter(str(tokenizer_folder), chat=True, images=False).longest == longest
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 0}))
+    assert generate.Prompter(str(tokenizer_folder), chat=True, images=False).longest is None
 
 
 def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_environment):
@@ -579,18 +566,6 @@ def test_without_a_template_the_text_is_asked_as_it_is(tokenizer_folder, keep_en
     (tokenizer_folder / "chat_template.jinja").unlink()
     forced = generate.Prompter(str(tokenizer_folder), chat=True, images=False)
     assert forced(problem).text == "1 + 1?" and "no chat template" in forced.note
-
-
-def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tokenizer_folder, keep_environment):
-    """The text is filled in as OpenRLHF fills its --data.input_template. The text may have braces."""
-    from openrlhf.datasets.prompts_dataset import preprocess_data
-
-    template = "<|im_start|>user\n{}<|im_end|>\n"
-    make = generate.Prompter(str(tokenizer_folder), chat=template, images=False)
-    for text in ("1 + 1?", "the set {} and {x}"):
-        expected, _ = preprocess_data({"input": text}, template, "input", None, None)
-        assert make(problems.BenchmarkProblem("1", text, "2")).text == expected
-    assert make.note is None
 
 
 def test_a_model_that_cannot_be_asked_is_refused(tokenizer_folder, keep_environment, tmp_path):
@@ -643,52 +618,44 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
 # ── what vLLM is asked ──
 
 
-class FakeEngine:
-    """An engine that finishes the second request first."""
+class FakeVLLM:
+    """vLLM's class and its engine in one, which finishes the second request first."""
 
-    def __init__(self):
-        self.requests = {}
+    def __init__(self, options):
+        self.options, self.requests, self.steps, self.llm_engine = options, {}, None, self
+
+    def get_tokenizer(self):
+        names = {0: "<s>", 1: "</s>", 5: "a", 6: "b", 7: "yes", 8: "no"}
+        return SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(names[i] for i in ids))
 
     def add_request(self, name, prompt, params):
         self.requests[name] = (prompt, params)
-        self.steps = None
 
     def has_unfinished_requests(self):
         self.steps = self.steps if self.steps is not None else [["1"], [], list(set(self.requests) - {"1"})]
         return bool(self.steps)
 
     def step(self):
-        done = self.steps.pop(0)
         part = SimpleNamespace(token_ids=(7, 1), finish_reason="stop")
         cut = SimpleNamespace(token_ids=(8,), finish_reason="length")
         finished = [
             SimpleNamespace(request_id=name, finished=True, outputs=[part, cut],
                             prompt_token_ids=self.requests[name][0]["prompt_token_ids"])
-            for name in done
+            for name in self.steps.pop(0)
         ]  # fmt: skip
         return [*finished, SimpleNamespace(request_id="0", finished=False, outputs=[])]
 
 
 @pytest.fixture
 def fake_vllm(monkeypatch, keep_environment):
-    result = []
-
-    class LLM:
-        def __init__(self, **options):
-            self.options, self.llm_engine = options, FakeEngine()
-            result.append(self)
-
-        def get_tokenizer(self):
-            names = {0: "<s>", 1: "</s>", 5: "a", 6: "b", 7: "yes", 8: "no"}
-            return SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(names[i] for i in ids))
-
-    module, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
-    module.LLM, module.SamplingParams = LLM, lambda **options: SimpleNamespace(**options)
+    module, params, made = ModuleType("vllm"), ModuleType("vllm.sampling_params"), []
+    module.LLM = lambda **options: made.append(FakeVLLM(options)) or made[-1]
+    module.SamplingParams = SimpleNamespace
     params.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
     monkeypatch.setattr(generate.machine, "set_up", lambda: None)
-    return result
+    return made
 
 
 def ask(asked, **changes):
@@ -710,7 +677,7 @@ def test_every_prompt_is_asked_with_a_seed_of_its_own(fake_vllm):
         "gpu_memory_utilization": 0.8, "trust_remote_code": True,  # as OpenRLHF's engines
     }  # fmt: skip
     assert wanted.items() <= llm.options.items() and "limit_mm_per_prompt" not in llm.options
-    for (prompt, params), key in zip(llm.llm_engine.requests.values(), asked, strict=True):
+    for (prompt, params), key in zip(llm.requests.values(), asked, strict=True):
         assert prompt == {"prompt_token_ids": [0, 5, 6]}
         assert vars(params) == {
             "n": 2, "temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 20, "min_tokens": 1,
@@ -726,13 +693,13 @@ def test_images_are_handed_over_opened(fake_vllm, tmp_path):
     ask({("m", "0"): EncodedPrompt("x", [5], (), 1), ("m", "1"): seen})
     (llm,) = fake_vllm
     assert llm.options["limit_mm_per_prompt"] == {"image": 2}
-    (text, _), (vision, _) = llm.llm_engine.requests.values()
+    (text, _), (vision, _) = llm.requests.values()
     assert "multi_modal_data" not in text
     assert [image.size for image in vision["multi_modal_data"]["image"]] == [(5, 3)] * 2
 
 
 def test_a_failing_engine_is_a_failed_run(fake_vllm, monkeypatch, capsys):
-    monkeypatch.setattr(FakeEngine, "step", lambda self: 1 / 0)
+    monkeypatch.setattr(FakeVLLM, "step", lambda self: 1 / 0)
     with pytest.raises(RunError, match="vLLM failed with model: ZeroDivisionError"):
         ask({("m", "0"): EncodedPrompt("x", [5], (), 1)})
     assert "Traceback" in capsys.readouterr().err
@@ -744,20 +711,6 @@ def test_seeds_depend_on_seed_benchmark_and_problem_alone():
     # "a" + "b/1" and "a/b" + "1" are the one pair that reads the same; a benchmark's name has no slash.
     assert len(seeds) == len(asked) - 2 and all(0 <= seed < 2**62 for seed in seeds)
     assert generate.problem_seed(42, "aime24", "aime24-1") == 0x140037F8A615B42C  # in each process
-
-
-# ── the judge's limits ──
-
-
-def test_a_judge_that_hangs_costs_one_response(tmp_path):
-    hangs = REWARD.replace('if "raise"', 'if "hang" in response: time.sleep(60)\n    if "raise"')
-    (tmp_path / "reward.py").write_text(hangs)
-    held = run.Judge(tmp_path / "reward.py", VerifierConfig(processes=1, timeout=0.5), "p", "1")
-    try:
-        assert held.score("p it hangs", "p", "1", "") == (0.0, "timeout")
-        assert held.score("p it is 1", "p", "1", "") == (1.0, None)
-    finally:
-        held.close()
 
 
 # ── the command line ──
@@ -840,10 +793,8 @@ def test_a_reward_server_judges_no_evaluation(parse_words, tmp_path):
 
 
 def test_other_flags_win_over_the_configuration(parse_words):
-    words = ("--config", str(CONFIGS / "countdown/train.yaml"), "--temperature", "0.6", "--max-new-tokens", "5")
-    request = parse_words(*words)
-    assert request.model == "some/model-1B"
-    assert (request.sampling.temperature, request.sampling.max_new_tokens) == (0.6, 5)
+    request = parse_words("--config", str(CONFIGS / "countdown/train.yaml"), "--temperature", "0.6")
+    assert (request.model, request.sampling.temperature) == ("some/model-1B", 0.6)
 
 
 def test_the_range_of_rewards_is_that_of_the_training(parse_words, tmp_path):
