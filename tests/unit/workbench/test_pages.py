@@ -18,29 +18,22 @@ from bapo_openrlhf.workbench.pages.figure import Figure, drawings_of, save_png, 
 from bapo_openrlhf.workbench.pages.table import Table
 from bapo_openrlhf.workbench.pages.text import duration, number, smooth, smoothing_width
 
-
-def values_of(most=60):
-    return st.lists(st.floats(-10, 10), min_size=1, max_size=most).map(
-        lambda ys: pd.Series(ys, index=range(1, len(ys) + 1))
-    )
+VALUES = st.lists(st.floats(-10, 10), min_size=1, max_size=60).map(lambda ys: pd.Series(ys, range(1, len(ys) + 1)))
 
 
 # ── curves ──
 
 
-@given(values_of(), st.integers(1, 9))
+@given(st.dictionaries(st.integers(1, 60), st.floats(-10, 10), min_size=1), st.integers(1, 9))
 def test_a_bin_is_the_mean_of_its_steps(values, width):
-    result, peaks = curves.binned(values, width), curves.binned(values, width, peaks=True)
-    assert len(result) == -(-len(values) // width)
-    for place in range(len(result)):
-        inside = values[(values.index > place * width) & (values.index <= (place + 1) * width)]
-        middle = np.mean(range(place * width + 1, (place + 1) * width + 1))
-        assert result[middle] == pytest.approx(np.mean(inside))
-        assert peaks[middle] == max(inside)
-
-
-def test_a_bin_without_points_is_left_out():
-    assert curves.binned(pd.Series({1: 2.0, 2: 4.0, 9: 1.0}), 4).to_dict() == {2.5: 3.0, 10.5: 1.0}
+    """A bin without a step is left out."""
+    series = pd.Series(values).sort_index()
+    result, peaks = (curves.binned(series, width, peaks=whether).to_dict() for whether in (False, True))
+    inside = {}
+    for step, value in values.items():
+        inside.setdefault((step - 1) // width * width + (width + 1) / 2, []).append(value)
+    assert result == pytest.approx({middle: np.mean(ys) for middle, ys in inside.items()})
+    assert peaks == {middle: max(ys) for middle, ys in inside.items()}
 
 
 @given(st.integers(1, 100_000), st.integers(1, 300))
@@ -50,7 +43,7 @@ def test_bins_are_as_few_as_asked_for_and_no_fewer_than_needed(last, most):
     assert width == 1 or -(-last // (width - 1)) > most
 
 
-@given(values_of())
+@given(VALUES)
 def test_smoothing_is_a_centred_average_of_a_tenth(values):
     width = smoothing_width(len(values))
     assert width % 2 == 1 and width >= 3 and (width == 3 or width <= len(values) // 10 + 1)
@@ -70,7 +63,7 @@ def test_durations_as_people_write_them(seconds, text):
     assert duration(seconds) == text
 
 
-@given(values_of(), st.integers(1, 20))
+@given(VALUES, st.integers(1, 20))
 def test_chunks_keep_the_mean(values, most):
     result = curves.chunk_means(values, most)
     assert len(result) <= most and result.index.is_monotonic_increasing
@@ -85,7 +78,7 @@ def test_the_table_of_curves_has_a_row_for_each_place():
     table = curves.curves_table(drawn, "step")
     assert table.head == ["step", "a", "b"]
     assert [[number(cell) for cell in row] for row in table.rows] == [["1", "5", "–"], ["2", "–", "7"], ["3", "6", "–"]]
-    assert curves.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: 7 at step 2")
+    assert curves.curves_in_words(drawn).startswith("a: 5 at step 1, 6 at step 3; between 5 and 6. b: ")
 
 
 # ── charts ──
@@ -99,7 +92,6 @@ def test_stacks_end_where_the_next_begins():
     assert result["0", 0.5] == (0, 2.0)
     assert (result["1", 0.5], result["2", 0.5]) == ((2.0, 2.0), (2.0, 7.0))
     assert (result["0", 2.5], result["1", 2.5], result["2", 2.5]) == ((0, 3.0), (3.0, 7.0), (7.0, 7.0))
-    assert len(data) == 2 * 2 * 3  # both edges of each step
 
 
 def test_a_matrix_shades_by_the_share_of_the_row():
@@ -129,17 +121,6 @@ def test_a_drawing_asks_for_nothing_and_is_the_same_each_time(kind):
     for drawing in first:
         assert not re.search(r"https?://(?!www\.w3\.org)|url\(|\bid=|href", drawing)
         assert "var(--" in drawing and 'role="img"' in drawing and "</svg>" in drawing
-
-
-def test_bars_stack_upwards_from_the_first_part():
-    counts = pd.DataFrame([[1, 3], [2, 2]], index=["first", "1"])
-    chart = charts.bars(counts, colours.accuracy_colours(1), x="x", y="y", top=4)
-    drawing = str(drawings_of(Figure("T", "Says.", chart))[0])
-    red, green = (
-        [float(y) for y in re.findall(rf'd="M[\d.]+,([\d.]+)h[^"]*" fill="{colour}"', drawing)]
-        for colour in (colours.NONE_RIGHT, colours.ALL_RIGHT)
-    )
-    assert len(red) == 2 and green == [0, 0] and red[0] > red[1] > 0  # the upper edges, from above
 
 
 def test_many_rows_are_no_error():
@@ -190,12 +171,7 @@ def test_numbers_for_people(value, text):
 def test_a_table_as_markdown():
     rows = [["a|b", 1234.5], ["c\nd", None]]
     lines = Table.of(["name | x", "value"], rows, "Title", strong=frozenset([1]), notes=["n"]).markdown().splitlines()
-    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    head, _, *cells = [" ".join(line.split()) for line in lines if line.startswith("|")]
     assert lines[0] == "## Title" and lines[-1] == "- n"
-    assert cells[0] == ["name \\| x", "value"] and cells[2:] == [["a\\|b", "1,234"], ["**c d**", "**–**"]]
+    assert (head, cells) == (r"| name \| x | value |", [r"| a\|b | 1,234 |", "| **c d** | **–** |"])
     assert "| a | b |" in " ".join(Table.of(["a", "b"], []).markdown().split())
-
-
-def test_names_that_no_file_may_hold_are_no_error():
-    curve = Curve(Key("\ud800", "red"), pd.Series({1: 1.0}))
-    assert curves.curves_table([curve], "\ud800").head == Table.of(["\ud800", "\ud800"], [["\ud800", 1]]).head

@@ -30,17 +30,12 @@ def test_the_first_to_reach_a_level_and_its_shares():
     assert opening([b, a]) == said.replace("7, 11", "11, 7")
 
 
-def test_the_level_is_the_best_of_the_weaker_run():
+def test_the_level_is_the_best_of_the_weakest_run():
     # a passes 0.5 at step 4, where it is 2/3; b reaches 0.5 at step 10; c passes 0.5 at step 8.
     a, b = run_of("a", stairs(3, 8), responses=500), run_of("b", stairs(8, 3, top=0.5))
-    said = opening([a, b])
-    assert said.startswith(
-        "a reached a mean reward of 0.5 in 0.40 of the time of b (4 min instead of 10 min) and with "
-    )
-    assert "2.00 of the responses of b (2,000 instead of 1,000). 0.5 is the highest smoothed reward" in said
     said = opening([a, b, run_of("c", stairs(7, 4), responses=10)])
     assert said.startswith("a reached a mean reward of 0.5 in 0.50 of the time of c (4 min instead of 8 min)")
-    assert "; in 0.40 of the time of b (4 min instead of 10 min) and" in said
+    assert "; in 0.40 of the time of b (4 min instead of 10 min) and with 2.00 of the responses of b (2,000 " in said
 
 
 @pytest.mark.parametrize(
@@ -66,11 +61,10 @@ def test_a_run_that_did_not_rise_gives_no_level():
 def test_runs_of_different_tasks_are_not_compared():
     flags = {"data.prompt_dataset": "a.jsonl", "actor.adam.lr": 1e-6}
     first = run_of("a", stairs(3, 4), **flags)
-    assert "(--data.prompt_dataset)" in opening(
-        [first, run_of("b", stairs(8, 3), **{"data.prompt_dataset": "b.jsonl"})]
-    )
-    for other in (flags | {"actor.adam.lr": 1e-5}, {}):  # flags that are not recorded
-        assert opening([first, run_of("b", stairs(8, 3), **other)]).startswith("a reached")
+    other = run_of("b", stairs(8, 3), **{"data.prompt_dataset": "b.jsonl"})
+    assert "(--data.prompt_dataset)" in opening([first, other])
+    for config in (flags | {"actor.adam.lr": 1e-5}, {}):  # flags that are not recorded
+        assert opening([first, run_of("b", stairs(8, 3), **config)]).startswith("a reached")
 
 
 def test_one_run():

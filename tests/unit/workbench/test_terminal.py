@@ -40,11 +40,5 @@ def test_the_curve_goes_through_the_values(count):
 
 
 def test_sizes_and_counts():
-    assert [size(count) for count in (0, 512, 1024, 3 * 2**20, 2**50)] == [
-        "0 B",
-        "512 B",
-        "1.0 KiB",
-        "3.0 MiB",
-        "1024.0 TiB",
-    ]
+    assert [size(count) for count in (512, 1024, 2**50)] == ["512 B", "1.0 KiB", "1024.0 TiB"]
     assert [many(count, "step") for count in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
