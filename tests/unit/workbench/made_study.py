@@ -15,10 +15,6 @@ METHODS = {
     "dots": ("DOTS", "DOTS"),
     "repo": ("RePO", "RePO"),
     "remix": ("ReMix", "ReMix"),
-    "fixed_thresholds": ("BAPO-GRPO, c2 and c3 fixed", "BA-PPO, c2 and c3 fixed"),
-    "delayed": ("GRPO, delayed rollout", "PPO, delayed rollout"),
-    "uniform_filter": ("BAPO-GRPO, uniform filter", "BA-PPO, uniform filter"),
-    "mini": ("BAPO mini-test", "BAPO mini-test"),
 }
 
 

@@ -1,17 +1,16 @@
 """The numbers, verdicts and page of a study, from made-up runs; also if most of them are missing."""
 
-import itertools
 import json
 import re
-import sys
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
+from made_study import make_arms, make_run, make_study
+from page_parts import Page
 
 from bapo_openrlhf.workbench.pages.figure import specification
 from bapo_openrlhf.workbench.report.accuracy import HardPrompts, hard_prompts
@@ -19,10 +18,6 @@ from bapo_openrlhf.workbench.report.runs import Run, groups_frame
 from bapo_openrlhf.workbench.study import claims, data, figures, page, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results, StudyRun
 from bapo_openrlhf.workbench.study.definition import Arm, Claim
-
-sys.path.insert(0, str(Path(__file__).parent))
-from made_study import make_arms, make_run, make_study
-from page_parts import Page
 
 PLAIN, BAPO = Arm("plain", "group", "GRPO", {}), Arm("bapo", "group", "BAPO-GRPO", {"adapt.method": "bapo"})
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ']\"+\x00 \u202e"
@@ -43,8 +38,8 @@ def study_of(*claims_, targets=(), arms=(PLAIN, BAPO), seeds=(1, 2, 3, 4, 5)):
     return make_study(arms, seeds, claims=claims_, targets=targets, evaluations=("b",))
 
 
-def verdict(claim, runs, **others):
-    (result,) = claims.judge(Results(study_of(claim, **others), runs))
+def verdict(claim, runs):
+    (result,) = claims.judge(Results(study_of(claim), runs))
     return result
 
 
@@ -68,9 +63,7 @@ def test_bands_are_medians_and_quartiles_where_half_of_the_seeds_are():
     result = data.band([curve(points) for points in curves])
     assert list(result.index) == [0, 5, 10]  # at 12 only one of four is known, and the empty one does not count
     assert list(result.loc[0, ["low", "median", "high"]]) == list(np.quantile([0, 1, 2, 5], [0.25, 0.5, 0.75]))
-    assert list(result.loc[5, ["low", "median", "high"]]) == list(np.quantile([5, 1, 2], [0.25, 0.5, 0.75]))
     assert list(result.loc[10, ["low", "median", "high"]]) == [4, 6, 8]  # quartiles of 10 and 2
-    assert list(data.band([curve(points) for points in curves[:2] + curves[3:4]]).index) == [0, 5]  # at 12 one of three
     assert data.band([]).empty and data.band([curve([])]).empty
 
 
@@ -147,17 +140,18 @@ def test_an_interrupted_run_has_no_final_accuracy():
 # ── verdicts ──
 
 
+def sides(ours, theirs, make):
+    """Runs of BAPO and of GRPO: make(arm, seed, value) for each value."""
+    values = ((BAPO, ours), (PLAIN, theirs))
+    return [make(arm, seed, value) for arm, of_arm in values for seed, value in enumerate(of_arm, start=1)]
+
+
 def accuracies(ours, theirs):
-    return [run_of(arm, seed, [value]) for arm, values in ((BAPO, ours), (PLAIN, theirs))
-            for seed, value in enumerate(values, start=1)]  # fmt: skip
-
-
-def pairs(study):
-    return list(itertools.product(study.arms, study.seeds))
+    return sides(ours, theirs, lambda arm, seed, value: run_of(arm, seed, [value]))
 
 
 def every_run(study, **others):
-    return [make_run(*one, **others) for one in pairs(study)]
+    return [make_run(*one, **others) for one in study.runs]
 
 
 @pytest.mark.parametrize(
@@ -193,24 +187,22 @@ def test_about_equal_needs_the_interval_within_the_margin():
     assert verdict(claim, accuracies([0.1, 0.105, 0.12], [0.2, 0.21, 0.22])).holds is False
 
 
-def rollouts(ours, theirs):
-    return [run_of(arm, seed, [], rollouts=value) for arm, values in ((BAPO, ours), (PLAIN, theirs))
-            for seed, value in enumerate(values, start=1)]  # fmt: skip
+def rollouts(*ours):
+    return sides(ours, [100, 100, 100], lambda arm, seed, value: run_of(arm, seed, [], rollouts=value))
 
 
 def test_claims_of_rollouts_are_ratios_and_fewer_is_better():
     fewer = replace(ABOVE, measure="rollouts", ratio=0.4)
-    result = verdict(fewer, rollouts([40, 44, 41], [100, 100, 100]))
+    result = verdict(fewer, rollouts(40, 44, 41))
     assert result.holds is True and result.effect.value == pytest.approx((0.4 * 0.44 * 0.41) ** (1 / 3))
-    assert verdict(fewer, rollouts([140, 144, 141], [100, 100, 100])).holds is False
-    assert verdict(fewer, rollouts([100, 100, 100], [100, 100, 100])).holds is False  # exactly as many: not fewer
-    assert verdict(fewer, rollouts([50, 200, 100], [100, 100, 100])).holds is None
+    assert verdict(fewer, rollouts(140, 144, 141)).holds is False
+    assert verdict(fewer, rollouts(100, 100, 100)).holds is False  # exactly as many: not fewer
+    assert verdict(fewer, rollouts(50, 200, 100)).holds is None
     halfway = [run_of(BAPO, 4, [], rollouts=1, planned=9), run_of(PLAIN, 4, [], rollouts=100)]
-    assert verdict(fewer, [*rollouts([40, 44, 41], [100, 100, 100]), *halfway]).effect.count == 3
+    assert verdict(fewer, [*rollouts(40, 44, 41), *halfway]).effect.count == 3
     equal = replace(fewer, margin=0.1)
-    assert verdict(equal, rollouts([100, 100, 100], [100, 100, 100])).holds is True
-    assert verdict(equal, rollouts([100, 101, 99], [100, 100, 100])).holds is True
-    assert verdict(equal, rollouts([120, 121, 119], [100, 100, 100])).holds is False
+    assert verdict(equal, rollouts(100, 101, 99)).holds is True
+    assert verdict(equal, rollouts(120, 121, 119)).holds is False
 
 
 def by_exact_area(points, end):
@@ -298,44 +290,33 @@ def test_the_tests_against_the_baseline():
     assert rows["x"]["difference, points"] == "+2.0 [-0.5, +4.5]" and rows["x"]["better / equal / worse"] == "3 / 0 / 0"
     assert (rows["x"]["p"], rows["x"]["p, Holm"]) == ("0.250", "0.500")
     assert (rows["y"]["p"], rows["y"]["p, Holm"], rows["y"]["b, points"]) == ("1.000", "1.000", "-0.3")
-    assert "With 3 pairs, no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
+    assert "no p is below 0.25" in table.title and "with 2 arms, none is below 0.5" in table.title
 
 
 def test_one_pair_has_no_p_and_rounding_is_no_difference():
-    """0.3 in percent is not three times 0.1 in percent."""
+    """0.3 in percent is not three times 0.1 in percent. Three pairs beside the one are one test and not two."""
     other, third = (Arm(name, "group", name, {}) for name in "xy")
-    for final, better in ((0.3, "1 / 0 / 0"), (0.1 + 0.1 + 0.1 - 0.1, "0 / 1 / 0")):
-        runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [final])]
-        (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
-        (row,) = rows_by_name(table).values()
-        assert (row["pairs"], row["better / equal / worse"], row["p"], row["p, Holm"]) == (1, better, "–", "–")
-        assert "no p is below" not in table.title
-    # Beside it, three pairs are one test and not two.
+    runs = [run_of(PLAIN, 1, [0.2]), run_of(other, 1, [0.1 + 0.1 + 0.1 - 0.1])]
+    (table,) = tables.tests(Results(study_of(arms=(PLAIN, other)), runs))
+    (row,) = rows_by_name(table).values()
+    assert (row["pairs"], row["better / equal / worse"], row["p"], row["p, Holm"]) == (1, "0 / 1 / 0", "–", "–")
+    assert "no p is below" not in table.title
     runs += [run_of(arm, seed, [0.2 + rise * seed]) for seed in (1, 2, 3) for arm, rise in ((PLAIN, 0), (third, 0.01))]
     (table,) = tables.tests(Results(study_of(arms=(PLAIN, other, third)), runs[1:]))
     rows = rows_by_name(table)
     assert [(rows[name]["p"], rows[name]["p, Holm"]) for name in "xy"] == [("–", "–"), ("0.250", "0.250")]
-    assert "with 1 arm, none is below 0.25" in table.title
 
 
 def test_summary_has_the_tables_as_markdown():
     runs = [run_of(PLAIN, seed, [0.2], rollouts=1000) for seed in (1, 2, 4)]
     runs += [run_of(BAPO, 1, [0.3], rollouts=1500)]  # a step, of 4
     text = page.summary(Results(study_of(ABOVE), runs), {"commit": "0123abc", "versions": {"torch": "2"}})
-    assert "- commit: 0123abc\n" in text and "versions" not in text
-    assert "- GRPO: no run of seed 3, 5.\n" in text and "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n" in text
-    rows = {}
-    for section in text.split("\n## ")[1:]:
-        title, _, body = section.partition("\n")
-        lines = [line[1:-1].split("|") for line in body.splitlines() if line.startswith("|")]
-        head, _, *rows[title] = [[cell.strip() for cell in line] for line in lines]
-        assert all(len(row) == len(head) for row in rows[title])
-    assert rows["Arms"][0][:1] == ["GRPO"] and "3 of 5" in rows["Arms"][0]
-    spent = {row[0]: row for row in rows["What the arms spent"]}
-    assert "4,000" in spent["GRPO"] and "6,000" in spent["BAPO-GRPO"]
-    (claim,) = rows["Claims"]
-    assert "BAPO ends above GRPO" in claim and "+10.0 points" in claim and len(rows["Runs"]) == 4
-    assert {"Where the groups came from", "Seconds"} <= rows.keys()
+    titles = re.findall("^## (.*)", text, re.M)
+    assert titles == ["Arms", "What the arms spent", "Claims", "Where the groups came from", "Seconds", "Runs"]
+    missing = ("- GRPO: no run of seed 3, 5.\n", "- BAPO-GRPO: no run of seed 2, 3, 4, 5.\n")
+    for words in ("- commit: 0123abc\n", *missing, "3 of 5", "4,000", "6,000", "+10.0 points"):
+        assert words in text
+    assert "versions" not in text
 
 
 def test_no_minus_before_a_zero():
@@ -367,15 +348,8 @@ def test_the_overview_leaves_out_what_is_not_finished():
 # ── figures ──
 
 
-def layers(figure, mark=""):
-    result = specification(figure.chart)["layer"]
-    return [layer for layer in result if mark in ("", layer["mark"]["type"])]
-
-
-def rows_of(figure, mark="line"):
-    spec = specification(figure.chart)
-    data = layers(figure, mark)[0].get("data", spec.get("data"))
-    return spec["datasets"][data["name"]]
+def layers(figure):
+    return specification(figure.chart)["layer"]
 
 
 def test_many_arms_are_shared_out_over_charts_with_their_baseline():
@@ -386,7 +360,7 @@ def test_many_arms_are_shared_out_over_charts_with_their_baseline():
     assert [arm.name for _, of_part in parts for arm in of_part[1:]] == [arm.name for arm in arms[1:]]
     drawn = figures.arms_over_steps(results, "entropy_loss")
     (domain,) = {tuple(layer["encoding"]["y"]["scale"]["domain"]) for chart in drawn for layer in layers(chart)}
-    assert domain == (0, max(row["y"] for chart in drawn for row in rows_of(chart)))
+    assert domain == (0, max(cell for chart in drawn for row in chart.table.rows for cell in row[1:]))
     for chart in drawn:
         assert len({(key.colour, key.dash) for key in chart.keys}) == len(chart.keys)
 
@@ -414,13 +388,11 @@ def test_curves_share_axes_and_show_the_band():
     assert [key.name for key in drawn[0].keys] == ["GRPO", "BAPO-GRPO", "MoPPS (group)"] and len(drawn) == 2
     for axis in "xy":
         assert len({json.dumps(layer["encoding"][axis]["scale"]) for chart in drawn for layer in layers(chart)}) == 1
-    of_seeds = results.accuracy[results.accuracy["arm"] == "bapo-group"]
     spec = specification(drawn[0].chart)
-    _, band, _ = (spec["datasets"][layer["data"]["name"]] for layer in layers(drawn[0], "area"))
-    at_end = 100 * of_seeds.loc[of_seeds["step"] == 12, "accuracy"]
-    low, median, high = np.quantile(at_end, [0.25, 0.5, 0.75])
-    assert (band[-1]["y"], band[-1]["high"]) == pytest.approx((low, high))
-    assert drawn[0].table.rows[-1][2] == pytest.approx(median)
+    band = spec["datasets"][spec["layer"][1]["data"]["name"]]
+    quartiles = 100 * results.scores(BAPO).mean(axis=1)
+    low, median, high = np.quantile(quartiles, [0.25, 0.5, 0.75])
+    assert (band[-1]["y"], drawn[0].table.rows[-1][2], band[-1]["high"]) == pytest.approx((low, median, high))
 
 
 def test_over_what_was_spent_a_curve_keeps_its_points():
@@ -471,22 +443,19 @@ def test_verdicts_are_plain_and_on_top(undrawn):
 
 
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    "make",
     [
-        (lambda study: [], "Undecided: BA-PPO ends above PPO"),
-        (lambda study: [make_run(study.arms[1], 2, steps=1)], "GRPO: no run of seed 1, 2, 3."),
-        (lambda study: every_run(study, groups=False), "Where the batches came from"),
-        (lambda study: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in pairs(study)],
-         "No run has a final accuracy: no evaluation was recorded."),
-        (lambda study: [make_run(*one, planned=99 if one[1] == 1 else None) for one in pairs(study)[1:]],
-         "stopped at step 12 of 99"),
+        lambda study: [],
+        lambda study: [make_run(study.arms[1], 2, steps=1)],
+        lambda study: every_run(study, groups=False),
+        lambda study: [StudyRun(*one, Run("r", [{"step": 1}]), []) for one in study.runs],
     ],
-)  # fmt: skip
-def test_the_page_of_an_unfinished_study(undrawn, make, expected):
+)
+def test_the_page_of_an_unfinished_study(undrawn, make):
     study = make_study()
     runs = make(study)
     words = " ".join(Page(page.make_study_page(Results(study, runs), {})).words("body")[0].split())
-    assert f"{len(runs)} of 18 runs are there" in words and expected in words
+    assert f"{len(runs)} of 18 runs are there" in words
 
 
 @pytest.fixture
@@ -502,7 +471,7 @@ def test_values_that_are_no_numbers(undrawn, two_arms):
     runs[0] = replace(runs[0], run=replace(runs[0].run, rows=spoiled))
     runs[1] = replace(runs[1], evaluations=evaluations)
     words = Page(page.make_study_page(Results(study, runs), {})).words("main")[0]
-    assert "GRPO: no final accuracy of seed 2." in words and "nan" not in words.lower().split()
+    assert "BAPO-GRPO: no final accuracy of seed 1." in words and "nan" not in words.lower().split()
 
 
 def test_an_accuracy_that_is_not_that_of_the_end_is_named(two_arms):

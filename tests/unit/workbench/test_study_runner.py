@@ -4,7 +4,9 @@ import json
 import shutil
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
+import pandas
 import pytest
 
 from bapo_openrlhf.cli import arguments, study
@@ -72,7 +74,7 @@ def test_all_are_run_and_none_twice(tmp_path):
     assert [(run.folder / "times").read_text() for run in planned] == before
 
 
-@pytest.mark.parametrize("parallel", [1, 2, 3])
+@pytest.mark.parametrize("parallel", [1, 3])
 def test_so_many_at_a_time(tmp_path, parallel):
     planned, most = plan(STUDY, tmp_path), []
     run_all(planned, parallel=parallel, environment={"SECONDS": "0.2"}, until=None,
@@ -170,28 +172,22 @@ def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
         seen([Running(planned[1], None)], [planned[2]])
     lines = capsys.readouterr().err.splitlines()
     for line, left in zip(lines, ("time left: not known yet", "28 min left", "4 h 40 min left"), strict=True):
-        assert line.startswith(f"tiny: 1/4 runs, {left}")
+        assert line.startswith(f"tiny: 1/4 runs, {left}; plain-group-s1: failed; its output is in {planned[2].folder}")
 
 
-def test_a_line_for_each_run_that_ends(tmp_path, monkeypatch, capsys):
+def test_a_line_for_a_run_that_has_ended_well(tmp_path, capsys):
     planned = plan(STUDY, tmp_path)
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"step_total": 61.6, "whole_run": 99.0}}
     with on_terminal("tiny", {run.name: 2 for run in planned}, planned) as seen:
-        seen([], [])
         write_summary(planned[0].folder, summary)
-        seen([], [planned[0], planned[1]])
-    first, second = capsys.readouterr().err.splitlines()
-    assert "tiny: 1/4 runs" in first and "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s" in first
-    assert f"bapo-critic-s3: failed; its output is in {planned[1].folder}" in second
+        seen([], [planned[0]])
+    assert "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s" in capsys.readouterr().err
 
 
 # ── table ──
 
 
 def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
-    import pandas
-
     runs = []
     for number, arm in enumerate(ARMS):
         rows = [{"step": step, "reward/fresh_mean": step / 4 + number, "rollouts/total": 8 * step} for step in (1, 2)]
@@ -199,16 +195,16 @@ def test_a_row_a_step_with_the_evaluation_after_it(tmp_path):
         runs.append(StudyRun(arm, 3, Run(arm.name, rows, summary={} if number else {"steps": 2}), evaluations))
     paths = write_table(steps_table(runs), tmp_path)
     assert [path.name for path in paths] == ["table.parquet", "table.csv"]
+    columns = ["method", "path", "label", "seed", "step", "done"]
     for table in (pandas.read_parquet(paths[0]), pandas.read_csv(paths[1])):
-        assert list(table.columns)[:6] == ["method", "path", "label", "seed", "step", "done"]
+        assert list(table.columns)[:6] == columns
         assert table.iloc[:, :6].to_numpy().tolist() == [
             *(["plain", "group", "GRPO", 3, step, True] for step in (1, 2)),
             *(["bapo", "critic", "BA-PPO", 3, step, False] for step in (1, 2)),
         ]
         assert table["reward/fresh_mean"].tolist() == [0.25, 0.5, 1.25, 1.5]
-        assert table["eval_cd4_pass1"].isna().tolist() == [True, False, True, True]
-        assert table["eval_cd4_pass1"][1] == 0.125
-    assert list(steps_table([]).columns) == ["method", "path", "label", "seed", "step", "done"]
+        assert table["eval_cd4_pass1"].dropna().to_dict() == {1: 0.125}
+    assert list(steps_table([]).columns) == columns
 
 
 def test_what_is_no_number_is_not_in_the_table(tmp_path):
@@ -248,12 +244,6 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
         study.main(command)
 
 
-EDITS = {
-    "base.yaml": ("lr: 1.0e-4", "lr: 1.0e-6", "actor.adam.lr 0.0001 (now 1e-06)"),
-    "reward.py": ("1.0", "0.0", "reward.remote_url blake2b "),
-}
-
-
 class TestContent:
     """A study compares what its files hold, also with runs that are done."""
 
@@ -262,35 +252,33 @@ class TestContent:
         """study() runs the command in a folder whose two runs are done, and returns its status and its error."""
         monkeypatch.setenv("BAPO_OPENRLHF_CPU", "1")
         monkeypatch.setattr(study, "_write", lambda *_: None)  # the page
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
-        (tmp_path / "model/pytorch_model.bin").touch()
-        (tmp_path / "rows.jsonl").write_text(12 * '{"input": "1+1=", "label": "2"}\n')
-        (tmp_path / "reward.py").write_text(
-            "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n"
-        )
-        (tmp_path / "method.yaml").write_text("adapt: {buffer_size: 8}\n")
-        (tmp_path / "base.yaml").write_text(
-            f"actor: {{model_name_or_path: {tmp_path}/model, num_gpus_per_node: 1, adam: {{lr: 1.0e-4}}}}\n"
-            f"data: {{prompt_dataset: {tmp_path}/rows.jsonl, input_key: input, label_key: label, max_len: 48}}\n"
+        monkeypatch.chdir(tmp_path)
+        files = {
+            "model/config.json": '{"model_type": "qwen2"}',
+            "model/pytorch_model.bin": "",
+            "rows.jsonl": 12 * '{"input": "1+1=", "label": "2"}\n',
+            "reward.py": "def reward_func(queries, prompts, labels):\n    return {'rewards': [1.0]}\n",
+            "method.yaml": "adapt: {buffer_size: 8}\n",
+            "base.yaml": "actor: {model_name_or_path: model, num_gpus_per_node: 1, adam: {lr: 1.0e-4}}\n"
+            "data: {prompt_dataset: rows.jsonl, input_key: input, label_key: label, max_len: 48}\n"
             "rollout: {batch_size: 4, n_samples_per_prompt: 4, max_new_tokens: 16}\n"
-            "train: {batch_size: 16, micro_batch_size: 4}\n"
-            "vllm: {num_engines: 1, enforce_eager: true, sync_backend: gloo}\nds: {attn_implementation: eager}\n"
-        )
-        (tmp_path / "study.yaml").write_text(
-            f"name: s\nconfig: base.yaml\nflags: {{eval.steps: -1, reward.remote_url: {tmp_path}/reward.py}}\n"
-            "seeds: [1, 2]\nmethods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n"
-        )
-        for run in plan(read_study(tmp_path / "study.yaml"), tmp_path / "out"):
+            "train: {batch_size: 16, micro_batch_size: 4}\nds: {attn_implementation: eager}\n"
+            "vllm: {num_engines: 1, enforce_eager: true, sync_backend: gloo}\n",
+            "study.yaml": "name: s\nconfig: base.yaml\nseeds: [1, 2]\n"
+            "flags: {eval.steps: -1, reward.remote_url: reward.py}\n"
+            "methods:\n  bapo: {arms: {group: BAPO}, config: method.yaml}\n",
+        }
+        Path("model").mkdir()
+        for name, text in files.items():
+            Path(name).write_text(text)
+        for run in plan(read_study(Path("study.yaml")), Path("out")):
             settings = settings_of(arguments.parse(run.words), 12)
             begin_run(run.folder, {"started": "now", **settings})
             write_summary(run.folder, {"steps": 3})
             (run.folder / "command.json").write_text(json.dumps(run.words))
 
-        def go(*words: str) -> tuple[int, str]:
-            status = cli.run(
-                ["study", "--config", str(tmp_path / "study.yaml"), "--output", str(tmp_path / "out"), *words]
-            )
+        def go(*words):
+            status = cli.run(["study", "--config", "study.yaml", "--output", "out", *words])
             out, err = capsys.readouterr()
             if "--check" in words:
                 return status, out.splitlines()
@@ -299,32 +287,36 @@ class TestContent:
 
         return go
 
-    @pytest.mark.parametrize("file", EDITS)
-    def test_an_edited_file_is_refused(self, study, tmp_path, file):
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "says"),
+        [
+            ("base.yaml", "lr: 1.0e-4", "lr: 1.0e-6", "actor.adam.lr 0.0001 (now 1e-06)"),
+            ("reward.py", "1.0", "0.0", "reward.remote_url blake2b "),
+        ],
+    )
+    def test_an_edited_file_is_refused(self, study, file, old, new, says):
         assert study() == (0, [])
-        old, new, says = EDITS[file]
-        (tmp_path / file).write_text((tmp_path / file).read_text().replace(old, new))
+        Path(file).write_text(Path(file).read_text().replace(old, new))
         status, [error] = study()
         assert status == 2
-        assert error.startswith(f"error: study: run bapo-group-s1 in {tmp_path}/out/runs was started with {says}")
-        assert "its files are base.yaml, method.yaml" in error
+        assert error.startswith(f"error: study: run bapo-group-s1 in out/runs was started with {says}")
 
-    def test_a_check_says_what_would_run_and_runs_nothing(self, study, tmp_path):
+    def test_a_check_says_what_would_run_and_runs_nothing(self, study):
         assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 2 are done"])
-        shutil.rmtree(tmp_path / "out")
+        shutil.rmtree("out")
         assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 0 are done"])
-        assert not (tmp_path / "out").exists()
-        (tmp_path / "method.yaml").write_text("adapt: {buffer_size: 0}\n")
+        assert not Path("out").exists()
+        Path("method.yaml").write_text("adapt: {buffer_size: 0}\n")
         assert study("--check")[0] == 2
 
-    def test_every_run_is_compared(self, study, tmp_path):
-        file = tmp_path / "out/runs/bapo-group-s2/run.json"
+    def test_every_run_is_compared(self, study):
+        file = Path("out/runs/bapo-group-s2/run.json")
         file.write_text(file.read_text().replace('"data.max_len": 48', '"data.max_len": 40'))
         status, [error] = study()
         assert status == 2 and "run bapo-group-s2" in error and "data.max_len 40 (now 48)" in error
 
     @pytest.mark.parametrize("text", ["", "[", "{}", "[1, 2]", "\xff"])
-    def test_a_command_that_is_damaged(self, study, tmp_path, text):
-        file = tmp_path / "out/runs/bapo-group-s2/command.json"
+    def test_a_command_that_is_damaged(self, study, text):
+        file = Path("out/runs/bapo-group-s2/command.json")
         file.write_bytes(text.encode("latin-1"))
         assert study() == (2, [f"error: study: {file} is no run's command; delete that run's folder"])
