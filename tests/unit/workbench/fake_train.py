@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from bapo_openrlhf.adapt.vocabulary import FAILED, STATES
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 
@@ -28,9 +29,7 @@ store = CheckpointStore(Path(settings["ckpt.path"]), critic=False)
 
 
 def row(step):
-    states = "reevaluated filtered unimproved solved demonstration cut too_far nonfinite failed"
-    result = dict.fromkeys(states.split(), 0)
-    counts = {f"groups/{state}": count for state, count in result.items()}
+    counts = {f"groups/{state}": 0 for state in (*STATES, FAILED)}
     values = counts | {
         "groups/fresh": 2, "groups/generated": 2, "rollouts/step": 16, "policy_loss": 0.1, "actor_grad_norm": 1.0,
         "gap/age": (step - 1) % 2, "gap/kl": (1e-4, 0.5)[(step - 1) % 2], "timing/step_total": 0.1,

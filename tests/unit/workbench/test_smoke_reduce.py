@@ -19,15 +19,6 @@ ROOT = Path(__file__).resolve().parents[3]
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 published = user_file.load("models", ROOT / "tests" / "stack" / "preset_models.py")
 
-# On any machine; the preset has v = m = 5.
-SHORT = {"adapt.rollout_delay": 2, "adapt.reevaluate_every": 2, "ckpt.save_steps": 1}
-CPU = {
-    "vllm.enforce_eager": True, "vllm.sync_backend": "gloo", "vllm.enable_sleep": False, "vllm.num_engines": 2,
-    "ds.attn_implementation": "eager", "ds.enable_sleep": False, "actor.num_gpus_per_node": 2,
-    "critic.num_gpus_per_node": 2, "ref.num_gpus_per_node": 2, "rollout.batch_size": 2,
-    "rollout.vllm_generate_batch_size": 2, "rollout.max_new_tokens": 16, "train.batch_size": 8, "data.max_len": 2064,
-}  # fmt: skip
-
 
 def parse(*words):
     return arguments.parse([str(word) for word in words])
@@ -46,11 +37,6 @@ def critic():
     return parse("--config", ROOT / "configs" / "ba_ppo_qwen3_4b.yaml")
 
 
-def test_a_critic_preset(critic):
-    assert used(critic, cpu=False) == SHORT | {"data.max_samples": 256}
-    assert used(critic, cpu=True) == SHORT | {"data.max_samples": 2} | CPU
-
-
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
@@ -65,8 +51,11 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
     assert different == {*changes, "config"}
     assert {name: after[name] for name in changes} == changes
     check_combinations(args)
+    assert args.ckpt.save_steps == 1 and args.adapt.rollout_delay <= 2 and args.adapt.reevaluate_every <= 2
+    assert args.data.max_samples <= args.rollout.batch_size * 2
     if cpu:
         assert {name: after[name] for name in ON_THE_CPU} == ON_THE_CPU
+        assert args.rollout.batch_size <= 2 and args.rollout.max_new_tokens <= 16 and args.train.batch_size <= 8
         assert args.actor.num_gpus_per_node * args.actor.num_nodes <= 2 and args.vllm.num_engines <= 2
     if args.train.colocate_all:
         assert args.actor.num_gpus_per_node == args.vllm.num_engines * args.vllm.tensor_parallel_size
@@ -74,16 +63,10 @@ def test_each_preset_keeps_all_other_flags(preset, cpu, tmp_path):
 
 @pytest.mark.parametrize(
     ("delay", "every", "expected"),
-    [
-        (5, 5, (2, 2)),  # together with the fresh prompts after a sync
-        (5, 10, (2, 2)),
-        (5, 2, (2, 1)),  # between two syncs, so that the engines get their weights back
-        (5, 0, (2, 0)),
-        (1, 4, (1, 1)),
-        (2, 4, (2, 2)),
-    ],
+    [(5, 10, (2, 2)), (5, 2, (2, 1)), (5, 0, (2, 0)), (1, 4, (1, 1)), (2, 4, (2, 2))],
 )
 def test_syncs_and_reevaluations_keep_their_order(critic, delay, every, expected):
+    """Together with the fresh prompts after a sync, or between two syncs, so that the engines get their weights."""
     critic.adapt.rollout_delay, critic.adapt.reevaluate_every = delay, every
     actual = flags_of(critic) | used(critic, cpu=False)
     assert (actual["adapt.rollout_delay"], actual["adapt.reevaluate_every"]) == expected
@@ -107,18 +90,9 @@ def needed(args):
     return reduce.gpus_needed(args, reduce.reductions(args, cpu=False))
 
 
-def test_gpus_needed(critic):
-    assert needed(critic) == 8
-    critic.train.colocate_critic_reward = True
-    assert needed(critic) == 16  # the critic then has its own
-    critic.train.colocate_all = critic.train.colocate_critic_reward = False
-    assert needed(critic) == 32  # actor, critic, reference, 8 engines
-    critic.train.colocate_actor_ref = True
-    assert needed(critic) == 24
-
-
 def test_gpus_needed_are_those_of_the_reduced_run(critic):
     """On one machine, and with fewer engines; these have GPUs of their own beside asynchronous training."""
+    assert needed(critic) == 8
     critic.actor.num_nodes = critic.critic.num_nodes = critic.ref.num_nodes = 2
     critic.vllm.num_engines = 16
     assert needed(critic) == 8
@@ -176,22 +150,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder):
-    from transformers import AutoModelForCausalLM
+@pytest.mark.parametrize("scores", [False, True])
+def test_the_small_model_has_the_files_of_the_given_one_and_new_weights(folder, scores):
+    """A reward model has a head with one score."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True)
-    result = AutoModelForCausalLM.from_pretrained(folder / "small")
-    assert type(result).__name__ == "Qwen2ForCausalLM" and str(result.dtype) == "torch.bfloat16"
+    model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=scores)
+    kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    result, loading = kind.from_pretrained(folder / "small", output_loading_info=True)
+    assert not loading["missing_keys"] and str(result.dtype) == "torch.bfloat16"
     assert result.config.vocab_size == 99 and result.config.num_key_value_heads == 2
+    assert not scores or result.score.weight.shape == (1, 64)
     assert (folder / "small" / "tokenizer.json").read_text() == "{}"
-
-
-def test_the_small_reward_model_gives_one_score(folder):
-    from transformers import AutoModelForSequenceClassification
-
-    model.make_small_model("given", folder / "given", folder / "small", cpu=True, scores=True)
-    small, loading = AutoModelForSequenceClassification.from_pretrained(folder / "small", output_loading_info=True)
-    assert small.score.weight.shape == (1, 64) and not loading["missing_keys"]
 
 
 def test_a_model_that_is_not_here_and_a_hub_that_cannot_be_read(monkeypatch):
