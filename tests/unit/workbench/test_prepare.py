@@ -8,8 +8,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,9 +71,11 @@ def other(tmp_path):
     return jsonl(tmp_path / "other.jsonl", [{"question": f"another {i}", "gold": i} for i in range(4)])
 
 
-def request(tmp_path, shared, other, **changes):
+@pytest.fixture
+def prepare_all(tmp_path, shared, other):
+    """A function that prepares all parts, with other values of some fields of the request."""
     local = {"train": shared, "held_out": shared, "other": other}
-    return Preparation(**{"out": tmp_path / "out", "local": local} | changes)
+    return lambda **changes: prepare(TASK, Preparation(**{"out": tmp_path / "out", "local": local} | changes))
 
 
 def prepare_other(out, *path, task=TASK):
@@ -85,8 +85,8 @@ def prepare_other(out, *path, task=TASK):
 # ── files ──
 
 
-def test_parts_of_one_source_share_it_out(tmp_path, shared, other):
-    manifest = prepare(TASK, request(tmp_path, shared, other))
+def test_parts_of_one_source_share_it_out(tmp_path, prepare_all):
+    manifest = prepare_all()
     train, held_out = lines(tmp_path / "out" / "train.jsonl"), lines(tmp_path / "out" / "held_out.jsonl")
     assert (len(train), len(held_out)) == (10, 5)
     questions = [row["input"] for row in train + held_out]
@@ -98,9 +98,9 @@ def test_parts_of_one_source_share_it_out(tmp_path, shared, other):
         assert row["datasource"] == row["id"].split("-")[0]
     assert manifest["parts"]["train"]["left_over"] == 20 and manifest["parts"]["held_out"]["left_over"] == 25
     # another seed deals otherwise, the same one alike
-    again = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "again"))
+    again = prepare_all(out=tmp_path / "again")
     assert again["parts"]["train"]["sha256"] == manifest["parts"]["train"]["sha256"]
-    third = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "third", seed=1))
+    third = prepare_all(out=tmp_path / "third", seed=1)
     assert third["parts"]["train"]["sha256"] != manifest["parts"]["train"]["sha256"]
     assert third["parts"]["other"]["sha256"] == manifest["parts"]["other"]["sha256"]
 
@@ -114,37 +114,23 @@ def test_half_of_a_surrogate_pair_is_rejected(tmp_path):
     assert [row["input"] for row in lines(tmp_path / "out" / "other.jsonl")] == ["what is \U0001d465?"]
 
 
-def test_prompt_and_limits(tmp_path, shared, other):
-    prepare(TASK, request(tmp_path, shared, other, style="loud", limits={"train": 3}))
-    rows = lines(tmp_path / "out" / "train.jsonl")
-    assert len(rows) == 3 and all(row["input"].startswith("Solve: question number") for row in rows)
-    assert len(lines(tmp_path / "out" / "held_out.jsonl")) == 5
-
-
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet", "folder", "splits"])
 def test_formats_give_the_same_rows(tmp_path, kind):
+    import datasets
+
     rows = [{"question": f"wie viel ist {i}, ü?\n{i}", "gold": str(i)} for i in range(30)]
-    path = tmp_path / f"rows.{kind}"
-    if kind == "jsonl":
-        jsonl(path, rows)
-    elif kind == "json":
-        path.write_text(json.dumps(rows))
-    else:
-        pq.write_table(pa.Table.from_pylist(rows), path)
+    path, data = tmp_path / f"rows.{kind}", datasets.Dataset.from_list(rows)
+    write = {
+        "jsonl": lambda: jsonl(path, rows),
+        "json": lambda: path.write_text(json.dumps(rows)),
+        "parquet": lambda: data.to_parquet(path),
+        "folder": lambda: data.save_to_disk(path),
+        "splits": lambda: datasets.DatasetDict({"test": data, "train": data.select([0])}).save_to_disk(path),
+    }
+    write[kind]()
     prepare_other(tmp_path / "out", path)
     result = lines(tmp_path / "out" / "other.jsonl")
     assert [(row["input"], row["label"]) for row in result] == [(row["question"], row["gold"]) for row in rows]
-
-
-def test_saved_folder_of_datasets(tmp_path):
-    import datasets
-
-    rows = [{"question": f"number {i}", "gold": i} for i in range(5)]
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "one")
-    datasets.DatasetDict({"test": datasets.Dataset.from_list(rows[:3])}).save_to_disk(tmp_path / "splits")
-    for name, count in (("one", 5), ("splits", 3)):
-        manifest = prepare_other(tmp_path / f"out_{name}", tmp_path / name)
-        assert manifest["parts"]["other"]["written"] == count == len(lines(tmp_path / f"out_{name}" / "other.jsonl"))
 
 
 # ── every row is counted ──
@@ -202,8 +188,8 @@ def test_every_row_is_written_rejected_or_left_over(tmp_path_factory, rows):
     assert numbers == list(range(1, len(rows) + 1))
 
 
-def test_long_prompts_are_left_out(tmp_path, shared, other):
-    manifest = prepare(TASK, request(tmp_path, shared, other, tokens=len, max_tokens=len("question number 9")))
+def test_long_prompts_are_left_out(tmp_path, prepare_all):
+    manifest = prepare_all(tokens=len, max_tokens=len("question number 9"))
     short = {f"question number {i}" for i in range(10)}
     assert {row["input"] for row in lines(tmp_path / "out" / "train.jsonl")} <= short
     entry = manifest["parts"]["train"]
@@ -224,29 +210,29 @@ def test_no_usable_row_is_an_error(tmp_path):
 # ── again, and after an interruption ──
 
 
-def test_second_call_changes_nothing(tmp_path, shared, other, monkeypatch):
-    first = prepare(TASK, request(tmp_path, shared, other))
-    stamps = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.jsonl")}
+def test_second_call_changes_nothing(tmp_path, prepare_all, monkeypatch):
+    first = prepare_all()
+    files = [tmp_path / "out" / f"{part}.jsonl" for part in TASK.parts]
+    stamps = [path.stat().st_mtime_ns for path in files]
     monkeypatch.setattr(build, "_Build", None)  # nothing may be made
-    assert prepare(TASK, request(tmp_path, shared, other)) == first
-    parts = [f"{part}.jsonl" for part in TASK.parts]
-    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in parts} == {n: stamps[n] for n in parts}
+    assert prepare_all() == first and [path.stat().st_mtime_ns for path in files] == stamps
 
 
-def test_changes_are_noticed(tmp_path, shared, other):
-    first = prepare(TASK, request(tmp_path, shared, other))
+def test_changes_are_noticed(tmp_path, other, prepare_all):
+    first = prepare_all()
     path = tmp_path / "out" / "other.jsonl"
     path.write_text(path.read_text() + "\n")  # somebody edited the file
-    assert prepare(TASK, request(tmp_path, shared, other)) == first
+    assert prepare_all() == first
     assert len(path.read_text().splitlines()) == 4
     jsonl(other, [{"question": "new", "gold": 1}])  # the data changed
-    assert prepare(TASK, request(tmp_path, shared, other))["parts"]["other"]["written"] == 1
+    assert prepare_all()["parts"]["other"]["written"] == 1
     # the data as it was, under another name: a copy is read for its digest, the hub is not asked
-    again = prepare(TASK, request(tmp_path, shared, other, limits={"train": 2}))
+    again = prepare_all(limits={"train": 2})
     assert again["parts"]["train"]["written"] == 2
-    for change in ({"seed": 3}, {"style": "loud"}, {"limits": {"train": 3}}):
-        changed = prepare(TASK, request(tmp_path, shared, other, **change))
+    for change in ({"seed": 3}, {"limits": {"train": 3}}, {"style": "loud"}):
+        changed = prepare_all(**change)
         assert changed["parts"]["train"]["sha256"] != first["parts"]["train"]["sha256"], change
+    assert all(row["input"].startswith("Solve: question") for row in lines(tmp_path / "out" / "train.jsonl"))
 
 
 def test_another_version_of_the_task_makes_its_files_anew(tmp_path, other):
@@ -270,8 +256,8 @@ def test_copy_takes_the_place_of_the_hub(tmp_path, other, monkeypatch):
     assert len(lines(tmp_path / "out" / "other.jsonl")) == 4
 
 
-def test_interrupted_call_goes_on_to_the_same_files(tmp_path, shared, other, monkeypatch):
-    whole = prepare(TASK, request(tmp_path, shared, other, out=tmp_path / "whole"))
+def test_interrupted_call_goes_on_to_the_same_files(tmp_path, prepare_all, monkeypatch):
+    whole = prepare_all(out=tmp_path / "whole")
     real = build.os.replace
     for stop in itertools.count(1):
         left = iter(range(stop))
@@ -285,11 +271,11 @@ def test_interrupted_call_goes_on_to_the_same_files(tmp_path, shared, other, mon
         with monkeypatch.context() as patch:
             patch.setattr(build.os, "replace", replace)
             try:
-                prepare(TASK, request(tmp_path, shared, other, out=out))
+                prepare_all(out=out)
                 break
             except KeyboardInterrupt:
                 pass
-        assert prepare(TASK, request(tmp_path, shared, other, out=out)) == whole
+        assert prepare_all(out=out) == whole
         for name in ("train.jsonl", "held_out.jsonl", "other.jsonl", "overlap.jsonl", "train.rejected.jsonl"):
             assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     # three parts with their rejected rows and a manifest each, overlap.jsonl and the last manifest
@@ -364,9 +350,9 @@ def test_images_are_written_beside_the_rows(tmp_path, monkeypatch):
         ({"limits": {"test": 1}}, "part is 'test'"),
     ],
 )
-def test_unknown_names(tmp_path, shared, other, changes, says):
+def test_unknown_names(prepare_all, changes, says):
     with pytest.raises(ConfigError, match=says):
-        prepare(TASK, request(tmp_path, shared, other, **changes))
+        prepare_all(**changes)
 
 
 @pytest.mark.parametrize(
@@ -396,25 +382,15 @@ def test_hub_that_cannot_be_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(source_rows, "_answers", lambda endpoint: True)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    says = (
-        r"other: someone/other .*: ConnectionError: Couldn't reach it.*--local other=PATH \(columns question, gold\)$"
-    )
-    with pytest.raises(ConfigError, match=says):
-        prepare(
-            TASK, Preparation(out=tmp_path / "out", parts=("other", "train"))
-        )  # the fault may be of this data set only
+    request = Preparation(out=tmp_path / "out", parts=("other", "train"))  # the fault may be of this data set only
+    with pytest.raises(ConfigError, match=r"someone/other .*Couldn't reach it.*--local other=PATH .*gold\)$"):
+        prepare(TASK, request)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):
         prepare_other(tmp_path / "out")
 
 
-@pytest.fixture
-def no_proxy(monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared, no_proxy):
+def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared):
     """One error names all parts that are missing. The libraries are not asked to use the network."""
     import datasets
     from huggingface_hub import constants
@@ -427,6 +403,7 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared, no_proxy):
 
     before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(source_rows, "getproxies", dict)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens
@@ -439,7 +416,8 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch, shared, no_proxy):
     assert all(part in str(error.value) for part in parts)
 
 
-def test_hub_that_answers(no_proxy):
+def test_hub_that_answers(monkeypatch):
+    monkeypatch.setattr(source_rows, "getproxies", dict)
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert source_rows._answers(f"http://127.0.0.1:{server.getsockname()[1]}")
 
@@ -471,6 +449,7 @@ def test_manifest_of_another_task(tmp_path, text, says):
 
 
 def test_command(tmp_path, capsys):
+    """The task is in a file of its own: the beginning of this one."""
     task = tmp_path / "toy_task.py"
     source = Path(__file__).read_text().split("def jsonl(")[0]
     task.write_text(source.replace("import pytest\n", "").replace("from bapo_openrlhf.cli.main import run\n", ""))
@@ -487,8 +466,8 @@ def test_command(tmp_path, capsys):
     assert run([*words, *local]) == 0 and not (out / "train.rejected.jsonl").exists()
     other = jsonl(tmp_path / "other.jsonl", [rows[3]])
     words[-1] = "other,train"
-    everything = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]
-    assert run([*words, *everything, "--overlap", "drop"]) == 0
+    local = ["--local", f"train={shared}", "--local", f"other={other}", "--seed", "3"]
+    assert run([*words, *local, "--overlap", "drop"]) == 0
     assert all(row["label"] != "3" for row in lines(out / "train.jsonl"))
     capsys.readouterr()
     for bad, says in (
