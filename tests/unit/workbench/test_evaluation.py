@@ -67,10 +67,8 @@ class FakeModel:
             if number == self.fail_after:
                 raise RunError("the engine died")
             texts = [self.say(sampling.seed, benchmark, identity, i) for i in range(sampling.runs)]
-            yield (
-                (benchmark, identity),
-                [SampledResponse(prompt.text + t, t, len(t), i == 0) for i, t in enumerate(texts)],
-            )
+            responses = [SampledResponse(prompt.text + t, t, len(t), i == 0) for i, t in enumerate(texts)]
+            yield (benchmark, identity), responses
 
     def say(self, seed, benchmark, identity, sample):
         return f"it is {hashlib.sha256(f'{seed} {benchmark} {identity} {sample}'.encode()).digest()[0] % 3}"
@@ -147,17 +145,11 @@ def test_each_problem_is_a_line_with_all_that_was_said(request_):
     for i, row in enumerate(rows):
         said = [model.say(42, "mods", f"p{i}", sample) for sample in range(6)]
         assert row == {
-            "id": f"p{i}",
-            "input": f"What is {i} mod 3?",
-            "prompt": f"<user>What is {i} mod 3?<assistant>",
-            "label": str(i % 3),
-            "responses": said,
-            "scores": [float(text[-1] == str(i % 3)) for text in said],
-            "failures": [None] * 6,
-            "answers": [text[-1] for text in said],
-            "tokens": [7] * 6,
+            "id": f"p{i}", "input": f"What is {i} mod 3?", "prompt": f"<user>What is {i} mod 3?<assistant>",
+            "label": str(i % 3), "responses": said, "scores": [float(text[-1] == str(i % 3)) for text in said],
+            "failures": [None] * 6, "answers": [text[-1] for text in said], "tokens": [7] * 6,
             "truncated": [True] + [False] * 5,
-        }
+        }  # fmt: skip
 
 
 def test_a_problem_that_is_a_conversation_is_judged_and_kept_with_a_chat_template(request_, tmp_path):
@@ -173,15 +165,12 @@ def test_rewards_on_another_scale_are_solved_with_full_marks(request_, tmp_path)
     """From 0 to 100, wrong answers have 3, and right ones 100 less a rounding step of float32."""
     right = "answer(response) == labels[0]"
     judged = REWARD.replace(f"float({right})", f"99.99999 if {right} else 3.0")
-    assert judged != REWARD
     unit = evaluate(request_)["benchmarks"]["mods"]["metrics"]
     request_.reward.write_text(judged)
     wide = replace(request_, reward_range=(Fraction(0), Fraction(100)), out=tmp_path / "wide")
     metrics = evaluate(wide)["benchmarks"]["mods"]["metrics"]
-    assert {name: metrics[name] for name in metrics if "avg" not in name} == {
-        name: unit[name] for name in unit if "avg" not in name
-    }
     assert metrics["avg@6"]["value"] == pytest.approx(3 + 0.97 * unit["avg@6"]["value"])
+    assert metrics | {"avg@6": None} == unit | {"avg@6": None}
     settings = json.loads((wide.out / "settings.json").read_text())
     assert settings["benchmarks"]["mods"]["reward_range"] == ["0", "100"]
 
@@ -243,14 +232,18 @@ def comparable(folder):
     return results["benchmarks"], (folder / "mods.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("done", [0, 1, 5])
-def test_resumed_equals_uninterrupted(request_, done):
+@pytest.mark.parametrize(("done", "cut"), [(0, 0), (5, 0), (5, 1), (5, 30)])
+def test_resumed_equals_uninterrupted(request_, done, cut):
+    """Also if a crash left the last line incomplete, or only its line end is missing."""
     whole = replace(request_, out=request_.out.with_name("whole"))
     evaluate(whole)
     with pytest.raises(RunError, match="the engine died"):
         evaluate(request_, FakeModel(fail_after=done))
     assert len(store.read_rows(request_.out, "mods")) == done
     assert not (request_.out / "results.json").exists()
+    if cut:
+        path, done = request_.out / "mods.jsonl", done - 1
+        path.write_bytes(path.read_bytes()[:-cut])
     model = FakeModel()
     evaluate(request_, model)
     assert model.calls == [[("mods", f"p{i}") for i in range(done, 8)]]
@@ -264,21 +257,6 @@ def test_a_finished_evaluation_asks_nothing_and_needs_no_tokenizer(request_):
     results = evaluate(replace(request_, ks=[2]), model, prompter=None)
     assert model.calls == [] and comparable(request_.out)[1] == before[1]
     assert "pass@2" in results["benchmarks"]["mods"]["metrics"]
-
-
-@pytest.mark.parametrize("cut", [1, 30])
-def test_a_torn_last_line_is_cut_off(request_, cut):
-    """The file is cut within the last line, or only its line end is missing."""
-    whole = replace(request_, out=request_.out.with_name("whole"))
-    evaluate(whole)
-    evaluate(request_)
-    path = request_.out / "mods.jsonl"
-    *rest, last = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(rest) + last[: max(len(last) - cut, 1)])
-    model = FakeModel()
-    evaluate(request_, model)
-    assert model.calls == [[("mods", "p7")]]
-    assert comparable(request_.out) == comparable(whole.out)
 
 
 def test_a_broken_line_within_is_named(request_):
@@ -581,14 +559,11 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
     import transformers
     from PIL import Image
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
     seen = []
 
     class Processor:
         image_processor, chat_template = object(), "yes"
-
-        def __init__(self):
-            self.tokenizer = tokenizer
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
 
         def apply_chat_template(self, messages, tokenize, add_generation_prompt):
             seen.append(messages)
@@ -600,9 +575,9 @@ def test_images_take_their_tokens_and_go_to_the_processor(tokenizer_folder, keep
             return {"input_ids": [[0] * (len(text[0]) - len(images) + sum(image.width for image in images))]}
 
     monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda model, **_: Processor())
-    Image.new("L", (5, 3)).save(tmp_path / "a.png")
-    Image.new("RGBA", (7, 3)).save(tmp_path / "b.png")
     paths = (str(tmp_path / "a.png"), str(tmp_path / "b.png"))
+    Image.new("L", (5, 3)).save(paths[0])
+    Image.new("RGBA", (7, 3)).save(paths[1])
     make = generate.Prompter(str(tokenizer_folder), chat=True, images=True)
     prompt = make(problem := problems.BenchmarkProblem("1", "<image> Find x <image>", "2", paths))
     image, text = {"type": "image"}, {"type": "text", "text": "Find x"}
@@ -813,15 +788,12 @@ def test_k_fits_the_runs(parse_words, runs, ks):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "model is missing"),
-        ("--model m --k 1;8", "k is '1;8'"),
-        ("--model m --runs many", "runs is 'many'"),
-        ("--model m --name a/b", "name is 'a/b'"),
-        ("--model m --name ..", "name is '..'"),
+        ("", "model is missing"), ("--model m --k 1;8", "k is '1;8'"), ("--model m --runs many", "runs is 'many'"),
+        ("--model m --name a/b", "name is 'a/b'"), ("--model m --name ..", "name is '..'"),
         ("--model m --benchmark x", "unknown flag --benchmark; did you mean --benchmarks"),
         ("--model m --input-template user", "input-template is 'user'"),
     ],
-)
+)  # fmt: skip
 def test_bad_words_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         cli.main(["--benchmarks", "aime24", *words.split()])

@@ -91,15 +91,12 @@ def test_a_local_model_is_planned_alone(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--gpus 8 0", "gpus is 8 0"),
-        ("--gpus many", "gpus is 'many'"),
-        ("--steps -1", "steps is -1"),
+        ("--gpus 8 0", "gpus is 8 0"), ("--gpus many", "gpus is 'many'"), ("--steps -1", "steps is -1"),
         ("--gpu V100", "gpu is 'V100'; it must be one of A100, H100, H200, 4090"),
-        ("--models 7B 3B", "models has '3B'"),
-        ("--adapt.rollout_delay 0", "adapt.rollout_delay is 0"),
+        ("--models 7B 3B", "models has '3B'"), ("--adapt.rollout_delay 0", "adapt.rollout_delay is 0"),
         ("--model 7B", "--model"),
     ],
-)
+)  # fmt: skip
 def test_bad_input(capsys, words, says):
     assert main.run(["plan", *PRESET, *words.split()]) == 2
     out, err = capsys.readouterr()

@@ -4,7 +4,6 @@ import re
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from bapo_openrlhf.workbench.pages.page import step_ranges
 from bapo_openrlhf.workbench.report import accuracy, answers, conditions, opening, tables
 from bapo_openrlhf.workbench.report.figures import Comparison
 from bapo_openrlhf.workbench.report.runs import Run, groups_frame
-from bapo_openrlhf.workbench.report.tables import overview
 
 G = 4
 
@@ -58,9 +56,9 @@ def test_a_curve_has_the_finite_numbers():
 
 
 def test_a_curve_over_another_metric_has_the_steps_that_have_both():
-    rows = [{"step": 1, "a": 1, "b": 10}, {"step": 2, "a": 2}, {"step": 3, "b": 30}, {"step": 4, "a": 4, "b": 40}]
-    assert run_of(rows).curve("a", over="b").to_dict() == {10: 1, 40: 4}
-    assert run_of(rows).curve("a", over="c").empty
+    rows = [{"step": 1, "a": 1, "b": 10}, {"step": 2, "a": 2}, {"step": 3, "b": 3}, {"step": 4, "a": 4, "b": 40}]
+    run = run_of(rows)
+    assert run.curve("a", over="b").to_dict() == {10: 1, 40: 4} and run.curve("a", over="c").empty
 
 
 def test_seconds_add_up_until_one_is_missing():
@@ -143,19 +141,17 @@ def test_unlocked_prompts_are_a_share_of_those_that_were_asked_again():
         return accuracy.hard_prompts_in_words(groups_frame(rows))
 
     assert told((1.0, 0.5, 0.5)) == ""
-    assert re.fullmatch("3 prompts .* none of them was asked again.", told((0.0, 0.0, 0.0)))
+    assert "none of them was asked again" in told((0.0, 0.0, 0.0))
     two = told((0.0, 0.0, 0.0), (0.5, 0.0))
-    assert re.fullmatch(r"3 prompts .* 2 of them .* solved 1 of these \(50%\), the latest group 1 \(50%\)\.", two)
+    assert "solved 1 of these (50%), the latest group 1 (50%)" in two and "paper" not in two
     three = told((0.0, 0.0, 0.0), (0.5, 0.0, 1.0), (0.0, 0.0, 0.0))
-    assert "A later group solved 2 of these (67%), the latest group 0 (0%). In the paper, 3 passes " in three
+    assert "solved 2 of these (67%), the latest group 0 (0%). In the paper, 3 passes " in three
 
 
-@pytest.mark.parametrize(
-    ("mean", "size", "expected"), [(0, 8, 0), (1, 8, 8), (0.125, 8, 1), (0.0624, 8, 0), (0.5, 4, 2)]
-)
-def test_a_prompt_is_in_the_bin_that_is_nearest(mean, size, expected):
-    group = {"step": 1, "prompt": "a", "source": "fresh", "mean": mean, "responses": size}
-    assert accuracy.passes(groups_frame([group])).loc["first"].tolist() == [int(k == expected) for k in range(size + 1)]
+def test_a_prompt_is_in_the_bin_that_is_nearest():
+    means = {"a": 0, "b": 1, "c": 0.125, "d": 0.0624, "e": 0.5}
+    groups = [{"step": 1, "prompt": p, "source": "fresh", "mean": mean, "responses": 8} for p, mean in means.items()]
+    assert accuracy.passes(groups_frame(groups)).loc["first"].tolist() == [2, 1, 0, 0, 1, 0, 0, 0, 1]
 
 
 def test_bins_are_for_rewards_between_0_and_1():
@@ -169,9 +165,8 @@ def test_bins_are_for_rewards_between_0_and_1():
 def test_every_group_has_its_end():
     row = {"step": 1, "groups/fresh": 3, "groups/filtered": 4, "groups/failed": 1, "groups/generated": 8}
     metrics = row | {"filtered/none_right": 1, "filtered/all_right": 2, "filtered/by_draw": 1}
-    assert tables.outcomes_of(run_of([metrics])) == {
-        "fresh": 3, "none_right": 1, "all_right": 2, "by_draw": 1, "failed": 1
-    }  # fmt: skip
+    ends = {"fresh": 3, "none_right": 1, "all_right": 2, "by_draw": 1, "failed": 1}
+    assert tables.outcomes_of(run_of([metrics])) == ends
     assert tables.outcomes_of(run_of([row, row])) == {"fresh": 6, "filtered": 8, "failed": 2}
 
 
@@ -243,19 +238,10 @@ def test_a_run_of_an_older_version_has_limits_that_nothing_is_compared_with():
     assert judged(rows, **{"adapt.max_shift_fresh": None, "adapt.max_tv_fresh": 0.25})["on X1"] == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("c2", "c3", "steps"),
-    [
-        ((0.2, 0.2, 0.2, 0.2), (0.4, 0.2, 0.1, 0.4), [2, 3]),
-        ((0.0, 0.1, 0.1, 0.1), (0.4, 0.4, 1.0, 0.4), [1, 3]),
-    ],
-)
-def test_thresholds_must_be_inside_and_in_order(c2, c3, steps):
-    rows = theory_rows(**{"threshold/c2": c2, "threshold/c3": c3})
-    assert judged(rows)["c2 and c3"] == (False, steps)
-
-
-def test_constants_must_be_finite_and_positive_and_c1_inside():
+def test_thresholds_must_be_inside_and_in_order_and_constants_finite_and_positive():
+    for c2, c3, steps in (((0.2, 0.2, 0.2, 0.2), (0.4, 0.2, 0.1, 0.4), [2, 3]),
+                          ((0.0, 0.1, 0.1, 0.1), (0.4, 0.4, 1.0, 0.4), [1, 3])):  # fmt: skip
+        assert judged(theory_rows(**{"threshold/c2": c2, "threshold/c3": c3}))["c2 and c3"] == (False, steps)
     rows = theory_rows(**{"theory/k2": (2.0, None, -1.0, 0.0)})
     assert judged(rows)["K1, K2"] == (False, [2, 3, 4])
     for c1 in ("0", "1"):
@@ -332,22 +318,21 @@ def rebuilt(texts, parts, left, right):
 
 
 def test_alone_a_text_is_told_whole():
-    assert answers.telling_parts(["same"]) == ["same"]
-    assert answers.telling_parts(["same", "same"]) == ["same", "same"]
-    assert answers.telling_parts([]) == []
+    for texts in ([], ["same"], ["same", "same"]):
+        assert answers.telling_parts(texts) == texts
     assert answers.telling_parts(["<s>Use 1 2 = 3</s>", "<s>Use 4 5 = 9</s>"]) == ["1 2 = 3", "4 5 = 9"]
 
 
 # ── engine and actor ──
 
 
-def test_the_gap_is_the_mean_of_the_steps_that_measured_it():
-    def gap(kl, age):
-        return {"gap/kl": kl, "gap/absolute": 10 * kl, "gap/cut_share": 20 * kl, "gap/age": age}
-
-    rows = [{"step": 1}, {"step": 2, **gap(1e-4, 0)}, {"step": 3, **gap(1e-4, 1)}, {"step": 4, **gap(2e-4, 0)}]
-    run = run_of(rows)
-    [table] = [row for row in overview(Comparison([run])).rows if row[0].startswith("gap of engine and actor")]
-    assert table[1] == "KL 1.5e-04 a token; log-probs differ by 1.5e-03; 0.30% of tokens would be cut"
-    old = overview(Comparison([run_of([{"step": 1, "tv/fresh": 0.1}])]))  # of an older version
-    assert [row[1] for row in old.rows if row[0].startswith("gap of engine and actor")] == [None]
+def test_the_gap_is_the_mean_of_the_steps_that_measured_it_right_after_a_sync():
+    measured = [(2, 1e-4, 0), (3, 1e-4, 1), (4, 2e-4, 0)]
+    rows = [{"step": step, "gap/kl": kl, "gap/absolute": 10 * kl, "gap/cut_share": 20 * kl, "gap/age": age}
+            for step, kl, age in measured]  # fmt: skip
+    for run, said in (
+        ([{"step": 1}, *rows], "KL 1.5e-04 a token; log-probs differ by 1.5e-03; 0.30% of tokens would be cut"),
+        ([{"step": 1, "tv/fresh": 0.1}], None),  # of an older version
+    ):
+        facts = dict(tables.overview(Comparison([run_of(run)])).rows)
+        assert facts["gap of engine and actor, right after a sync"] == said
