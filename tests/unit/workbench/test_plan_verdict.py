@@ -5,9 +5,8 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_planning import APART, BA_PPO, CONSTANTS, WORKLOAD, with_flags, workload_from
+from test_planning import APART, BA_PPO, CONSTANTS, WORKLOAD, on_gpu, with_flags, workload_from
 
-from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.verdict import verdict
@@ -17,13 +16,10 @@ def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
     return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS, "H100")
 
 
-def memory_of(size, gpus, flags=()):
-    return memory.gpu_memory(SHAPES[size], with_flags(WORKLOAD, dict(flags)), CONSTANTS, BA_PPO, gpus)
-
-
 def test_what_fits():
     """Of 80 GiB a GPU 6 are kept."""
-    used, faster = memory_of("7B", 8), memory_of("7B", 8, {"actor.gradient_checkpointing_enable": False})
+    used = on_gpu("7B", WORKLOAD)
+    faster = on_gpu("7B", with_flags(WORKLOAD, {"actor.gradient_checkpointing_enable": False}))
     text = verdict_of("7B", [8, 16, 1024])
     for part in (
         "Qwen2.5-7B with BA-PPO fits on 8 H100 GPUs. The tightest phase is generation: ",
@@ -51,7 +47,7 @@ def test_what_is_faster(flags, says):
 
 
 def test_what_does_not_fit():
-    used = memory_of("32B", 8).gib
+    used = on_gpu("32B", WORKLOAD).gib
     text = verdict_of("32B", [8, 16])
     assert "Qwen2.5-32B with BA-PPO does not fit on 8 H100 GPUs. The tightest phase is training: " in text
     assert f"{used:.1f} GiB, and 6 " in text and f"{used - 74:.1f} GiB too much" in text
@@ -97,7 +93,7 @@ def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
         return
 
     def fits(changes):
-        return memory_of(size, gpus, flags | changes).word == "fits"
+        return on_gpu(size, with_flags(WORKLOAD, flags | changes), gpus=gpus).word == "fits"
 
     named = dict((*part.split(), "")[:2] for part in match[1].split("--") if part)
     changes = {flag: float(value) if "." in value else int(value) if value else True for flag, value in named.items()}

@@ -47,6 +47,11 @@ BESIDE = {"train.colocate_actor_ref": True}
 WITHOUT_REFERENCE = {"algo.kl.init_coef": 0.0}
 
 
+def on_gpu(size, workload, algorithm=BA_PPO, gpus=8):
+    """Memory on the fullest of so many GPUs."""
+    return memory.gpu_memory(SHAPES[size], workload, CONSTANTS, algorithm, gpus)
+
+
 # ── Shapes ──
 
 
@@ -138,12 +143,11 @@ def test_engines_have_gpus_of_their_own_if_generation_is_ahead():
     assert (together.gpus, ahead.gpus) == (8, 16)
     assert [ahead.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "engines")] == [8, 8, 8]
     assert [together.gpus_of(role, BA_PPO, 16) for role in ("actor", "critic", "engines")] == [16, 16, 16]
-    sizes = [memory.gpu_memory(SHAPES["4B"], workload, CONSTANTS, BA_PPO, 16) for workload in (together, ahead)]
+    sizes = [on_gpu("4B", workload, gpus=16) for workload in (together, ahead)]
     assert sizes[0].generation > sizes[1].generation == 0.6 * 80 * GIB
-    awake = {"vllm.enable_sleep": False}
-    kept = [memory.gpu_memory(SHAPES["4B"], with_flags(one, awake), CONSTANTS, BA_PPO, 16) for one in (together, ahead)]
+    kept = [on_gpu("4B", with_flags(one, {"vllm.enable_sleep": False}), gpus=16) for one in (together, ahead)]
     assert kept[0].training > kept[1].training == sizes[1].training
-    assert memory.gpu_memory(SHAPES["4B"], ahead, CONSTANTS, BA_PPO, 1).word == "GPUs"
+    assert on_gpu("4B", ahead, gpus=1).word == "GPUs"
 
 
 # ── Groups ──
@@ -262,22 +266,16 @@ def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, r
 
 
 @pytest.mark.parametrize(
-    ("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.6), ("top_p", 0.36), ("none", 1.0)]
+    ("name", "kept", "with_advantage"),
+    [("range", 0.4, 0.4), ("gaussian", 0.1, 0.1), ("uniform", 0.6, 0.24), ("top_p", 0.36, 0.36), ("none", 1.0, 0.4)],
 )
-def test_filters(name, kept):
-    flags = {"adapt.filter": name, "adapt.batch_size": 1000, "adapt.replay_steps": 0}
-    workload = with_flags(WORKLOAD, flags)
+def test_filters(name, kept, with_advantage):
+    """Groups that are skipped have no price. With the filter none they have places, so that nothing is replayed."""
     constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
-    assert groups_of_step(BA_PPO, workload, constants, reevaluates=False).trained == pytest.approx(256 * kept)
-
-
-@pytest.mark.parametrize(("name", "kept"), [("range", 0.4), ("gaussian", 0.1), ("uniform", 0.24), ("none", 0.4)])
-def test_skipped_groups_have_no_price(name, kept):
-    """And with the filter none they have places in the batch, so that nothing is replayed."""
-    flags = {"adapt.filter": name, "adapt.batch_size": 256, "adapt.skip_zero_advantage": True}
-    constants = replace(CONSTANTS, signal_share=0.4, gaussian_share=0.25)
-    groups = groups_of_step(BAPO_GRPO, with_flags(WORKLOAD, flags), constants, reevaluates=False)
-    assert groups.x1 == pytest.approx(256 * kept) and (groups.x3 == 0) == (name == "none")
+    for skips, share in ((False, kept), (True, with_advantage)):
+        flags = {"adapt.filter": name, "adapt.batch_size": 256, "adapt.skip_zero_advantage": skips}
+        groups = groups_of_step(BAPO_GRPO, with_flags(WORKLOAD, flags), constants, reevaluates=False)
+        assert groups.x1 == pytest.approx(256 * share) and (groups.x3 == 0) == (name == "none")
 
 
 def test_dapo_has_no_reference():
@@ -300,8 +298,7 @@ def test_an_optimizer_step_is_for_the_ranks_of_all_trained_models():
     workload = with_flags(APART, flags)
     assert [workload.ranks(model, BA_PPO, 64) for model in ("actor", "critic")] == [8, 24]
     for batch, algorithm, word in ((23, BA_PPO, "batch"), (23, BAPO_GRPO, "fits"), (24, BA_PPO, "fits")):
-        changed = with_flags(workload, {"train.batch_size": batch})
-        assert memory.gpu_memory(SHAPES["0.6B"], changed, CONSTANTS, algorithm, 64).word == word
+        assert on_gpu("0.6B", with_flags(workload, {"train.batch_size": batch}), algorithm, 64).word == word
 
 
 # ── Memory ──
@@ -376,8 +373,7 @@ def test_which_samples_have_a_mask(flags, tokens):
 def test_micro_batches_by_tokens_are_planned_as_so_many_samples():
     by_tokens = with_flags(WORKLOAD, {"adapt.micro_batch_tokens": 4 * 6144})
     by_number = with_flags(WORKLOAD, {"train.micro_batch_size": 4, "rollout.micro_batch_size": 4})
-    planned = [memory.gpu_memory(SHAPES["7B"], one, CONSTANTS, BA_PPO, 8) for one in (by_tokens, by_number)]
-    assert planned[0] == planned[1] != memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
+    assert on_gpu("7B", by_tokens) == on_gpu("7B", by_number) != on_gpu("7B", WORKLOAD)
 
 
 def test_zero_as_its_paper_has_it():
@@ -393,13 +389,13 @@ def test_memory_by_hand():
     state, weights = 16 * n / 8, 2 * n / 8
     logits = 2 * 2**27 + 8 * 2**26  # a block in bf16, a tile in two fp32 arrays
     trained = tokens * (2 * 3584 * 28 + LAYER["7B"]) + logits  # inputs of the layers, one layer
-    result = memory.gpu_memory(SHAPES["7B"], WORKLOAD, CONSTANTS, BA_PPO, 8)
+    result = on_gpu("7B", WORKLOAD)
     assert result.word == "fits"
     assert result.generation == pytest.approx(0.6 * 80 * GIB + 3 * weights)
     assert result.training == pytest.approx(state + trained + 2 * weights)  # the critic's and the reference's are there
     assert result.experience == pytest.approx(logits + 3 * weights)
     awake = with_flags(WORKLOAD, {"vllm.enable_sleep": False, "ds.enable_sleep": False})
-    result = memory.gpu_memory(SHAPES["7B"], awake, CONSTANTS, BA_PPO, 8)
+    result = on_gpu("7B", awake)
     assert result.generation == pytest.approx(0.6 * 80 * GIB + 2 * state + weights)
     assert result.training == pytest.approx(2 * state + trained + weights + 0.6 * 80 * GIB)
     assert result.word == "together"
@@ -410,10 +406,9 @@ def test_memory_of_roles_apart():
     shape, tokens = SHAPES["1.5B"], 16 * 48
     logits = 16 * 24 * 151936  # less than a tile
     trained = 16 * shape.parameters + tokens * LAYER["1.5B"] * 28 + 10 * logits
-    result = memory.gpu_memory(shape, APART, CONSTANTS, BA_PPO, 4)
+    result = on_gpu("1.5B", APART, gpus=4)
     assert result.training == pytest.approx(trained) and result.generation == 0.5 * 80 * GIB
-    beside = with_flags(APART, BESIDE)
-    result = memory.gpu_memory(shape, beside, CONSTANTS, BA_PPO, 4)
+    result = on_gpu("1.5B", with_flags(APART, BESIDE), gpus=4)
     assert result.training == pytest.approx(trained + 2 * shape.parameters)
 
 
@@ -425,7 +420,7 @@ def test_memory_of_adapters(stage):
     n, a = shape.parameters, 28 * rank * sum(width + height for width, height in sides)
     full = with_flags(WORKLOAD, {"ds.zero_stage": stage})
     lora = with_flags(full, {"ds.lora.rank": rank})
-    before, after = (memory.gpu_memory(shape, one, CONSTANTS, BA_PPO, 8) for one in (full, lora))
+    before, after = (on_gpu("1.5B", one) for one in (full, lora))
     idle = 2 * a / (8 if stage == 3 else 1)  # the sleeping critic's
     saved = {1: 2 * (n - a) - 2 * a + 12 * (n - a) / 8, 2: -2 * a + 14 * (n - a) / 8, 3: -2 * a / 8 + 14 * (n - a) / 8}
     assert before.training - after.training == pytest.approx(saved[stage] - idle)
@@ -434,45 +429,36 @@ def test_memory_of_adapters(stage):
 
 def test_memory_of_a_reward_model():
     """Its weights, 2 bytes a parameter: beside all models, beside the critic, or on GPUs of its own."""
-    shape = SHAPES["1.5B"]
-
-    def needed(workload, gpus=8):
-        return memory.gpu_memory(shape, workload, CONSTANTS, BA_PPO, gpus)
-
-    kept = {"reward.remote_url": None, "reward.num_gpus_per_node": 1}
+    shape, kept = SHAPES["1.5B"], {"reward.remote_url": None, "reward.num_gpus_per_node": 1}
     with_it = with_flags(WORKLOAD, kept)
     assert with_it.gpus == WORKLOAD.gpus
-    result, before = needed(with_it), needed(WORKLOAD)
+    result, before = on_gpu("1.5B", with_it), on_gpu("1.5B", WORKLOAD)
     for phase in memory.PHASES:
         assert getattr(result, phase) == pytest.approx(getattr(before, phase) + 2 * shape.parameters / 8)
-    assert needed(with_flags(with_it, {"reward.offload": True})) == before
-    result = needed(with_flags(WORKLOAD, {"ref.offload": True}))
+    assert on_gpu("1.5B", with_flags(with_it, {"reward.offload": True})) == before
+    result = on_gpu("1.5B", with_flags(WORKLOAD, {"ref.offload": True}))
     assert before.generation - result.generation == pytest.approx(2 * shape.parameters / 8)
 
     apart = with_flags(APART, kept)
-    assert apart.gpus == APART.gpus + 1 and needed(apart, 5) == needed(APART, 4)
+    assert apart.gpus == APART.gpus + 1 and on_gpu("1.5B", apart, gpus=5) == on_gpu("1.5B", APART, gpus=4)
     beside = with_flags(apart, {"train.colocate_critic_reward": True})
     assert beside.gpus == APART.gpus and with_flags(beside, {"algo.advantage.estimator": "rloo"}).gpus == apart.gpus - 1
     critic = 16 * shape.parameters + 16 * 48 * LAYER["1.5B"] * 28
-    assert needed(beside, 4).training == pytest.approx(critic + 2 * shape.parameters)
+    assert on_gpu("1.5B", beside, gpus=4).training == pytest.approx(critic + 2 * shape.parameters)
 
 
 def test_a_critic_beside_the_reward_model_has_gpus_of_its_own():
     """Also if all other models share theirs, as OpenRLHF places them; so each of the two blocks is half of 16."""
-    shape = SHAPES["1.5B"]
     with_it = with_flags(WORKLOAD, {"train.colocate_critic_reward": True})
     assert (with_it.gpus, with_flags(with_it, {"algo.advantage.estimator": "rloo"}).gpus) == (16, 8)
     assert [with_it.ranks(model, BA_PPO, 16) for model in ("actor", "critic", "reference")] == [8, 8, 8]
-    result = memory.gpu_memory(shape, with_it, CONSTANTS, BA_PPO, 16)
-    assert result == memory.gpu_memory(shape, WORKLOAD, CONSTANTS, BAPO_GRPO, 8)  # as if there were no critic
+    assert on_gpu("1.5B", with_it, gpus=16) == on_gpu("1.5B", WORKLOAD, BAPO_GRPO)  # as if there were no critic
 
 
 @pytest.mark.parametrize("model", ["ref", "reward"])
 def test_a_model_that_is_not_trained_is_on_the_host_only_in_stage_3(model):
     lower = with_flags(WORKLOAD, {"ds.zero_stage": 2, "reward.remote_url": None, "reward.num_gpus_per_node": 1})
-    offloaded = with_flags(lower, {f"{model}.offload": True})
-    both = (memory.gpu_memory(SHAPES["1.5B"], one, CONSTANTS, BA_PPO, 8) for one in (lower, offloaded))
-    assert len({*both}) == 1
+    assert on_gpu("1.5B", lower) == on_gpu("1.5B", with_flags(lower, {f"{model}.offload": True}))
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -482,7 +468,7 @@ def test_memory_of_averaged_weights(stage):
     for workload, gpus in ((WORKLOAD, 8), (APART, 4)):
         plain = with_flags(workload, {"ds.zero_stage": stage, "algo.advantage.estimator": "rloo"})
         averaged = with_flags(plain, {"train.enable_ema": True})
-        with_it, before = (memory.gpu_memory(shape, one, CONSTANTS, BAPO_GRPO, gpus) for one in (averaged, plain))
+        with_it, before = (on_gpu("1.5B", one, BAPO_GRPO, gpus) for one in (averaged, plain))
         assert with_it.training - before.training == pytest.approx(2 * shape.parameters * (stage == 2))
         together = workload is WORKLOAD
         assert with_it.generation - before.generation == pytest.approx(2 * shape.parameters * (stage == 2) * together)
@@ -514,14 +500,13 @@ def test_engines():
     ],
 )
 def test_the_word_for_what_does_not_fit(word, size, gpus, flags):
-    workload = with_flags(WORKLOAD, flags)
-    assert memory.gpu_memory(SHAPES[size], workload, CONSTANTS, BA_PPO, gpus).word == word
+    assert on_gpu(size, with_flags(WORKLOAD, flags), gpus=gpus).word == word
 
 
 @given(st.sampled_from(sorted(SHAPES)), st.sampled_from(ALGORITHMS), st.integers(3, 9), st.integers(0, 3))
 def test_memory_never_grows_with_ranks(size, algorithm, power, stage):
     workload = with_flags(WORKLOAD, {"ds.zero_stage": stage})
-    few, many = (memory.gpu_memory(SHAPES[size], workload, CONSTANTS, algorithm, 2**p) for p in (power, power + 1))
+    few, many = (on_gpu(size, workload, algorithm, 2**p) for p in (power, power + 1))
     assert all(getattr(many, phase) <= getattr(few, phase) for phase in memory.PHASES)
 
 

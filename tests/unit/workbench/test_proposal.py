@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_planning import CONSTANTS, WORKLOAD, with_flags
+from test_planning import CONSTANTS, WORKLOAD, on_gpu, with_flags
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.workbench.planning import memory
 from bapo_openrlhf.workbench.planning.constants import GIB, constants_of
 from bapo_openrlhf.workbench.planning.shapes import SHAPES, shape_of_folder
 from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
@@ -49,7 +48,7 @@ def test_all_are_tried(size, gpus, critic, flags):
 
     def fits(stage, recomputes):
         changed = with_flags(workload, {STAGE: stage, RECOMPUTES: recomputes})
-        return memory.gpu_memory(SHAPES[size], changed, CONSTANTS, workload.algorithm, gpus).word == "fits"
+        return on_gpu(size, changed, workload.algorithm, gpus).word == "fits"
 
     stages = [stage for stage in (1, 2, 3) if fits(stage, True)]
     result = proposal(SHAPES[size], gpus, workload, CONSTANTS)

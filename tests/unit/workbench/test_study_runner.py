@@ -299,7 +299,7 @@ class TestContent:
         Path(file).write_text(Path(file).read_text().replace(old, new))
         status, [error] = study()
         assert status == 2
-        assert error.startswith(f"error: study: run bapo-group-s1 in out/runs was started with {says}")
+        assert error.startswith(f"error: study: run bapo-group-s1 in {Path.cwd()}/out/runs was started with {says}")
 
     def test_a_check_says_what_would_run_and_runs_nothing(self, study):
         assert study("--check") == (0, ["2 runs of 1 arms, each of 3 to 3 steps; 2 are done"])
@@ -319,4 +319,4 @@ class TestContent:
     def test_a_command_that_is_damaged(self, study, text):
         file = Path("out/runs/bapo-group-s2/command.json")
         file.write_bytes(text.encode("latin-1"))
-        assert study() == (2, [f"error: study: {file} is no run's command; delete that run's folder"])
+        assert study() == (2, [f"error: study: {file.resolve()} is no run's command; delete that run's folder"])
