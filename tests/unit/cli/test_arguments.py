@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import re
 import sys
 import textwrap
 from dataclasses import fields, replace
@@ -14,12 +13,10 @@ from fractions import Fraction as F
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
 import pytest
 import yaml
 
 from bapo_openrlhf import host
-from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.adapt.thresholds import Interval
 from bapo_openrlhf.cli import arguments, main
@@ -81,12 +78,9 @@ def openrlhf_itself(argv: list[str], monkeypatch) -> tuple[argparse.ArgumentPars
 
 COMMAND_LINES = [
     MODEL,
-    [*GROUPS, "--algo.advantage.estimator", "group_norm"],
     [*GROUPS, "--algo.advantage.estimator", "rloo", "--algo.kl.use_loss", "--algo.kl.estimator", "k3"],
     [*MODEL, "--critic.model_name_or_path", "c", "--actor.eps_clip_low_high", "0.2", "0.28"],
-    [*MODEL, "--algo.advantage.is_correction_level", "token", "--algo.advantage.is_correction_threshold", "3"],
     [*MODEL, "--train.async_enable", "--rollout.vllm_generate_batch_size", "2048", "--vllm.num_engines", "2"],
-    [*MODEL, "--vllm.num_engines", "4", "--train.dynamic_batch_enable"],
     [*MODEL, "--train.agent_func_path", "agent.py", "--data.input_template", "Q: {}"],
     [*MODEL[:2], *MODEL[4:], "--reward.model_name_or_path", "a,b", "--vllm.enable_sleep"],
     [*MODEL, "--actor.muon.no_nesterov", "--ds.lora.target_modules", "q", "k", "--reward.clip_range", "-5", "5"],
@@ -116,39 +110,9 @@ class TestOpenRLHFsCommandLine:
     def test_every_flag_is_still_there_and_means_the_same(self, monkeypatch):
         theirs, _ = openrlhf_itself(MODEL, monkeypatch)
         known = arguments.build_parser("prog")._option_string_actions
-        assert len(theirs._option_string_actions) > 150
         for name, action in theirs._option_string_actions.items():
             for attribute in ("dest", "nargs", "const", "type", "choices", "help", "required"):
                 assert getattr(known[name], attribute) == getattr(action, attribute), (name, attribute)
-            assert type(known[name]) is type(action)
-            if name[2:] not in ("logger.wandb.run_name", *arguments.OUTPUTS):
-                assert known[name].default == action.default, name
-        added = set(known) - set(theirs._option_string_actions)
-        groups = {"--help-all", "--config", "--algorithm", "--adapt", "--data", "--verifier", "--run"}
-        assert {name.split(".")[0] for name in added} == groups
-
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            (["--algo.advantage.estimator", "group_norm"], "n_samples_per_prompt > 1"),
-            (["--train.partial_rollout_enable"], "requires --train.async_enable"),
-            (["--rollout.batch_size", "128", "--rollout.micro_batch_size", "32"], "number of sample batches"),
-        ],
-    )
-    def test_its_assertions_arrive_as_config_errors(self, words, text, monkeypatch):
-        with pytest.raises(AssertionError, match=text):
-            openrlhf_itself([*MODEL, *words], monkeypatch)
-        monkeypatch.setattr(arguments, "check_values", lambda flags: None)  # it refuses them first
-        with pytest.raises(ConfigError, match=f"OpenRLHF refuses this configuration: .*{text}"):
-            arguments.parse([*MODEL, *words])
-
-    @pytest.mark.parametrize(
-        "words",
-        [["--no.such.flag", "1"], ["--train.batch_size", "many"], ["--adapt.filter", "best"], ["--adapt.method"]],
-    )
-    def test_bad_words_are_config_errors_that_name_the_flag(self, words):
-        with pytest.raises(ConfigError, match=words[0].lstrip("-")):
-            parse(*words)
 
 
 # --- --algorithm ------------------------------------------------------------------------------------------------------
@@ -171,24 +135,10 @@ class TestAlgorithm:
             assert args.critic.model_name_or_path == critic
             assert args.adapt.enabled is (method != "none")
 
-    @pytest.mark.parametrize("name", ["grpo", "bapo_grpo"])
-    @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-    def test_any_group_estimator_may_be_asked_for(self, name, estimator):
-        assert parse("--algorithm", name, "--algo.advantage.estimator", estimator).algo.advantage.estimator == estimator
-
-    @pytest.mark.parametrize(
-        ("name", "flag", "value"),
-        [
-            ("ba_ppo", ESTIMATOR, "group_norm"),
-            ("grpo", ESTIMATOR, "gae"),
-            ("bapo_grpo", ESTIMATOR, "reinforce"),
-            ("ppo", "adapt.method", "bapo"),
-            ("bapo_grpo", "adapt.method", "none"),
-        ],
-    )
-    def test_contradicting_flag(self, name, flag, value):
-        with pytest.raises(ConfigError, match=f"algorithm {name} and {flag} {value}"):
-            parse("--algorithm", name, f"--{flag}", value)
+    def test_a_method_cannot_be_taken_away(self):
+        """What else contradicts it is in test_bad_configurations.py."""
+        with pytest.raises(ConfigError, match=r"algorithm bapo_grpo and adapt\.method none"):
+            parse("--algorithm", "bapo_grpo", "--adapt.method", "none")
 
     def test_unknown(self, yaml_file):
         for words in (["--algorithm", "bapo"], ["--config", yaml_file("algorithm: bapo")]):
@@ -199,13 +149,10 @@ class TestAlgorithm:
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
 
-class TestRewards:
-    def test_a_file_for_a_method_names_no_task(self):
-        path = str(ROOT / "configs" / "methods" / "mopps.yaml")
-        with pytest.raises(ConfigError, match=f"^reward.remote_url is not set; .*--config .*quickstart.yaml {path}$"):
-            arguments.parse(["--config", path])
-        with pytest.raises(ConfigError, match=r"are not set either\)$"):  # here only the rewards are missing
-            arguments.parse(["--config", path, "--actor.model_name_or_path", "m"])
+def test_a_file_for_a_method_names_no_task():
+    path = str(ROOT / "configs" / "methods" / "mopps.yaml")
+    with pytest.raises(ConfigError, match=f"^reward.remote_url is not set; .*--config .*quickstart.yaml {path}$"):
+        arguments.parse(["--config", path])
 
 
 class TestOutputs:
@@ -213,9 +160,7 @@ class TestOutputs:
         path = yaml_file("run: {name: x, dir: d}\nckpt: {save_steps: 3, path: null}")
         args = parse("--config", path, "--run.name", "y")
         assert (args.ckpt.output_dir, args.ckpt.path) == ("d/y/model", "d/y/checkpoints")
-
-    def test_are_what_was_given(self, yaml_file):
-        args = parse("--config", yaml_file("ckpt: {path: p}"), "--ckpt.output_dir", "./ckpt", "--run.name", "y")
+        args = parse("--config", path, yaml_file("ckpt: {path: p}", "later.yaml"), "--ckpt.output_dir", "./ckpt")
         assert (args.ckpt.output_dir, args.ckpt.path) == ("./ckpt", "p")
 
     def test_of_no_preset_are_given(self):
@@ -226,36 +171,12 @@ class TestOutputs:
             assert names == [], path
 
 
-class TestNumbers:
-    @pytest.mark.parametrize("number", ["-1e-6", "-1E+3", "-.5e2", "-2.", "-3"])
-    def test_a_negative_number_is_no_flag(self, number):
-        with pytest.raises(ConfigError, match=f"^actor.adam.lr is {float(number)}; it must be"):
-            parse("--actor.adam.lr", number)
-        assert parse("--reward.clip_range", number, "1e3").reward.clip_range == [float(number), 1000.0]
-
-    @pytest.mark.parametrize("seed", [-1, 2**32])
-    def test_a_seed_that_numpy_does_not_take(self, seed):
-        with pytest.raises(ValueError):
-            np.random.RandomState(seed)
-        with pytest.raises(ConfigError, match=f"^train.seed is {seed}"):
-            parse(f"--train.seed={seed}")
+@pytest.mark.parametrize("number", ["-1e-6", "-1E+3", "-.5e2", "-2.", "-3"])
+def test_a_negative_number_is_no_flag(number):
+    assert parse("--reward.clip_range", number, "1e3").reward.clip_range == [float(number), 1000.0]
 
 
 class TestYaml:
-    def test_nested_and_dotted_keys(self, yaml_file):
-        path = yaml_file(
-            """
-            actor.adam.lr: 3.0e-6
-            actor: {eps_clip: 0.3, adam.eps: 1.0e-7}
-            adapt:
-              buffer_size: 17
-            run.name: mine
-            """
-        )
-        args = parse("--config", path)
-        assert (args.actor.adam.lr, args.actor.adam.eps, args.actor.eps_clip) == (3e-6, 1e-7, 0.3)
-        assert (args.adapt.buffer_size, args.run.name) == (17, "mine")
-
     def test_equals_the_same_words_on_the_command_line(self, yaml_file):
         path = yaml_file(
             """
@@ -263,55 +184,37 @@ class TestYaml:
             adapt: {c2: [1/8, 3/8], c3: 5/8, c1: 0.125, replay_steps: 0, ratio: decoupled}
             reward.clip_range: [-5, 5]
             train: {colocate_all: true, async_enable: false}
+            actor: {eps_clip: 0.3, adam.lr: 3.0e-6}
             """
         )
         words = ["--algorithm", "ba_ppo", "--adapt.c2", "1/8", "3/8", "--adapt.c3", "5/8", "--adapt.c1", "0.125"]
         words += ["--adapt.replay_steps", "0", "--adapt.ratio", "decoupled", "--reward.clip_range", "-5", "5"]
+        words += ["--actor.eps_clip", "0.3", "--actor.adam.lr", "3e-6"]
         by_yaml, by_words = parse("--config", path), parse(*words, "--train.colocate_all")
         by_yaml.config = None
         assert config.flags_of(by_yaml) == config.flags_of(by_words)
         assert by_yaml.adapt.c2 == ["1/8", "3/8"] and by_yaml.adapt.c3 == ["5/8"]
 
-    def test_null_is_the_default(self, yaml_file):
-        path = yaml_file("adapt: {batch_size: null, c2: ~, buffer_size: null}\nrollout.max_new_tokens:")
-        args = parse("--config", path)
-        assert (args.adapt.batch_size, args.adapt.c2, args.adapt.buffer_size) == (None, None, 256)
-        assert args.rollout.max_new_tokens is None
-
-    @pytest.mark.parametrize("value", ["1", "on_off", "[true]", "null"])
-    def test_a_boolean_flag_takes_nothing_else(self, yaml_file, value):
-        with pytest.raises(ConfigError, match=r"train\.colocate_all is "):
-            parse("--config", yaml_file(f"train: {{colocate_all: {value}}}"))
-
-    @pytest.mark.parametrize(
-        ("text", "flag", "near"),
-        [
-            ("adapt: {bufer_size: 1}", "adapt.bufer_size", "adapt.buffer_size"),
-            ("adapt.buffer: 3", "adapt.buffer", "adapt.buffer_size"),  # a beginning of a flag is not enough
-            ("algoritm: grpo", "algoritm", "algorithm"),
-        ],
-    )
-    def test_unknown_key_with_a_suggestion(self, yaml_file, text, flag, near):
-        path = yaml_file(text)
-        with pytest.raises(ConfigError, match=rf"config {path}: unknown flag {flag}; did you mean {near}\?"):
-            parse("--config", path)
-
     @pytest.mark.parametrize(
         ("text", "named"),
         [
-            ("adapt: {rollout_delay: soon}", "config.yaml: adapt.rollout_delay is 'soon'"),
+            ("adapt: {bufer_size: 1}", r"config.yaml: unknown flag adapt.bufer_size; did you mean adapt.buffer_size\?"),
+            ("adapt.buffer: 3", r"unknown flag adapt.buffer; did you mean adapt.buffer_size\?"),  # no beginnings
+            ("algoritm: grpo", r"unknown flag algoritm; did you mean algorithm\?"),
+            ("runs:\n", "unknown flag runs"),
+            ("run: {nam: }", "unknown flag run.nam"),
+            ("train: {colocate_all: 1}", "train.colocate_all is '1'"),
+            ("train: {colocate_all: null}", "train.colocate_all is None"),
             ("actor.adam.lr: 1e-6x", "config.yaml: actor.adam.lr is '1e-6x'"),
             ("reward: reward.py", "config.yaml: reward is 'reward.py'.*remote_url"),
             ("algo.kl: 0.1", "config.yaml: algo.kl is '0.1'.*init_coef"),
             ("adapt: {options: {x: 1}}", "config.yaml: adapt.options holds x: 1"),
             ("adapt: {filter: best}", "--adapt.filter: invalid choice: 'best'"),
             ("adapt: {c2: []}", "--adapt.c2: expected"),
-            ("adapt: {batch_size: true}", "config.yaml: adapt.batch_size is 'true'"),
             ("train: {batch_size: [1, 2]}", r"train.batch_size is \['1', '2'\]"),
             ("reward.clip_range: [1]", "--reward.clip_range: expected"),
             ("config: other.yaml", "config.yaml: a config file cannot name another"),
             ("- a", "config.yaml must hold flags"),
-            ("word", "config.yaml must hold flags"),
             ("a: [1", "config.yaml is not valid YAML"),
         ],
     )
@@ -329,24 +232,8 @@ class TestYaml:
         args = parse("--config", yaml_file("run.name: mine", "first.yaml"), yaml_file(text))
         assert args.run.name == "mine" and args.chosen == parse("--config", yaml_file("run.name: mine")).chosen
 
-    @pytest.mark.parametrize("text", ["runs:\n", "run.names:\n", "run: {nam: }"])
-    def test_an_empty_section_of_no_flag(self, yaml_file, text):
-        with pytest.raises(ConfigError, match=r"unknown flag run"):
-            parse("--config", yaml_file(text))
-
-    def test_flags_that_are_on_by_default(self, yaml_file):
-        for text in ("actor.muon.nesterov: false", "actor.muon.no_nesterov: true"):
-            assert parse("--config", yaml_file(text)).actor.muon.nesterov is False
-
 
 class TestPrecedence:
-    def test_command_line_over_yaml(self, yaml_file):
-        path = yaml_file("adapt: {buffer_size: 1, c2: [0, 1/8], rollout_delay: 7}\ntrain.colocate_all: false")
-        for words in (["--config", path, "--adapt.buffer_size", "2"], ["--adapt.buffer_size", "2", "--config", path]):
-            args = parse(*words, "--adapt.c2", "1/8", "--train.colocate_all")
-            assert (args.adapt.buffer_size, args.adapt.c2, args.adapt.rollout_delay) == (2, ["1/8"], 7)
-            assert args.train.colocate_all is True
-
     OF_BOUND = f"algorithm: ba_ppo\n{ESTIMATOR}: gae\nadapt.method: bapo_bound\ndata.prompt_dataset: d"
 
     @pytest.mark.parametrize(
@@ -388,19 +275,13 @@ class TestThresholds:
             ("--adapt.c2 3/8 --adapt.c3 2/8", r"adapt\.c2 LOW is 3/8 and adapt\.c3 LOW is 1/4"),
             ("--adapt.c2 1/8 6/8", r"adapt\.c2 HIGH is 3/4 and adapt\.c3 HIGH is 5/8"),
             ("--adapt.c2 4/8 1/8", r"adapt\.c2 is 4/8 1/8"),
-            ("--adapt.c3 0.9 0.8", r"adapt\.c3 is 0\.9 0\.8"),
             ("--adapt.c2 0 1/8 2/8", r"adapt\.c2 has 3 values"),
             ("--adapt.c3 1/2 1.01", r"adapt\.c3 is 1\.01"),
             ("--adapt.c2=-0.1", r"adapt\.c2 is -0\.1"),
-            ("--adapt.c1=-1/8", r"adapt\.c1 is -1/8"),
             ("--adapt.c1 8/8", r"adapt\.c1 is 1"),
             ("--adapt.c1 1/0", r"adapt\.c1: '1/0'"),
-            ("--adapt.c2 abc", r"adapt\.c2: 'abc'"),
             ("--adapt.c3 1/2 nan", r"adapt\.c3: 'nan'"),
-            ("--adapt.c3 inf", r"adapt\.c3: 'inf'"),
             ("--adapt.reward_range 2 0", r"adapt\.reward_range is \['2', '0'\]"),
-            ("--adapt.reward_range 1 1", r"adapt\.reward_range is "),
-            ("--adapt.reward_range 0 x", r"adapt\.reward_range is "),
         ],
     )
     def test_refused(self, words, named):
@@ -409,59 +290,36 @@ class TestThresholds:
         parse(*words.split())  # not looked at without batch adaptation
 
 
-NOT_NUMBERS = [float("inf"), float("nan")]
-RANGES = [  # flag, allowed, refused
-    ("adapt.buffer_size", [1, 256], [0, -1]),
-    ("adapt.micro_batch_tokens", [1, 8192], [0, -1]),
-    ("adapt.replay_steps", [0, 3], [-1]),
-    ("adapt.rollout_delay", [1, 5], [0, -5]),
-    ("adapt.reevaluate_every", [0, 5], [-1]),
-    ("adapt.max_reevaluated_prompts", [None, 1], [0, -1]),
-    ("adapt.batch_size", [None, 1], [0, -1]),
-    ("adapt.gaussian_std", [1e-9, 3.0], [0.0, -0.1, float("nan")]),
-    ("adapt.veto_ratio", [None, 1e-4, 0.9], [0.0, -0.1, 1.0, float("nan")]),
-    ("adapt.reuse_gate", [None, 0.0, 0.5], [-0.1, *NOT_NUMBERS]),
-    ("adapt.reuse_gate_window", [2, 20], [1, 0]),
-    ("adapt.top_p_share", [1e-9, 0.9, 1.0], [0.0, -0.1, 1.1, float("nan")]),
-    ("adapt.max_second_moment", [None, 1e-9, 0.04], [0.0, -1.0, *NOT_NUMBERS]),
-    ("adapt.eps", [1e-12], [0.0, -1e-6, float("nan")]),
-    ("adapt.gaussian_mean", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")]),
-    ("adapt.max_failed_share", [0.0, 0.5, 1.0], [-0.1, 1.1, float("nan")]),
-    ("adapt.max_gap", [1e-9, 0.02, 5.0], [0.0, -0.1, *NOT_NUMBERS]),
-    ("adapt.critic_lambd", [None, 0.0, 0.95, 1.0], [-0.1, 1.1, float("nan")]),
-    ("adapt.length_adaptive_lambd", [None, 0.05, 2.0], [0.0, -0.05, *NOT_NUMBERS]),
-    ("adapt.value_pretraining", [0, 4], [-1]),
-    ("adapt.max_staleness", [None, 0, 4], [-1]),
-    ("adapt.partial_rollout_tokens", [None, 1, 4096], [0, -1]),
-    *(
-        (f"adapt.max_shift_{of}", [None, 0.0, 0.3, 7.0], [-0.1, *NOT_NUMBERS])
-        for of in ("rollout", "fresh", "replayed")
-    ),
-    ("verifier.processes", [0, 1, 64], [-1]),
-    ("verifier.timeout", [1e-3, 60.0], [0.0, -1.0, *NOT_NUMBERS]),
-    ("verifier.memory_gib", [0.1, 4.0], [0.0, -1.0, *NOT_NUMBERS]),
-]
+NAN, INF = float("nan"), float("inf")
+# By what `errors.ALLOWED` calls a range: values at its ends, and values beyond them.
+LIMITS = {
+    "at least 0": ([0], [-1]),
+    "at least 1": ([1], [0, -1]),
+    "at least 2": ([2], [1, 0]),
+    "above 0": ([1e-9], [0.0, -0.1, NAN]),
+    "finite and at least 0": ([0.0], [-0.1, INF, NAN]),
+    "finite and above 0": ([1e-9], [0.0, -0.1, INF, NAN]),
+    "in [0, 1]": ([0.0, 1.0], [-0.1, 1.1, NAN]),
+    "in (0, 1]": ([1e-9, 1.0], [0.0, 1.1, NAN]),
+    "in (0, 1)": ([1e-9, 0.9], [0.0, 1.0, NAN]),
+}
+NUMBERS = {
+    f"{group}.{item.name}": item
+    for group, kind in config.GROUPS.items()
+    for item in fields(kind)
+    if item.metadata["argument"].get("type")
+}
 
 
-def numbers(kind: type) -> set[str]:
-    return {item.name for item in fields(kind) if item.metadata["argument"].get("type")}
-
-
-class TestRanges:
-    @pytest.mark.parametrize(("flag", "allowed", "refused"), RANGES, ids=[row[0] for row in RANGES])
-    def test_limits(self, flag, allowed, refused):
-        group, _, name = flag.partition(".")
-        for value in allowed:
-            check_numbers(group, config.GROUPS[group](**{name: value}))
-        for value in refused:
-            with pytest.raises(ConfigError, match=f"{flag} is {value}; "):
-                parse(f"--{flag}={value}", *["--adapt.method=bapo"] * (group == "adapt"))  # without it, the verifier's
-
-    def test_every_number_has_a_range(self):
-        kinds = {"adapt": AdaptConfig, "verifier": VerifierConfig}
-        assert {f"{group}.{name}" for group, kind in kinds.items() for name in numbers(kind)} == {
-            row[0] for row in RANGES
-        }
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_every_number_has_a_range(flag):
+    group, _, name = flag.partition(".")
+    allowed, refused = LIMITS[NUMBERS[flag].metadata["allowed"]]
+    for value in (*allowed, NUMBERS[flag].default):
+        check_numbers(group, config.GROUPS[group](**{name: value}))
+    for value in refused:
+        with pytest.raises(ConfigError, match=f"{flag} is {value}; "):
+            parse(f"--{flag}={value}", *["--adapt.method=bapo"] * (group == "adapt"))  # without it, the verifier's
 
 
 class TestMakeMethod:
@@ -482,58 +340,36 @@ class TestMakeMethod:
         for field in fields(BAPO):
             assert getattr(method, field.name) == getattr(wanted, field.name), field.name
 
-    def test_seed(self):
-        draws = [AdaptConfig(method="bapo").make_method(self.ARITHMETIC, seed=seed).rng.random() for seed in (7, 7, 8)]
-        assert draws[0] == draws[1] != draws[2]
-
-    @pytest.mark.parametrize(("prompts", "most"), [(256, 128), (9, 4), (1, 1)])
+    @pytest.mark.parametrize(("prompts", "most"), [(9, 4), (1, 1)])
     def test_a_reevaluation_has_half_of_a_rollout_batch_unless_said_otherwise(self, prompts, most):
         arithmetic = replace(self.ARITHMETIC, rollout_groups=prompts)
-        method = AdaptConfig(method="bapo").make_method(arithmetic, seed=0)
-        said = AdaptConfig(method="bapo", max_reevaluated_prompts=7).make_method(arithmetic, seed=0)
-        assert (method.max_reevaluated_prompts, said.max_reevaluated_prompts) == (most, 7)
+        assert AdaptConfig(method="bapo").make_method(arithmetic, seed=0).max_reevaluated_prompts == most
 
 
 # --- help and commands ------------------------------------------------------------------------------------------------
 
 
-class TestHelp:
-    def test_whole_help_prints_every_flag_of_ours(self, capsys):
-        with pytest.raises(SystemExit) as left:
-            main.run(["train", "--help"])
-        assert left.value.code == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert shown.startswith("usage: bapo-openrlhf train")
-        assert "uniform (a random 0.6 of them)" in shown and "60 %" not in shown
-        flags = [f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)]
-        assert len(flags) > 30 and all(name in shown for name in [*flags, "--algorithm", "--config"])
-        theirs = {name for name in host.build_parser()._option_string_actions if name.startswith("--")}
-        assert len([name for name in theirs if re.search(rf"{name}\b", shown)]) < 20  # in words about ours
-
-    def test_help_all_has_ours_first(self, capsys):
-        with pytest.raises(SystemExit) as left:
-            main.run(["train", "--help-all"])
-        assert left.value.code == 0
-        lines = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
-        known = arguments.build_parser("prog")._option_string_actions
-        assert set(lines) == {name for name in known if name.startswith("--")} - {"--help"}
-        theirs = [name in host.build_parser()._option_string_actions for name in lines]
-        assert theirs == sorted(theirs)
+@pytest.mark.parametrize(("flag", "all_of_them"), [("--help", False), ("--help-all", True)])
+def test_the_help_has_all_flags_of_ours_and_those_of_openrlhf_if_asked(capsys, flag, all_of_them):
+    with pytest.raises(SystemExit):
+        main.run(["train", flag])
+    shown = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")}
+    ours = {f"--{group}.{item.name}" for group, kind in config.GROUPS.items() for item in fields(kind)}
+    theirs = {name for name in host.build_parser()._option_string_actions if name.startswith("--")} - {"--help"}
+    assert shown == ours | {"--algorithm", "--config", "--help-all"} | (theirs if all_of_them else set())
 
 
 class TestCommands:
-    @pytest.mark.parametrize("argv", [[], ["-h"], ["--help"]])
+    @pytest.mark.parametrize("argv", [[], ["--help"]])
     def test_help_lists_the_commands(self, argv, capsys):
         assert main.run(argv) == 0
-        out, err = capsys.readouterr()
-        assert all(name in out for name in main.COMMANDS) and err == ""
+        shown = capsys.readouterr().out
+        assert all(name in shown for name in main.COMMANDS)
 
-    def test_errors_are_one_line_and_status_2(self, capsys):
-        unknown = (["trian"], "bapo-openrlhf: unknown command 'trian'")
-        for argv, says in (unknown, (["train", *GROUPS, "--algorithm", "dapo"], "error: algorithm is 'dapo'")):
-            assert main.run(argv) == 2
-            out, err = capsys.readouterr()
-            assert out == "" and err.count("\n") == 1 and err.startswith(says)
+    def test_an_unknown_one_is_an_error_of_one_line(self, capsys):
+        assert main.run(["trian"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "'trian'" in err
 
 
 # --- several files ----------------------------------------------------------------------------------------------------
@@ -545,16 +381,18 @@ class TestSeveralFiles:
         return parse("--config", *paths, *more)
 
     def test_a_later_one_wins_and_the_command_line_over_all(self, yaml_file):
-        first = "adapt: {buffer_size: 3, c1: 1/4, c2: [1/8, 1/2], replay_steps: 2}"
+        first = "adapt: {buffer_size: 3, c1: 1/4, c2: [1/8, 1/2], c3: [1/2, 5/8], replay_steps: 2}"
         second = "adapt.buffer_size: 4\nadapt.c2: 3/8\nadapt.replay_steps: 5"
-        adapt = self.parse(yaml_file, first, second, more=["--adapt.replay_steps=6"]).adapt
-        assert (adapt.buffer_size, adapt.c1, adapt.c2, adapt.replay_steps) == (4, "1/4", ["3/8"], 6)
+        adapt = self.parse(yaml_file, first, second, more=["--adapt.replay_steps=6", "--adapt.c3=5/8"]).adapt
+        assert (adapt.buffer_size, adapt.c1, adapt.c2, adapt.c3) == (4, "1/4", ["3/8"], ["5/8"])
+        assert adapt.replay_steps == 6
         again = self.parse(yaml_file, "adapt.buffer_size: 4", first, "adapt.c1: 1/8").adapt
         assert (again.buffer_size, again.c1) == (3, "1/8")
 
-    def test_may_be_named_one_by_one(self, yaml_file):
-        first, second = yaml_file("adapt.buffer_size: 3", "a.yaml"), yaml_file("adapt.buffer_size: 4", "b.yaml")
-        assert parse("--config", first, "--config", second).adapt.buffer_size == 4
+    def test_may_be_named_one_by_one_and_in_any_place(self, yaml_file):
+        first, second = (yaml_file(f"adapt: {{buffer_size: {size}, c1: 0}}", f"{size}.yaml") for size in (3, 4))
+        adapt = parse("--config", first, "--adapt.c1", "1/2", "--config", second).adapt
+        assert (adapt.buffer_size, adapt.c1) == (4, "1/2")
 
     def test_a_switch_is_undone_and_a_value_taken_back(self, yaml_file):
         first = "train.colocate_all: true\nadapt.buffer_size: 3\nactor.muon.nesterov: false"
@@ -563,20 +401,13 @@ class TestSeveralFiles:
         assert (args.train.colocate_all, args.actor.muon.nesterov) == (False, True)
         assert args.adapt.buffer_size == AdaptConfig().buffer_size
 
-    @pytest.mark.parametrize("more", [[], ["algorithm: grpo"]])
-    def test_a_file_that_contradicts_its_algorithm_is_refused(self, yaml_file, more):
+    def test_a_file_that_contradicts_its_algorithm_is_refused(self, yaml_file):
         with pytest.raises(ConfigError, match=r"algorithm grpo and algo\.advantage\.estimator gae"):
-            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", *more)
+            self.parse(yaml_file, "algorithm: grpo\nalgo.advantage.estimator: gae", "algorithm: grpo")
 
-    @pytest.mark.parametrize("wrong", [0, 1])
-    def test_an_error_names_its_own_file(self, yaml_file, wrong):
-        texts = ["adapt.buffer_size: 1", "adapt.buffer_size: 2"]
-        texts[wrong] += "\nadapt.bufer_size: 3"
-        with pytest.raises(ConfigError, match=rf"{wrong}\.yaml: unknown flag adapt\.bufer_size"):
-            self.parse(yaml_file, *texts)
-
-
-OF_A_METHOD = [path for path in METHODS if "adapt.method" in dict(flags_in(yaml.safe_load(path.read_text())))]
+    def test_an_error_names_its_own_file(self, yaml_file):
+        with pytest.raises(ConfigError, match=r"1\.yaml: unknown flag adapt\.bufer_size"):
+            self.parse(yaml_file, "adapt.buffer_size: 1", "adapt.bufer_size: 3", "adapt.buffer_size: 2")
 
 
 class TestFilesThatDisagree:
@@ -604,15 +435,11 @@ class TestFilesThatDisagree:
         adapt = parse("--config", yaml_file(self.TASK), *paths).adapt  # two variants of one method
         assert (adapt.method, adapt.c1, adapt.eps) == ("bapo", "1/4", 1.0)
 
-    @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-    @pytest.mark.parametrize("path", OF_A_METHOD, ids=lambda p: p.stem)
-    def test_a_methods_file_with_a_plain_algorithm(self, yaml_file, path, algorithm):
-        task = yaml_file(self.TASK)
-        for words in (["--algorithm", algorithm], ["--config", yaml_file(f"algorithm: {algorithm}", "plain.yaml")]):
-            with pytest.raises(ConfigError) as error:
-                parse("--config", task, str(path), *words)
-            assert f"algorithm {algorithm} ({words[-1] if 'config' in words[0] else '--algorithm'})" in str(error.value)
-            assert str(path) in str(error.value)
+    def test_a_methods_file_with_a_plain_algorithm(self, yaml_file):
+        method, plain = yaml_file("adapt.method: mopps", "method.yaml"), yaml_file("algorithm: grpo", "plain.yaml")
+        for words, where in ((["--algorithm", "grpo"], "--algorithm"), (["--config", plain], plain)):
+            says, _ = self.refusal(yaml_file, self.TASK, more=["--config", method, *words])
+            assert f"algorithm grpo ({where})" in says and method in says
 
     def test_the_command_line_overrules_all_files(self, yaml_file):
         paths = [yaml_file(self.TASK), yaml_file("adapt.method: mopps", "m.yaml"), yaml_file("adapt.method: dots", "d")]
@@ -646,21 +473,18 @@ class TestChosenFlags:
         for words in ([], ["--algorithm", "grpo"]):
             assert "adapt.c1" in parse("--config", yaml_file("adapt: {c1: 1/4, c2: null}"), *words).chosen
 
-    def test_they_are_no_flag(self, yaml_file):
-        assert "chosen" not in config.flags_of(parse("--adapt.c1", "1/4"))
-
 
 class TestSwitches:
     """A switch takes a value as in YAML, on the command line too."""
 
-    @pytest.mark.parametrize("word", ["true", "True", "yes", "on"])
+    @pytest.mark.parametrize("word", ["true", "on"])
     def test_on(self, word):
         more = ["--vllm.num_engines", "8"]
         for words in ([f"--train.colocate_all={word}"], ["--train.colocate_all", word], ["--train.colocate_all"]):
             assert parse(*words, *more).train.colocate_all is True
             assert parse(*words, *more, "--train.colocate_all", "false").train.colocate_all is False
 
-    @pytest.mark.parametrize("word", ["false", "False", "no", "off"])
+    @pytest.mark.parametrize("word", ["false", "off"])
     def test_off_over_a_file(self, yaml_file, word):
         path = yaml_file("ds.packing_samples: true\nactor.muon.nesterov: true")
         args = parse("--config", path, "--ds.packing_samples", word, f"--actor.muon.nesterov={word}")
@@ -675,9 +499,7 @@ class TestSwitches:
 
     def test_each_switch_of_the_table(self):
         parser = arguments.build_parser("")
-        switches = [action for action in parser._actions if is_switch(action)]
-        assert len(switches) > 30
-        for action in switches:
+        for action in filter(is_switch, parser._actions):
             for word in ("true", "false"):
                 result = parse_words(parser, [action.option_strings[0], word])
                 assert getattr(result, action.dest) is ((word == "true") == action.const)
@@ -691,8 +513,7 @@ TABLE_3 = {
     "train.num_episodes": 3, "train.seed": 42, "train.batch_size": 64 * 8,  # samples of a mini-batch of 64 groups
     "actor.adam.lr": 1e-6, "actor.entropy_coef": 0.001, "algo.kl.init_coef": 0.001, "algo.advantage.lambd": 1.0,
 }  # fmt: skip
-
-
+RESPONSES = {"ba_ppo": 4096, "countdown": 3584, "geometry": 2048, "math": 8192}  # tokens, by a part of the name
 CORRECTIONS = sorted((ROOT / "configs" / "corrections").glob("*.yaml"))
 # What another algorithm or method brings with it.
 FOLLOWS = {"config", "algorithm", "algo.advantage.estimator", "adapt.method", "critic.model_name_or_path",
@@ -757,18 +578,11 @@ class TestMethodFiles:
         assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == 2 * args.train.batch_size
         assert args.adapt.skip_zero_advantage and args.actor.entropy_coef is None and args.algo.kl.init_coef == 0
 
-    @pytest.mark.parametrize(
-        ("share", "names"),
-        [
-            (F(1, 2), ("dots", "repo", "exgrpo", "freshness", "prompt_replay")),
-            (F(3, 5), ("remix",)),
-            (F(2, 3), ("rollout_replay",)),
-        ],
-    )
-    def test_shares_of_the_batch_are_those_of_the_methods(self, share, names):
-        for name in names:
+    def test_shares_of_the_batch_are_those_of_the_methods(self):
+        half = dict.fromkeys(("dots", "repo", "exgrpo", "freshness", "prompt_replay"), F(1, 2))
+        for name, share in (half | {"remix": F(3, 5), "rollout_replay": F(2, 3)}).items():
             args = with_quickstart(f"methods/{name}.yaml")
-            assert F(args.rollout.batch_size, args.adapt.batch_size) == share
+            assert F(args.rollout.batch_size, args.adapt.batch_size) == share, name
 
 
 class TestPresets:
@@ -786,22 +600,6 @@ class TestPresets:
         longest_prompt = 512 if countdown else 2048  # Qwen2.5-Math takes 4096 tokens in all
         assert args.data.max_len - args.rollout.max_new_tokens == longest_prompt
         assert args.ckpt.save_steps % adapt.rollout_delay == 0
-
-    @pytest.mark.parametrize(
-        ("name", "model", "buffer", "response"),
-        [
-            ("ba_ppo_qwen3_4b", "Qwen/Qwen3-4B", 64, 4096),
-            ("bapo_grpo_math_qwen3_8b", "Qwen/Qwen3-8B", 256, 8192),
-            ("bapo_grpo_math_r1_distill_qwen_1.5b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 256, 8192),
-            ("bapo_grpo_countdown_qwen2.5_math_1.5b", "Qwen/Qwen2.5-Math-1.5B", 256, 3584),
-            ("bapo_grpo_countdown_qwen2.5_math_7b", "Qwen/Qwen2.5-Math-7B", 256, 3584),
-            ("bapo_grpo_geometry_qwen2.5_vl_3b", "Qwen/Qwen2.5-VL-3B-Instruct", 256, 2048),
-            ("bapo_grpo_geometry_qwen2.5_vl_7b", "Qwen/Qwen2.5-VL-7B-Instruct", 256, 2048),
-        ],
-    )
-    def test_names_models_and_lengths(self, name, model, buffer, response):
-        args = arguments.parse(["--config", str(ROOT / "configs" / f"{name}.yaml")])
-        critic = model if name.startswith("ba_ppo") else None
-        assert name.startswith(args.algorithm) and args.run.name == name and args.adapt.method == "bapo"
-        assert (args.actor.model_name_or_path, args.critic.model_name_or_path) == (model, critic)
-        assert (args.adapt.buffer_size, args.rollout.max_new_tokens) == (buffer, response)
+        assert args.rollout.max_new_tokens == next(most for part, most in RESPONSES.items() if part in path.stem)
+        assert adapt.buffer_size == (64 if path.stem.startswith("ba_ppo") else 256)
+        assert path.stem.startswith(args.algorithm) and adapt.method == "bapo"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,20 +10,16 @@ from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import ALIASES, did_you_mean
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import ALGORITHMS
-from bapo_openrlhf.methods.registry import method_class
 
 # What users of TRL, verl and older versions of OpenRLHF type, typing errors, and the flags that do it here.
 MEANT = {
     "--lr": "--actor.adam.lr",
     "--learning-rate": "--actor.adam.lr",
     "--actor.lr": "--actor.adam.lr",  # argparse says that this is the beginning of several flags
-    "--model": "--actor.model_name_or_path",
     "--model_name_or_path": "--actor.model_name_or_path or --reward.model_name_or_path or --critic.model_name_or_path",
     "--data": "--data.prompt_dataset",
     "--batch_size": "--train.batch_size or --adapt.batch_size or --rollout.batch_size",
-    "--n_samples_per_prompt": "--rollout.n_samples_per_prompt or --eval.n_samples_per_prompt",
     "--num_generations": "--rollout.n_samples_per_prompt",
-    "--output_dir": "--ckpt.output_dir",
     "--adapt.bufer_size": "--adapt.buffer_size",
     "--lora_rank": "--ds.lora.rank",
     "--actor_num_gpus_per_node": "--actor.num_gpus_per_node",
@@ -69,19 +64,13 @@ def test_nothing_like_it():
     assert did_you_mean("a\nb", [*ALGORITHMS]) == ""
 
 
-@pytest.mark.parametrize("written", ["BA-PPO", "ba-ppo", "BA_PPO"])
-def test_an_algorithm_in_the_letters_of_the_paper(written):
-    assert did_you_mean(written, ALGORITHMS) == "; did you mean ba_ppo?"
-
-
-def test_the_beginning_of_several_flags():
-    assert refusal("--train.colocate").startswith("ambiguous option: --train.colocate could match --train.colocate_")
+def test_an_algorithm_in_the_letters_of_the_paper():
+    assert did_you_mean("BA-PPO", ALGORITHMS) == "; did you mean ba_ppo?"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("--train.batch_size 1 2", "unexpected word '2'; the flag before it"),
         ("--train.batch_size 1 -2", "unexpected word '-2'; the flag before it"),
         ("x.yaml", "unexpected word 'x.yaml'; did you mean --config x.yaml?"),
     ],
@@ -95,8 +84,6 @@ def test_a_word_too_many(words, says):
     [
         ("study --config x.yaml --onlyreport", "; did you mean --only-report?\n"),
         ("plan --lr 1", "; did you mean --actor.adam.lr?\n"),
-        ("evaluate --benchmarks aime24 --modle m", "; did you mean --model?\n"),
-        ("report runs/x --out x.html", "; did you mean --output?\n"),
         ("watch my run --once", "a name with spaces must be in quotes\n"),
     ],
 )
@@ -114,20 +101,12 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err == "bapo-openrlhf methods was stopped by Ctrl-C\n"
 
 
-@pytest.mark.parametrize(
-    "words", ["--algorithm dapo", "--algorithm mopps", "--algorithm bapo_grpo --adapt.method dapo"]
-)
+@pytest.mark.parametrize("words", ["--algorithm dapo", "--algorithm mopps", "--adapt.method dapo"])
 def test_the_name_of_a_file_of_flags(words):
     """dapo is only a file, and mopps a method, too."""
     name = words.split()[-1]
-    if "--adapt.method" in words:
-        with pytest.raises(ConfigError) as error:
-            method_class(name)
-        said = str(error.value)
-    else:
-        said = refusal(*words.split())
-    assert f"{name} is a file of flags: name configs/methods/{name}.yaml " in said
-    assert (Path(__file__).parents[3] / "configs" / "methods" / f"{name}.yaml").is_file()
+    says = refusal("--rollout.n_samples_per_prompt=8", *words.split())
+    assert f"{name} is a file of flags: name configs/methods/{name}.yaml " in says
 
 
 @pytest.mark.parametrize(
