@@ -59,22 +59,6 @@ def tree(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("more", [[], ["--run.overwrite"], ["--ckpt.load_enable"]])
-@pytest.mark.parametrize(
-    ("place", "flag"),
-    [("runs/mine", "run.name is mine"), ("runs/mine/checkpoints", "ckpt.path is runs/mine/checkpoints")],
-)
-def test_train(run, tmp_path, more, place, flag):
-    (tmp_path / place).mkdir(parents=True)
-    (tmp_path / "runs/mine/metrics.jsonl").write_text('{"step": 1}\n')
-    with mine(tmp_path / place):
-        before = tree(tmp_path)
-        status, error = run("train", *FLAGS, "--run.name=mine", *more)
-        assert status == 2 and error.count("\n") == 1
-        assert error.startswith(f"error: {flag}, and {tmp_path / place} already has a run that is going on: process ")
-        assert tree(tmp_path) == before
-
-
 def test_one_folder_for_both(tmp_path):
     (tmp_path / "link").symlink_to("runs")
     args = SimpleNamespace(
@@ -86,17 +70,7 @@ def test_one_folder_for_both(tmp_path):
         pass
 
 
-def test_smoke(run, tmp_path):
-    folder = tmp_path / "runs/smoke/mine"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").touch()
-    with mine(folder):
-        status, error = run("smoke", *FLAGS, "--run.name=mine")
-        assert (folder / "config.yaml").exists()
-    assert status == 2
-    assert error.startswith(f"error: run.name is mine, and {folder} already has a smoke run that is going on: process ")
-
-
+TRAIN = ("train", *FLAGS, "--run.name=mine")
 STUDY = ("study", "--config", "study.yaml", "--output", "out")
 
 
@@ -105,10 +79,26 @@ def study_file(tmp_path):
     (tmp_path / "study.yaml").write_text("name: s\nseeds: [1]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
 
 
-def test_study(run, tmp_path, study_file):
-    with mine(tmp_path / "out"):
-        status, error = run(*STUDY)
-    assert status == 2 and error.startswith("error: --output is out, and out already has a study that is going on: ")
+@pytest.mark.parametrize(
+    ("words", "place", "flag", "what"),
+    [
+        (TRAIN, "runs/mine", "run.name is mine", "run"),
+        ((*TRAIN, "--run.overwrite"), "runs/mine", "run.name is mine", "run"),
+        ((*TRAIN, "--ckpt.load_enable"), "runs/mine/checkpoints", "ckpt.path is runs/mine/checkpoints", "run"),
+        (("smoke", *TRAIN[1:]), "runs/smoke/mine", "run.name is mine", "smoke run"),
+        (STUDY, "out", "--output is out", "study"),
+    ],
+)
+def test_a_second_run_changes_nothing(run, tmp_path, study_file, words, place, flag, what):
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "config.yaml").write_text("mine")
+    with mine(tmp_path / place):
+        before = tree(tmp_path)
+        status, error = run(*words)
+        assert tree(tmp_path) == before
+    assert status == 2 and error.count("\n") == 1
+    assert error.startswith(f"error: {flag}, and ")
+    assert f"{place} already has a {what} that is going on: process " in error
 
 
 def test_a_study_none_of_whose_runs_makes_a_step(run, monkeypatch, study_file):
@@ -136,17 +126,13 @@ def test_two_runs_of_one_name(tmp_path):
     assert first.stdout.readline() == b"training\n"
     folder = tmp_path / "runs/race"
     record.RunRecord(folder).append(1, {"rollouts/total": 16})
-    for more in ([], ["--actor.adam.lr=1e-5"], ["--run.overwrite"]):
-        second = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "bapo_openrlhf.cli", "train", *words, *more],
-            cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        *imported, error = second.stderr.splitlines()
-        assert second.returncode == 2 and second.stdout == ""
-        assert error.startswith(f"error: run.name is race, and {folder} already has a run that is going on: process ")
-        assert f"process {first.pid} on " in error
-        assert all(line.startswith("import time:") for line in imported)
-        assert not {"ray", "torch", "vllm", "deepspeed"} & {line.rpartition("|")[2].strip() for line in imported}
+    second = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "bapo_openrlhf.cli", "train", *words, "--run.overwrite"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    *imported, error = second.stderr.splitlines()
+    assert second.returncode == 2 and second.stdout == "" and f"going on: process {first.pid} on " in error
+    assert not {"ray", "torch", "vllm", "deepspeed"} & {line.rpartition("|")[2].strip() for line in imported}
     assert [row["step"] for row in record.read_metrics(folder)] == [1]
     first.kill()
     first.wait()
