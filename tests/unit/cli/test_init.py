@@ -44,12 +44,6 @@ def test_its_next_commands_can_be_copied(tmp_path, monkeypatch, capsys):
     assert "pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
 
 
-def test_a_local_model_that_is_not_there_yet(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main.run(["init", "mine", "--model", "./mine/model"]) == 0
-    assert f'model_name_or_path: "{tmp_path}/mine/model" #' in (tmp_path / "mine" / "config.yaml").read_text()
-
-
 def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0
@@ -65,7 +59,7 @@ def test_it_is_the_one_gpu_preset_on_other_data(folder):
 def test_its_own_tests_pass(folder):
     status, out = own_tests(folder)
     rows = [line for name in ("train", "eval") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-    assert status == 0 and len(rows) == 68 and f"{8 + 1 + len(rows)} passed" in out
+    assert status == 0 and len(set(rows)) == 68 and f"{8 + 1 + len(rows)} passed" in out
 
 
 @pytest.mark.parametrize(
@@ -166,71 +160,62 @@ def test_a_model_that_is_here_is_looked_at(tmp_path, chat):
     assert flags["data.apply_chat_template"] == chat
     assert (flags["data.max_len"], flags["rollout.max_new_tokens"]) == (300, 150)
     header = (tmp_path / "task" / "config.yaml").read_text().split("algorithm:")[0]
-    # 2 layers of 4 x 64 x 64 + 3 x 64 x 128 + 2 x 64, 2 embeddings of 1000 x 64, and the last norm
-    assert 2 * (4 * 64**2 + 3 * 64 * 128 + 128) + 2 * 64_000 + 64 == 210_240
     assert str(model) in header and "0.21 million parameters" in header and "2 GPUs" in header and "24 GB" in header
 
 
-@pytest.mark.parametrize(
-    ("parameters", "rate"),
-    [(None, 1e-6), (8e9, 1e-6), (3e9, 1e-6), (0.6e9, 3e-6), (134_515_008, 1e-5), (210_000, 5e-4)],
-)
-def test_a_smaller_model_has_a_higher_rate(parameters, rate):
-    assert float(first_run.rate_for(parameters)) == rate
+def test_a_smaller_model_has_a_higher_rate():
+    rates = {None: 1e-6, 8e9: 1e-6, 3e9: 1e-6, 0.6e9: 3e-6, 134_515_008: 1e-5, 210_000: 5e-4}
+    assert {size: float(first_run.rate_for(size)) for size in rates} == rates
+
+
+# The kinds of problems, and how each is solved with its numbers.
+KINDS = {
+    r"What is \d+ \+ \d+\?": lambda a, b: a + b,
+    r"What is \d+ - \d+\?": lambda a, b: a - b,
+    r"What is \d+ x \d+ - \d+\?": lambda a, b, c: a * b - c,
+    r"A box has .* are (bad|broken)\. How many (apples|eggs) are (good|whole)\?": lambda a, b, c: a * b - c,
+    r"(Tom writes|Mia reads) \d+ (lines|pages) a day\. .*": lambda a, b: b / a,
+    r"What is the remainder of \d+ divided by \d+\?": lambda a, b: a % b,
+    r"What is the remainder of \d+ to the power of \d+ divided by \d+\?": lambda a, b, c: a**b % c,
+    r"How many whole numbers from 1 to \d+ can be divided by \d+\?": lambda _, n, k: len(range(k, n + 1, k)),
+    r"How many whole numbers .* by 6 but not by 4\?": lambda _, n, a, b: n // a - n // 12,
+    r"How many whole numbers .* have a digit 7\?": lambda _, n, digit: sum(str(digit) in str(m) for m in range(n + 1)),
+    r"The sum of three whole numbers in a row is \d+. What is the smallest of them\?": lambda n: (n - 3) / 3,
+    r"The sum of three whole numbers in a row is \d+. What is the greatest of them\?": lambda n: n / 3 + 1,
+    r"A (film begins|train leaves) at .* How many minutes .*": lambda a, b, c, d: 60 * (c - a) + d - b,
+    r"In how many different orders can the letters of the word LEVEL be written\?": lambda: 120 / (2 * 2),
+    r"A garden is .* How many meters of fence go around it\?": lambda a, b: 2 * (a + b),
+    r"A shop sells pens in packs .* How many packs must it buy\?": lambda a, b: -(-b // a),
+    r"A shirt costs \d+ euros\..*": lambda price, less, more: price * (1 - less / 100) * (1 + more / 100),
+}
 
 
 def test_labels_are_right(folder):
-    """Worked out here again, where that is short."""
-    rows = {}
     for name in ("train", "eval"):
         for line in (folder / f"{name}.jsonl").read_text().splitlines():
             row = json.loads(line)
-            rows[row["input"].split(" Think")[0]] = float(row["label"])
-    numbers = {
-        "What is 38 + 47?": 38 + 47,
-        "What is 17 x 6 - 20?": 17 * 6 - 20,
-        "A box has 12 rows of 8 eggs. 5 eggs are broken. How many eggs are whole?": 12 * 8 - 5,
-        "A train leaves at 9:40 and arrives at 12:15. How many minutes does it travel?": 12 * 60 + 15 - 9 * 60 - 40,
-        "Mia reads 24 pages a day. Her book has 312 pages. After how many days has she read the whole book?": 312 / 24,
-        "The sum of three whole numbers in a row is 96. What is the greatest of them?": 96 / 3 + 1,
-        "How many whole numbers from 1 to 200 can be divided by 6 but not by 4?": 200 // 6 - 200 // 12,
-        "What is the remainder of 7 to the power of 20 divided by 13?": 7**20 % 13,
-        "In how many different orders can the letters of the word LEVEL be written?": 120 / (2 * 2),
-        "What is 56 + 29?": 56 + 29,
-        "A garden is 14 meters long and 9 meters wide. How many meters of fence go around it?": 2 * (14 + 9),
-        "A shop sells pens in packs of 6. A school needs 250 pens. How many packs must it buy?": -(-250 // 6),
-        "How many whole numbers from 1 to 100 have a digit 7?": sum("7" in str(n) for n in range(1, 101)),
-    }
-    shirt = [question for question in rows if question.startswith("A shirt costs 40 euros.")]
-    others = {question: answer(question) for question in rows.keys() - numbers.keys() - set(shirt)}
-    assert len(others) == 54 and rows == numbers | others | {shirt[0]: pytest.approx(40 * 0.85 * 1.1)}
+            question = row["input"].split(" Think")[0]
+            (solve,) = (solve for pattern, solve in KINDS.items() if re.fullmatch(pattern, question))
+            numbers = map(int, re.findall(r"\d+", question))
+            assert float(row["label"]) == pytest.approx(solve(*numbers)), question
 
 
-def answer(question):
-    """The answer to one of the questions of which there are several with other numbers."""
-    numbers = [int(word) for word in re.findall(r"\d+", question)]
-    kinds = {
-        r"What is \d+ \+ \d+\?": lambda a, b: a + b,
-        r"What is \d+ - \d+\?": lambda a, b: a - b,
-        r"What is \d+ x \d+ - \d+\?": lambda a, b, c: a * b - c,
-        r"A box has .* apples are bad. How many apples are good\?": lambda a, b, c: a * b - c,
-        r"Tom writes \d+ lines a day. His letter has \d+ lines. .*": lambda a, b: b / a,
-        r"What is the remainder of \d+ divided by \d+\?": lambda a, b: a % b,
-        r"How many whole numbers from 1 to \d+ can be divided by \d+\?": lambda _, n, k: len(range(k, n + 1, k)),
-        r"The sum of three whole numbers in a row is \d+. What is the smallest of them\?": lambda n: (n - 3) / 3,
-        r"A film begins at .* How many minutes does it last\?": lambda a, b, c, d: 60 * (c - a) + d - b,
-    }
-    (kind,) = (solve for pattern, solve in kinds.items() if re.fullmatch(pattern, question))
-    return kind(*numbers)
-
-
-def test_what_is_there_is_kept(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["mine"], "DIR is mine; it has files in it"),
+        (["file"], "DIR is file; it must be a folder"),
+        (["a@b"], "must not have @"),
+        (["new", "--algorithm", "bapo"], "algorithm is 'bapo'"),
+        (["new", "--gpus", "3"], "gpus is 3; it must be 1, 2, 4 or 8."),
+    ],
+)
+def test_what_it_does_not_take_changes_nothing(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name, says in (("mine", "it has files in it"), ("file", "it must be a folder"), ("a@b", "must not have @")):
-        assert main.run(["init", str(tmp_path / name)]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith(f"error: DIR is {tmp_path / name}; ") and says in err
-        assert err.count("\n") == 1
+    assert main.run(["init", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and says in err and err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "mine", "notes"]
