@@ -17,7 +17,6 @@ from bapo_openrlhf.cli import main, model
 
 HIDDEN, HEADS, KV_HEADS, INNER, LAYERS = 16, 4, 2, 32, 2
 TOKENS = ["<unk>", "<begin>", "<end>", "<pad>", *"abcdefgĠ", "ab", "Ġab"]
-MERGES = ["a b", "Ġ ab"]
 TEMPLATE = "{% for message in messages %}<begin>{{ message['content'] }}<end>{% endfor %}"
 NAMES = {  # names in GGUF and in transformers, and shapes
     "attn_q": ("self_attn.q_proj", (HIDDEN, HIDDEN)),
@@ -49,27 +48,18 @@ def write_gguf(path):
     wanted |= {f"model.layers.{n}.{name}.weight": shape for n in range(LAYERS) for name, shape in NAMES.values()}
     wanted = {name: random.normal(size=shape).astype(np.float32) for name, shape in wanted.items()}
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("a small one")
-    writer.add_license("mit")
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 4 + [1] * (len(TOKENS) - 4))  # 3: a special token
-    writer.add_token_merges(MERGES)
-    for name, number in (("unk", 0), ("bos", 1), ("eos", 2), ("pad", 3)):
-        getattr(writer, f"add_{name}_token_id")(number)
-    writer.add_chat_template(TEMPLATE)
-    writer.add_tensor("token_embd.weight", wanted["model.embed_tokens.weight"])
-    writer.add_tensor("output_norm.weight", wanted["model.norm.weight"])
-    writer.add_tensor("output.weight", wanted["lm_head.weight"])
+    fields = {
+        "name": "a small one", "license": "mit", "context_length": 64, "embedding_length": HIDDEN,
+        "block_count": LAYERS, "feed_forward_length": INNER, "head_count": HEADS, "head_count_kv": KV_HEADS,
+        "layer_norm_rms_eps": 1e-5, "rope_freq_base": 10000.0, "vocab_size": len(TOKENS), "tokenizer_model": "gpt2",
+        "token_list": TOKENS, "token_types": [3] * 4 + [1] * (len(TOKENS) - 4),  # 3: a special token
+        "token_merges": ["a b", "Ġ ab"], "unk_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+        "chat_template": TEMPLATE,
+    }  # fmt: skip
+    for name, value in fields.items():
+        getattr(writer, f"add_{name}")(value)
+    for name, theirs in {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}.items():
+        writer.add_tensor(f"{name}.weight", wanted[f"{theirs}.weight"])
     for layer in range(LAYERS):
         for name, (theirs, _) in NAMES.items():
             weights = wanted[f"model.layers.{layer}.{theirs}.weight"]

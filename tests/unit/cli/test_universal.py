@@ -128,8 +128,7 @@ def test_a_run_without_a_critic(store, converter, capsys, tmp_path):
 def test_a_damaged_checkpoint_is_named_and_an_older_one_converted(store, converter, capsys):
     (store.path / "_critic" / "global_step4" / "mp_rank_00_model_states.pt").unlink()
     status, out, err = run(store, capsys)
-    assert status == 0 and "any number of ranks can resume global_step2" in out
-    assert "checkpoint global_step4 is skipped: " in err
+    assert status == 0 and "global_step2" in out and "checkpoint global_step4 is skipped: " in err
 
 
 @pytest.mark.parametrize(("fails_at", "part"), [(1, "_actor"), (2, "_critic")])
@@ -150,28 +149,26 @@ def test_what_a_killed_conversion_left_is_removed(store, converter, capsys):
     assert not (store.path / "_universal").exists() and len(tree(store.path)) == len(before) + 4
 
 
-def test_what_deepspeed_cannot_convert(store, converter, capsys):
-    write_settings(store, "--ds.zero_stage=0")
-    before = tree(store.path)
-    status, _, err = run(store, capsys)
-    assert status == 2 and err.startswith("error: ds.zero_stage is 0; with ds.use_universal_ckpt ")
-    assert err.count("\n") == 1 and tree(store.path) == before and not converter.asked
-
-
-def test_a_checkpoint_without_parts(store, converter, capsys):
-    """Also if nobody knows the settings."""
+def without_parts(store):
+    """Nobody knows the settings, either."""
     (store.path / SETTINGS).unlink()
     save(store, 6, ranks=0)
-    status, _, err = run(store, capsys)
-    assert status == 2 and "global_step6 has no part for each rank (ds.zero_stage 0)" in err and not converter.asked
 
 
-def test_a_model_that_was_never_trained(store, converter, capsys):
-    save(store, 6, state={})
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda store: write_settings(store, "--ds.zero_stage=0"), "ds.zero_stage is 0; with ds.use_universal_ckpt "),
+        (without_parts, "global_step6 has no part for each rank (ds.zero_stage 0)"),
+        (lambda store: save(store, 6, state={}), "_actor/global_step6 has no state of an optimizer"),
+    ],
+)
+def test_what_deepspeed_cannot_convert(store, converter, capsys, change, says):
+    change(store)
     before = tree(store.path)
     status, _, err = run(store, capsys)
-    assert status == 2 and err.startswith(f"error: {store.path}/_actor/global_step6 has no state of an optimizer")
-    assert tree(store.path) == before
+    assert status == 2 and says in err and err.count("\n") == 1
+    assert tree(store.path) == before and not converter.asked
 
 
 def test_while_the_run_goes_on(store, converter, capsys):
