@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.model_trial import Generates, Loaded, Scheduled, Synced
+from bapo_openrlhf.launch.model_trial import Generates, Loaded, Noisy, Scheduled, Synced
 from bapo_openrlhf.launch.questions import ANSWERS, Questions
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -126,25 +126,24 @@ class TestLoaded:
         if head:
             assert load(path, "critic") == []
 
-    def test_what_a_tied_model_needs_not_have(self, folder):
+    @pytest.mark.parametrize(
+        ("kind", "saved"),
+        [
+            ("qwen2 tied", lambda weights: {"lm_head.weight": weights["model.embed_tokens.weight"].clone(), **weights}),
+            ("llama tied", lambda weights: {name.removeprefix("model."): one for name, one in weights.items()}),
+            ("llama", lambda weights: weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+        ],
+        ids=["a tied head", "without the prefix of a model with a head", "a table that old versions saved"],
+    )
+    def test_what_is_whole_too(self, folder, kind, saved):
+        path = folder(kind)
+        write(path, saved(weights_of(path)))
+        assert load(path) == load(path, "critic") == []
+
+    def test_a_model_that_is_tied_no_more_needs_its_head(self, folder):
         path = folder("qwen2 tied")
-        weights = weights_of(path)
-        assert "lm_head.weight" not in weights
-        write(path, weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
-        assert load(path) == load(path, "critic") == []
         change(path, tie_word_embeddings=False)
-        write(path, weights)
         assert "it has no weights lm_head.weight, " in refusal(lambda: load(path))
-
-    def test_a_model_without_the_prefix_of_one_with_a_head(self, folder):
-        path = folder("llama tied")
-        write(path, {name.removeprefix("model."): value for name, value in weights_of(path).items()})
-        assert load(path) == load(path, "critic") == []
-
-    def test_tables_that_old_versions_saved_are_no_weights(self, folder):
-        path = folder("llama")
-        write(path, weights_of(path) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
-        assert load(path) == load(path, "critic") == []
 
     def test_a_critic_needs_no_language_model(self, folder):
         path = folder()
@@ -204,12 +203,6 @@ class TestGenerates:
         assert self.ask(path) == []
         assert "max_position_embeddings=64" in refusal(lambda: self.ask(path, 65))
 
-    @pytest.mark.parametrize("key", ["n_positions", "max_seq_len", "seq_length", "model_max_length"])
-    def test_it_has_many_names_for_the_longest_sequence(self, folder, key):
-        path = folder()
-        change(path, **{key: 32})
-        assert f"{key}=32" in refusal(lambda: self.ask(path)) and self.ask(path, 32) == []
-
     def test_what_generates_no_text(self, folder):
         path = folder()
         change(path, architectures=None)
@@ -220,6 +213,21 @@ class TestGenerates:
         says = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
         (path / "hf_quant_config.json").write_text(json.dumps(says))
         assert "quantized (modelopt)" in refusal(lambda: self.ask(path))
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"model_type": "qwen2", "attention_dropout": 0.3}, ["attention_dropout 0.3"]),
+        ({"model_type": "gpt2"}, ["attn_pdrop 0.1"]),  # by default
+        ({"model_type": "mine", "text_config": {"hidden_dropout": 0.2}}, ["hidden_dropout 0.2"]),
+        ({"model_type": "qwen2"}, []),
+    ],
+)
+def test_dropout_is_named(tmp_path, config, named):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    warnings = Noisy("actor.model_name_or_path", str(tmp_path)).answer()
+    assert len(warnings) == len(named) and all(name in text for name, text in zip(named, warnings, strict=True))
 
 
 KIND_OF_SCHEDULE = ["linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup",

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,8 +47,14 @@ def serve() -> Iterator[Callable[..., str]]:
 
 @pytest.mark.parametrize("sent", [False, True])
 def test_each_is_asked_once_as_a_run_asks(serve, sent):
+    """What it cannot find without the responses is said unless it gets them."""
     first, second = serve(), serve()
-    assert check_reward_servers([first, second, first], PROBLEM, send_responses=sent) == []
+    args = SimpleNamespace(
+        reward=SimpleNamespace(remote_url=[first, second, first]),
+        train=SimpleNamespace(agent_func_path=None),
+        verifier=SimpleNamespace(send_responses=sent),
+    )
+    assert rewards.check_reward(args, PROBLEM, ["what it cannot find"]) == ["what it cannot find"] * (not sent)
     more = {"responses": [""]} if sent else {}
     assert serve.requests == [{"query": ["1+1="], "prompts": ["1+1="], "labels": ["2"], **more}] * 2
 
