@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable
-from dataclasses import fields
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from bapo_openrlhf import flash_attention
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.errors import ConfigError, Ended, RunError
-from bapo_openrlhf.flags import config
 from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.sizes import batch_arithmetic
 from bapo_openrlhf.launch import resume
@@ -41,17 +38,11 @@ def start(tmp_path, monkeypatch):
         metrics: dict | None = None, **flags,
     ) -> tuple[dict, dict]:  # fmt: skip
         words = {
-            "algorithm": "bapo_grpo",
-            "actor.model_name_or_path": "model",
-            "reward.remote_url": "reward.py",
-            "rollout.batch_size": 4,
-            "rollout.n_samples_per_prompt": 4,
-            "train.batch_size": 8,
-            "train.micro_batch_size": 2,
-            "run.dir": tmp_path / "runs",
-            "run.name": "mine",
+            "algorithm": "bapo_grpo", "actor.model_name_or_path": "model", "reward.remote_url": "reward.py",
+            "rollout.batch_size": 4, "rollout.n_samples_per_prompt": 4, "train.batch_size": 8,
+            "train.micro_batch_size": 2, "run.dir": tmp_path / "runs", "run.name": "mine",
             "ckpt.path": tmp_path / "checkpoints",
-        } | {name.replace("__", "."): value for name, value in flags.items()}
+        } | {name.replace("__", "."): value for name, value in flags.items()}  # fmt: skip
         argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in words.items()]
 
         def train(args, signals) -> None:
@@ -73,13 +64,17 @@ def start(tmp_path, monkeypatch):
     return run
 
 
-def save(path: Path, step: int, *, whole: bool = True) -> None:
+def save(path: Path, step: int, *more: str, whole: bool = True, adapted: bool = True) -> None:
+    """Write a checkpoint of the actor, with more files by their paths below its parts. Plain OpenRLHF has no state."""
     store, tag = CheckpointStore(path, critic=False), f"global_step{step}"
-    save_state(store.begin(tag), {})
-    (path / "_actor" / tag).mkdir(parents=True)
-    (path / "_actor" / tag / "model.pt").write_text("weights")
+    if adapted:
+        save_state(store.begin(tag), {})
+    (path / "_actor" / tag).mkdir(parents=True, exist_ok=True)
+    for name in ("_actor/model.pt", *more):
+        part, _, file = name.partition("/")
+        (path / part / tag / file).write_text("weights")
     (path / "_actor" / "latest").write_text(tag)
-    if whole:
+    if whole and adapted:
         store.complete(tag, step)
 
 
@@ -102,8 +97,6 @@ def test_run_json_is_there_before_training(start):
     metadata, summary = start(prompts=10, train__num_episodes=3, train__seed=7)
     given = {name: metadata[name] for name in ("name", "algorithm", "seed", "total_steps")}
     assert given == {"name": "mine", "algorithm": "bapo_grpo", "seed": 7, "total_steps": 9}
-    begun = datetime.fromisoformat(metadata["started"])
-    assert begun.utcoffset().total_seconds() == 0 and abs((datetime.now(UTC) - begun).total_seconds()) < 600
     assert metadata["versions"]["python"].startswith("3.") and "command" in metadata and "commit" in metadata
     assert "resumed" not in metadata
     assert (summary["seed"], summary["rollouts"], summary["started"]) == (7, 16, metadata["started"])
@@ -119,7 +112,7 @@ def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
     assert "checked" not in " ".join(metadata["config"])
     save(tmp_path / "checkpoints", 2)
     start(prompts=10, ckpt__load_enable=True)
-    assert start.checked.resume_tag == "global_step2"
+    assert (start.checked.resume_tag, start.asked) == ("global_step2", True)
 
 
 def test_every_flag_is_in_it_as_it_was_given(start):
@@ -128,13 +121,8 @@ def test_every_flag_is_in_it_as_it_was_given(start):
     )
     flags = metadata["config"]
     assert flags["algo.advantage.is_correction_level"] == "off"  # OpenRLHF is given "token"
-    assert flags["algo.kl.init_coef"] == 0.02
     assert flags["data.prompt_dataset"] == "data.jsonl" and flags["adapt.c1"] == "0.1" and flags["adapt.c2"] is None
-    assert flags["actor.adam.lr"] > 0 and flags["verifier.timeout"] == 60.0 and flags["algorithm"] == "bapo_grpo"
-    known = {action.dest for action in arguments.build_parser("prog")._actions} - {"help"}
-    assert set(flags) >= {f"{prefix}.{item.name}" for prefix, kind in config.GROUPS.items() for item in fields(kind)}
-    assert not [name for name in flags if name.startswith(("adapt.", "run.", "verifier.")) and name not in known]
-    assert len(set(flags) & known) > 0.95 * len(known)
+    assert flags["algo.kl.init_coef"] == 0.02 and flags["verifier.timeout"] == 60.0
 
 
 def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
@@ -144,27 +132,6 @@ def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
     for path in (tmp_path / "runs" / "mine").iterdir():
         assert "s3cret" not in path.read_text(), path.name
     assert start(run__overwrite=True)[0]["config"]["logger.wandb.key"] is None
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_without_batch_adaptation_openrlhfs_checkpoint_decides(start, tmp_path, algorithm):
-    for _ in range(2):  # a run that did not end, and has no checkpoint, starts again
-        with pytest.raises(KeyboardInterrupt):
-            start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
-        assert "resumed" not in start.begun[-1][0] and start.begun[-1][1] == ["run.json"]
-    for part in ("_actor", "_critic"):  # a crash in the first save leaves no file `latest`
-        (tmp_path / "checkpoints" / part / "global_step1").mkdir(parents=True)
-    with pytest.raises(KeyboardInterrupt):
-        start(algorithm=algorithm, ckpt__load_enable=True, fails=True)
-    assert "resumed" not in start.begun[-1][0] and start.asked is False  # or OpenRLHF would find the folder
-    for part in ("_actor", "_critic"):
-        (tmp_path / "checkpoints" / part / "latest").write_text("global_step1")
-    metadata, _ = start(algorithm=algorithm, ckpt__load_enable=True)
-    assert len(metadata["resumed"]) == 1 and start.asked is True
-    assert start.begun[-1][1] == ["groups.jsonl", "metrics.jsonl", "run.json"]
-    # asked for nothing, it goes on from nothing
-    again = {"algorithm": algorithm, "run__overwrite": True, "ckpt__path": tmp_path / "others"}
-    assert "resumed" not in start(**again)[0]
 
 
 class TestEnd:
@@ -191,18 +158,16 @@ class TestEnd:
 
         return of
 
-    def test_that_it_finished(self, end):
-        assert end(None)[0] == {"how": "finished", "status": 0, "text": ""}
-
     @pytest.mark.parametrize(
-        ("error", "text"),
+        ("error", "how", "status", "text"),
         [
-            (RunError("step 3, training: the actor died"), "step 3, training: the actor died"),
-            (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+            (None, "finished", 0, ""),
+            (RunError("step 3, training: the actor died"), "failed", 1, "step 3, training: the actor died"),
+            (OSError(28, "No space left on device"), "failed", 1, "OSError: [Errno 28] No space left on device"),
         ],
     )
-    def test_that_it_failed(self, end, error, text):
-        assert end(error) == ({"how": "failed", "status": 1, "text": text}, error)
+    def test_that_it_finished_or_failed(self, end, error, how, status, text):
+        assert end(error) == ({"how": how, "status": status, "text": text}, error)
 
     @pytest.mark.parametrize(("flags", "more"), [({}, ""), ({"run__overwrite": True}, " --run.overwrite=false")])
     def test_that_it_was_stopped_and_goes_on_after_the_newest_whole_checkpoint(self, end, tmp_path, flags, more):
@@ -255,21 +220,9 @@ class TestResume:
             "actor__model_name_or_path": tmp_path / "model", "ckpt__save_steps": 2, "prompts": 20, "fails": True,
         }  # fmt: skip
 
-        def run(step: int = 0, *, adapted: bool = True, weights: bool = False, ranks: int = 0, **flags) -> dict:
+        def run(step: int = 0, *, adapted: bool = True, files: Sequence[str] = (), **flags) -> dict:
             if step:
-                store, path = CheckpointStore(tmp_path / "checkpoints", critic=False), tmp_path / "checkpoints/_actor"
-                if adapted:
-                    folder = store.begin(f"global_step{step}")
-                    save_state(folder, {})
-                    if weights:
-                        (folder / "rollout_weights_rank0.safetensors").touch()
-                (path / f"global_step{step}").mkdir(parents=True, exist_ok=True)
-                (path / f"global_step{step}" / "model.pt").write_text("weights")
-                for rank in range(ranks):
-                    (path / f"global_step{step}" / f"{rank}_optim_states.pt").touch()
-                (path / "latest").write_text(f"global_step{step}")
-                if adapted:
-                    store.complete(f"global_step{step}", step)
+                save(tmp_path / "checkpoints", step, *files, adapted=adapted)
                 flags |= {"ckpt__load_enable": True}
             if not adapted:
                 flags = {"algorithm": "grpo", "train__batch_size": 16} | flags
@@ -279,17 +232,17 @@ class TestResume:
 
         return run
 
-    REFUSED = (
-        ({"actor__adam__lr": 1e-5}, ["actor.adam.lr is 1e-05, and was 1e-06"]),
-        ({"data__input_key": "x", "train__seed": 1}, ["train.seed is 1, and was 42", "data.input_key is x, and was "]),
-        ({"reward__remote_url": "http://judge"}, ["reward.remote_url is http://judge, and was blake2b "]),
-        ({"prompts": 8}, ["data.prompt_dataset is 8 rows, blake2b ", "and was 20 rows, blake2b "]),
-        ({"actor__num_gpus_per_node": 4}, ["actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"]),
-    )
-
     @pytest.mark.parametrize("adapted", [True, False])
-    @pytest.mark.parametrize(("flags", "says"), REFUSED, ids=[" ".join(flags) for flags, _ in REFUSED])
+    @pytest.mark.parametrize(
+        ("flags", "says"),
+        [
+            ({"data__input_key": "x", "train__seed": 1}, ["train.seed is 1, and was 42", "data.input_key is x, and "]),
+            ({"prompts": 8}, ["data.prompt_dataset is 8 rows, blake2b ", "and was 20 rows, blake2b "]),
+            ({"actor__num_gpus_per_node": 4}, ["actor.num_nodes x actor.num_gpus_per_node is 4, and was 8"]),
+        ],
+    )
     def test_a_change_is_refused_by_name(self, go, tmp_path, adapted, flags, says):
+        """What else is a change is in test_settings.py."""
         go(adapted=adapted)
         metadata = (tmp_path / "runs/mine/run.json").read_text()
         with pytest.raises(ConfigError, match=r"^ckpt\.load_enable ") as error:
@@ -332,7 +285,7 @@ class TestResume:
         go()
         go(2, vllm__tensor_parallel_size=2)
         with pytest.raises(ConfigError, match=r"but vllm\.tensor_parallel_size is 1, and was 2;"):
-            go(4, weights=True)
+            go(4, files=["_adapt/rollout_weights_rank0.safetensors"])
 
     def test_rollouts_ahead_are_for_a_run_that_is_ahead(self, go):
         ahead = {"train__async_enable": True, "vllm__enable_sleep": False}
@@ -345,10 +298,11 @@ class TestResume:
         """A start that made no checkpoint does not count: 8 ranks began, 4 wrote, 8 were given again, 4 resume."""
         go()
         four = {"actor__num_gpus_per_node": 2, "actor__num_nodes": 2}
-        go(2, ranks=4, **four)
+        files = [f"_actor/{rank}_optim_states.pt" for rank in range(4)]
+        go(2, files=files, **four)
         with pytest.raises(ConfigError, match=r"^actor\.num_nodes x actor\.num_gpus_per_node is 8, and 4 actor ranks"):
-            go(2, ranks=4)
-        metadata = go(2, ranks=4, **four)
+            go(2, files=files)
+        metadata = go(2, files=files, **four)
         [row] = [{name: row[name] for name in row if name != "at"} for row in metadata["changed"]]
         flag = "actor.num_nodes x actor.num_gpus_per_node"
         assert row == {"step": 3, "flag": flag, "before": "8", "now": "4"}
@@ -360,13 +314,6 @@ class TestResume:
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(2)
 
-    def test_under_another_name(self, go, tmp_path):
-        """The settings are kept with the checkpoints, so a resume into another record is compared too."""
-        go()
-        with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-05, and was 1e-06"):
-            go(2, run__name="other", actor__adam__lr=1e-5)
-        assert not (tmp_path / "runs/other").exists()
-
     def test_checkpoints_of_an_older_version(self, go, tmp_path, capsys):
         go()
         (tmp_path / "checkpoints/settings.json").unlink()
@@ -376,19 +323,11 @@ class TestResume:
         with pytest.raises(ConfigError, match=r"actor\.adam\.lr is 1e-06, and was 1e-05"):
             go(4)
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 3, "kind": "bapo_openrlhf settings"}'])
-    def test_settings_that_are_damaged(self, go, tmp_path, text):
+    def test_settings_that_are_damaged(self, go, tmp_path):
         go()
-        (tmp_path / "checkpoints/settings.json").write_text(text)
+        (tmp_path / "checkpoints/settings.json").write_text("{")
         with pytest.raises(ConfigError, match=r"^ckpt\.path is .*settings\.json is "):
             go(2)
-
-    def test_a_latest_that_names_nothing(self, go, tmp_path):
-        go(adapted=False)
-        go(2, adapted=False)
-        (tmp_path / "checkpoints/_actor/latest").write_bytes(b"global_st\xff")
-        with pytest.raises(ConfigError, match=r"^ckpt\.path is .*/checkpoints/_actor/latest .*b'global_st\\xff'"):
-            go(adapted=False, ckpt__load_enable=True, train__num_episodes=2)
 
     @pytest.mark.parametrize("file", ["run.json", "settings.json"])
     def test_a_full_disk_is_said_in_one_line(self, start, tmp_path, monkeypatch, file):
@@ -521,15 +460,11 @@ def test_another_sync_than_nccls_on_shared_gpus(start, monkeypatch):
 
 
 def test_all_that_a_machine_without_a_gpu_cannot_do_is_in_one_error(start, monkeypatch):
-    """What the error says to add is enough."""
     monkeypatch.setenv(cpu.SWITCH, "1")
-    possible = {name: value for name, value in launch.ON_THE_CPU.items() if name != "ds.packing_samples"}
-    unable = {name: {"gloo": "nccl", "eager": "sdpa"}.get(value, not value) for name, value in possible.items()}
-    more = {"ds__zero_stage": 1, "train__colocate_all": True, "vllm__num_engines": 8}
     with pytest.raises(ConfigError) as error:
-        start(**{name.replace(".", "__"): value for name, value in (launch.ON_THE_CPU | unable).items()}, **more)
-    added = dict(re.findall(r"--(\S+) (\S+)", str(error.value).partition("(")[0]))
-    assert added == {name: str(launch.ON_THE_CPU[name]).lower() for name in unable}
+        start()
+    needed = "--vllm.enforce_eager true --vllm.sync_backend gloo --ds.attn_implementation eager"
+    assert f"a run needs {needed} (" in str(error.value)
 
 
 PYDANTIC = """ValidationError: 1 error for ModelConfig
