@@ -3,6 +3,7 @@
 import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,13 +21,9 @@ def machine(monkeypatch, tmp_path):
     """machine(torch, driver, nvcc): what this machine has; None for what it lacks."""
     monkeypatch.delenv("DS_SKIP_CUDA_CHECK", raising=False)
 
-    def installed(torch):
-        if torch is None:
-            raise PackageNotFoundError("torch")
-        return torch
-
     def set_(torch="2.13.0", driver="580.159.04", nvcc="13.0", kind=KINDS[0]):
-        monkeypatch.setattr(cuda, "version", lambda package: installed(torch))
+        version = Mock(return_value=torch, side_effect=None if torch else PackageNotFoundError)
+        monkeypatch.setattr(cuda, "version", version)
         monkeypatch.setattr(cuda, "DRIVER", tmp_path / "version")
         if driver:
             (tmp_path / "version").write_text(MODULE.format(kind, driver))
@@ -43,10 +40,7 @@ def machine(monkeypatch, tmp_path):
 def test_what_this_machine_has(machine, kind):
     machine(kind=kind)
     assert (cuda.driver_here(), cuda.nvcc_here()) == ("580.159.04", "13.0")
-    assert cuda.warnings_of_machine() == []
-    assert re.fullmatch(
-        r"13\.0: driver 580 .* nvcc 13\.0; .* driver 580\.159\.04, nvcc 13\.0", cuda.versions_in_words()
-    )
+    assert cuda.warnings_of_machine() == [] and "driver 580.159.04, nvcc 13.0" in cuda.versions_in_words()
 
 
 @pytest.mark.parametrize("torch", ["2.13.0", "2.13.0+cpu", None])
@@ -63,7 +57,6 @@ def test_a_machine_without_gpus_is_told_what_the_locked_torch_needs(machine, tor
         ("2.13.0", "570.86.15", "13.0", ["driver is 570.86.15"]),
         ("2.13.0", "590.1", "13.1", ["nvcc is 13.1"]),
         ("2.13.0", "580.65.06", None, ["nvcc is not found"]),
-        ("2.13.0", "535.1", "12.4", ["driver is 535.1", "nvcc is 12.4"]),
         ("2.13.0+cu126", "535.1", "12.4", []),  # DeepSpeed takes any nvcc of CUDA 12
         ("2.13.0+cu126", "510.1", "13.0", ["driver is 510.1", "nvcc is 13.0"]),
     ],
@@ -106,12 +99,12 @@ def allocator(monkeypatch):
 
 
 @pytest.mark.parametrize("name", cuda.VARIABLES)
-@pytest.mark.parametrize("value", ["expandable_segments:True", "max_split_size_mb:64, expandable_segments : true"])
-@pytest.mark.parametrize("words", [[], AWAKE])
-def test_expandable_segments_are_refused(allocator, name, value, words):
-    with pytest.raises(ConfigError) as error:
+@pytest.mark.parametrize(
+    ("words", "value"), [([], "expandable_segments:True"), (AWAKE, "max_split_size_mb:64, expandable_segments : true")]
+)
+def test_expandable_segments_are_refused(allocator, name, words, value):
+    with pytest.raises(ConfigError, match=f"^{name} is {value}; .*train.colocate_all"):
         allocator(words, **{name: value})
-    assert str(error.value).startswith(f"{name} is {value}; ") and "train.colocate_all" in str(error.value)
 
 
 @pytest.mark.parametrize(

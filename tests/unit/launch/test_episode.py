@@ -102,14 +102,12 @@ FILES = {
     "syntax": ("def broken(:\n", "(FILE:1)"),
     "no executor": ("class Agent: pass\n", "AgentExecutor"),
     "another class": ("class AgentExecutor: pass\n", "AgentExecutor"),
-    "an object": ("AgentExecutor = 3\n", "AgentExecutor"),
     "abstract": (
         "from openrlhf.utils.agent import AgentExecutorBase\nclass AgentExecutor(AgentExecutorBase): pass\n",
         "AgentExecutor() raised TypeError",
     ),
     "not async": (source().replace("async def step", "def step"), "AgentInstance.step"),
     "raises in a turn": (returning("{}['answer']"), f"KeyError: 'answer' (FILE:{STEP_LINE + 2})"),
-    "raises later": (source(done="self.turn == 2 and 1 / 0"), f"division by zero (FILE:{STEP_LINE + 2})"),
     "ends its process": (returning("__import__('os')._exit(4)"), "exit status 4"),
     "ends its process at once": ("import os; os._exit(4)", "exit status 4"),
     "an import that never ends": ("while True: pass", "verifier.timeout"),
@@ -198,7 +196,7 @@ def model(tmp_path_factory):
 
 @pytest.mark.parametrize(("named", "value"), RESPONSES.items())
 def test_an_executor_of_ones_own_that_returns_something_else(refusal, model, named, value):
-    assert f"returned {named}" in (said := refusal(OWN.replace("CHANGED", value), model=model)) or named in said
+    assert named in refusal(OWN.replace("CHANGED", value), model=model)
 
 
 def test_an_executor_of_ones_own_may_play_with_the_models_tokenizer(refusal, model):

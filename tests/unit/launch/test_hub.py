@@ -4,12 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.launch.preflight import check_hub_models
-
 CHECK = """
 import sys
 from bapo_openrlhf.cli import arguments
@@ -56,11 +50,7 @@ def test_one_that_was_downloaded_and_a_folder(tmp_path):
     assert checked(tmp_path, "--algorithm=ba_ppo", "--actor.model_name_or_path=org/model") == ""
 
 
-def test_only_models_that_are_loaded(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "model").mkdir()
-    words = [*REQUIRED, "--actor.model_name_or_path=model", "--critic.model_name_or_path=nope"]
-    check_hub_models(arguments.parse([*words, "--algorithm=bapo_grpo"]))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ConfigError, match=r"^critic.model_name_or_path is nope; "):
-        check_hub_models(arguments.parse([*words, "--algorithm=ba_ppo"]))
+def test_only_models_that_are_loaded(tmp_path):
+    (tmp_path / "there").mkdir()
+    words = ["--actor.model_name_or_path=there", "--critic.model_name_or_path=nope"]
+    assert checked(tmp_path, "--algorithm=bapo_grpo", *words) == ""

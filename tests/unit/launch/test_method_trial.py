@@ -56,7 +56,6 @@ class Replaying(Method):
 def test_a_method_without_a_fault():
     """Groups come from all sources, with and without a signal, and the last prompt that is named gives no group."""
     batches = try_method(Replaying, **SIZES)
-    assert len(batches) == 12
     for name in ("fresh", "filtered", "reevaluated", "replayed", "unimproved"):
         assert any(getattr(batch, name) for batch in batches), name
     assert {len(batch.fresh) + len(batch.filtered) + len(batch.cut) for batch in batches} >= {6}
@@ -98,12 +97,9 @@ def changed(name, function, **more):
     return type("Changed", (Replaying,), {name: function, **more})
 
 
-def with_state(name, make):
-    def __init__(self):
-        Replaying.__init__(self)
-        setattr(self, name, make())
-
-    return changed("__init__", __init__, STATE=(*Replaying.STATE, name))
+def with_a_set(self):
+    Replaying.__init__(self)
+    self.seen = set()
 
 
 def forgets(self, step, fresh, reevaluated):
@@ -134,14 +130,10 @@ def remembers(self, step, fresh, reevaluated):
 
 FAULTY = {
     "a missing attribute": (changed("f", None, STATE=("nothing",)), "loaded: AttributeError: .*'nothing'"),
-    "a fraction": (with_state("mean", lambda: Fraction(1, 2)), "loaded: TypeError: mean is of type Fraction, which a"),
-    "a set": (with_state("seen", set), "loaded: TypeError: seen is of type set"),
-    "keys": (with_state("seen", lambda: {1: 2}), "loaded: TypeError: seen has the key 1 of type int"),
-    "buffers in a list": (with_state("all", lambda: [ReplayBuffer(2)]), r"TypeError: all\[0\] is of type Replay"),
+    "a set": (changed("__init__", with_a_set, STATE=(*Replaying.STATE, "seen")), "loaded: TypeError: seen is of type"),
     "too few parameters": (changed("build_batch", lambda self, step, fresh: Batch()), "0: build_batch: TypeError"),
     "no batch": (changed("build_batch", lambda self, *_: None), "0: build_batch returned NoneType; it must be a Batch"),
     "no groups": (changed("build_batch", lambda self, *_: Batch(fresh=["group"])), "0: build_batch: AttributeError"),
-    "no lists": (changed("build_batch", lambda self, *_: Batch(fresh=None)), "0: build_batch: TypeError: .*NoneType"),
     "lost groups": (changed("build_batch", forgets), r"build_batch: RuntimeError: group \d+ was generated 1 time"),
     "a larger batch": (
         changed("build_batch", lambda self, step, *groups: Replaying.build_batch(self, step, *groups) if step < 3 else
@@ -155,17 +147,14 @@ FAULTY = {
     "a counter that is not in its state": (changed("build_batch", counts), "1: a method that a checkpoint brings"),
     "what is read after the trial": (changed("build_batch", remembers), r"1: seen: a method that a checkpoint brings"),
     "a text as a metric": (measures("much"), "the metric 'mine/number' is 'much', a str; it must be a number"),
-    "an array as a metric": (measures(np.zeros(2)), "the metric 'mine/number' is array.*, a ndarray"),
     "a name of the run": (measures(1.0, "policy_loss"), "the metric policy_loss has the name of one of the run's own"),
     "a count of the run": (measures(1.0, "groups/filtered"), "the metric groups/filtered has the name of"),
     "constants": (changed("constants", lambda self: (1.0, None, 2.0)), "returned None, a NoneType; it must be a Real"),
     "two constants": (changed("constants", lambda self: (1.0, 2.0)), "returned .1.0, 2.0.; it must be K1, K2"),
-    "no constants": (changed("constants", lambda self: None), "constants: TypeError"),
     "metrics in a list": (changed("metrics", lambda self: [1.0]), "metrics: TypeError"),
     "wanted": (changed("wanted", lambda self, step, prompts: prompts / (step - 2)), "2: wanted: ZeroDivisionErr"),
     "candidates": (changed("choose_prompts", lambda self, step, prompts, count: [0] * count, candidates=2),
                    "choose_prompts returned .*; it must be 6 of 12 positions"),
-    "too few candidates": (changed("choose_prompts", lambda self, *_: [0], candidates=2), "it must be 6 of 12 pos"),
     "more responses": (changed("more_responses", lambda self, rewards: [3] * len(rewards), first_responses=2),
                        "more_responses returned .3, 3"),
 }  # fmt: skip

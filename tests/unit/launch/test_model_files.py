@@ -1,4 +1,4 @@
-"""Weights that cannot be loaded are refused by what their files say, before a model loads."""
+"""Weights that cannot be loaded, and models with other tokens, are refused by what files say, before a model loads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from safetensors.numpy import save, save_file
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import model_files
 from bapo_openrlhf.launch.model_files import INDEX, WHOLE, check_adapters, positions_of, shapes_of, weight_files
 
 
@@ -121,7 +122,6 @@ def test_adapters_are_of_matrices_of_the_model():
 
 @pytest.mark.parametrize(("kind", "config"), [
     ("llama", {}),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
     ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}),
     ("qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
     ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -144,3 +144,73 @@ def test_positions_are_those_of_vllm(kind, config):
 def test_positions_of_other_models():
     assert positions_of({"n_positions": 128}) == 128
     assert positions_of({}) == float("inf")
+
+
+# ── The same tokens ──
+
+TOKENS = ["<pad>", "<eos>", "a", "b"]
+
+
+def tokenizer(tokens, *, unigram=False, added=()) -> str:
+    """A tokenizer.json, as far as it says what the tokens are."""
+    vocab = [[token, -1.0] for token in tokens] if unigram else {token: n for n, token in enumerate(tokens)}
+    more = [{"id": len(tokens) + n, "content": token} for n, token in enumerate(added)]
+    return json.dumps({"model": {"type": "Unigram" if unigram else "BPE", "vocab": vocab}, "added_tokens": more})
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """compared(): the refusal of reward/ beside actor/, which fit together at first; "" without one."""
+    for name in ("actor", "reward"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"vocab_size": 5, "max_position_embeddings": 64}')
+        (tmp_path / name / "tokenizer.json").write_text(tokenizer(TOKENS, added=["<think>"]))
+    actor, data = SimpleNamespace(model_name_or_path=str(tmp_path / "actor")), SimpleNamespace(max_len=64)
+
+    def check() -> str:
+        args = SimpleNamespace(actor=actor, data=data)
+        try:
+            model_files.check_same_tokens(args, "reward.model_name_or_path", str(tmp_path / "reward"))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    return check
+
+
+def test_a_model_that_reads_the_same_tokens(compared, tmp_path):
+    assert compared() == ""
+    for name, more in (("actor", []), ("reward", ["<pad2>"])):  # it may have tokens that the actor never writes
+        (tmp_path / name / "tokenizer.json").write_text(tokenizer([*TOKENS, "<think>", *more], unigram=True))
+    assert compared() == ""
+    (tmp_path / "reward" / "tokenizer.json").unlink()  # it may be one of another form
+    assert compared() == ""
+    (tmp_path / "reward").rename(tmp_path / "on the hub")
+    assert compared() == ""
+
+
+@pytest.mark.parametrize("part", ["text_config", None])
+def test_too_few_embeddings_or_positions(compared, tmp_path, part):
+    def write(**sizes):
+        (tmp_path / "reward" / "config.json").write_text(json.dumps({part: sizes} if part else sizes))
+
+    write(vocab_size=5)  # it does not say how many positions
+    assert compared() == ""
+    write(vocab_size=4)
+    says = compared()
+    assert says.startswith(f"reward.model_name_or_path is {tmp_path}/reward; vocab_size ")
+    assert " is 4, " in says and " 5 " in says and "'<think>'" in says
+    write(max_position_embeddings=63)
+    assert compared().startswith("data.max_len is 64; it must be at most 63, ")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added", "says"),
+    [
+        (["<pad>", "<eos>", "b", "a"], ["<think>"], "its token 2 is 'b', and it must be 'a' as in actor.model_name"),
+        (TOKENS, [], "its token 4 is None, and it must be '<think>' as in actor.model_name"),
+    ],
+)
+def test_a_model_that_reads_other_tokens(compared, tmp_path, tokens, added, says):
+    (tmp_path / "reward" / "tokenizer.json").write_text(tokenizer(tokens, added=added))
+    assert says in compared()

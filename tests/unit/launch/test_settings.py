@@ -82,11 +82,6 @@ def test_the_same_ranks_on_other_machines():
     assert changes(before, settings_of(parse("--actor.num_nodes=2", "--actor.num_gpus_per_node=4"), 8)) == {}
 
 
-def test_secrets_are_not_written():
-    written = json.dumps(settings_of(parse("--logger.wandb.key=s3cret"), None))
-    assert "s3cret" not in written and '"logger.wandb.key": "***"' in written
-
-
 def test_flags_that_only_one_version_has_say_nothing():
     before, now = settings_of(parse(), 8), settings_of(parse(), 8)
     old = {name: value for name, value in before["config"].items() if name != "adapt.eps"} | {"adapt.gone": 1}
@@ -205,7 +200,7 @@ def test_the_size_and_the_ends_of_a_models_large_file(tmp_path, monkeypatch):
     path = tmp_path / "actor/model.safetensors"
     content, before = path.read_bytes(), files.settings()
     for at in (0, 99, len(content) - 100, len(content) - 1):
-        path.write_bytes(content[:at] + b"\0\xff"[content[at] == 0 : (content[at] == 0) + 1] + content[at + 1 :])
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         assert list(changes(before, files.settings())) == ["actor.model_name_or_path"], at
     path.write_bytes(content[:200] + content[201:])
     assert list(changes(before, files.settings())) == ["actor.model_name_or_path"]
@@ -229,14 +224,10 @@ MENDED = {
     ("reward.remote_url", "http://a, http://b", "http://c"): False,
     ("reward.remote_url", "blake2b 01", "http://b"): False,
     ("reward.remote_url", "blake2b 01", None): False,
-    ("reward.remote_url", None, "blake2b 01"): False,
     ("train.agent_func_path", "blake2b 01", "blake2b 02"): True,
-    ("train.agent_func_path", "blake2b 01", "agent.py"): False,
     ("adapt.method", "blake2b 01:A", "blake2b 02:A"): True,
     ("adapt.method", "blake2b 01:A", "blake2b 01:B"): False,
     ("adapt.method", "bapo", "arpo"): False,
-    ("adapt.method", "bapo", "blake2b 01:A"): False,
-    ("data.prompt_dataset", "20 rows, blake2b 01", "20 rows, blake2b 02"): False,
     ("actor.model_name_or_path", "blake2b 01", "blake2b 02"): False,
 }
 
@@ -265,10 +256,3 @@ def flags_among(names) -> set[str]:
 def test_each_name_in_the_list_is_a_flag():
     for name in (*sum(module.MAY_CHANGE.values(), ()), *module.CODE):
         assert any(module.is_one_of(flag, (name,)) for flag in FLAGS), name
-
-
-def test_what_must_not_change():
-    assert not any(map(module.may_change, (
-        "actor.adam.lr", "critic.adam.lr", "train.seed", "rollout.n_samples_per_prompt", "data.input_key", "algorithm",
-        "train.async_enable", "adapt.options", "reward.clip_range", "data.prompt_dataset", "adapt.c", "runs.name",
-    )))  # fmt: skip

@@ -8,7 +8,6 @@ from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.launch.start import keep_user_files
 from bapo_openrlhf.methods.registry import method_class
-from bapo_openrlhf.record.run_record import CODE, remove_run
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 
 REWARD = """
@@ -69,21 +68,3 @@ def test_an_error_in_a_copy_names_the_original(run_files):
     keep_user_files(args, folder)  # as a resume does it
     with pytest.raises(ConfigError, match=f"{mine / 'reward.py'}:1"):
         user_file.load("reward.remote_url", args.reward.remote_url[0])
-
-
-def test_addresses_and_names_stay(tmp_path):
-    args = SimpleNamespace(
-        reward=SimpleNamespace(remote_url=["http://a:1/x", "http://b:1/x"]),
-        train=SimpleNamespace(agent_func_path=None),
-        adapt=SimpleNamespace(method="bapo"),
-    )
-    keep_user_files(args, tmp_path)
-    assert (args.reward.remote_url, args.adapt.method) == (["http://a:1/x", "http://b:1/x"], "bapo")
-    assert not list(tmp_path.iterdir())
-
-
-def test_they_are_a_part_of_the_record(run_files):
-    _, _, folder = run_files
-    assert (folder / CODE).is_dir()
-    remove_run(folder)
-    assert not (folder / CODE).exists()
