@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from bapo_openrlhf.cli import arguments, main
-from bapo_openrlhf.launch import resume
-from bapo_openrlhf.launch.resume import Start, keep_settings, own_folders
+from bapo_openrlhf.launch.resume import keep_settings, own_folders
 from bapo_openrlhf.launch.settings import settings_of
+from bapo_openrlhf.record.checkpoint_store import CheckpointStore
+from bapo_openrlhf.record.state_file import save_state
 
 pytestmark = pytest.mark.usefixtures("without_models")
 
@@ -165,9 +166,19 @@ class TestStart:
         return [*words, "--algorithm=ba_ppo", f"--run.dir={tmp_path}", "--run.name=x", "--ckpt.save_steps=2"]
 
     @pytest.fixture
-    def saved(self, monkeypatch):
-        """The run may go on after step 4. How that is chosen is in tests/unit/launch."""
-        monkeypatch.setattr(resume, "choose_start", lambda args: Start("global_step4"))
+    def saved(self, words, tmp_path) -> Path:
+        """ckpt.path of a run with a checkpoint of step 4. A crash cut short the one of step 6."""
+        args = arguments.parse(words)
+        keep_settings(args, settings_of(args, 83), "then")
+        store = CheckpointStore(tmp_path / "x/checkpoints", critic=True)
+        for tag in ("global_step4", "global_step6"):
+            save_state(store.begin(tag), {})
+            for part in ("_actor", "_critic"):
+                (store.path / part / tag).mkdir(parents=True)
+                (store.path / part / tag / "model.pt").write_text(tag)
+                (store.path / part / "latest").write_text(tag)
+        store.complete("global_step4", 4)
+        return store.path
 
     def refused(self, capsys, words: list[str], *more: str) -> str:
         """The error. The report is there all the same."""
@@ -186,13 +197,17 @@ class TestStart:
             assert says in self.refused(capsys, words, "--run.overwrite")
 
     def test_a_resume_is_compared_with_the_beginning(self, capsys, words, saved):
-        args = arguments.parse(words)
-        keep_settings(args, settings_of(args, 83), "then")
+        def tree():
+            return {path: path.is_file() and path.read_bytes() for path in saved.rglob("*")}
+
+        before = tree()
+        assert "newest: global_step6" in self.refused(capsys, words)
         words = [*words, "--ckpt.load_enable"]
         assert report(capsys, *words)["start"] == "with step 5, from global_step4"
         assert "train.seed is 7, and was 42;" in self.refused(capsys, words, "--train.seed=7")
         assert main.run(["check", *words, "--train.num_episodes=4"]) == 0
         assert "from step 5 on, train.num_episodes is 4, and was 3" in capsys.readouterr().err
+        assert tree() == before
 
     def test_data_on_a_hub_is_compared_by_its_name(self, capsys, words, saved):
         """Its rows are not known here."""
