@@ -24,6 +24,7 @@ from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import save_state
 from bapo_openrlhf.training.driver.signals import Signals
 
+NO_FLAGS = {"help", "==SUPPRESS=="}  # of the parser's actions
 COMMAND = ("bapo-openrlhf", "train", "--config", "my run.yaml")
 
 
@@ -123,6 +124,7 @@ def test_every_flag_is_in_it_as_it_was_given(start):
     assert flags["algo.advantage.is_correction_level"] == "off"  # OpenRLHF is given "token"
     assert flags["data.prompt_dataset"] == "data.jsonl" and flags["adapt.c1"] == "0.1" and flags["adapt.c2"] is None
     assert flags["algo.kl.init_coef"] == 0.02 and flags["verifier.timeout"] == 60.0
+    assert flags.keys() >= {action.dest for action in arguments.build_parser("prog")._actions} - NO_FLAGS
 
 
 def test_keys_are_not_written_down(start, monkeypatch, tmp_path):
