@@ -1,8 +1,7 @@
-"""Prepares the servers of test_prefork.py."""
+"""Prepares the servers of test_prefork.py, and has what a process of multiprocessing does there."""
 
 import os
 import sys
-import time
 
 from bapo_openrlhf.cpu.prefork.server import Prepared
 
@@ -21,10 +20,10 @@ def prepare():
     return Prepared(fixed=["FIXED"], in_child=lambda: _note("child"))
 
 
-def prepare_slowly():
-    time.sleep(1)
-    return prepare()
-
-
 def fail():
     raise RuntimeError("no such library")
+
+
+def work(pipe, numbers):
+    pipe.send((sum(numbers), "prefork_prepared" in sys.modules))
+    sys.exit(3)
