@@ -50,12 +50,9 @@ class TestForm:
         (["1?"], "role"),
         ([{"from": "human", "value": "1?"}], "role"),
         ([{"role": "user"}], "role"),
-        ([{"role": 7, "content": "1?"}], "role"),
         ([user("1?"), {"role": "assistant", "content": None}], "role"),
         ([user(["1?"])], "role"),
-        ([user({"text": "1?"})], "role"),
         ([user([{"type": "text"}])], "role"),
-        ([user([{"type": "text", "text": None}])], "role"),
         ([{"role": "user", "content": None, "name": "me"}], "role"),
         ([user("")], "last message"),  # as of a prompt that is an empty text
         ([user([])], "last message"),
@@ -116,10 +113,9 @@ class TestImageTags:
     CONTENTS = ("Is it <image> or <img>?", [user("Is it <image> or <img>?")], [user([{"type": "image"}])])
 
     @pytest.mark.parametrize("content", CONTENTS)
-    @pytest.mark.parametrize("kind", [".jsonl", ".parquet", " saved"])
+    @pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
     def test_without_images_it_is_refused(self, check, content, kind):
-        rows = [{"q": content, "a": "x"}, {"q": content, "a": "y"}]
-        text = check.refusal(check.write(kind, rows), data__apply_chat_template=True)
+        text = check.refusal(check.write(kind, [{"q": content, "a": "x"}]), data__apply_chat_template=True)
         assert "row 1: the prompt has <image>" in text
 
     def test_text_stays_text(self, check):
@@ -250,10 +246,6 @@ class TestLengths:
         (warning,) = with_tokenizer(self.ROWS, data__max_len=16 + 10 + 10 - 1, **flags).warnings
         assert ", row 8: the prompt has 26 tokens" in warning and "with 1 of 8 rows" in warning
 
-    def test_nothing_is_added_that_a_run_does_not_add(self, with_tokenizer):
-        """The tokenizer would put a token before the prompt if it was asked for special tokens."""
-        assert with_tokenizer(self.ROWS, data__max_len=26, rollout__max_new_tokens=10).warnings == []
-
     def test_over_all_rows(self, with_tokenizer):
         """More rows than are measured together."""
         rows = [{"q": f"{number:04}" + "x" * (number % 100 == 99), "a": "x"} for number in range(2345)]
@@ -268,15 +260,13 @@ class TestWhatATemplateMakes:
         "replace('/no_think', '') }}{% endif %}{% endfor %}<ai>"
     )
 
-    @pytest.mark.parametrize("role", ["human", "User", "developer"])
-    def test_a_message_that_it_leaves_out_is_said(self, with_tokenizer, tokenizer_folder, role):
+    def test_a_message_that_it_leaves_out_is_said(self, with_tokenizer, tokenizer_folder):
         (tokenizer_folder / "chat_template.jinja").write_text(self.ROLES)
         good = [{"role": "system", "content": "s"}, user("1?")]
-        bad = [[*good, {"role": role, "content": text}] for text in ("2?", [{"type": "text", "text": "3?"}])]
+        bad = [[*good, {"role": "human", "content": text}] for text in ("2?", [{"type": "text", "text": "3?"}])]
         rows = [{"q": content, "a": "x"} for content in (good, *bad)]
         (warning,) = with_tokenizer(rows, data__apply_chat_template=True).warnings
-        assert f", row 2: the prompt does not depend on message 3 (role {role!r})" in warning
-        assert "2 of 3 rows" in warning
+        assert ", row 2: " in warning and "message 3 (role 'human')" in warning and "2 of 3 rows" in warning
 
     @pytest.mark.parametrize(
         "text", [" 1?\n\n2? ", "1? /no_think", "a</think>2?", [{"type": "text", "text": " 1?/no_think"}]]
@@ -357,18 +347,17 @@ class TestSolutions:
         assert check.refusal(check.write(".jsonl", rows), **SOLVED).startswith("data.solution_key is s; ")
 
     def test_those_that_no_response_could_hold_are_counted(self, with_tokenizer):
-        """A token a byte, and one for the end: of 6, 7 and 8 tokens, a response of 7 holds the first two."""
+        """A token a byte, and one for the end, which is not added twice.
+
+        Of 6, 7 and 8 tokens, a response of 7 holds the first two. Without a limit for responses, a prompt and its
+        response have 8 tokens.
+        """
         rows = [{"q": f"{n}?", "a": "x", "s": "x" * n} for n in (5, 6, 7)] + [{"q": "?", "a": "x", "s": None}]
         (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=7).warnings
-        assert ", row 3: the worked solution has 8 tokens" in warning and "at most 7; " in warning
-        assert "1 of 4 rows" in warning
-
-    def test_those_that_no_response_to_their_prompts_could_hold_are_counted(self, with_tokenizer):
-        """Without a limit for responses, a prompt and its response have 8 tokens. The end token is not added twice."""
+        assert ", row 3: the worked solution has 8 tokens" in warning and "1 of 4 rows" in warning
         rows = [{"q": q, "a": "x", "s": s} for q, s in (("1?", "xxxxx"), ("2?", "xxxxx</s>"), ("33?", "xxxxx"))]
         (warning,) = with_tokenizer(rows, **SOLVED, rollout__max_new_tokens=None, data__max_len=8).warnings
-        assert "row 3: the worked solution has 6 tokens" in warning and "its prompt of 3 at most 8; " in warning
-        assert "1 of 3 rows" in warning
+        assert ", row 3: the worked solution has 6 tokens" in warning and "its prompt of 3 at most 8; " in warning
 
 
 class TestTokenizer:
@@ -386,18 +375,14 @@ class TestTokenizer:
         with pytest.raises(ConfigError, match=r"^data.apply_chat_template is set"):
             with_tokenizer(rows, data__apply_chat_template=True)
 
-    @pytest.mark.parametrize("name", ["spiece.model", "vocab.txt", "sentencepiece.bpe.model", "qwen.tiktoken",
-                                      "tokenizer_config.json", "merges.txt", "tekken.json", "source.spm"])  # fmt: skip
-    def test_any_kind_of_it_is_one(self, tmp_path, name):
+    def test_a_folder_without_one_is_refused(self, tmp_path):
         for other in ("config.json", "model.safetensors", "preprocessor_config.json", "generation_config.json"):
             (tmp_path / other).touch()
-        with pytest.raises(ConfigError) as error:
+        with pytest.raises(ConfigError, match=f"^model is {tmp_path}; "):
             prompts.check_tokenizer("model", str(tmp_path))
-        assert str(error.value).startswith(f"model is {tmp_path}; ")
-        prompts.check_tokenizer("model", "no-such-owner/no-such-model")
-        (tmp_path / name).touch()
+        (tmp_path / "spiece.model").touch()
         prompts.check_tokenizer("model", str(tmp_path))
-        assert prompts.local_tokenizer(str(tmp_path)) == str(tmp_path)
+        prompts.check_tokenizer("model", "no-such-owner/no-such-model")
 
     def test_each_that_transformers_knows_is_one(self):
         sources = (Path(transformers.__file__).parent / "models").glob("*/tokenization_*.py")
@@ -452,22 +437,18 @@ class TestTokenizer:
         class Processor:
             """It gives an image as many tokens as it is wide, and takes none that is 13 wide."""
 
-            image_processor, image_token = object(), "#"
-
-            def __init__(self):
-                self.tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
-                self.chat_template = self.tokenizer.chat_template
+            image_processor, image_token, chat_template = object(), "#", "a template"
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_folder)
 
             def apply_chat_template(self, messages, **options):
                 return "".join("#" if part["type"] == "image" else part["text"] for part in messages[0]["content"])
 
             def __call__(self, text, images, add_special_tokens):
                 assert not add_special_tokens
-                widths = iter([image.width for image in images])
-                if 13 in (image.width for image in images):
+                widths = [image.width for image in images]
+                if 13 in widths:
                     raise ValueError("13 brings bad luck")
-                (whole,) = text
-                whole = "".join(letter * next(widths) if letter == "#" else letter for letter in whole)
+                whole = re.sub("#", lambda _: "#" * widths.pop(0), text[0])
                 return {"input_ids": [self.tokenizer(whole, add_special_tokens=False)["input_ids"]]}
 
         configure(tokenizer_folder, bos_token=None)
@@ -564,12 +545,8 @@ TEMPLATES = {  # each with the prompt of "1+1", or None if it is refused
     "user\\n{}": "user\\n1+1",
     "{} and again {}": None,
     "Q: {0}": None,
-    "{:>10}": None,
-    "Q: {q}": None,
-    "Solve it": None,
     "\\boxed{{}}": None,
     "{} as {": None,
-    "{} as }": None,
     '{} as {"a": 1}': None,
     "{} {.x}": None,
 }

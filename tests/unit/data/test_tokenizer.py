@@ -13,7 +13,7 @@ import pytest
 
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.data import prompts
-from bapo_openrlhf.data.tokenizer import Tokenizer, has_vision, tokenizer_process
+from bapo_openrlhf.data.tokenizer import Tokenizer, tokenizer_process
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.host import module_of
 
@@ -73,13 +73,6 @@ def test_only_a_run_to_come_takes_another_process(monkeypatch, tokenizer_folder,
     assert not calls
     check(name, ahead=True, actor__model_name_or_path=model)
     assert calls == [(model, True)]
-
-
-@pytest.mark.parametrize(("config", "has"), [({}, False), ({"vision_config": {}}, True)])
-def test_a_model_with_vision(tmp_path, config, has):
-    assert not has_vision(str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert has_vision(str(tmp_path)) is has
 
 
 def test_a_process_that_loads_it_apart_imports_no_torch(tokenizer_folder):

@@ -45,7 +45,7 @@ def test_labels_of_two_types_are_refused(check, labels):
 
 def test_columns_that_are_not_used_may_have_several(check):
     first, second = (check.write(".jsonl", [{"q": "x", "a": "y", "b": value}] * 2) for value in (1, "0"))
-    assert check(f"{first},{second}").prompts == 4
+    assert check(f"{first}, {second}").prompts == 4
 
 
 values = st.recursive(

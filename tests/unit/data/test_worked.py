@@ -9,20 +9,12 @@ from bapo_openrlhf.data.prompts import header_of, wrong_response
 END, HEADER = "<|end|>", "<|assistant|>\n"
 
 
-def template(*, opens: bool = False, cuts: bool = False, leaves_out: bool = False):
-    """A chat template's function: it may open thinking, and cut it or leave out its beginning in finished turns."""
+def template(opens):
+    """A chat template's function. It may open thinking."""
 
-    def apply(messages, *, tokenize, add_generation_prompt=False):
+    def apply(messages, *, tokenize, add_generation_prompt):
         assert not tokenize
-        text = ""
-        for message in messages:
-            content = message["content"]
-            if message["role"] == "assistant":
-                content = content.rpartition("</think>")[2].lstrip() if cuts else content
-                content = content.replace("<think>", "") if leaves_out else content
-                text += f"{HEADER}{content}{END}\n"
-            else:
-                text += f"<|{message['role']}|>\n{content}{END}\n"
+        text = "".join(f"<|{message['role']}|>\n{message['content']}{END}\n" for message in messages)
         return text + (HEADER + ("<think>\n" if opens else "") if add_generation_prompt else "")
 
     return apply
@@ -47,5 +39,5 @@ def test_each_part_is_there_once(prompt, response, wrong):
 
 
 def test_the_header_is_what_stands_before_a_response():
-    assert header_of("1 + 1?", template()) == HEADER
+    assert header_of("1 + 1?", template(opens=False)) == HEADER
     assert header_of([{"role": "user", "content": "x"}], template(opens=True)) == HEADER + "<think>\n"
