@@ -26,11 +26,6 @@ def install(monkeypatch):
     return lambda *names: installed.update(names)
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
-def test_some_attention_needs_no_package(implementation):
-    assert missing_attention(arguments_of(implementation)) is None
-
-
 FLASH = "ds.attn_implementation is flash_attention_2"
 PACKS = "ds.packing_samples is True"
 
@@ -46,7 +41,6 @@ PACKS = "ds.packing_samples is True"
         ({"implementation": "org/attn"}, "ds.attn_implementation is org/attn", ["flash_attn_2_cuda"], "kernels"),
         # OpenRLHF packs with functions of flash-attn, so another package with this attention does not help
         ({"implementation": "flash_attention_2", "packed": True}, PACKS, ["kernels"], "flash-attn"),
-        ({"implementation": "flash_attention_3", "packed": True}, PACKS, ["flash_attn_interface"], "flash-attn"),
         ({"implementation": "sdpa", "liger": True}, "ds.use_liger_kernel is True", ["kernels"], "liger-kernel"),
     ],
 )
@@ -68,9 +62,8 @@ def test_it_is_refused_only_with_a_gpu(monkeypatch):
         check_packages(arguments_of("flash_attention_2"))
 
 
-@pytest.mark.parametrize("gpus", [True, False])
-def test_wandb_is_needed_on_every_machine(monkeypatch, gpus):
-    monkeypatch.setenv(cpu.SWITCH, str(int(not gpus)))
+def test_wandb_is_needed_also_without_a_gpu(monkeypatch):
+    monkeypatch.setenv(cpu.SWITCH, "1")
     args = arguments_of("sdpa")
     args.logger.wandb.key = "k"
     for found in (None, SimpleNamespace(origin=None)):  # the second one is a folder wandb of the working folder

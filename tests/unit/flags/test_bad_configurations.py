@@ -20,7 +20,7 @@ from transformers.trainer_utils import SchedulerType
 
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.cli.parser import parse_words
-from bapo_openrlhf.errors import ALLOWED, ConfigError
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags import config, rules
 from bapo_openrlhf.flags.cautions import CAUTIONS
 from bapo_openrlhf.flags.conflicts import COMBINATIONS
@@ -73,11 +73,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     shape = {"model_type": "qwen2", "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
     (tmp_path / "model" / "config.json").write_text(json.dumps(shape))
     (tmp_path / "model" / "pytorch_model.bin").touch()
-    rows = (f'{{"input": "{number}+1", "label": "{number + 1}"}}\n' for number in range(256))  # 8 steps
-    (tmp_path / "train.jsonl").write_text("".join(rows))
-    (tmp_path / "more.jsonl").write_text(
-        "".join(f'{{"input": "{number}+2", "label": "{number + 2}"}}\n' for number in range(256))
-    )
+    for name, more in (("train.jsonl", 1), ("more.jsonl", 2)):
+        rows = (f'{{"input": "{number}+{more}", "label": "{number + more}"}}\n' for number in range(256))  # 8 steps
+        (tmp_path / name).write_text("".join(rows))
     (tmp_path / "reward.py").write_text("def reward_func(*given):\n    return {'rewards': [1.0]}\n")
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "reward.yaml").write_text("a: 1\n")
@@ -148,30 +146,28 @@ BEFORE = [*rules.NEVER_RUN, *rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rule
 RULES = [*BEFORE, *COMBINATIONS, *CAUTIONS]
 # Values that are refused with the other flags of BASE, by their flag.
 VALUES_REFUSED = rows_in("""
-    actor.adam.lr -1e-6 50 1 nan ; critic.adam.lr -3 ; actor.muon.lr -0.02 ; critic.muon.momentum 1.5 ;
-    actor.muon.ns_steps 0 ; actor.adam.betas 2,3 ; critic.adam.betas 0.9,1 ; actor.adam.eps 0 ;
-    critic.adam.weight_decay -0.1 ; actor.lr_scheduler foo greedy ; critic.lr_scheduler Cosine ;
-    actor.lr_warmup_ratio 5 ; critic.lr_warmup_ratio -0.1 ; actor.min_lr_ratio 2 ; actor.max_norm -1 ;
-    critic.max_norm nan ; rollout.temperature 0 -1 0.009 100 ; rollout.top_p 0 7 ; rollout.max_new_tokens 0 100 48 ;
+    actor.adam.lr -3 1 nan ; actor.muon.lr -0.02 ; critic.muon.momentum 1.5 ; actor.muon.ns_steps 0 ;
+    actor.adam.betas 2,3 ; critic.adam.betas 0.9,1 ; actor.adam.eps 0 ; critic.adam.weight_decay -0.1 ;
+    actor.lr_scheduler greedy ; critic.lr_scheduler Cosine ; actor.lr_warmup_ratio 5 ; actor.min_lr_ratio 2 ;
+    critic.max_norm -1 ; rollout.temperature 0.009 100 ; rollout.top_p 0 7 ; rollout.max_new_tokens 0 48 ;
     data.max_len -5 ; eval.temperature -0.6 ; eval.n_samples_per_prompt 0 ; reward.overlong_buffer_len 25 0 ;
     reward.overlong_penalty_factor -1 ; reward.stop_properly_penalty_coef 2 ; actor.eps_clip -0.2 5 ;
     actor.eps_clip_low_high -0.2,0.2 1.5,0.2 ; actor.dual_clip 1 ; actor.entropy_coef -5 ; actor.aux_loss_coef -1 ;
     critic.value_clip -0.5 ; adapt.length_adaptive_lambd 0.05 ; adapt.critic_groups generated ;
-    adapt.critic_baseline batch ; adapt.critic_lambd 1.5 ; adapt.value_pretraining -1 ; critic.freezing_steps -2 ;
-    algo.kl.init_coef -0.1 inf ; algo.kl.target 0 ; algo.kl.horizon 0 ; algo.advantage.gamma 2 ;
-    algo.advantage.lambd -1 ; algo.advantage.is_correction_threshold -1,2 5,2 1,2,3 ;
-    reward.clip_range 10,-10 nan,1 ; train.num_episodes 0 ; train.max_epochs 0 ; train.batch_size 4096 0 ;
-    train.micro_batch_size -1 ; train.max_tokens_per_gpu 0 ; train.seed 4294967296 ; train.ema_beta 1.1 ;
-    train.async_queue_size 0 ; rollout.batch_size 257 0 ; rollout.micro_batch_size 0 200 ;
-    rollout.n_samples_per_prompt 0 ; rollout.max_tokens_per_gpu 0 ; rollout.vllm_generate_batch_size 64 16 0 ;
-    data.max_samples 0 ; data.max_images_per_prompt -1 ; data.dataloader_num_workers -1 ; logger.logging_steps 0 ;
-    eval.steps 0 5 ; ckpt.save_steps -7 0 ; ckpt.max_num 0 ; ckpt.max_mem 100 -1 ; run.name ../../x .. ;
-    run.gradient_probe -1 4 ; run.answer_chars -1 ; run.grace_seconds -1 ; run.stall_timeout 0 ;
-    vllm.num_engines 0 -2 ; vllm.tensor_parallel_size 0 3 4 ; vllm.gpu_memory_utilization 3 0 ;
-    vllm.sync_backend ncll ; actor.num_gpus_per_node 0 ; actor.num_nodes -1 ; critic.num_gpus_per_node 0 ;
-    reward.num_nodes 0 ; ref.num_gpus_per_node -8 ; ds.tensor_parallel_size 0 ; ds.zero_stage 4 ; ds.zpg 0 ;
-    ds.param_dtype fp16 ; ds.grad_accum_dtype double ; ds.lora.rank -8 ; ds.lora.alpha 0 ; ds.lora.dropout 1 ;
-    local_rank -2 ; actor.model_name_or_path ./none ; data.prompt_dataset none.jsonl ./none model/none/x ;
+    adapt.critic_baseline batch ; critic.freezing_steps -2 ; algo.kl.init_coef -0.1 inf ; algo.kl.target 0 ;
+    algo.kl.horizon 0 ; algo.advantage.gamma 2 ; algo.advantage.lambd -1 ;
+    algo.advantage.is_correction_threshold -1,2 5,2 1,2,3 ; reward.clip_range 10,-10 nan,1 ; train.num_episodes 0 ;
+    train.max_epochs 0 ; train.batch_size 4096 0 ; train.micro_batch_size -1 ; train.max_tokens_per_gpu 0 ;
+    train.seed 4294967296 ; train.ema_beta 1.1 ; train.async_queue_size 0 ; rollout.batch_size 257 0 ;
+    rollout.micro_batch_size 0 200 ; rollout.n_samples_per_prompt 0 ; rollout.max_tokens_per_gpu 0 ;
+    rollout.vllm_generate_batch_size 64 16 0 ; data.max_samples 0 ; data.max_images_per_prompt -1 ;
+    data.dataloader_num_workers -1 ; logger.logging_steps 0 ; eval.steps 0 5 ; ckpt.save_steps -7 0 ; ckpt.max_num 0 ;
+    ckpt.max_mem 100 -1 ; run.name ../../x .. ; run.gradient_probe -1 4 ; run.answer_chars -1 ; run.grace_seconds -1 ;
+    run.stall_timeout 0 ; vllm.num_engines 0 -2 ; vllm.tensor_parallel_size 0 3 4 ; vllm.gpu_memory_utilization 3 0 ;
+    vllm.sync_backend ncll ; actor.num_gpus_per_node 0 ; reward.num_nodes 0 ; ds.tensor_parallel_size 0 ;
+    ds.zero_stage 4 ; ds.zpg 0 ; ds.param_dtype fp16 ; ds.grad_accum_dtype double ; ds.lora.rank -8 ;
+    ds.lora.alpha 0 ; ds.lora.dropout 1 ; local_rank -2 ; actor.model_name_or_path ./none ;
+    data.prompt_dataset none.jsonl ./none model/none/x ;
     data.prompt_probs 0.5,0.5 0.5 x ; reward.remote_url reward.yaml localhost:5000 a,b.py none.py reward.py,b.py ;
     train.agent_func_path none.py reward.yaml ; adapt.micro_batch_tokens 47 ; adapt.partial_rollout_tokens 0 ;
     adapt.max_staleness 1 ; reward.model_name_or_path model ; adapt.reward_range measure ; adapt.returns vtrace ;
@@ -186,7 +182,6 @@ TOGETHER = rows_of("""
     algo.advantage.is_correction_gating=tv | algo.advantage.is_correction_mode=clip
     algo.advantage.is_correction_level=token | algo.advantage.is_correction_gating=tv
     algorithm= | adapt.method=bapo algo.advantage.estimator=reinforce
-    algorithm= | adapt.method=mopps algo.advantage.estimator=flash_reinforce
     train.batch_size=6 train.micro_batch_size=2
     rollout.batch_size=32 data.max_samples=31
     algorithm=ba_ppo | rollout.n_samples_per_prompt=1
@@ -194,7 +189,6 @@ TOGETHER = rows_of("""
     run.overwrite ckpt.load_enable
     algorithm=grpo | run.stall_timeout=9 train.async_enable
     train.colocate_all vllm.num_engines=3
-    train.colocate_all actor.num_gpus_per_node=4
     train.colocate_actor_ref ref.num_gpus_per_node=1
     algorithm=ba_ppo vllm.num_engines=2 | train.colocate_all critic.num_gpus_per_node=4
     algorithm=ba_ppo | train.colocate_critic_reward
@@ -212,7 +206,6 @@ TOGETHER = rows_of("""
     eval.steps=1 | eval.dataset=none.jsonl
     train.colocate_all ref.num_gpus_per_node=4
     algorithm=grpo @model | train.colocate_all
-    ds.attn_implementation=sdpa ds.packing_samples
     ds.attn_implementation=eager train.dynamic_batch_enable
     ds.attn_implementation=kernels-community/flash-attn2 ds.packing_samples
     algorithm=grpo | adapt.micro_batch_tokens=64
@@ -245,7 +238,6 @@ TOGETHER = rows_of("""
     verifier.send_responses
     reward.remote_url= | train.agent_func_path=agent.py reward.model_name_or_path=model
     reward.remote_url= | reward.model_name_or_path=model,model
-    algorithm=grpo reward.remote_url= | reward.model_name_or_path=model,model
     reward.remote_url= | reward.model_name_or_path=model data.max_images_per_prompt=1
     reward.remote_url= | reward.model_name_or_path=model adapt.method=ar3po
     adapt.method=ar3po adapt.reward_range=measured
@@ -261,17 +253,14 @@ TOGETHER = rows_of("""
     adapt.method=mopps train.async_enable
     adapt.method=ar3po reward.overlong_buffer_len=4
     adapt.method=ar3po reward.stop_properly_penalty_coef=0.5
-    algorithm=ba_ppo | adapt.skip_zero_advantage algo.advantage.estimator=gae
     adapt.skip_zero_advantage algo.advantage.estimator=reinforce_baseline
     adapt.skip_zero_advantage adapt.scale_learning_rate
     data.solution_key=input | adapt.method=relift algo.advantage.estimator=reinforce_baseline
-    algorithm=ba_ppo data.solution_key=input | adapt.method=luffy
     data.solution_key=input | adapt.method=luffy data.max_images_per_prompt=1
     data.solution_key=input reward.remote_url= | adapt.method=relift train.agent_func_path=agent.py
     data.solution_key=input | adapt.method=bapo_demonstrations adapt.scale_learning_rate
     data.solution_key=input | adapt.method=bapo_demonstrations adapt.reward_range=measured
     data.solution_key=input | adapt.method=bapo_demonstrations reward.overlong_buffer_len=4
-    data.solution_key=input | adapt.method=luffy train.async_enable
     reward.remote_url= | adapt.method=prefix_sampling train.agent_func_path=agent.py
     adapt.method=prefix_sampling data.max_images_per_prompt=1
     adapt.method=prefix_sampling run.faster=none
@@ -279,17 +268,14 @@ TOGETHER = rows_of("""
     adapt.method=prefix_sampling reward.overlong_buffer_len=4
     adapt.options=prefix_share=1 | > adapt.method
     adapt.method=luffy | data.solution_key=worked
-    run.overwrite=true ckpt.load_enable=yes
     algorithm=ba_ppo ds.zero_stage=2 | data.max_images_per_prompt=1 > algo.advantage.estimator
     data.max_images_per_prompt=1 ds.packing_samples
-    data.max_images_per_prompt=1 train.dynamic_batch_enable
     algorithm=ba_ppo algo.advantage.estimator=rloo
     algorithm=grpo adapt.method=bapo
     algorithm=grpo @model | eval.dataset=more.jsonl
     algorithm=grpo @model | algo.dynamic_filtering_enable
     algorithm=grpo reward.remote_url= | reward.model_name_or_path=./none
     ds.ring_attn_size=2
-    algorithm=grpo vllm.num_engines=0 | ds.ring_attn_size=2
     actor.optim=muon
     algorithm=ba_ppo | critic.optim=muon
     ds.tensor_parallel_size=4 | actor.num_gpus_per_node=2
@@ -299,7 +285,6 @@ TOGETHER = rows_of("""
     train.async_enable | rollout.vllm_generate_batch_size=64 adapt.method=bapo
     adapt.method=ar3po train.async_enable
     algorithm=ppo | adapt.critic_lambd=0.5
-    algorithm=ppo | adapt.value_pretraining=2
     adapt.value_pretraining=2
 """)
 BAD = [f"{flag}={value}" for flag, *values in map(str.split, VALUES_REFUSED) for value in values]
@@ -314,10 +299,9 @@ def test_is_refused_in_one_line_that_names_the_flags(capsys, row):
     assert "configuration is valid" not in out
 
 
-@pytest.mark.parametrize("prompts", ["-1", "0"])
-def test_the_number_of_prompts_is_looked_at_even_if_the_data_is_here(capsys, prompts):
-    status, _, err = check(capsys, "", f"--prompts={prompts}")
-    assert status == 2 and err.startswith(f"error: prompts is {prompts}; ")
+def test_the_number_of_prompts_is_looked_at_even_if_the_data_is_here(capsys):
+    status, _, err = check(capsys, "", "--prompts=0")
+    assert status == 2 and err.startswith("error: prompts is 0; ")
 
 
 @pytest.mark.parametrize("algorithm", ["bapo_grpo", "ba_ppo"])
@@ -345,15 +329,12 @@ def test_a_merged_key_may_be_overruled_in_one_file(capsys, folder):
 
 # Each is near a limit and good, or looks like a row of MEANT and needs no warning.
 GOOD = rows_in("""
-    rollout.temperature=0.01 ; rollout.temperature=2 ; rollout.top_p=1 ; rollout.max_new_tokens=47 ;
-    rollout.max_new_tokens=1 ; data.max_len=64 ; train.batch_size=256 ; train.batch_size=2 ;
-    train.batch_size=512 adapt.batch_size=64 ; adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32 ;
-    adapt.reevaluate_every=3 ; adapt.method=exgrpo adapt.reevaluate_every=1 ; actor.adam.lr=0.01 ;
-    actor.adam.eps=1 ; critic.adam.lr=1e-12 ; actor.adam.betas=0,0.999 ; actor.eps_clip=1 ;
-    actor.eps_clip_low_high=0.2,5 ; actor.eps_clip=3e-4 ; actor.dual_clip=3 ; actor.entropy_coef=0 ;
-    actor.entropy_coef=1 ; critic.value_clip=inf ; actor.max_norm=inf ; actor.lr_warmup_ratio=0 ;
-    actor.lr_warmup_ratio=1 ; actor.min_lr_ratio=0 ; actor.lr_scheduler=constant ; algo.kl.init_coef=0 ;
-    algo.advantage.gamma=0 ; algo.advantage.lambd=1 ;
+    rollout.temperature=0.01 ; rollout.temperature=2 ; rollout.max_new_tokens=47 ; rollout.max_new_tokens=1 ;
+    data.max_len=64 ; train.batch_size=256 ; train.batch_size=2 ; train.batch_size=512 adapt.batch_size=64 ;
+    adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32 ; adapt.reevaluate_every=3 ;
+    adapt.method=exgrpo adapt.reevaluate_every=1 ; actor.adam.lr=0.01 ; critic.adam.lr=1e-12 ; actor.eps_clip=3e-4 ;
+    actor.eps_clip_low_high=0.2,5 ; actor.entropy_coef=1 ; critic.value_clip=inf ; actor.max_norm=inf ;
+    actor.lr_warmup_ratio=1 ; actor.lr_scheduler=constant ; algo.kl.init_coef=0 ;
     algo.advantage.is_correction_level=seq algo.advantage.is_correction_threshold=2 ;
     reward.overlong_buffer_len=24 ; reward.stop_properly_penalty_coef=-0.5 ; reward.stop_properly_penalty_coef=1 ;
     reward.clip_range=0,1 ; critic.freezing_steps=3 ;
@@ -428,7 +409,6 @@ MEANT = rows_of(r"""
     algo.kl.init_coef=0 | adapt.skip_zero_advantage actor.entropy_coef=0.001
     algo.kl.init_coef=0 | adapt.skip_zero_advantage reward.overlong_buffer_len=4.0
     algo.kl.init_coef=0 | adapt.skip_zero_advantage reward.stop_properly_penalty_coef=0.0
-    algorithm=grpo adapt.skip_zero_advantage
     ckpt.best_metric_key=x
     data.solution_key=input
     algorithm=grpo | data.solution_key=input
@@ -436,11 +416,9 @@ MEANT = rows_of(r"""
     actor.entropy_coef=-0.01
     rollout.top_p=0.9
     algorithm=grpo algo.advantage.is_correction_level=token | rollout.top_p=0.9
-    algorithm=ppo | critic.freezing_steps=3
     algorithm=ppo | critic.freezing_steps=0
     adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=34
     adapt.reevaluate_every=2
-    algorithm=grpo adapt.c1=1/8
     algorithm=ppo adapt.replay_steps=3 adapt.filter=none
     algorithm= | adapt.buffer_size=3
     adapt.method=mopps adapt.c1=1/4
@@ -452,7 +430,6 @@ MEANT = rows_of(r"""
     adapt.replay_steps=0 adapt.max_shift_replayed=0.1
     train.async_enable | adapt.max_staleness=2
     train.async_enable | train.async_queue_size=7
-    train.async_enable | train.async_queue_size=50 adapt.max_staleness=50
     adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0
     adapt.kl_target=behaviour algo.kl.init_coef=0
     adapt.partial_rollout_tokens=24
@@ -545,11 +522,6 @@ class TestTable:
         ours = {f"{prefix}.{item}" for prefix, kind in config.GROUPS.items() for item in kind.__dataclass_fields__}
         numbers = {action.dest for action in arguments.build_parser("")._actions if action.type in (int, float)}
         assert len(numbers) > 80 and numbers - ours <= VALUES.keys()
-
-    def test_its_flags_and_words_are_there(self):
-        known = {action.dest for action in arguments.build_parser("")._actions}
-        assert VALUES.keys() <= known
-        assert {rule.split(": ")[0] for rule in VALUES.values() if isinstance(rule, str)} <= ALLOWED.keys()
 
     @pytest.mark.parametrize("name", [kind.value for kind in SchedulerType])
     def test_a_schedule_is_allowed_if_openrlhf_can_use_it(self, name):

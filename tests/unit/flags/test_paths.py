@@ -121,12 +121,7 @@ class TestAbsolute:
 
     @pytest.mark.parametrize("name", ["br[1].jsonl", "what?.jsonl", "all*.jsonl"])
     def test_that_datasets_would_take_for_a_pattern(self, tmp_path, monkeypatch, name):
-        import datasets
-
-        (tmp_path / name).write_text('{"input": "a"}\n')
-        if "[" in name:
-            with pytest.raises(Exception):  # noqa: B017 - of any kind
-                datasets.load_dataset("json", data_files=str(tmp_path / name), cache_dir=str(tmp_path))
+        (tmp_path / name).touch()
         for flag in DATA:
             with pytest.raises(ConfigError, match=rf"^{flag} is .*{re.escape(name)}; "):
                 check_read(reading(**{flag.replace(".", "__"): str(tmp_path / name)}))
@@ -148,57 +143,54 @@ def refusal(args):
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["dir", "path", "output_dir", "tensorboard_dir"])
 class TestFolders:
-    def flag(self, name):
-        return next(flag for flag in WRITTEN if flag.endswith(f".{name}"))
-
-    def test_that_are_there_or_can_be_made(self, tmp_path, name, monkeypatch):
+    def test_that_are_there_or_can_be_made(self, tmp_path, monkeypatch):
+        """A link may lead to a folder that is not there yet."""
         (tmp_path / "there").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "there")
+        (tmp_path / "later").symlink_to(tmp_path / "none")
         monkeypatch.chdir(tmp_path)
-        for place in ("there", "link", "there/new/and/newer", "link/new", "new", "./new", "../new", tmp_path / "new"):
-            check_written(arguments_in(tmp_path, **{name: place}))
-        assert sorted(os.listdir(tmp_path)) == ["link", "there"]
+        for place in ("there", "link", "there/new/and/newer", "link/new", "later/new", "./new", "../new"):
+            check_written(arguments_in(tmp_path, dir=place))
+        assert sorted(os.listdir(tmp_path)) == ["later", "link", "there"]
+
+    @pytest.mark.parametrize("flag", WRITTEN)
+    def test_of_each_flag_are_looked_at(self, tmp_path, flag):
+        (tmp_path / "file").write_text("mine")
+        says = refusal(arguments_in(tmp_path, **{flag.partition(".")[2]: tmp_path / "file"}))
+        assert says.startswith(f"{flag} is ") and f"{tmp_path / 'file'} is a file" in says
 
     @pytest.mark.parametrize(
         ("place", "named"),
         [
-            ("file", "file"), ("file/below", "file"), ("file/far/below", "file"), ("blocked", "file"), ("loop", LOOP),
+            ("file/far/below", "file"), ("blocked", "file"), ("loop", LOOP),
             ("n" * 256, "too long"), pytest.param("/nnnn" * 1000, "too long", id="deep"), ("~no_such/runs", "~no_such"),
-            ("s3://bucket/runs", "s3:"), ("gs://bucket", "gs:"), ("hdfs://host/a", "hdfs:"),
+            ("s3://bucket/runs", "s3:"),
         ],
     )  # fmt: skip
-    def test_that_cannot_be_one(self, tmp_path, name, place, named):
-        """The error names the flag, and what is in the way."""
+    def test_that_cannot_be_one(self, tmp_path, place, named):
+        """The error names what is in the way."""
         (tmp_path / "file").write_text("mine")
         for link, to in (("loop", "other"), ("other", "loop"), ("blocked", "file/below")):
             (tmp_path / link).symlink_to(tmp_path / to)
         whole = place if "://" in place or place[0] in "/~" else str(tmp_path / place)
-        says = refusal(arguments_in(tmp_path, **{name: whole}))
-        assert says.startswith(f"{self.flag(name)} is ")
+        says = refusal(arguments_in(tmp_path, dir=whole))
         assert (f"{tmp_path / 'file'} is a file" if named == "file" else named) in says
 
-    def test_a_name_that_is_not_utf8(self, tmp_path, name):
+    def test_a_name_that_is_not_utf8(self, tmp_path):
         (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-        says = refusal(arguments_in(tmp_path, **{name: f"{tmp_path}/caf\udce9/runs"}))
-        assert says.startswith(f"'{self.flag(name)} is ") and says.isascii()
-
-    def test_a_link_to_a_folder_that_is_not_there_yet(self, tmp_path, name):
-        (tmp_path / "link").symlink_to(tmp_path / "none")
-        check_written(arguments_in(tmp_path, **{name: tmp_path / "link" / "new"}))
+        says = refusal(arguments_in(tmp_path, dir=f"{tmp_path}/caf\udce9/runs"))
+        assert says.startswith("'run.dir is ") and says.isascii()
 
 
-@pytest.mark.parametrize("words", ["--run.dir=file", "--ckpt.path=file/below", "--run.dir=link"])
 @pytest.mark.parametrize("command", ["check", "train"])
-def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command, words):
+def test_both_commands_refuse_in_one_line_and_make_nothing(capsys, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("mine")
-    (tmp_path / "link").symlink_to(tmp_path / "link")
-    assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", words]) == 2
+    assert main.run([command, *REQUIRED, "--algorithm=bapo_grpo", "--ckpt.path=file/below"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"error: {words[2:].replace('=', ' is ')}; ") and err.count("\n") == 1
-    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+    assert err.startswith("error: ckpt.path is file/below; ") and err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_the_runs_own_folder_is_a_file(tmp_path):

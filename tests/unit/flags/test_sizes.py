@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader
 
-from bapo_openrlhf.adapt.arithmetic import BatchArithmetic
 from bapo_openrlhf.flags.config import AdaptConfig
 from bapo_openrlhf.flags.openrlhf_flags import signal_between
 from bapo_openrlhf.flags.sizes import batch_arithmetic, critic_steps, left_over, most_tokens, pretraining_steps
@@ -43,16 +42,6 @@ class TestArithmetic:
             adapt=AdaptConfig(**{"method": "bapo", "batch_size": batch} | adapt),
             rollout=SimpleNamespace(n_samples_per_prompt=6, batch_size=10, micro_batch_size=3),
             train=SimpleNamespace(batch_size=48, micro_batch_size=2, dynamic_batch_enable=False),
-        )
-
-    def test_takes_each_number_from_its_flag(self):
-        assert batch_arithmetic(self.args()) == BatchArithmetic(
-            group_size=6,
-            capacity=7,
-            rollout_groups=10,
-            train_batch=48,
-            ranks={"actor": 8, "critic": 4, "reference": 2},
-            micro_train=2,
         )
 
     @pytest.mark.parametrize(
