@@ -38,27 +38,28 @@ PROGRAMS = (
 )
 
 
-# ── What is done with a command; `words` are those after the rule's ──
+# ── What is done with a command, of which a handler gets all words ──
 
 
-def run_it(words, here):
+def run_it(call, here):
     """For real, in the project's folder `here`."""
-    assert main.run(words) == 0
+    assert main.run(call[1:]) == 0
 
 
-def check_it(words, here):
+def check_it(call, here):
     """With a name of its own: `train` refuses the name of a run that is there, and `check` says so."""
-    run_it([*words, "--run.name", "checked"], here)
+    run_it([*call, "--run.name", "checked"], here)
 
 
-def run_pytest(words, here):
+def run_pytest(call, here):
     """For real, on the folder that `init` wrote."""
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words], check=True, cwd=here)
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *call[1:]]
+    subprocess.run([sys.executable, *words], check=True, cwd=here)
 
 
-def on_evaluations(words, here):
+def on_evaluations(call, here):
     """For real, on two small evaluations of those names."""
-    for number, folder in enumerate(word for word in words[1:] if not word.startswith("--")):
+    for number, folder in enumerate(word for word in call[2:] if not word.startswith("--")):
         settings = {"name": folder, "model": {}, "sampling": {"runs": 2, "seed": 42, "temperature": 1.0}}
         store.write_settings(
             here / folder, settings | {"chat_template": True, "limit": None, "benchmarks": {"own": {}}}
@@ -66,12 +67,12 @@ def on_evaluations(words, here):
         for problem in range(3):
             row = {"id": str(problem), "input": f"{problem}?", "label": "1", "prompt": ""}
             store.append_row(here / folder, "own", row | {"scores": [1.0, float(problem == number)]})
-    assert main.run(words) == 0
+    run_it(call, here)
 
 
-def on_runs(words, here):
+def on_runs(call, here):
     """For real, on records of two steps."""
-    for folder in (word for word in words[1:] if "runs/" in word and not word.endswith(".html")):
+    for folder in (word for word in call[2:] if "runs/" in word and not word.endswith(".html")):
         path = here / folder
         path.mkdir(parents=True, exist_ok=True)
         steps = [{"step": step, "reward/fresh_mean": 0.25 * step, "groups/fresh": 3, "time": step} for step in (1, 2)]
@@ -79,91 +80,84 @@ def on_runs(words, here):
         metadata = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
         (path / "run.json").write_text(json.dumps(metadata | {"total_steps": 2, "command": "x", "config": {}}))
         (path / "summary.json").write_text(json.dumps({"algorithm": "ba_ppo", "seed": 1, "steps": 2}))
-    assert main.run(words) == 0
+    run_it(call, here)
 
 
-def parse_train(words, here):
+def over_ssh(call, here):
+    """The command that ssh would run."""
+    assert call[1] == "-t"
+    on_runs(call[3:], here)
+
+
+def parse_train(call, here):
     """By the real parser and its checks, with exactly these flags; "..." stands for others, that OpenRLHF needs."""
-    others = ["--reward.remote_url=reward.py", "--rollout.n_samples_per_prompt=8"] if "..." in words else []
-    arguments.parse([*words, *others])
+    others = ["--reward.remote_url=reward.py", "--rollout.n_samples_per_prompt=8"] if "..." in call else []
+    first = next(place for place, word in enumerate(call) if word.startswith("--"))
+    arguments.parse([*call[first:], *others])
 
 
-def parse_universal(words, here):
+def parse_universal(call, here):
     """By the real parser; nobody has trained."""
     with patch("bapo_openrlhf.launch.universal.convert", return_value="global_step1") as convert:
-        assert main.run(words) == 0
+        run_it(call, here)
     convert.assert_called_once()
 
 
-def parse_preset_script(words, here):
-    script, *flags = words
-    arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *flags])
-
-
-def parse_slurm_script(words, here):
-    """Slurm's flags are those that have values before the script; the training's come after it."""
-    (script,) = [word for word in words if word.startswith("examples/slurm/")]
-    before, after = words[: words.index(script)], words[words.index(script) + 1 :]
+def parse_script(call, here):
+    """A preset's. Slurm's own flags, which have values, come before it, and the training's after it."""
+    (script,) = [word for word in call if word.startswith("examples/")]
+    before, after = call[1 : max(call.index(script), 1)], call[call.index(script) + 1 :]
     assert all(flag in ("--nodes", "--time", "--partition") for flag in before[::2]) and len(before) % 2 == 0
     arguments.parse(["--config", f"configs/{Path(script).stem}.yaml", *after])
 
 
-def names_what_is_there(words, here):
+def names_what_is_there(call, here):
     """Its files, and the job of the RayJob that is there."""
     jobs = {yaml.safe_load(path.read_text())["metadata"]["name"] for path in (here / "examples").rglob("*.yaml")}
-    for word in words:
+    for word in call:
         assert "/" not in word or (here / word).is_file() or word.removeprefix("job/") in jobs, word
 
 
-def parse_in_an_image(words, here):
+def parse_in_an_image(call, here):
     """The training that runs in a container, after Docker's own words."""
-    arguments.parse(words[words.index("train") + 1 :])
+    arguments.parse(call[call.index("train") + 1 :])
 
 
-def parse_quickstart(words, here):
+def parse_quickstart(call, here):
     """Its own flags, and those of the training that it passes on."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", default="sums")
     parser.add_argument("--only-prepare", action="store_true")
-    given, flags = parser.parse_known_args(words)
+    given, flags = parser.parse_known_args(call[2:])
     source = (ROOT / "examples" / "quickstart" / "__main__.py").read_text()
     assert all(f'"{flag}"' in source for flag in parser._option_string_actions if flag not in ("-h", "--help"))
     files = {"sums": ["quickstart"], "countdown": ["countdown/train"], "steps": ["countdown/train", "steps/train"]}
     arguments.parse(["--config", *(f"configs/{name}.yaml" for name in files[given.size]), *flags])
 
 
-def parse_evaluate(words, here):
+def parse_evaluate(call, here):
     """By the real parser; the benchmarks are known, the files there."""
-    given = evaluate.build_parser("docs").parse_args(words)
+    given = evaluate.build_parser("docs").parse_args(call[2:])
     for benchmark in given.benchmarks.split(","):
         _, is_file, file = benchmark.partition("=")
         assert (here / file).is_file() if is_file else task_of(benchmark, here / given.data)
     assert given.reward is None or (here / given.reward).is_file()
 
 
-def parse_prepare(words, here):
-    get_task(prepare_cli._parser("docs").parse_args(words).task)
+def parse_prepare(call, here):
+    get_task(prepare_cli._parser("docs").parse_args(call[2:]).task)
 
 
-def parse_reasoning_gym(words, here):
+def parse_reasoning_gym(call, here):
     """By the real parser; the problems are made if the library is here."""
-    prepare_cli._parser("docs").parse_args(words)
+    prepare_cli._parser("docs").parse_args(call[2:])
     if find_spec("reasoning_gym"):
-        assert prepare_cli.main(words, "docs") == 0
+        run_it(call, here)
 
 
-def over_ssh(words, here):
-    """The command that ssh would run, for real, in the project's folder `here`."""
-    flag, _, program, *command = words
-    assert (flag, program) == ("-t", "bapo-openrlhf")
-    (here / command[1]).mkdir(parents=True)
-    (here / command[1] / "run.json").write_text("{}")
-    assert main.run([*command, "--once"]) == 0
-
-
-def parse_study(words, here):
+def parse_study(call, here):
     """By the real parser; each arm's flags by the one of `train`."""
-    given = study._parse(words, "docs")
+    given = study._parse(call[2:], "docs")
     result = read_study(given.config, smoke=given.smoke)
     for run in plan(result, here)[: len(result.arms)]:
         arguments.parse(run.words)
@@ -172,62 +166,51 @@ def parse_study(words, here):
 def has_flags_of(package, file):
     """A handler: the command's flags are in the source of another program. Nothing of it is imported."""
 
-    def has_flags(words, here):
+    def has_flags(call, here):
         source = (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
-        assert all(f'"{word}"' in source for word in words if word.startswith("--"))
+        assert all(f'"{word}"' in source for word in call if word.startswith("--"))
 
     return has_flags
 
 
-def has_the_servers_flags(words, here):
+def has_the_servers_flags(call, here):
     """The end of the address that the page gives to the run is the server's."""
-    has_flags_of("openrlhf", "cli/serve_rm.py")(words, here)
-    port = words[words.index("--port") + 1]
+    has_flags_of("openrlhf", "cli/serve_rm.py")(call, here)
+    port = call[call.index("--port") + 1]
     assert f":{port}/get_reward" in (ROOT / "docs" / "rewards.md").read_text()
 
 
-def is_a_target(words, here):
+def is_a_target(call, here):
     """Or a variable that the Makefile reads."""
     file = (ROOT / "Makefile").read_text()
-    for word in words:
+    for word in call[1:]:
         name, is_variable, _ = word.partition("=")
         assert f"$({name})" in file if is_variable else re.search(rf"^{word}:", file, re.M), word
 
 
-def is_a_pinned_package(words, here):
+def is_a_pinned_package(call, here):
     """In the version that the example names, which need not exist."""
-    package = re.fullmatch(r"(\w+)==[\d.]+", words[-1])[1]
+    package = re.fullmatch(r"(\w+)==[\d.]+", call[-1])[1]
     assert f"{package}==" in (ROOT / "requirements" / "cpu-no-deps.txt").read_text()
 
 
-def is_the_benchmarks_version(words, here):
+def is_the_benchmarks_version(call, here):
     """The environment that the page makes has the version of TRL that was measured."""
-    assert words[:2] == ["install", "."]
-    [series] = [word.removeprefix("trl==").removesuffix("*") for word in words if word.startswith("trl==")]
+    [series] = [word.removeprefix("trl==").removesuffix("*") for word in call if word.startswith("trl==")]
     assert f"TRL {series}" in (ROOT / "research" / "benchmarks" / "results" / "steps.md").read_text()
 
 
-def is_a_script(words, here):
-    assert (here / words[0]).is_file()
-
-
-def is_an_environment(words, here):
-    """Its folder is one that git ignores."""
-    assert f"{words[-1]}/" in (ROOT / ".gitignore").read_text().splitlines()
-
-
-def is_a_known_model(words, here):
+def is_a_known_model(call, here):
     """Or a file, which the page's reader has."""
-    name, _ = words
-    assert name in model.MODELS or name.endswith(".gguf")
+    assert call[2] in model.MODELS or call[2].endswith(".gguf")
 
 
-def parse_contract(words, here):
-    runpy.run_path(str(ROOT / words[0]))["build_parser"]().parse_args(words[1:])
+def parse_contract(call, here):
+    runpy.run_path(str(ROOT / call[1]))["build_parser"]().parse_args(call[2:])
 
 
-def is_configured(words, here):
-    assert (ROOT / ".pre-commit-config.yaml").is_file()
+def leave_it(call, here):
+    """It names nothing of this project."""
 
 
 # ── The table ──
@@ -264,38 +247,28 @@ RULES = [
     Rule("bapo-openrlhf evaluate", parse_evaluate),
     Rule("bapo-openrlhf study", parse_study),
     Rule("python examples/quickstart", parse_quickstart),
-    Rule("examples/ray_job", parse_preset_script),
-    Rule("sbatch", parse_slurm_script),
+    Rule("examples/ray_job", parse_script),
+    Rule("sbatch", parse_script),
     Rule("docker build", names_what_is_there),
     Rule("docker run", parse_in_an_image),
-    Rule("kubectl create", names_what_is_there),
-    Rule("kubectl apply", names_what_is_there),
-    Rule("kubectl logs", names_what_is_there),
+    Rule("kubectl", names_what_is_there),
     Rule("make", is_a_target),
-    Rule("python -m venv", is_an_environment),
+    Rule("python -m venv", leave_it),
     Rule("pip install .", is_the_benchmarks_version),
-    Rule("python examples/trl", is_a_script),
+    Rule("python examples/trl", names_what_is_there),
     Rule("pip install --no-deps --target", is_a_pinned_package),
     Rule("python tools/openrlhf_contract.py", parse_contract),
-    Rule("pre-commit install", is_configured),
+    Rule("pre-commit install", leave_it),
     Rule("ray start", has_flags_of("ray", "scripts/scripts.py")),
 ]
 
 
 def rule_of(call):
-    """The rule with the longest start, and the words after what the handler knows already."""
+    """The rule with the longest start."""
     text = " ".join(call)
     fitting = [rule for rule in RULES if f"{text} ".startswith(tuple(rule.start + end for end in " /:"))]
     assert fitting, f"no rule for this command: {text}"
     return max(fitting, key=lambda rule: len(rule.start))
-
-
-def words_for(rule, call):
-    """What a handler gets: all but the program; for modules and commands that are parsed, what follows their name."""
-    parsers = (parse_train, parse_quickstart, parse_evaluate, parse_prepare, parse_reasoning_gym, parse_study)
-    if rule.do in (*parsers, is_a_known_model):
-        return call[3:] if call[:2] == ["python", "-m"] else call[2:]
-    return call if rule.do is parse_preset_script else call[1:]
 
 
 # ── What the pages say ──
@@ -355,12 +328,11 @@ def project(tmp_path_factory):
         (here / "runs" / name / "config.json").write_text('{"model_type": "qwen2"}')
         (here / "runs" / name / "pytorch_model.bin").touch()
     runpy.run_path(str(ROOT / "examples" / "quickstart" / "sums.py"))["write"](here / "runs" / "sums", 64)
-    (here / "runs" / "reasoning_gym").mkdir()
-    for level in yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text()):
-        (here / "runs" / "reasoning_gym" / f"{level}.jsonl").write_text("")
-    (here / "data" / "reasoning_gym").mkdir(parents=True)
-    for level in ("three", "six"):
-        (here / "data" / "reasoning_gym" / f"{level}.jsonl").write_text("")
+    levels = yaml.safe_load((ROOT / "configs" / "steps" / "sums.yaml").read_text())
+    for folder, names in (("runs", levels), ("data", ("three", "six"))):
+        (here / folder / "reasoning_gym").mkdir(parents=True)
+        for level in names:
+            (here / folder / "reasoning_gym" / f"{level}.jsonl").write_text("")
     prepare(
         countdown.TASK, Preparation(out=here / "runs" / "data", generator="small", style="short", limits={"train": 32})
     )
@@ -393,7 +365,7 @@ def hold(project, monkeypatch, capsys):
                 continue
             done.add(key)
             try:
-                rule.do(words_for(rule, call), project)
+                rule.do(call, project)
             except (Exception, SystemExit) as error:
                 what = f"{type(error).__name__}: {error}\n{capsys.readouterr().err}"
                 pytest.fail(f"{page}: {' '.join(call)}\n{what}")
@@ -418,30 +390,20 @@ def inline_commands():
                 yield page.name, words
 
 
-def flags_of(command):
-    """Flags of a subcommand, out of its own help."""
-    if command in ("train", "check"):
-        return {*arguments.build_parser("docs")._option_string_actions, "--prompts", "--gpu"}
-    code = f"from bapo_openrlhf.cli import main; main.run([{command!r}, '--help'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(re.findall(r"--[\w-]+", done.stdout))
-
-
 def test_commands_in_sentences():
-    known = {}
+    """Flags with dots are looked at in test_docs.py."""
     result = list(inline_commands())
     assert len(result) > 15
+    source = "".join(path.read_text() for path in (ROOT / "bapo_openrlhf" / "cli").glob("*.py"))
     for page, words in result:
         where = f"{page}: {' '.join(words)}"
         program, name, *rest = words
         if program == "bapo-openrlhf":
             assert name in main.COMMANDS or name.isupper() or name in ("--help", "--version"), where
-            flags = {word.split("=")[0] for word in rest if re.fullmatch(r"--[a-z][\w.-]*(=.*)?", word)}
-            if flags - {"--help"}:
-                known.setdefault(name, flags_of(name))
-                assert flags <= known[name], where
+            flags = {word.split("=")[0] for word in rest if re.fullmatch(r"--[a-z][\w-]*(=.*)?", word)} - {"--help"}
+            assert all(f'"{flag}"' in source for flag in flags), where
         elif program == "make":
-            is_a_target([name], ROOT)
+            is_a_target(words[:2], ROOT)
         elif name == "-m":
             assert find_spec(rest[0]) or rest[0].startswith("openrlhf."), where
         else:

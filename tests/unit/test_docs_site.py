@@ -31,16 +31,6 @@ def test_every_page_is_there(site):
     assert "README.html" in (site / "index.html").read_text()
 
 
-def test_links_that_leave_the_site_are_listed(site):
-    """Not fetched: tests take no network. `make docs` leaves the list for whoever wants to look."""
-    lines = (site / "external_links.txt").read_text().splitlines()
-    assert len(lines) > 3 and len(set(lines)) == len(lines)
-    for line in lines:
-        address, page = line.split("  ")
-        assert re.fullmatch(r"https://[\w.-]+(/\S*)?", address), line
-        assert (ROOT / f"{page}.md").is_file(), line
-
-
 def test_nothing_is_loaded_from_elsewhere(site):
     """Pages work without a network: no font, script or picture of another host."""
     for page in site.rglob("*.html"):

@@ -23,7 +23,7 @@ cpu.install()
 
 from bapo_openrlhf import host  # noqa: E402
 from bapo_openrlhf.errors import ConfigError  # noqa: E402
-from bapo_openrlhf.host import EXTENDED, extends, require_version  # noqa: E402
+from bapo_openrlhf.host import EXTENDED, extends  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 TOOL = runpy.run_path(str(ROOT / "tools" / "openrlhf_contract.py"))
@@ -144,10 +144,6 @@ VERSIONS = {
         "trainer/ray/ppo_critic.py", "drop_last=True", "drop_last=False",
         "openrlhf.trainer.ray.ppo_critic:CriticPPOTrainer.ppo_train was changed (", "_WholeBatch in ",
     ),
-    "another signature": (
-        "trainer/ppo_trainer.py", "def get_max_steps(self", "def get_max_steps(self, epoch",
-        "openrlhf.trainer.ppo_trainer:PPOTrainer.get_max_steps was ", OURS,
-    ),
     "the body of a method that is only added to": (
         "trainer/ppo_trainer.py", "all_rewards.float().mean()", "all_rewards.double().mean()", None, None,
     ),
@@ -156,14 +152,18 @@ VERSIONS = {
         "def _compute_rollout_stats(self, experiences)", "def _compute_rollout_stats(self, experiences, step=0)",
         "openrlhf.trainer.ppo_trainer", "_compute_rollout_stats was given other parameters (",
     ),
-    "other lines": ("trainer/ppo_trainer.py", "import ", "import os\nimport ", None, None),
 }  # fmt: skip
 
 
+@pytest.fixture
+def package(tmp_path, installed) -> Path:
+    """A copy of OpenRLHF that a test changes."""
+    ignored = shutil.ignore_patterns("*.pyc")
+    return Path(shutil.copytree(installed["openrlhf"], tmp_path / "openrlhf", ignore=ignored))
+
+
 @pytest.mark.parametrize(("file", "old", "new", "begins", "has"), VERSIONS.values(), ids=VERSIONS)
-def test_another_version(tmp_path, installed, file, old, new, begins, has):
-    package = tmp_path / "openrlhf"
-    shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
+def test_another_version(package, file, old, new, begins, has):
     text = (package / file).read_text(encoding="utf-8")
     assert old in text
     (package / file).write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -172,9 +172,7 @@ def test_another_version(tmp_path, installed, file, old, new, begins, has):
     assert all(message.startswith(begins) and has in message for message in messages)
 
 
-def test_a_module_that_moved(tmp_path, installed):
-    package = tmp_path / "openrlhf"
-    shutil.copytree(installed["openrlhf"], package, ignore=shutil.ignore_patterns("*.pyc"))
+def test_a_module_that_moved(package):
     (package / "trainer" / "ray" / "vllm_engine.py").rename(package / "trainer" / "engine.py")
     messages = TOOL["changes"](RECORD, {"openrlhf": package})
     assert len(messages) == sum(name.startswith("openrlhf.trainer.ray.vllm_engine:") for name in RECORD) > 2
@@ -186,42 +184,32 @@ def test_a_name_that_is_read_nowhere(installed):
         TOOL["readers"]("openrlhf.trainer.ray.ppo_actor", "Loader", installed)
 
 
-def test_the_command(tmp_path, installed):
+def test_the_command(package):
     """As docs/upgrade_openrlhf.md has it: on a folder with another version's source."""
 
-    def run(*words: str) -> tuple[int, str]:
-        tool = str(TOOL["RECORD"].with_suffix(".py"))
-        done = subprocess.run([sys.executable, tool, *words], capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
+    def run(folder: Path) -> tuple[int, list[str]]:
+        words = [sys.executable, TOOL["RECORD"].with_suffix(".py"), "--source", folder]
+        done = subprocess.run(words, capture_output=True, text=True)
+        return done.returncode, done.stdout.splitlines()
 
-    shutil.copytree(installed["openrlhf"], tmp_path / "openrlhf", ignore=shutil.ignore_patterns("*.pyc"))
-    assert run("--source", str(tmp_path)) == (0, "nothing changed in openrlhf\n")
-    shutil.rmtree(tmp_path / "openrlhf" / "cli")
-    status, text = run("--source", str(tmp_path))
-    lines = text.splitlines()
+    assert run(package.parent) == (0, ["nothing changed in openrlhf"])
+    shutil.rmtree(package / "cli")
+    status, lines = run(package.parent)
     assert (status, len(lines)) == (1, 4) and all("openrlhf.cli." in line for line in lines)
-    status, text = run("--source", str(tmp_path / "openrlhf"))
-    assert status == 2 and f"--source is {tmp_path / 'openrlhf'}; it must hold a folder named openrlhf" in text
+    assert run(package) == (2, [])  # it has no folder openrlhf
 
 
 # ── The version that is installed ──
 
 
-class TestVersion:
-    @pytest.mark.parametrize("installed", ["0.11.1", "0.11.3", "0.11.20", "1.0"])
-    def test_another_version(self, monkeypatch, installed):
-        require_version()
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: installed)
-        with pytest.raises(RuntimeError, match=f"openrlhf {installed} is installed; .* extends openrlhf 0.11.2"):
-            require_version()
-
-    def test_no_openrlhf(self, monkeypatch):
-        def version(name):
-            raise importlib.metadata.PackageNotFoundError(name)
-
-        monkeypatch.setattr(importlib.metadata, "version", version)
-        with pytest.raises(ConfigError, match="openrlhf is not installed"):
-            require_version()
+def test_another_version_that_is_installed_or_none(monkeypatch):
+    host._main_block.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.20")
+    with pytest.raises(RuntimeError, match=r"openrlhf 0\.11\.20 is installed; .* extends openrlhf 0\.11\.2"):
+        host.build_parser()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: importlib.metadata.distribution("no_such"))
+    with pytest.raises(ConfigError, match="openrlhf is not installed"):
+        host.build_parser()
 
 
 # ── OpenRLHF's command line ──
@@ -244,17 +232,12 @@ class TestCommandLineOfOpenRLHF:
     @pytest.fixture
     def script(self, monkeypatch, tmp_path):
         """Puts another text in the place of OpenRLHF's script."""
-        original = host.file_of
+        original, path = host.file_of, tmp_path / "train_ppo_ray.py"
+        monkeypatch.setattr(host, "file_of", lambda file: path if file == "cli/train_ppo_ray.py" else original(file))
 
         def write(text: str) -> None:
-            path = tmp_path / "train_ppo_ray.py"
             path.write_text(text, encoding="utf-8")
             host._main_block.cache_clear()
-            monkeypatch.setattr(
-                host,
-                "file_of",
-                lambda relative: path if relative == "cli/train_ppo_ray.py" else original(relative),
-            )
 
         yield write
         host._main_block.cache_clear()
@@ -269,18 +252,14 @@ class TestCommandLineOfOpenRLHF:
     @pytest.mark.parametrize(
         ("old", "new"),
         [
-            (GOOD, ""),
             (GOOD, "def main():\n    pass\n"),
-            ("\nif __name__", "\nif True:\n    pass\nif 1 and __name__"),
             (GOOD, GOOD + GOOD),
             ("    args = parser.parse_args()", "    args = read_arguments(parser)"),
             ("    args = parser.parse_args()", "    args = parser.parse_args()\n    args = parser.parse_args()"),
-            ("argparse.ArgumentParser()", "make_parser()"),
             ("    parser = argparse", "    seed = 1\n    parser = argparse"),
             ("    train(args)\n", "    train(args)\n    print('done')\n"),
-            ("    train(args)\n", "    run(args)\n"),
         ],
-        ids=range(10),
+        ids=range(6),
     )
     def test_another_layout_fails_loudly(self, script, old, new):
         assert old in GOOD
@@ -288,9 +267,3 @@ class TestCommandLineOfOpenRLHF:
         for use in (host.build_parser, lambda: host.validate(SimpleNamespace())):
             with pytest.raises(RuntimeError, match=r"train_ppo_ray\.py is not laid out as openrlhf 0\.11\.2's is"):
                 use()
-
-    def test_another_version_fails_loudly(self, monkeypatch):
-        host._main_block.cache_clear()
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.12.0")
-        with pytest.raises(RuntimeError, match=r"openrlhf 0\.12\.0 is installed"):
-            host.build_parser()

@@ -1,8 +1,6 @@
-"""The wheel installs and runs in a fresh environment; a release is made of one version only; habits of the forge."""
+"""What gets into the wheel; a release is made of one version only; the forge's files."""
 
 import runpy
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,19 +13,8 @@ ROOT = Path(__file__).parents[2]
 check_tag = runpy.run_path(str(ROOT / "tools" / "check_tag.py"))["check"]
 
 
-@pytest.mark.slow
-def test_wheel_works_in_a_fresh_environment(tmp_path):
-    command = [sys.executable, ROOT / "tools" / "check_wheel.py", tmp_path / "dist"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("checked") == 2
-    names = sorted(path.name for path in (tmp_path / "dist").iterdir())
-    version = bapo_openrlhf.__version__
-    assert names == [f"bapo_openrlhf-{version}-py3-none-any.whl", f"bapo_openrlhf-{version}.tar.gz"]
-
-
 def test_every_file_of_the_package_gets_into_the_wheel():
-    """Python files of packages, and what pyproject.toml names. A wheel itself is built by the slow test above."""
+    """Python files of packages, and what pyproject.toml names. A release builds one and tries it."""
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setuptools["packages"]["find"]["include"] == ["bapo_openrlhf*"]
     data = setuptools["package-data"]
@@ -45,22 +32,17 @@ def test_every_file_of_the_package_gets_into_the_wheel():
 CHANGELOG = "# Changelog\n\nwords\n\n## 0.2.0, 2026-02-01\n\n### Added\n- new\n\n## 0.1.0, 2026-01-01\n- old\n"
 
 
-def test_tag_that_fits():
-    assert check_tag("v0.2.0", "0.2.0", CHANGELOG) == "### Added\n- new"
-
-
 @pytest.mark.parametrize(
     ("tag", "version", "changelog", "says"),
     [
-        ("v0.1.0", "0.2.0", CHANGELOG, "tag is v0.1.0"),
         ("0.2.0", "0.2.0", CHANGELOG, "tag is 0.2.0"),
-        ("v0.1.0", "0.1.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
         ("v0.3.0", "0.3.0", CHANGELOG, "CHANGELOG.md is 0.2.0"),
         ("v0.2.0", "0.2.0", CHANGELOG.replace("2026-02-01", "not released yet"), "'not released yet'"),
         ("v0.2.0", "0.2.0", "# Changelog\n", "no entry"),
     ],
 )
 def test_tag_that_does_not_fit(tag, version, changelog, says):
+    assert check_tag("v0.2.0", "0.2.0", CHANGELOG) == "### Added\n- new"
     with pytest.raises(ValueError, match=says):
         check_tag(tag, version, changelog)
 

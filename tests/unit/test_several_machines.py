@@ -39,22 +39,16 @@ def source(package, file):
     return (Path(find_spec(package).submodule_search_locations[0]) / file).read_text()
 
 
-def lines_of_check(words, capsys):
-    """What `check` says about a run with these flags, by the name at the beginning of each line."""
-    assert main.run(["check", "--prompts", "40000", *words]) == 0
-    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line)
-
-
 def assert_fills(words, machines, gpus, capsys):
     """By what `check` says, the run takes every GPU of these machines, and has as many engines as fit."""
-    facts = lines_of_check(words, capsys)
+    assert main.run(["check", "--prompts", "40000", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if "  " in line)
     for model in ("actor", "critic", "reference"):
         assert facts[model].endswith(f", {machines} node(s) x {gpus} GPU(s)"), facts[model]
     total = machines * gpus
     assert facts["GPUs"].startswith(f"{total} in total: {total} for actor + reference + critic + engines")
-    engines, tensor_parallel = map(
-        int, re.fullmatch(r"(\d+) x tensor parallel (\d+)", facts["rollout engines"]).groups()
-    )
+    engines, tensor_parallel = map(int, facts["rollout engines"].split(" x tensor parallel "))
     assert engines * tensor_parallel == total
     assert gpus % tensor_parallel == 0  # no engine lies on two machines
 
@@ -133,11 +127,9 @@ def submit(tmp_path):
 
 def training_flags(job):
     """The flags of the training, which is the last call outside of srun."""
-    *_, (program, command, *flags) = [
-        words for machine, words in job.calls if not machine and words[0] == "bapo-openrlhf"
-    ]
-    assert (program, command) == ("bapo-openrlhf", "train")
-    return flags
+    *_, words = [words for machine, words in job.calls if not machine and words[0] == "bapo-openrlhf"]
+    assert words[1] == "train"
+    return words[2:]
 
 
 def test_the_slurm_script_starts_one_ray_over_what_slurm_gives(submit, capsys, monkeypatch):
@@ -187,20 +179,17 @@ def test_the_slurm_script_runs_all_of_it_in_an_image(submit, tmp_path):
         assert ("--nodelist=gpu01" in words and "--overlap" in words) == (command != "env")
 
 
-@pytest.mark.parametrize(("status", "again"), [(0, False), (3, False), (75, True), (128 + signal.SIGUSR1, True)])
+@pytest.mark.parametrize(("status", "again"), [(0, False), (3, False), (75, True)])
 def test_the_job_has_the_status_of_the_training_and_is_queued_again_if_that_may_go_on(submit, status, again):
     job = submit(status=status)
     assert job.status == status
-    assert [words for _, words in job.calls if words[:2] == ["scontrol", "requeue"]] == [
-        ["scontrol", "requeue", "4711"]
-    ] * again
+    assert (("", ["scontrol", "requeue", "4711"]) in job.calls) == again
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit, signals):
+def test_the_script_passes_slurms_signal_on_and_waits_for_the_training(submit):
     """Slurm sends it only to the script, and may send it again."""
     assert directives()["signal"] == f"B:{signal.SIGUSR1.name.removeprefix('SIG')}@600" and "requeue" in directives()
-    job = submit(status=128 + signal.SIGUSR1, told=signals)
+    job = submit(status=128 + signal.SIGUSR1, told=2)
     assert job.status == 128 + signal.SIGUSR1 and ("", ["scontrol", "requeue", "4711"]) in job.calls
 
 
@@ -237,9 +226,9 @@ def groups(spec):
 
 def entrypoint(spec):
     """The folder in which the training runs, and its flags."""
-    env, flag, folder, *command = shlex.split(spec["entrypoint"])
-    assert (env, flag, command[:2]) == ("env", "-C", ["bapo-openrlhf", "train"])
-    return folder, command[2:]
+    env, flag, folder, program, command, *flags = shlex.split(spec["entrypoint"])
+    assert (env, flag, program, command) == ("env", "-C", "bapo-openrlhf", "train")
+    return folder, flags
 
 
 def test_the_ray_job_takes_every_gpu_of_its_pods_and_continues_if_it_is_started_again(capsys, monkeypatch):

@@ -31,18 +31,13 @@ def alive(folder):
     return result
 
 
-def hear_hangups():
-    """Let a process hear SIGHUP, also if the tests were started with nohup."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 @pytest.fixture
 def start(tmp_path):
     """Starts a command that starts FAMILY, and waits until all three processes are there."""
     started = []
 
     def start(*command):
-        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, preexec_fn=hear_hangups)
+        process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
         started.append(process)
         while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 3:
             assert process.poll() is None
@@ -77,9 +72,8 @@ def test_make_passes_it_on(start, tmp_path):
     """In the way in which the Makefile calls it. Make runs a shell for a line with quotes, and none for another."""
     (tmp_path / "family.sh").write_text(FAMILY)
     (tmp_path / "tools").symlink_to(ROOT / "tools")
-    named = [
-        line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(("PYTHON ", "STOPPABLE "))
-    ]
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    named = [line for line in lines if line.startswith(("PYTHON ", "STOPPABLE "))]
     (tmp_path / "Makefile").write_text("\n".join([*named, "all:", '\t@$(STOPPABLE) sh family.sh "a b"\n']))
     process = start("make")
     process.send_signal(signal.SIGTERM)

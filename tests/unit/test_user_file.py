@@ -66,7 +66,6 @@ def test_the_name_of_a_module_depends_on_its_path_alone(tmp_path):
 # (source, what the error says, its line; None if the file has none)
 BROKEN = {
     "syntax": ("x = 1\ndef broken(:\n", "SyntaxError: ", 2),
-    "indentation": ("def f():\nreturn 1\n", "IndentationError: ", 2),
     "import": ("\n\nimport no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'", 3),
     "deeper": ("def f():\n    g()\n\ndef g():\n    {}['a']\n\nf()\n", "KeyError: 'a'", 5),
     "in a library": ("import json\njson.loads('{')\n", "JSONDecodeError: ", 2),
@@ -107,7 +106,7 @@ def test_keys_that_an_anchor_adds_may_be_there(tmp_path):
     assert user_file.read_yaml("study", tmp_path / "a.yaml") == wanted
 
 
-@pytest.mark.parametrize("text", ["!!int x", "!!timestamp 2024-02-30", "9" * 5000])
+@pytest.mark.parametrize("text", ["!!int x", "9" * 5000])
 def test_a_value_that_is_none_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "a.yaml").write_text(f"a: {text}")
     with pytest.raises(ConfigError, match=r"^study .*a.yaml is not valid YAML: .+$"):
@@ -139,7 +138,7 @@ def test_what_the_operating_system_does_not_say(monkeypatch, error):
             call()
 
 
-def test_a_home_folder_that_is_not_there(tmp_path, monkeypatch):
+def test_a_home_folder_that_is_not_there():
     for call in (user_file.load, preflight.check_model):
         with pytest.raises(ConfigError, match=r"^f is ~no_such_user/x; .*no home folder"):
             call("f", Path("~no_such_user/x") if call is user_file.load else "~no_such_user/x")
@@ -147,14 +146,13 @@ def test_a_home_folder_that_is_not_there(tmp_path, monkeypatch):
         list(settings_of("~no_such_user/x"))
 
 
-@pytest.mark.parametrize("beside", ["helper.py", "helper/__init__.py"])
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("beside", "line", "found"),
     [
-        ("import helper", "PYTHONPATH={}"),
-        ("from helper.inner import f", "PYTHONPATH={}"),
-        ("from . import helper", "PYTHONPATH"),
-        ("import other", ""),
+        ("helper.py", "import helper", "PYTHONPATH={}"),
+        ("helper/__init__.py", "from helper.inner import f", "PYTHONPATH={}"),
+        ("helper.py", "from . import helper", "PYTHONPATH"),
+        ("helper.py", "import other", ""),
     ],
 )
 def test_a_module_beside_the_file(tmp_path, beside, line, found):
