@@ -1,7 +1,6 @@
 """Every command in the documentation is run here, or parsed by what would run it."""
 
 import argparse
-import json
 import re
 import runpy
 import subprocess
@@ -16,9 +15,9 @@ import pytest
 import yaml
 
 from bapo_openrlhf.cli import arguments, evaluate, main, model, study
-from bapo_openrlhf.cli import prepare as prepare_cli
-from bapo_openrlhf.tasks import countdown, get_task, task_of
-from bapo_openrlhf.workbench.evaluation import store
+from bapo_openrlhf.cli.parser import Parser, parse_words
+from bapo_openrlhf.errors import Ended
+from bapo_openrlhf.tasks import countdown, task_of
 from bapo_openrlhf.workbench.prepare.build import Preparation, prepare
 from bapo_openrlhf.workbench.study.definition import read_study
 from bapo_openrlhf.workbench.study.runner import plan
@@ -57,36 +56,21 @@ def run_pytest(call, here):
     subprocess.run([sys.executable, *words], check=True, cwd=here)
 
 
-def on_evaluations(call, here):
-    """For real, on two small evaluations of those names."""
-    for number, folder in enumerate(word for word in call[2:] if not word.startswith("--")):
-        settings = {"name": folder, "model": {}, "sampling": {"runs": 2, "seed": 42, "temperature": 1.0}}
-        store.write_settings(
-            here / folder, settings | {"chat_template": True, "limit": None, "benchmarks": {"own": {}}}
-        )
-        for problem in range(3):
-            row = {"id": str(problem), "input": f"{problem}?", "label": "1", "prompt": ""}
-            store.append_row(here / folder, "own", row | {"scores": [1.0, float(problem == number)]})
-    run_it(call, here)
+def parse_it(call, here):
+    """By the command's own parser, after which it ends."""
 
+    def parse(parser, words):
+        parse_words(parser, words)
+        raise Ended("parsed", 0, "")
 
-def on_runs(call, here):
-    """For real, on records of two steps."""
-    for folder in (word for word in call[2:] if "runs/" in word and not word.endswith(".html")):
-        path = here / folder
-        path.mkdir(parents=True, exist_ok=True)
-        steps = [{"step": step, "reward/fresh_mean": 0.25 * step, "groups/fresh": 3, "time": step} for step in (1, 2)]
-        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
-        metadata = {"name": path.name, "algorithm": "ba_ppo", "seed": 1, "started": "2026-01-01T00:00:00+00:00"}
-        (path / "run.json").write_text(json.dumps(metadata | {"total_steps": 2, "command": "x", "config": {}}))
-        (path / "summary.json").write_text(json.dumps({"algorithm": "ba_ppo", "seed": 1, "steps": 2}))
-    run_it(call, here)
+    with patch.object(Parser, "parse_args", parse):
+        run_it(call, here)
 
 
 def over_ssh(call, here):
     """The command that ssh would run."""
     assert call[1] == "-t"
-    on_runs(call[3:], here)
+    parse_it(call[3:], here)
 
 
 def parse_train(call, here):
@@ -94,13 +78,6 @@ def parse_train(call, here):
     others = ["--reward.remote_url=reward.py", "--rollout.n_samples_per_prompt=8"] if "..." in call else []
     first = next(place for place, word in enumerate(call) if word.startswith("--"))
     arguments.parse([*call[first:], *others])
-
-
-def parse_universal(call, here):
-    """By the real parser; nobody has trained."""
-    with patch("bapo_openrlhf.launch.universal.convert", return_value="global_step1") as convert:
-        run_it(call, here)
-    convert.assert_called_once()
 
 
 def parse_script(call, here):
@@ -142,17 +119,6 @@ def parse_evaluate(call, here):
         _, is_file, file = benchmark.partition("=")
         assert (here / file).is_file() if is_file else task_of(benchmark, here / given.data)
     assert given.reward is None or (here / given.reward).is_file()
-
-
-def parse_prepare(call, here):
-    get_task(prepare_cli._parser("docs").parse_args(call[2:]).task)
-
-
-def parse_reasoning_gym(call, here):
-    """By the real parser; the problems are made if the library is here."""
-    prepare_cli._parser("docs").parse_args(call[2:])
-    if find_spec("reasoning_gym"):
-        run_it(call, here)
 
 
 def parse_study(call, here):
@@ -230,14 +196,13 @@ RULES = [
     Rule("bapo-openrlhf methods", run_it),
     Rule("bapo-openrlhf check", check_it),
     Rule("bapo-openrlhf prepare countdown --generate", run_it),
-    Rule("bapo-openrlhf universal", parse_universal),
-    Rule("bapo-openrlhf compare", on_evaluations),
-    Rule("bapo-openrlhf watch", on_runs),
+    Rule("bapo-openrlhf universal", parse_it),
+    Rule("bapo-openrlhf compare", parse_it),
+    Rule("bapo-openrlhf watch", parse_it),
     Rule("ssh", over_ssh),
-    Rule("bapo-openrlhf report", on_runs),
+    Rule("bapo-openrlhf report", parse_it),
     Rule("bapo-openrlhf plan", run_it),
-    Rule("bapo-openrlhf prepare reasoning_gym", parse_reasoning_gym),
-    Rule("bapo-openrlhf prepare math", parse_prepare),
+    Rule("bapo-openrlhf prepare", parse_it),
     Rule("python examples/warmup.py", has_flags_of("openrlhf", "cli/train_sft.py")),
     Rule("bapo-openrlhf train", parse_train),
     Rule("bapo-openrlhf smoke", parse_train),
