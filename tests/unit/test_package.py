@@ -1,11 +1,10 @@
-"""What gets into the wheel; a release is made of one version only; the forge's files."""
+"""What gets into the wheel; a release is made of one version only."""
 
 import runpy
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 import bapo_openrlhf
 
@@ -52,17 +51,3 @@ def test_newest_entry_is_of_this_version():
     changelog = (ROOT / "CHANGELOG.md").read_text()
     head = next(line for line in changelog.splitlines() if line.startswith("## "))
     assert head.removeprefix("## ").split(", ")[0] == bapo_openrlhf.__version__
-
-
-# ── The forge's files ──
-
-
-def test_the_citation_is_that_of_the_readme():
-    """The paper in CITATION.cff and in the bibtex of README, and the licence of the package."""
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    [paper] = citation["references"]
-    bibtex = (ROOT / "README.md").read_text().split("```bibtex\n")[1].split("```")[0]
-    names = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
-    for words in (paper["title"], names, str(paper["year"]), paper["journal"]):
-        assert "{" + words + "}" in bibtex
-    assert citation["license"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]

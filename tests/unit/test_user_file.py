@@ -118,10 +118,9 @@ def test_a_study_has_numbers_and_no_dates(tmp_path):
     assert user_file.read_yaml("study", tmp_path / "a.yaml") == [1, 1.1, 1e-6, True, None, "2024-02-30", "2024-02-29"]
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(36, "File name too long")])
-def test_what_the_operating_system_does_not_say(monkeypatch, error):
+def test_what_the_operating_system_does_not_say(monkeypatch):
     def fail(path, **options):
-        raise error
+        raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "stat", fail)
     calls = [
@@ -134,7 +133,7 @@ def test_what_the_operating_system_does_not_say(monkeypatch, error):
     with pytest.raises(ConfigError, match=r"^f cannot be read: IsADirectoryError: "):
         [*text_files.rows_of("f", Path(__file__).parent)]
     for call in calls:
-        with pytest.raises(ConfigError, match=f"^f is x; it cannot be read: {error.strerror}$"):
+        with pytest.raises(ConfigError, match="^f is x; it cannot be read: Permission denied$"):
             call()
 
 

@@ -26,7 +26,7 @@ VARIABLES = list(cpu._defaults())
 @pytest.fixture(autouse=True)
 def untouched_process(monkeypatch):
     """A process without variables of a CPU run and without patches, but with the right versions. Changes are undone."""
-    for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS]:
+    for name in [*VARIABLES, "RAY_ADDRESS", client.ADDRESS, "PYTORCH_NVML_BASED_CUDA_CHECK"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(patching, "PATCHES", {})
     monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not patching._PatchOnImport])
@@ -47,18 +47,13 @@ def _version(installed, name):
 
 
 def _fake_torch(monkeypatch, cuda: bool) -> None:
+    def is_available():
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"  # or the answer begins CUDA, and vLLM forks its engine
+        return cuda
+
     fake = ModuleType("torch")
-    fake.cuda = SimpleNamespace(is_available=lambda: cuda)
+    fake.cuda = SimpleNamespace(is_available=is_available)
     monkeypatch.setitem(sys.modules, "torch", fake)
-
-
-def test_cuda_stays_usable_in_forked_processes(monkeypatch):
-    """torch's answer without NVML would begin CUDA, and vLLM forks its engine."""
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    _fake_torch(monkeypatch, cuda=False)
-    asked = []
-    sys.modules["torch"].cuda.is_available = lambda: asked.append(os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"])
-    assert cpu.active() and asked == ["1"]
 
 
 # --- the switch ------------------------------------------------------------------------------------------------------

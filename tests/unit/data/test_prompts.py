@@ -73,15 +73,6 @@ class TestForm:
         assert check(good, data__apply_chat_template=True).prompts == 1
         assert check.refusal(bad, data__apply_chat_template=True).startswith("row 1: q is ")
 
-    def test_messages_as_they_are(self, check):
-        good = [
-            [{"role": "system", "content": "s"}, user("1?")],
-            [user([{"type": "text", "text": "1?"}])],
-            [user("1?"), {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}, user("2?")],
-        ]
-        name = check.write(".jsonl", [{"q": messages, "a": "x"} for messages in good])
-        assert check(name, data__apply_chat_template=True).warnings == []
-
     def test_a_conversation_that_ends_with_the_answer_is_said(self, check):
         rows = [{"q": [user("1?")], "a": "x"}, {"q": [user("1?"), {"role": "assistant", "content": "1"}], "a": "x"}]
         (warning,) = check(check.write(".jsonl", rows), data__apply_chat_template=True).warnings

@@ -71,11 +71,6 @@ def test_any_label_is_what_the_file_has(run_args, tmp_path_factory, labels, as_l
 
 
 class TestCsv:
-    def test_it_is_said_that_each_value_is_a_text(self, check):
-        data = check(check.file("a.csv", "q,a\nx,7\n"))
-        assert data.problem == ("x", "7")
-        assert len(data.warnings) == 1 and "CSV" in data.warnings[0]
-
     @pytest.mark.parametrize("line", ["x,1,2", "x"])
     def test_lines_with_other_numbers_of_cells(self, check, line):
         assert "line 2: " in check.refusal(check.file("a.csv", f"q,a\n{line}\ny,3,4\n"))

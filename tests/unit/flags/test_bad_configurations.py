@@ -144,30 +144,21 @@ def rows_in(text: str) -> list[str]:
 
 BEFORE = [*rules.NEVER_RUN, *rules.IMAGES, rules.PACKED, *rules.ALGORITHM, *rules.SIZES, *rules.OPTIONS, *PLACEMENT]
 RULES = [*BEFORE, *COMBINATIONS, *CAUTIONS]
-# Values that are refused with the other flags of BASE, by their flag.
+# Values that are refused with the other flags of BASE, by their flag: of each range one flag, and all other rules.
 VALUES_REFUSED = rows_in("""
-    actor.adam.lr -3 1 nan ; actor.muon.lr -0.02 ; critic.muon.momentum 1.5 ; actor.muon.ns_steps 0 ;
-    actor.adam.betas 2,3 ; critic.adam.betas 0.9,1 ; actor.adam.eps 0 ; critic.adam.weight_decay -0.1 ;
-    actor.lr_scheduler greedy ; critic.lr_scheduler Cosine ; actor.lr_warmup_ratio 5 ; actor.min_lr_ratio 2 ;
-    critic.max_norm -1 ; rollout.temperature 0.009 100 ; rollout.top_p 0 7 ; rollout.max_new_tokens 0 48 ;
-    data.max_len -5 ; eval.temperature -0.6 ; eval.n_samples_per_prompt 0 ; reward.overlong_buffer_len 25 0 ;
-    reward.overlong_penalty_factor -1 ; reward.stop_properly_penalty_coef 2 ; actor.eps_clip -0.2 5 ;
-    actor.eps_clip_low_high -0.2,0.2 1.5,0.2 ; actor.dual_clip 1 ; actor.entropy_coef -5 ; actor.aux_loss_coef -1 ;
-    critic.value_clip -0.5 ; adapt.length_adaptive_lambd 0.05 ; adapt.critic_groups generated ;
-    adapt.critic_baseline batch ; critic.freezing_steps -2 ; algo.kl.init_coef -0.1 inf ; algo.kl.target 0 ;
-    algo.kl.horizon 0 ; algo.advantage.gamma 2 ; algo.advantage.lambd -1 ;
-    algo.advantage.is_correction_threshold -1,2 5,2 1,2,3 ; reward.clip_range 10,-10 nan,1 ; train.num_episodes 0 ;
-    train.max_epochs 0 ; train.batch_size 4096 0 ; train.micro_batch_size -1 ; train.max_tokens_per_gpu 0 ;
-    train.seed 4294967296 ; train.ema_beta 1.1 ; train.async_queue_size 0 ; rollout.batch_size 257 0 ;
-    rollout.micro_batch_size 0 200 ; rollout.n_samples_per_prompt 0 ; rollout.max_tokens_per_gpu 0 ;
-    rollout.vllm_generate_batch_size 64 16 0 ; data.max_samples 0 ; data.max_images_per_prompt -1 ;
-    data.dataloader_num_workers -1 ; logger.logging_steps 0 ; eval.steps 0 5 ; ckpt.save_steps -7 0 ; ckpt.max_num 0 ;
+    actor.adam.lr -3 1 nan ; actor.adam.betas 2,3 ; critic.adam.eps 0 ; actor.lr_scheduler greedy ;
+    critic.lr_scheduler Cosine ; actor.lr_warmup_ratio 5 ; rollout.temperature 0.009 100 ; rollout.top_p 0 7 ;
+    rollout.max_new_tokens 0 48 ; data.max_len 1 ; eval.temperature -0.6 ; reward.overlong_buffer_len 25 0 ;
+    reward.stop_properly_penalty_coef 2 ; actor.eps_clip_low_high -0.2,0.2 1.5,0.2 ; actor.dual_clip 1 ;
+    actor.entropy_coef -5 ; critic.value_clip -0.5 ; adapt.length_adaptive_lambd 0.05 ;
+    adapt.critic_groups generated ; adapt.critic_baseline batch ; critic.freezing_steps -2 ;
+    algo.kl.init_coef -0.1 inf ; algo.advantage.gamma 2 ; algo.advantage.is_correction_threshold -1,2 5,2 1,2,3 ;
+    reward.clip_range 10,-10 nan,1 ; train.batch_size 4096 0 ; train.seed 4294967296 ; rollout.batch_size 257 ;
+    rollout.micro_batch_size 0 200 ; rollout.vllm_generate_batch_size 64 16 ; eval.steps 0 5 ; ckpt.max_num 0 ;
     ckpt.max_mem 100 -1 ; run.name ../../x .. ; run.gradient_probe -1 4 ; run.answer_chars -1 ; run.grace_seconds -1 ;
-    run.stall_timeout 0 ; vllm.num_engines 0 -2 ; vllm.tensor_parallel_size 0 3 4 ; vllm.gpu_memory_utilization 3 0 ;
-    vllm.sync_backend ncll ; actor.num_gpus_per_node 0 ; reward.num_nodes 0 ; ds.tensor_parallel_size 0 ;
-    ds.zero_stage 4 ; ds.zpg 0 ; ds.param_dtype fp16 ; ds.grad_accum_dtype double ; ds.lora.rank -8 ;
-    ds.lora.alpha 0 ; ds.lora.dropout 1 ; local_rank -2 ; actor.model_name_or_path ./none ;
-    data.prompt_dataset none.jsonl ./none model/none/x ;
+    run.stall_timeout 0 ; vllm.num_engines 0 -2 ; vllm.tensor_parallel_size 3 4 ; vllm.sync_backend ncll ;
+    ds.zero_stage 4 ; ds.param_dtype fp16 ; ds.grad_accum_dtype double ; ds.lora.dropout 1 ; local_rank -2 ;
+    actor.model_name_or_path ./none ; data.prompt_dataset none.jsonl ./none model/none/x ;
     data.prompt_probs 0.5,0.5 0.5 x ; reward.remote_url reward.yaml localhost:5000 a,b.py none.py reward.py,b.py ;
     train.agent_func_path none.py reward.yaml ; adapt.micro_batch_tokens 47 ; adapt.partial_rollout_tokens 0 ;
     adapt.max_staleness 1 ; reward.model_name_or_path model ; adapt.reward_range measure ; adapt.returns vtrace ;
@@ -332,15 +323,12 @@ GOOD = rows_in("""
     rollout.temperature=0.01 ; rollout.temperature=2 ; rollout.max_new_tokens=47 ; rollout.max_new_tokens=1 ;
     data.max_len=64 ; train.batch_size=256 ; train.batch_size=2 ; train.batch_size=512 adapt.batch_size=64 ;
     adapt.reevaluate_every=5 adapt.max_reevaluated_prompts=32 ; adapt.reevaluate_every=3 ;
-    adapt.method=exgrpo adapt.reevaluate_every=1 ; actor.adam.lr=0.01 ; critic.adam.lr=1e-12 ; actor.eps_clip=3e-4 ;
-    actor.eps_clip_low_high=0.2,5 ; actor.entropy_coef=1 ; critic.value_clip=inf ; actor.max_norm=inf ;
-    actor.lr_warmup_ratio=1 ; actor.lr_scheduler=constant ; algo.kl.init_coef=0 ;
+    adapt.method=exgrpo adapt.reevaluate_every=1 ; actor.adam.lr=0.01 ; actor.eps_clip_low_high=0.2,5 ;
+    critic.value_clip=inf ; actor.max_norm=inf ; actor.lr_scheduler=constant ; algo.kl.init_coef=0 ;
     algo.advantage.is_correction_level=seq algo.advantage.is_correction_threshold=2 ;
-    reward.overlong_buffer_len=24 ; reward.stop_properly_penalty_coef=-0.5 ; reward.stop_properly_penalty_coef=1 ;
-    reward.clip_range=0,1 ; critic.freezing_steps=3 ;
+    reward.overlong_buffer_len=24 ; reward.stop_properly_penalty_coef=-0.5 ; critic.freezing_steps=3 ;
     eval.dataset=more.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=1 ; ckpt.save_steps=1 ;
-    ckpt.save_steps=-1 ; train.seed=0 ; train.seed=4294967295 ; vllm.gpu_memory_utilization=1 ;
-    vllm.tensor_parallel_size=6 ; vllm.num_engines=1 ds.zero_stage=0 ; ds.zero_stage=1 ds.enable_sleep ;
+    ckpt.save_steps=-1 ; vllm.tensor_parallel_size=6 ; vllm.num_engines=1 ds.zero_stage=0 ; ds.zero_stage=1 ds.enable_sleep ;
     run.name=a.b-c_1 ; ds.zero_stage=0 ds.grad_accum_dtype=bf16 ;
     ds.zero_stage=2 ds.grad_accum_dtype=fp32 ds.enable_sleep ;
     ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.enable_sleep ds.adam_offload ;
