@@ -133,7 +133,7 @@ def test_what_the_operating_system_does_not_say(monkeypatch):
     with pytest.raises(ConfigError, match=r"^f cannot be read: IsADirectoryError: "):
         [*text_files.rows_of("f", Path(__file__).parent)]
     for call in calls:
-        with pytest.raises(ConfigError, match="^f is x; it cannot be read: Permission denied$"):
+        with pytest.raises(ConfigError, match=r"^f is x; it cannot be read: Permission denied$"):
             call()
 
 

@@ -48,7 +48,7 @@ def _version(installed, name):
 
 def _fake_torch(monkeypatch, cuda: bool) -> None:
     def is_available():
-        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"  # or the answer begins CUDA, and vLLM forks its engine
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"  # otherwise CUDA begins, and vLLM forks
         return cuda
 
     fake = ModuleType("torch")

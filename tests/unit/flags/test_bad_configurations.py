@@ -328,8 +328,8 @@ GOOD = rows_in("""
     algo.advantage.is_correction_level=seq algo.advantage.is_correction_threshold=2 ;
     reward.overlong_buffer_len=24 ; reward.stop_properly_penalty_coef=-0.5 ; critic.freezing_steps=3 ;
     eval.dataset=more.jsonl eval.steps=1 eval.temperature=0 eval.n_samples_per_prompt=1 ; ckpt.save_steps=1 ;
-    ckpt.save_steps=-1 ; vllm.tensor_parallel_size=6 ; vllm.num_engines=1 ds.zero_stage=0 ; ds.zero_stage=1 ds.enable_sleep ;
-    run.name=a.b-c_1 ; ds.zero_stage=0 ds.grad_accum_dtype=bf16 ;
+    ckpt.save_steps=-1 ; vllm.tensor_parallel_size=6 ; vllm.num_engines=1 ds.zero_stage=0 ; run.name=a.b-c_1 ;
+    ds.zero_stage=1 ds.enable_sleep ; ds.zero_stage=0 ds.grad_accum_dtype=bf16 ;
     ds.zero_stage=2 ds.grad_accum_dtype=fp32 ds.enable_sleep ;
     ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.enable_sleep ds.adam_offload ;
     ds.zero_stage=1 ds.grad_accum_dtype=fp32 ; critic.optim=muon ds.zero_stage=3 ds.enable_sleep ;
