@@ -193,22 +193,19 @@ class TestLengths:
     ROWS = tuple({"q": "é" * length, "a": "x"} for length in range(1, 9))  # 2, 4, ..., 16 tokens
 
     @pytest.mark.parametrize(
-        ("flags", "most"),
+        ("flags", "limit", "row", "tokens", "cut"),
         [
-            ({"data__max_len": 20, "rollout__max_new_tokens": 10}, 10),
-            ({"data__max_len": 11, "rollout__max_new_tokens": None}, 10),
-            ({"data__max_len": 12, "rollout__max_new_tokens": 1}, 11),
-            ({"data__max_len": 16, "rollout__max_new_tokens": 10, "data__input_template": "<{}>"}, 4),  # and < and >
+            ({"data__max_len": 20, "rollout__max_new_tokens": 10}, 10, 6, 12, 3),
+            ({"data__max_len": 11, "rollout__max_new_tokens": None}, 10, 6, 12, 3),
+            ({"data__max_len": 12, "rollout__max_new_tokens": 1}, 11, 6, 12, 3),
+            ({"data__max_len": 16, "rollout__max_new_tokens": 10, "data__input_template": "<{}>"}, 6, 3, 8, 6),
         ],
     )
-    def test_those_that_would_be_cut_are_counted(self, with_tokenizer, flags, most):
-        (warning,) = with_tokenizer(self.ROWS, **flags).warnings
-        limit = flags["data__max_len"] - (flags["rollout__max_new_tokens"] or 1)
-        cut = [row["q"] for row in self.ROWS if 2 * len(row["q"]) > most]
-        first, tokens = 8 - len(cut) + 1, 2 * len(cut[0]) + (limit - most)
-        assert f", row {first}: the prompt has {tokens} tokens, " in warning and f" {limit} = " in warning
-        (found,) = with_tokenizer(self.ROWS, **flags).not_found
-        assert f", row {first}: " in found and all(f"with {len(cut)} of 8 rows" in text for text in (warning, found))
+    def test_those_that_would_be_cut_are_counted(self, with_tokenizer, flags, limit, row, tokens, cut):
+        checked = with_tokenizer(self.ROWS, **flags)
+        (warning,), (found,) = checked.warnings, checked.not_found
+        assert f", row {row}: the prompt has {tokens} tokens, " in warning and f" {limit} = " in warning
+        assert f", row {row}: " in found and all(f"with {cut} of 8 rows" in text for text in (warning, found))
 
     @pytest.mark.parametrize(
         ("change", "texts"),
