@@ -45,6 +45,10 @@ class TestRecord:
             assert {name: metric[f"filtered/{name}"] for name in reasons.values()} == {
                 name: dropped.count(mean) for mean, name in reasons.items()
             }
+            rated = [row for row in of_step if row["mean"] is not None]
+            assert metric["groups/with_signal"] == sum(0 < row["mean"] < 1 for row in rated)
+            fresh_means = [row["mean"] for row in rated if row["source"] == "fresh"]
+            assert metric["reward/fresh_mean"] == pytest.approx(sum(fresh_means) / len(fresh_means), abs=1e-12)
             assert metric["rollouts/step"] == 4 * len(of_step)
             assert metric["tokens/generated"] == sum(row["tokens"] for row in of_step)
             assert metric["tokens/generated_total"] == sum(row["tokens"] for row in rows if row["step"] <= step + 1)

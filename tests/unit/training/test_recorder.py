@@ -9,7 +9,7 @@ from fake_stack import generated_rows as rows
 from fake_stack import generated_sample as sample
 
 from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_warnings
-from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance
+from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance, signals
 
 
 @pytest.fixture
@@ -31,6 +31,11 @@ def test_a_group_that_failed_says_nothing_of_its_prompt(tokenizer):
     states = PromptStates()
     assert answers_of(rows([sample("p", None, [1]), sample("p", 0.0, [1])], 2), states, tokenizer, 9) == []
     assert len(answers_of(rows([sample("p", 0.0, [1])], 1), states, tokenizer, 9)) == 1
+
+
+def test_rewards_that_differ_only_by_rounding_are_no_signal():
+    groups = rows([sample("p", reward, [1]) for reward in (1.0, 1 - 2.0**-24, 0.0, 1.0)], 2)
+    assert signals(groups) == {"groups/with_signal": 1}
 
 
 def test_explained_variance_by_numpy():

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from PIL import Image
 from vllm import SamplingParams
@@ -176,8 +175,9 @@ def test_is_what_openrlhf_makes(tmp_path, prompts, asked, rewarded):
     assert len(engine.tokenizer.decoded) == (0 if path is None else 2 * len(prompts) * asked["num_samples"])
 
 
+@pytest.mark.parametrize("seed", [None, 99, 0])
 @pytest.mark.parametrize("long", [False, True])
-def test_one_response_a_request_is_what_openrlhf_makes(tmp_path, long):
+def test_one_response_a_request_is_what_openrlhf_makes(tmp_path, long, seed):
     """Without `requests` among `run.faster`. The function also gets what the model wrote."""
     (tmp_path / "reward.py").write_text(REWARD)
     written = REWARD.replace("labels):", "labels, **more):")
@@ -185,27 +185,13 @@ def test_one_response_a_request_is_what_openrlhf_makes(tmp_path, long):
     asked = shared(max_length=11) if long else shared()
     (wanted,) = theirs(SingleTurnAgentExecutor(str(tmp_path / "reward.py")), ["abc"], **asked)
     engine = engine_of(RolloutEngine, SingleTurn(str(tmp_path / "written.py")))
-    making = engine.generate_responses(**request("abc"), hf_tokenizer=engine.tokenizer, **asked)
+    making = engine.generate_responses(**request("abc"), hf_tokenizer=engine.tokenizer, seed=seed, **asked)
     for response, other in zip(asyncio.run(making), wanted, strict=True):
         start, end = other["action_ranges"][0]
         assert response == other | {"extra_logs": {"label": end - start}}
-
-
-def test_samples_are_those_of_openrlhfs_lists():
-    generator = object.__new__(SamplesGenerator)
-    for asked in (shared(), shared(logprobs=None)):
-        (wanted,) = theirs(SingleTurnAgentExecutor(), ["abc"], **asked)
-        (group,) = ours(engine_of(RolloutEngine, SingleTurn()), ["abc"], **asked)
-        for response, plain in zip(group, wanted, strict=True):
-            for length in (30, 5):
-                created = generator._process_response_into_experience(response, max_len=length)
-                theirs_sample = generator._process_response_into_experience(plain, max_len=length)
-                for name, value in vars(theirs_sample).items():
-                    actual = getattr(created, name)
-                    if isinstance(value, torch.Tensor):
-                        assert actual.dtype == value.dtype and torch.equal(actual, value), name
-                    else:
-                        assert actual == value, name
+    seeds = [None if seed is None else request_seed(seed, sample) for sample in range(SIZE)]
+    assert [params.seed for _, params in engine.llm.asked] == seeds
+    assert asked["sampling_params"].seed is None  # as it was given
 
 
 def test_a_finished_response_does_not_wait_for_the_others():
