@@ -17,7 +17,7 @@ WORDS = {
 
 
 def watched(run) -> list:
-    """The fresh groups that reach the method, with the step in which they do."""
+    """The groups that reach the method, with the step in which they do, and their source."""
     seen, build = [], run.trainer.method.build_batch
 
     def noted(step, fresh, reevaluated):
@@ -44,53 +44,77 @@ def sampled(run, response, weights: list[int]) -> list[float]:
     return wanted
 
 
-@pytest.mark.parametrize(("prompts", "algorithm"), [(16, "bapo_grpo"), (14, "ba_ppo")])
-@pytest.mark.parametrize("budget", [1, 2])
+@pytest.mark.parametrize(
+    ("budget", "queue", "delay", "prompts", "algorithm"),
+    [
+        (1, 0, 1, 16, "bapo_grpo"),
+        (2, 0, 1, 14, "ba_ppo"),
+        (2, 0, 2, 16, "bapo_grpo"),
+        (2, 2, 1, 14, "bapo_grpo"),
+        (2, 2, 2, 16, "bapo_grpo"),
+    ],
+)
 class TestRun:
+    """Also ahead of training. Then a response that has stopped goes on in the next rollout."""
+
     @pytest.fixture
-    def run(self, world, prompts, algorithm, budget):
-        made = world(prompts=prompts, algorithm=algorithm, **WORDS | {"adapt.partial_rollout_tokens": budget})
-        made.seen = watched(made)
+    def run(self, world, budget, queue, delay, prompts, algorithm):
+        words = {"adapt.partial_rollout_tokens": budget, "adapt.rollout_delay": delay}
+        words |= {"train.async_enable": True, "train.async_queue_size": queue} if queue else {}
+        made = world(prompts=prompts, algorithm=algorithm, **WORDS | words)
+        made.seen, made.counts, begun = watched(made), [], []
+        generate, save = made.engines[0].generate_responses, made.trainer.save_logs_and_checkpoints
+        generator = made.trainer.samples_generator
+
+        def save_logs_and_checkpoints(*args):
+            made.trainer.rollout_weights.queue.wait()
+            made.counts.append((len(begun), groups_in_flight(made) if queue else len(generator.fresh.in_flight)))
+            save(*args)
+
+        def generate_responses(**request):
+            begun.extend([1] * ("prefix" not in request))
+            return generate(**request)
+
+        made.engines[0].generate_responses = generate_responses
+        made.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
         made.trainer.fit()
         return made
 
-    def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, run):
+    def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(self, run, queue, delay):
         mixed, weights = 0, updates(run)
         for step, source, group in run.seen:
-            versions = []
-            for response in group.responses:
-                if source == "reevaluated":
-                    assert response.segments == () and group.weights_version_of(response) == step
-                    continue
-                parts = [version for version, _ in response.segments]
-                assert parts == sorted(set(parts)) and parts[-1] <= step
+            assert group.step == step
+            if source == "reevaluated":
+                assert all(response.segments == () for response in group.responses)
+                assert queue or group.weights_version == step
+                continue
+            newest = max(0, step - queue) // delay * delay  # the rollout of step t is generated in step t - q
+            parts = [[version for version, _ in response.segments] for response in group.responses]
+            assert max(versions[-1] for versions in parts) == newest
+            assert group.weights_version == min(versions[0] for versions in parts)
+            for response, versions in zip(group.responses, parts, strict=True):
+                assert versions == sorted(set(versions)) and group.weights_version_of(response) == versions[0]
                 assert sum(tokens for _, tokens in response.segments) == len(response.log_probs)
-                assert group.weights_version_of(response) == parts[0]
                 assert response.log_probs.tolist() == pytest.approx(sampled(run, response, weights))
-                versions += parts
-                mixed += len(parts) > 1
-            assert group.weights_version == min(versions, default=step) and group.step == step
+            mixed += sum(len(versions) > 1 for versions in parts)
         assert mixed > 3
 
-    def test_every_prompt_is_settled_once_or_in_flight(self, run, prompts, algorithm):
-        rows, drawn = run.metrics(), Counter()
-        for step, row in enumerate(rows):
+    def test_every_prompt_is_settled_once_or_in_flight(self, run, queue, delay, prompts, algorithm):
+        settled, rows = 0, run.metrics()
+        for step, (row, (groups, in_flight)) in enumerate(zip(rows, run.counts, strict=True)):
             assert set(row) - {"step"} <= metrics.names(algorithm, optional=True)
-            assert row["groups/generated"] == sum(row[f"groups/{state}"] for state in STATES) > 0
+            settled += sum(row[f"groups/{state}"] for state in STATES)
+            assert groups == settled + in_flight
+            assert (queue and delay > 1) or row["groups/in_flight"] == in_flight
             assert row["groups/failed"] == 0  # as a group would be with an unfinished response
-            requests = [r for r in run.requests if r.step == step]
-            assert len({r.seed for r in requests}) == len(requests)
-        for _, source, group in run.seen:
-            drawn[group.prompt.text] += source == "fresh"
-        episodes = run.args.train.num_episodes
-        assert set(drawn.values()) == {episodes} and len(drawn) == prompts
-        assert rows[-1]["groups/in_flight"] == 0 and max(row["groups/in_flight"] for row in rows) > 0
-        assert sum(row["responses/continued"] for row in rows) > 0
-        for step, row in enumerate(rows):
-            fresh = [group for at, kind, group in run.seen if (at, kind) == (step, "fresh")]
+            fresh = [group for at, source, group in run.seen if (at, source) == (step, "fresh")]
             parts = [len(response.segments) for group in fresh for response in group.responses]
             assert row["responses/mixed_share"] == sum(count > 1 for count in parts) / max(len(parts), 1)
-        assert len(rows) <= (prompts // 4 + 1) * episodes
+        assert in_flight == 0 < max(flying for _, flying in run.counts)
+        assert sum(row["responses/continued"] for row in rows) > 0
+        assert len({request.seed for request in run.requests}) == len(run.requests)
+        drawn = Counter(group.prompt.text for _, source, group in run.seen if source == "fresh")
+        assert set(drawn.values()) == {run.args.train.num_episodes} and len(drawn) == prompts
 
 
 def test_the_end_of_the_data_finishes_all_responses_in_a_step_of_its_own(world):
@@ -133,48 +157,3 @@ def test_a_reward_model_scores_the_responses_of_complete_groups(world):
         complete = {tuple(r.token_ids.tolist()) for at, _, group in seen for r in group.responses if at == step}
         assert {tuple(tokens) for at, tokens in run.scored if at == step} == complete
         assert complete
-
-
-@pytest.mark.parametrize("prompts", [16, 14])
-@pytest.mark.parametrize(("queue", "delay"), [(0, 2), (2, 1), (2, 2)])
-def test_what_was_begun_is_settled_or_in_flight(world, prompts, queue, delay):
-    """Also ahead of training. Then a response that has stopped goes on in the next rollout."""
-    words = {"adapt.partial_rollout_tokens": 2, "adapt.rollout_delay": delay}
-    words |= {"train.async_enable": True, "train.async_queue_size": queue} if queue else {}
-    run = world(prompts=prompts, **WORDS | words)
-    seen, begun, counts = watched(run), [], []
-    generate, save = run.engines[0].generate_responses, run.trainer.save_logs_and_checkpoints
-    generator = run.trainer.samples_generator
-
-    def save_logs_and_checkpoints(*args):
-        run.trainer.rollout_weights.queue.wait()
-        counts.append((len(begun), groups_in_flight(run) if queue else len(generator.fresh.in_flight)))
-        save(*args)
-
-    def generate_responses(**request):
-        begun.extend([1] * ("prefix" not in request))
-        return generate(**request)
-
-    run.engines[0].generate_responses = generate_responses
-    run.trainer.save_logs_and_checkpoints = save_logs_and_checkpoints
-    run.trainer.fit()
-    settled, weights = 0, updates(run)
-    for row, (groups, in_flight) in zip(run.metrics(), counts, strict=True):
-        settled += sum(row[f"groups/{state}"] for state in STATES)
-        assert groups == settled + in_flight
-        assert (queue and delay > 1) or row["groups/in_flight"] == in_flight
-    assert in_flight == 0 < max(flying for _, flying in counts)
-    mixed = 0
-    for step, source, group in seen:
-        if source == "reevaluated":
-            continue
-        newest = max(0, step - queue) // delay * delay  # the rollout of step t is generated in step t - q
-        parts = [[version for version, _ in response.segments] for response in group.responses]
-        assert max(versions[-1] for versions in parts) == newest
-        assert group.weights_version == min(versions[0] for versions in parts)
-        mixed += sum(len(versions) > 1 for versions in parts)
-        for response in group.responses:
-            assert response.log_probs.tolist() == pytest.approx(sampled(run, response, weights))
-    assert mixed > 3
-    fresh = Counter(group.prompt.text for _, source, group in seen if source == "fresh")
-    assert set(fresh.values()) == {2} and len(fresh) == prompts
