@@ -7,12 +7,14 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 import torch
+from fake_stack import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.trainer.ppo_utils.experience import Experience
@@ -57,9 +59,8 @@ class Rank:
 
     def __init__(self, of: float) -> None:
         self.of = of
-        self.forget()
+        self.calls: list[list[int]] = []  # the numbers of the samples of each
         self.execute_batch = SimpleNamespace(remote=self.execute)
-        self.empty_cache = SimpleNamespace(remote=self.empty)
 
     def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
         assert method == "forward" and start == 0
@@ -72,13 +73,6 @@ class Rank:
             self.calls.append([tokens[0] - 1000 for tokens in sequences.tolist()])
             result.append(torch.tensor([log_probs(row, self.of) for row in sequences.tolist()]) * mask.float())
         return result
-
-    def forget(self) -> None:
-        self.calls: list[list[int]] = []  # the numbers of the samples of each
-        self.emptied = 0
-
-    def empty(self) -> None:
-        self.emptied += 1
 
 
 class Models:
@@ -93,34 +87,26 @@ class Models:
             self.groups[name] = group
         self.copies = copies
 
-    def of(self, name: str) -> list[Rank]:
-        """One rank of each ring."""
-        return self.ranks[name][:: self.copies]
-
     @property
     def seen(self) -> list[int]:
         """Samples that the reference was asked for, with repetitions."""
-        return [number for rank in self.of("reference") for call in rank.calls for number in call]
+        asked = self.ranks.get("reference", [])[:: self.copies]  # one rank of each ring
+        return [number for rank in asked for call in rank.calls for number in call]
 
     def forget(self) -> None:
         for rank in chain(*self.ranks.values()):
-            rank.forget()
+            rank.calls = []
 
 
-def arguments(ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, use_loss: bool = False,
-              colocated: bool = False, micro: int = 3) -> SimpleNamespace:  # fmt: skip
-    return SimpleNamespace(
-        train=SimpleNamespace(
-            dynamic_batch_enable=dynamic, colocate_all=colocated, colocate_actor_ref=False, colocate_critic_reward=False
-        ),
-        rollout=SimpleNamespace(micro_batch_size=micro, max_tokens_per_gpu=24),
-        adapt=SimpleNamespace(micro_batch_tokens=None),
-        ds=SimpleNamespace(ring_attn_size=1, tensor_parallel_size=copies, packing_samples=dynamic),
-        actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=ranks["actor"] * copies),
-        algo=SimpleNamespace(
-            kl=SimpleNamespace(use_loss=use_loss, estimator="k1"), advantage=SimpleNamespace(estimator="group_norm")
-        ),
-    )
+def arguments(
+    ranks: dict[str, int], *, dynamic: bool = False, copies: int = 1, use_loss: bool = False, micro: int = 3
+) -> SimpleNamespace:
+    args = World.arguments(Path("unused"), {})
+    args.train.dynamic_batch_enable = args.ds.packing_samples = dynamic
+    args.ds.tensor_parallel_size, args.actor.num_gpus_per_node = copies, ranks["actor"] * copies
+    args.rollout.micro_batch_size, args.rollout.max_tokens_per_gpu = micro, 24
+    args.algo.kl.use_loss = use_loss
+    return args
 
 
 def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
@@ -128,11 +114,11 @@ def maker(models: Models, args: SimpleNamespace, **changed) -> ExperienceMaker:
     return ExperienceMaker(args, *groups, **{"kl_ctl": None, "pad": 9, "reference_name": "one"} | changed)
 
 
-def models_and_maker(count: int = 1, **options) -> tuple[Models, ExperienceMaker]:
-    """An actor and a reference model of so many ranks, and the maker of a run that has them."""
-    ranks = {"actor": count, "reference": count}
+def models_and_maker() -> tuple[Models, ExperienceMaker]:
+    """An actor and a reference model of a rank each, and the maker of a run that has them."""
+    ranks = dict.fromkeys(PAIR, 1)
     models = Models(ranks)
-    return models, maker(models, arguments(ranks, **options))
+    return models, maker(models, arguments(ranks))
 
 
 def make(experience_maker: ExperienceMaker, responses: list[Response], *, known: int | None = None) -> list[Experience]:
@@ -170,7 +156,7 @@ def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
 
 
 RANKS = [
-    {"actor": 1, "reference": 1},
+    {"actor": 2},
     {"actor": 2, "reference": 2},
     {"actor": 4, "reference": 2},
     {"actor": 2, "critic": 1, "reference": 2},
@@ -205,28 +191,13 @@ class TestBatches:
                 tokens = sum(len(everything[number].log_probs) for number in chosen if number in known)
                 result = make(experience_maker, responses, known=tokens if "reference" in ranks else 0)
                 assert_same(result, openrlhfs(experience_maker, ranks, responses))
-                new = set(chosen) - known
+                new = set(chosen) - known if "reference" in ranks else set()
                 assert set(models.seen) == new
                 known |= new
-
-    def test_with_nothing_new_the_reference_is_left_alone(self):
-        models, experience_maker = models_and_maker(2, colocated=True)
-        responses = [response(number) for number in range(4)]
-        make(experience_maker, responses)
-        assert [rank.emptied for rank in models.of("reference")] == [1, 1]
-        models.forget()
-        assert_same(make(experience_maker, responses[::-1]), openrlhfs(experience_maker, PAIR, responses[::-1]))
-        assert models.seen == [] and [rank.emptied for rank in models.of("reference")] == [0, 0]
-        assert [rank.emptied for rank in models.of("actor")] == [1, 1]
-
-    def test_without_a_reference_nothing_is_kept(self):
-        models = Models({"actor": 1})
-        experience_maker = maker(models, arguments({"actor": 1}))
-        responses = [response(number) for number in range(4)]
-        for _ in range(2):
-            actual = make(experience_maker, responses, known=0)
-            assert_same(actual, openrlhfs(experience_maker, ("actor",), responses))
-        assert not any(REFERENCE in one.extras for one in responses)
+            models.forget()
+            assert_same(make(experience_maker, responses[::-1]), openrlhfs(experience_maker, ranks, responses[::-1]))
+            assert models.seen == []
+            assert all((REFERENCE in one.extras) == ("reference" in ranks) for one in responses)
 
     def test_nothing_of_a_batch_is_held_afterwards(self):
         (_, experience_maker), gone = models_and_maker(), []
@@ -249,21 +220,11 @@ class TestBatches:
 
 
 class TestKept:
-    def test_is_what_the_reference_said_of_the_generated_tokens(self):
-        _, experience_maker = models_and_maker(2)
-        responses = [response(number) for number in range(8)]
-        make(experience_maker, responses)
-        for one in responses:
-            name, kept = one.extras[REFERENCE]
-            whole = log_probs([*one.token_ids.tolist(), 0], of=1)  # of token 1 on: the last is of the 0
-            wanted = [whole[place - 1] for start, end in one.action_spans for place in range(start, end)]
-            assert name == "one" and kept.dtype == np.float32 and kept.tolist() == [np.float32(x) for x in wanted]
-
     def test_of_another_reference_is_not_used(self):
         models, experience_maker = models_and_maker()
         responses = [response(number) for number in range(4)]
         before = make(experience_maker, responses)
-        for rank in models.of("reference"):
+        for rank in models.ranks["reference"]:
             rank.of += 0.25
         experience_maker.reference_name = "another"
         models.forget()
