@@ -149,34 +149,10 @@ class TestRun:
         assert len({row["prompts/rounds"] for row in rows}) > 2 and run.trainer.ledger.counts["filtered"] > 0
         assert run.trainer.ledger.counts["generated"] == run.trainer.state.generated == len(run.requests)
 
-    def test_bapo_wants_what_its_buffer_could_not_replay(self, world):
-        run = world(prompts=90, **WORDS, **{"adapt.reevaluate_every": 0})
-        wanted, replay = run.trainer.method.wanted, run.trainer.method.replay
-        stored = []
-        run.trainer.method.wanted = lambda *about: stored.append([g for g in replay]) or wanted(*about)
-        run.trainer.fit()
-        rows = run.metrics()
-        for step, (row, held) in enumerate(zip(rows, stored, strict=False)):
-            usable = [g for g in held if step - g.step <= 3 and 1 / 4 <= g.mean <= 3 / 4]
-            assert row["groups/wanted"] == 10 - len(usable)
-            # thresholds do not move here: what could be replayed is what fits
-            assert row["groups/replayed"] == min(len(usable), 10 - row["groups/fresh"])
-        assert rows[0]["groups/wanted"] == 10 > min(row["groups/wanted"] for row in rows)
-
     def test_other_methods_want_a_group_for_each_prompt_of_a_rollout(self, fitted):
         run = fitted(prompts=30, **WORDS, **{"adapt.method": "freshness"})
         assert {row["groups/wanted"] for row in run.metrics()} == {4}
         assert max(row["prompts/rounds"] for row in run.metrics()) > 1
-
-    def test_hard_prompts_of_all_rounds_are_generated_again(self, world):
-        run = world(prompts=64, **WORDS, **{"adapt.buffer_size": 64, "adapt.c1": 0})
-        run.reward = lambda prompt, weights, n: float(digest(prompt) % 3 == 0 and n == 0)
-        run.trainer.fit()
-        first = of_record(run)[0]
-        assert len(first) == 16 and run.metrics()[0]["groups/fresh"] < 10
-        solved_never = [group["prompt"] for group in first if group["mean"] == 0]
-        again = [Prompt(r.prompt, r.prompt[7:]).id for r in run.requests if r.step == 2][4:6]
-        assert again == solved_never[:2] and len(solved_never) > 4  # half of a rollout batch, the oldest first
 
     def test_a_range_drops_groups_with_a_signal(self, fitted):
         run = fitted(prompts=90, **WORDS, **{"algo.dynamic_filtering_range": (0.3, 0.6), "adapt.replay_steps": 0})
