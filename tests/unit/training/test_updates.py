@@ -403,12 +403,10 @@ def test_a_gate_ends_the_uses_of_a_batch(monkeypatch, trips):
     assert metrics["reuse/head_energy"] == pytest.approx((made + 1) / 2)
 
 
-@pytest.mark.parametrize("fine_tuning", [True, False])
-def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
-    """In fine-tuning, the mean over all tokens. Otherwise as in OpenRLHF: by the tokens of a micro-batch once more."""
+def test_the_loss_of_fine_tuning_is_the_mean_over_all_tokens(monkeypatch):
     steps = [([10, 10, 200, 20], [1.0, 2.0, 0.5, 4.0]), ([1, 0], [9.0, 0.0])]  # the last part is a filler
     trainer = WholeBatchActorTrainer.__new__(WholeBatchActorTrainer)
-    trainer.means, trainer.cross_entropy, expected = Means(), fine_tuning, 0.0
+    trainer.means, trainer.cross_entropy, expected = Means(), True, 0.0
     for lengths, values in steps:
         parts, whole = sum(count > 0 for count in lengths), 4
         normalisers = {"dp_size": 2, "batch_num_tokens": torch.tensor(sum(lengths) / 2), "global_batch_size": 1.0}
@@ -417,7 +415,7 @@ def test_how_a_loss_is_weighted_over_micro_batches(monkeypatch, fine_tuning):
             plan = MicroBatch(samples=count > 0, step_samples=parts, step_parts=parts, closes=False)
             loss = aggregate_loss(tokens, torch.full_like(tokens, count > 0), **normalisers)
             trainer._count({"policy_loss": loss}, {}, LossContext(plan, float(count), whole, normalisers))
-            expected += count * value * (1 if fine_tuning else count * parts / sum(lengths)) / 241
+            expected += count * value / 241
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
     assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
 
@@ -458,42 +456,6 @@ def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(sil
         of_ranks.append((list(map(sum, real)), list(map(len, made))))
     most = [max(1, *counts) for counts in zip([1] * len(of_ranks[0][0]), *(real for real, _ in of_ranks), strict=True)]
     assert all(made == most for _, made in of_ranks)
-
-
-@pytest.mark.parametrize("by_sample", [False, True])
-def test_skipping_changes_no_bit_of_the_weights(by_sample):
-    """One rank, micro-batches of one sample, shuffled; AdamW, clipped gradients. The second update skips everything."""
-    weights, norms = {}, {}
-    for skips in (False, True):
-        generator = torch.Generator().manual_seed(0)
-        torch.manual_seed(0)
-        weight, ranks, found = torch.ones(3, dtype=torch.double, requires_grad=True), Ranks(1), []
-        optimizer = torch.optim.AdamW([weight], lr=0.1)
-        for silent in ({0, 3, 4, 9}, set(range(11)), {2, 5, 6, 7, 8}):
-            samples = [sample(generator, 4 + place % 3, 1 + place % 3) for place in range(11)]
-            for place in silent:
-                samples[place].advantages.zero_()
-            items = list(samples)
-            for place in silent if skips else ():
-                items[place] = Skipped(place, len(samples[place].sequences), int(samples[place].action_mask.sum()))
-            strategy = ranks.strategy(arguments(4, skips=skips))  # steps of 4, 4 and 3 samples
-            subject = trainer(WholeBatchActorTrainer, items, 11, sample(generator, 4, 0), strategy,
-                              size=1, accumulated=4, by_sample=by_sample, weight=weight)  # fmt: skip
-            subject.aux_loss, subject.args.actor.entropy_coef, subject.args.algo.kl.use_loss = False, None, False
-            step, engine = subject.engine.step, subject.engine
-
-            def stepping(step=step, engine=engine, optimizer=optimizer, weight=weight, found=found):
-                step()
-                if engine.closes:
-                    weight.grad = engine.steps[-1].clone()
-                    found.append(float(torch.nn.utils.clip_grad_norm_([weight], 0.01)))
-                    optimizer.step()
-
-            engine.step = stepping
-            ranks.run(lambda rank, subject=subject: subject.ppo_train(0.0))
-        weights[skips], norms[skips] = weight.detach().clone(), found
-    assert norms[True] == norms[False] and norms[True].count(0.0) == 3 and max(norms[True]) > 0.01
-    assert torch.equal(weights[True], weights[False]) and not torch.equal(weights[True], torch.ones(3).double())
 
 
 def shown_loss(one, weight, cross_entropy):
@@ -727,17 +689,6 @@ def test_samples_are_shuffled_unless_others_need_their_order(parallel, tokens, s
         train=SimpleNamespace(dynamic_batch_enable=False),
     )
     assert subject._shuffles is shuffles
-
-
-def test_a_factor_on_the_learning_rate_holds_for_the_optimizer_steps():
-    subject = bare_trainer()
-    group, used = {"lr": 0.1}, []
-    subject.engine.optimizer = SimpleNamespace(param_groups=[group])
-    subject.engine.step = lambda: used.append(group["lr"])
-    subject.loss, subject.rate_factor = lambda *_: subject.engine.weight.sum(), 0.5
-    for closes in (False, True, False, True):
-        subject.train_micro_batch(Experience(sequences=torch.zeros(1, 2)), part_that(closes=closes))
-    assert used == [0.1, 0.05, 0.1, 0.05] and group["lr"] == 0.1
 
 
 def test_weights_are_averaged_after_each_optimizer_step(monkeypatch):
