@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bapo_openrlhf.record.metrics import all_metrics
@@ -116,15 +116,10 @@ FAILURES = {
     "segfault": ("ctypes.string_at(0)", "crashed", "signal 11", False),
     "closes what is open": ("os.closerange(0, 1000); result = {'rewards': 1}", "crashed", "ended its process", False),
     "one large block": ("x = bytearray(300 << 20)", "memory", "0.25 GiB", False),
-    "many small blocks": ("x = []\nwhile True: x.append([0] * 10_000)", "memory", "0.25 GiB", False),
     "raises": ("raise KeyError('no such unit')", "raised", r"KeyError: 'no such unit'\n.*line \d", True),
     "sys.exit": ("sys.exit(4)", "raised", "SystemExit: 4", True),
-    "endless recursion": ("def f(): f()\nf()", "raised", "RecursionError", True),
     "error of 10 MB": ("raise ValueError('x' * 10_000_000)", "raised", "ValueError: xxx", True),
     "error of 200 MB": ("raise ValueError('x' * 200_000_000)", "memory", "0.25 GiB", False),
-    "error that has no text": (
-        "class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "raised", "E: <exception str", True,
-    ),
     "error with a surrogate": ("raise ValueError(chr(0xd800))", "raised", r"ValueError: \\ud800", True),
     "reads the terminal": ("input()", "raised", "EOFError", True),
     "None": ("result = None", "invalid", "None, a NoneType", True),
@@ -133,7 +128,6 @@ FAILURES = {
     "beyond floats": ("result = {'rewards': 10**400}", "invalid", "rewards = 1000", True),
     "far beyond floats": ("result = {'rewards': 10**5000}", "invalid", "rewards = a", True),
     "str": ("result = {'rewards': ['1.0']}", "invalid", r"rewards = \['1.0'\]", True),
-    "no value": ("result = {'rewards': []}", "invalid", r"rewards = \[\]", True),
     "many values": ("result = {'rewards': [0.5] * 10**6}", "invalid", r"rewards = \[0.5, .*\.\.\.\]", True),
     "score nan": ("result = {'rewards': 1, 'scores': float('nan')}", "invalid", "scores = nan", True),
     "log of two": ("result = {'rewards': 1, 'extra_logs': {'digits': [1, 2]}}", "invalid", r"\['digits'\] = \[", True),
@@ -228,11 +222,11 @@ def test_children_of_the_function_go_with_it(one_pool, tmp_path):
 @pytest.mark.parametrize(
     ("returned", "result"),
     [
-        ("{'rewards': 0.5}", (0.5, 0.5, {})),
         ("{'rewards': True, 'scores': [False]}", (1.0, 0.0, {})),
         ("{'rewards': ((0.25,),), 'scores': None, 'extra_logs': None}", (0.25, 0.25, {})),
         ("{'rewards': -2, 'scores': [3.5], 'extra_logs': {'a': [3], 'b': 1e300}}", (-2.0, 3.5, {"a": 3.0, "b": 1e300})),
         ("{'rewards': __import__('fractions').Fraction(1, 4), 'scores': 7}", (0.25, 7.0, {})),
+        ("{'rewards': 0, 'extra_logs': {'none': [float('inf')]}}", (0.0, 0.0, {"none": math.inf})),
     ],
 )
 def test_results_are_plain_floats(one_pool, returned, result):
@@ -245,11 +239,6 @@ def test_the_names_of_the_run_are_those_of_the_catalogue():
     """And those of a sample's `info`, of a row of the record and of OpenRLHF's log that are no metrics."""
     names = {metric.name for metric in all_metrics() if "/" not in metric.name}
     assert names | {*VERSIONS, STOPPED, "step", "generated_samples"} == OWN
-
-
-def test_a_logged_value_may_be_nan(one_pool):
-    logs = ask(one_pool, "result = {'rewards': 0, 'extra_logs': {'none': [float('nan')], 'inf': float('inf')}}")
-    assert math.isnan(logs["extra_logs"]["none"]) and logs["extra_logs"]["inf"] == math.inf
 
 
 def test_tensors_and_arrays(make_pool):
@@ -286,22 +275,17 @@ def digest(text):
 
 
 any_text = st.text(st.characters(exclude_categories=()))  # surrogates too
+HOSTILE = '\n\r\n\x85\u2028\0\ud800\ud83d\ude00\ufeff\U0010ffff"]\n["result", 1]\n'
 
 
 @given(any_text, any_text, any_text)
+@example(HOSTILE, HOSTILE, HOSTILE)
+@example("é\n" * 5_000_000, "", "")
 @settings(max_examples=3 * settings.default.max_examples)
 def test_any_text_arrives_as_it_is(digest_pool, query, prompt, response):
     result = digest_pool(query, prompt, query, response)
     assert (result["rewards"], result["scores"]) == (digest(query), digest(prompt))
     assert result["extra_logs"]["written"] == digest(response)
-
-
-HOSTILE = ["\n", "\r\n\x85\u2028", "\0", "\ud800", "\ud83d\ude00", "\ufeff", "\U0010ffff", '"]\n["result", 1]\n']
-
-
-@pytest.mark.parametrize("text", [*HOSTILE, "é\n" * 5_000_000], ids=lambda text: ascii(text[:20]))
-def test_hostile_text_arrives_as_it_is(digest_pool, text):
-    assert digest_pool(text, text, "", "")["rewards"] == digest(text)
 
 
 @pytest.mark.parametrize("label", ["7", 7, 7.5, None, True, ["a", 1], {"tests": [{"in": "1\n", "out": "\ud800"}]}])
@@ -556,7 +540,6 @@ def test_of_calls_that_travel_together_each_may_print(make_pool, tmp_path, in_on
     ("source", "kind", "message"),
     [
         ("x = 1\n", "raised", "raised AttributeError"),
-        ("raise SystemExit(2)\n", "raised", "raised SystemExit: 2"),
         ("import os; os._exit(7)\n", "crashed", "ended its process: exit status 7"),
         ("import time; time.sleep(1000)\n", "timeout", "took more than 2 s"),
     ],
