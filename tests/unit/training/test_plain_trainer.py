@@ -129,12 +129,6 @@ class TestRecord:
         again.trainer.init_checkpoint_states()
         assert again.trainer.kl_ctl.value == coefficient
 
-    def test_of_samples_that_fill_no_micro_batch(self, world):
-        run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=5,
-                     **{"train.num_episodes": 1, "train.micro_batch_size": 8})  # fmt: skip
-        run.trainer.fit()
-        assert [row["rollouts/left_over"] for row in run.metrics()] == [0, 4]
-
     def test_of_a_plain_run_with_a_reward_that_is_no_number(self, world):
         run = world(algorithm="grpo", kind=RecordedPPOTrainer, prompts=4, **{"train.num_episodes": 1})
         run.reward = lambda prompt, weights, n: math.nan if (prompt, n) == ("prompt 2", 1) else 0.5

@@ -40,19 +40,15 @@ def stop_in(run: World, step: int, phase: str) -> World:
         (NEVER, 2, "generating", 3),
         (NEVER, 2, "generating hard prompts again", 3),
         (NEVER, 3, "making the batch", 4),  # the last one of an epoch
-        (NEVER, 4, "making experience", 5),
         (NEVER, 2, "training", 3),
-        (NEVER, 2, "syncing weights", 3),
         (NEVER, 3, "finishing the step", 3),
         ({"ckpt.save_steps": 2}, 4, "saving checkpoint global_step4", 4),
         (NEVER | EVALUATED, 2, "training", 3),
         (NEVER | EVALUATED, 3, "evaluating", 3),  # as the best so far
         (EVALUATED | {"ckpt.save_steps": 3}, 3, "evaluating", 3),
         (NEVER | EVALUATED | {"ckpt.best_metric_key": "none"}, 3, "evaluating", 4),
-        (EVALUATED | {"ckpt.best_metric_key": "none", "ckpt.save_steps": 2}, 3, "evaluating", 4),
         (NEVER | AHEAD, 0, "generating", 1),
         (NEVER | AHEAD, 2, "training", 3),
-        (NEVER | AHEAD, 3, "syncing weights", 4),
         (NEVER | {"algorithm": "ba_ppo"}, 2, "training", 3),
     ],
 )
@@ -132,9 +128,8 @@ def test_without_checkpoints_it_stops_at_the_end_of_the_step(world, kind):
 
 @pytest.mark.parametrize(
     ("step", "phase", "after"),
-    [(0, "generating", 1), (1, "making experience", 2), (1, "training", 2), (1, "syncing weights", 2),
-     (2, "finishing the step", 2), (4, "saving a checkpoint", 4)],
-)  # fmt: skip
+    [(0, "generating", 1), (1, "training", 2), (2, "finishing the step", 2), (4, "saving a checkpoint", 4)],
+)
 def test_of_a_run_without_batch_adaptation(world, step, phase, after):
     run = stop_in(world(algorithm="grpo", kind=RecordedPPOTrainer, **{"ckpt.save_steps": 4}), step, phase)
     assert run.trainer.fit() == after

@@ -156,11 +156,6 @@ class TestRun:
         )
         assert run.noted("restore") and run.noted("fit") == [[[], []]] * 8
 
-    def test_learning_rate_schedule_spans_full_batches(self, world):
-        # 16 / 4 steps, twice; B = 6 groups of 4 are 3 optimizer steps of 8 samples; 2 epochs over each batch
-        run = world(**{"adapt.batch_size": 6, "train.max_epochs": 2})
-        assert run.trainer.get_max_steps() == 8 * 3 * 2
-
     def test_kl_to_the_behaviour_policy_keeps_its_coefficient(self, world):
         run = world(**{"algo.kl.init_coef": 0.02, "adapt.kl_target": "behaviour"})
         assert run.trainer.kl_ctl.value == 0.02 and run.reference is None
@@ -328,19 +323,6 @@ class TestEmptyBatch:
         assert said == {"step": 1, "kind": "skipped", "text": "step 1: the batch is empty, so the update is skipped"}
         assert not any(key.startswith(("tv/", "shift/", "kl/", "gap/", "importance/")) for row in rows for key in row)
 
-    def test_where_nothing_is_left_after_the_review(self, world):
-        words = {"train.num_episodes": 1, "adapt.max_shift_fresh": 0, "adapt.rollout_delay": 2}
-        run = world(prompts=12, **words, **{"adapt.reevaluate_every": 0, "adapt.replay_steps": 0})
-        run.log_probs = lambda tokens, weights: [-1.0 - weights / 8] * (len(tokens) - 1)
-        run.trainer.fit()
-        rows = run.metrics()
-        # in steps 1 and 3 the rollout policy is not today's
-        assert rows[0].get("skipped_update") is None and rows[0]["groups/fresh"] > 0
-        assert rows[1]["skipped_update"] == 1 and rows[1]["groups/too_far"] > 0
-        assert rows[1]["groups/fresh"] == rows[1]["groups/reevaluated"] == rows[1]["groups/replayed"] == 0
-        assert sum(rows[1][f"groups/{state}"] for state in STATES) == rows[1]["groups/generated"]
-        assert run.trainer.state.step == 3 and run.updates["actor"] == 2
-
     def test_all_groups_failed(self, world):
         run = world(prompts=4, **{"train.num_episodes": 1, "adapt.max_failed_share": 1})
         run.reward = lambda *_: None
@@ -362,20 +344,6 @@ class TestCounts:
         with pytest.raises(ValueError, match=f"^BAPO .* {4 * capacity + 4} responses; .* {4 * capacity} "):
             run.trainer.train_step([Rollout(0, 0)], 0)
         assert run.trained == []
-
-    def test_a_group_that_the_method_loses(self, world):
-        run = world()
-        build = run.trainer.method.build_batch
-
-        def build_batch(step, fresh, reevaluated):
-            batch = build(step, fresh, reevaluated)
-            if step == 1:
-                (batch.filtered or batch.fresh).pop()
-            return batch
-
-        run.trainer.method.build_batch = build_batch
-        with pytest.raises(RuntimeError, match=r"^step 2, .*in the states \[\]"):
-            run.trainer.fit()
 
     def test_groups_that_nobody_accounts_for(self, world):
         run = world()
