@@ -26,27 +26,11 @@ def worker(request, monkeypatch):
     return plain_class(request.param)(1, 0, "127.0.0.1", None)
 
 
-def listen(port: int) -> socket.socket:
-    """What another process does that wants this port and sets SO_REUSEADDR only when it listens itself."""
-    other = socket.socket()
-    other.bind(("", port))
-    return other
-
-
-def test_nobody_else_gets_the_port(worker):
+def test_only_torch_can_listen_on_the_port(worker):
     _, port = worker.get_master_addr_port()
+    other = socket.socket()  # of a process that sets SO_REUSEADDR only when it listens itself
     with pytest.raises(OSError, match="Address already in use"):
-        listen(port)
-
-
-def test_torch_can_listen_on_it(worker):
-    _, port = worker.get_master_addr_port()
+        other.bind(("", port))
     store = TCPStore("127.0.0.1", port, world_size=1, is_master=True)
     store.set("key", "value")
     assert store.get("key") == b"value"
-
-
-def test_a_worker_that_joins_holds_no_port(worker):
-    joined = type(worker)(2, 1, "127.0.0.1", 12345)
-    assert joined.get_master_addr_port() == ("127.0.0.1", 12345)
-    assert not hasattr(joined, "_port_holder")

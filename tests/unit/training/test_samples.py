@@ -50,30 +50,23 @@ def made_by_openrlhf(
     return SamplesGenerator._process_response_into_experience(SimpleNamespace(), response, max_len=max_len)
 
 
+def comparable(value: Any) -> Any:
+    """A value whose equality means that types and shapes are equal, too."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.tolist()
+    if isinstance(value, dict):
+        return [(key, comparable(item)) for key, item in value.items()]
+    return [comparable(item) for item in value] if isinstance(value, list) else (type(value), value)
+
+
 def assert_same(actual: Experience, wanted: Experience) -> None:
-    """Equal in every field, shapes and types included. Tokens and masks are narrower than OpenRLHF's."""
-
-    def same(a, b, where):
-        if where in WIDE:
-            assert (a.dtype, b.dtype) == (torch.int32 if where == "sequences" else torch.bool, torch.long), where
-            a = a.long()
-        assert type(a) is type(b), where
-        if isinstance(a, torch.Tensor):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape), where
-            assert torch.equal(a, b), where
-        elif isinstance(a, dict):
-            assert list(a) == list(b), where
-            for key in a:
-                same(a[key], b[key], f"{where}[{key}]")
-        elif isinstance(a, list):
-            assert len(a) == len(b), where
-            for index, (one, other) in enumerate(zip(a, b, strict=True)):
-                same(one, other, f"{where}[{index}]")
-        else:
-            assert a == b, where
-
+    """Equal in every field. Tokens and masks are narrower than OpenRLHF's."""
     for item in fields(Experience):
-        same(getattr(actual, item.name), getattr(wanted, item.name), item.name)
+        ours, theirs = getattr(actual, item.name), getattr(wanted, item.name)
+        if item.name in WIDE:
+            assert ours.dtype == (torch.int32 if item.name == "sequences" else torch.bool), item.name
+            ours = ours.long()
+        assert comparable(ours) == comparable(theirs), item.name
 
 
 def round_trip(samples: list[Experience], size: int) -> list[Experience]:

@@ -127,29 +127,27 @@ def assert_has_all(engine, model):
     assert all(torch.equal(engine.weights[name], parameter.data) for name, parameter in model.named_parameters())
 
 
-LIMITS = pytest.mark.parametrize(("limit", "messages"), [(1 << 20, 1), (4 * 64, 2), (4 * 30, 3), (4, 5)])
+@pytest.fixture
+def three_parcels(monkeypatch):
+    """Tensors of 35, 7, 7, 7 and 21 numbers of 4 bytes come in three parcels."""
+    monkeypatch.setattr(weight_sync, "PARCEL_BYTES", 4 * 30)
 
 
-@LIMITS
-def test_broadcast(monkeypatch, limit, messages):
-    """Tensors of 35, 7, 7, 7 and 21 numbers of 4 bytes, in parcels of so many bytes."""
-    monkeypatch.setattr(weight_sync, "PARCEL_BYTES", limit)
+def test_broadcast(three_parcels):
     model, wire = made_model(), Wire()
     engines = [Engine(wire), Engine(wire)]
     made_trainer(model, engines, wire, prefix_cache=True).broadcast_to_vllm()
     for engine in engines:
         assert_has_all(engine, model)
-        assert engine.resets == 1 and engine.messages == messages
-    assert len(wire.sent) == messages
+        assert engine.resets == 1 and engine.messages == 3
+    assert len(wire.sent) == 3
 
 
-@LIMITS
-def test_engines_on_the_same_gpus_open_the_parcels(monkeypatch, two_gpus, limit, messages):
-    monkeypatch.setattr(weight_sync, "PARCEL_BYTES", limit)
+def test_engines_on_the_same_gpus_open_the_parcels(two_gpus, three_parcels):
     model, engine = made_model(), Engine(None)
     made_trainer(model, [engine], None, ipc=True).broadcast_to_vllm()
     assert_has_all(engine, model)
-    assert engine.resets == 0 and engine.messages == messages
+    assert engine.resets == 0 and engine.messages == 3
 
 
 @pytest.mark.parametrize("ipc", [False, True])
