@@ -1,7 +1,7 @@
 """The record that a run on the fake stack leaves."""
 
 import pytest
-from fake_stack import STATES, decode, digest, tokens_of
+from fake_stack import STATES, digest, tokens_of
 
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.metric import ADAPTED, ALL
@@ -66,8 +66,6 @@ class TestRecord:
     def test_answers_of_prompts_that_failed_and_were_solved(self, world):
         run = world(prompts=12, **{"train.num_episodes": 4})
         run.reward = lambda prompt, weights, n: float(weights >= int(prompt[7:]) and n == 2)
-        decoded = []
-        run.trainer.tokenizer.decode = lambda tokens, **_: decoded.append(tokens) or decode(tokens)
         run.trainer.fit()
         rows, groups = read_answers(run.record), read_groups(run.record)
         wanted = set()
@@ -87,8 +85,6 @@ class TestRecord:
             answers = {w: digest(row["text"], w, 2 * (row["kind"] == "solved"), None) for w in range(13)}
             made_by = [" ".join(str(5 + d // 7**p % 40) for p in range(1 + d % 4)) for d in answers.values()]
             assert row["response"] in made_by
-        single = [tokens for tokens in decoded if isinstance(tokens, list)]
-        assert len(single) == len(rows)  # nothing else is decoded but OpenRLHF's sample of a step
 
     @pytest.mark.parametrize("chars", [0, 5])
     def test_how_long_answers_are(self, world, chars):
