@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,6 @@ from bapo_openrlhf.adapt.batch import Skipped
 from bapo_openrlhf.training.trainer.dealing import (
     DealtActorGroup,
     DealtBatch,
-    dealt_batches,
     filler_of,
     forward_parts,
     length_of,
@@ -51,6 +51,8 @@ def sample(number: int, length: int | None = None) -> Experience:
     length = length or int(rng.integers(3, 9))
     prompt = int(rng.integers(1, length))
     mask = torch.tensor([[0] * (prompt - 1) + [1] * (length - prompt)])
+    if length - prompt > 3:
+        mask[0, prompt + 1] = 0  # what the environment said between two turns
     step = {name: torch.from_numpy(rng.normal(size=(1, length - 1))).float() for name in STEP}
     return Experience(
         sequences=torch.tensor([[1000 + number, *rng.integers(10, 99, length - 1).tolist()]]),
@@ -84,12 +86,13 @@ def everything(experience: Experience) -> dict[str, Any]:
     return {item.name: plain(getattr(experience, item.name)) for item in fields(Experience)}
 
 
-def number_of(experience: Experience, row: int = 0) -> int:
-    return int(experience.sequences.reshape(-1, experience.sequences.shape[-1])[row, 0]) - 1000
+def number_of(experience: Experience) -> int:
+    """The number of a sample without a batch dimension."""
+    return int(experience.sequences[0]) - 1000
 
 
-def numbers_of(batch: Experience) -> list[int]:
-    return [number_of(batch, row) for row in range(len(batch.sequences))]
+def numbers_of(sequences: torch.Tensor) -> list[int]:
+    return [int(row[0]) - 1000 for row in sequences]
 
 
 def dealt(lengths: dict[int, int], ranks: int) -> list[list[int]]:
@@ -104,8 +107,6 @@ def dealt(lengths: dict[int, int], ranks: int) -> list[list[int]]:
 
 
 # --- fillers ----------------------------------------------------------------------------------------------------------
-
-NUMBER = ("sequences", "attention_mask", "response_length", "truncated")  # and what is no tensor
 
 
 class TestFiller:
@@ -141,15 +142,13 @@ class TestFiller:
                 assert all((ours[k].shape, ours[k].dtype) == (theirs[k].shape, theirs[k].dtype) for k in theirs)
             elif name != "index":
                 assert plain(ours) == plain(theirs), name
-            if name in NUMBER and theirs is not None:
-                assert torch.equal(ours, theirs), name
+        for name in ("sequences", "attention_mask", "response_length"):
+            assert torch.equal(getattr(result, name), getattr(one, name)), name
         assert result.index == [] and result.attention_mask.any() and not result.action_mask.any()
 
     @pytest.mark.parametrize(
         "kind",
         [
-            {},
-            {"dual_clip": 3.0},
             {"token_level_loss": False},
             {"policy_loss_type": "gspo"},
             {"is_correction_level": "token", "is_correction_mode": "clip", "is_correction_threshold": [0.0, 2.0]},
@@ -164,16 +163,12 @@ class TestFiller:
         filler = filler_of(one)
         step = {"dp_size": 2, "batch_num_tokens": torch.tensor(7.0), "global_batch_size": torch.tensor(3.0)}
         log_probs = torch.randn(filler.action_mask.shape, requires_grad=True)
-        loss, *_ = PolicyLoss(0.2, 0.2, **kind)(
-            log_probs,
-            filler.action_log_probs,
-            filler.advantages,
-            action_mask=filler.action_mask,
-            rollout_log_probs=filler.rollout_log_probs,
-            **step,
-        )
+        about = {"action_mask": filler.action_mask, **step}
+        policy = PolicyLoss(0.2, 0.2, **kind)
+        about_policy = about | {"rollout_log_probs": filler.rollout_log_probs}
+        loss, *_ = policy(log_probs, filler.action_log_probs, filler.advantages, **about_policy)
         loss = loss + aggregate_loss((log_probs - filler.base_action_log_probs) ** 2, filler.action_mask, **step)
-        loss = loss + ValueLoss(0.5)(log_probs, filler.values, filler.returns, action_mask=filler.action_mask, **step)
+        loss = loss + ValueLoss(0.5)(log_probs, filler.values, filler.returns, **about)
         loss.backward()
         assert loss.item() == 0 and log_probs.grad.tolist() == torch.zeros_like(log_probs).tolist()
 
@@ -267,7 +262,9 @@ class TestTake:
         lengths, parts, ranks, copies = case
         experiences = batched(parts, lengths)
         experiences = balanced(experiences, balance) if balance else experiences
-        lengths = {number: lengths[number] for batch in experiences for number in numbers_of(batch)}  # in their order
+        lengths = {
+            number: lengths[number] for batch in experiences for number in numbers_of(batch.sequences)
+        }  # in order
         wanted = dealt(lengths, ranks)
         calls = appended(experiences, ranks, copies)
         shares = []
@@ -418,40 +415,6 @@ class TestPacked:
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
 
 
-class TestDealtBatches:
-    @given(
-        lengths=st.lists(st.integers(2, 7), min_size=1, max_size=20).map(lambda each: dict(enumerate(each))),
-        ranks=st.integers(1, 7),
-        draw=st.randoms(use_true_random=False),
-    )
-    @SLOW
-    def test_nothing_is_lost_and_the_ranks_have_equally_many(self, lengths, ranks, draw):
-        """Whatever parts a rank's share is cut into."""
-        wanted, cuts = dealt(lengths, ranks), []
-
-        def cut(given_: list[int], shares: list[list[int]]) -> list[list[list[int]]]:
-            assert given_ == list(lengths.values()) and shares == wanted
-            for share in shares:
-                size = draw.randint(1, 4)
-                cuts.append([share[at : at + size] for at in range(0, len(share), size)])
-            return cuts
-
-        samples = [sample(number, length) for number, length in lengths.items()]
-        before = [everything(one) for one in samples]
-        actual = dealt_batches(samples, ranks, cut, PAD)
-        assert [everything(one) for one in samples] == before
-        assert len(actual) == ranks and {len(rank_batches) for rank_batches in actual} == {max(map(len, cuts))}
-        shortest = min(lengths.values())
-        for rank_batches, parts in zip(actual, cuts, strict=True):
-            for place, batch in enumerate(rank_batches):
-                if place < len(parts):
-                    together = Experience.concat_experiences([samples[number] for number in parts[place]], PAD)
-                    assert everything(batch) == everything(together)
-                    continue
-                assert batch.index == [] and not batch.action_mask.any() and batch.attention_mask.all()
-                assert batch.sequences.shape == (1, shortest)
-
-
 class Rank:
     """A process of a model, whose answer to each token depends on what stands before it; also to padding."""
 
@@ -488,18 +451,6 @@ def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = N
     return DealtBatch([sample(*pair) for pair in lengths.items()], partial(forward_parts, args), PAD)
 
 
-def first_fit(lengths: list[int], limit: int) -> int:
-    """Number of bins that these lengths need, if each length goes into the first bin that has room for it."""
-    bins: list[int] = []
-    for length in lengths:
-        place = next((place for place, used in enumerate(bins) if used + length <= limit), None)
-        if place is None:
-            bins.append(length)
-        else:
-            bins[place] += length
-    return len(bins)
-
-
 def asked(passed: DealtBatch, *models: launcher.RayActorGroup) -> list[dict[int, torch.Tensor]]:
     """The answers of each of these models; all are asked before one is heard."""
     heard = [passed.ask(model, images=True) for model in models]
@@ -521,40 +472,33 @@ def assert_answered(answers: dict[int, torch.Tensor], of: int, lengths: dict[int
         assert torch.equal(row, model_answers(sample(number, lengths[number]).sequences, of)[0])
 
 
-@st.composite
-def passes(draw):
-    """(length of each sample, ranks of actor and critic, size of a tensor-parallel group)."""
-    lengths = dict(enumerate(draw(st.lists(st.integers(2, 9), min_size=1, max_size=24))))
-    return (
-        lengths,
-        draw(st.tuples(st.integers(1, 4), st.integers(1, 4))),
-        draw(st.sampled_from([1, 2])),
-    )
+PASSES = {
+    "lengths": st.lists(st.integers(2, 9), min_size=1, max_size=24).map(lambda each: dict(enumerate(each))),
+    "ranks": st.tuples(st.integers(1, 4), st.integers(1, 4)),  # of actor and critic
+    "tensor": st.sampled_from([1, 2]),  # size of a tensor-parallel group
+}
 
 
 class TestForwardPasses:
-    @given(drawn=passes(), tokens=st.integers(9, 40))
+    @given(**PASSES, tokens=st.integers(9, 40))
     @SLOW
-    def test_by_tokens(self, drawn, tokens):
-        lengths, ranks, tensor = drawn
+    def test_by_tokens(self, lengths, ranks, tensor, tokens):
         models = [model(of, count, tensor) for of, count in enumerate(ranks)]
         heard = asked(passes_of(lengths, tokens=tokens, tensor=tensor), *models)
         for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
             assert_answered(answers, of, lengths)
-            shares, limit = dealt(lengths, ranks[of]), tokens * tensor
-            needed = [first_fit(sorted((lengths[number] for number in share), reverse=True), limit) for share in shares]
-            for share, rank_share, calls in zip(shares, needed, calls_of(group), strict=True):
-                loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
+            of_ranks = calls_of(group)
+            assert len(set(map(len, of_ranks))) == 1  # a rank that needs fewer passes gets fillers at the end
+            assert any(calls[-1]["action_mask"].any() for calls in of_ranks)
+            for share, calls in zip(dealt(lengths, ranks[of]), of_ranks, strict=True):
                 filled = [bool(call["action_mask"].any()) for call in calls]
-                # a rank that needs fewer passes than another one gets fillers for the rest
-                assert filled == [True] * rank_share + [False] * (max(needed) - rank_share)
-                assert sorted(number for load in loads[:rank_share] for number in load) == sorted(share)
-                assert all(sum(lengths[number] for number in load) <= limit for load in loads[:rank_share])
+                loads = [numbers_of(call["sequences"]) for call in calls[: sum(filled)]]
+                assert filled == sorted(filled, reverse=True) and sorted(chain(*loads)) == sorted(share)
+                assert all(sum(lengths[number] for number in load) <= tokens * tensor for load in loads)
 
-    @given(drawn=passes(), micro=st.integers(1, 6))
+    @given(**PASSES, micro=st.integers(1, 6))
     @SLOW
-    def test_by_samples(self, drawn, micro):
-        lengths, ranks, tensor = drawn
+    def test_by_samples(self, lengths, ranks, tensor, micro):
         models = [model(of, count, tensor) for of, count in enumerate(ranks)]
         heard = asked(passes_of(lengths, micro=micro, tensor=tensor), *models)
         for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
@@ -563,7 +507,7 @@ class TestForwardPasses:
             longest = math.ceil(max(map(len, shares)) / micro)
             for share, calls in zip(shares, calls_of(group), strict=True):
                 wanted = [share[at : at + micro] for at in range(0, len(share), micro)]
-                loads = [[int(row[0]) - 1000 for row in call["sequences"]] for call in calls]
+                loads = [numbers_of(call["sequences"]) for call in calls]
                 assert len(loads) == longest and loads[: len(wanted)] == wanted
                 assert all(call["sequences"].shape == (1, min(lengths.values())) for call in calls[len(wanted) :])
                 for load, call in zip(loads, calls, strict=True):
@@ -582,7 +526,7 @@ class TestForwardPasses:
         heard = passed.ask(actor), passed.ask(critic, [1, 4, 5])
         assert_answered(heard[0](), 0, lengths)
         assert_answered(heard[1](), 1, {number: lengths[number] for number in (1, 4, 5)})
-        loads = [[int(row[0]) - 1000 for call in calls for row in call["sequences"]] for calls in calls_of(critic)]
+        loads = [[number for call in calls for number in numbers_of(call["sequences"])] for calls in calls_of(critic)]
         assert loads == [[4, 5], [1]]  # by length: 4, 1, 5
 
     def test_no_samples_or_no_model_no_call(self):

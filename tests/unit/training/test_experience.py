@@ -6,7 +6,7 @@ import statistics
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from fractions import Fraction as F
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,21 +14,21 @@ import numpy as np
 import pytest
 import ray
 import torch
-from fake_stack import World
+from fake_stack import SOURCES, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openrlhf.models.loss import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray import launcher
+from test_dealing import sample as generated
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.monitor import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
-from bapo_openrlhf.adapt.vocabulary import SOURCES
 from bapo_openrlhf.training.trainer import experience as experience_module
-from bapo_openrlhf.training.trainer.advantages import Discounts, discounted_sums, gae, set_advantages
+from bapo_openrlhf.training.trainer.advantages import Discounts, gae, set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
@@ -82,33 +82,25 @@ def response() -> SimpleNamespace:
     return SimpleNamespace(extras={})
 
 
-class WholeGroups(ExperienceMaker):
-    """An experience maker that can be asked for the advantages of some samples right away."""
-
-    groups = ()  # the group of each sample; empty for groups of G responses in a row
-    log_ratios = ()  # for V-trace, of each sample
-
-    def with_advantages(self, samples):
-        size = self.args.rollout.n_samples_per_prompt
-        groups = self.groups or [whole_group(n // size) for n in range(len(samples))]
-        options = {"kl_coefficient": self.kl_ctl.value, "critic_lambd": self.args.adapt.critic_lambd}
-        set_advantages(samples, groups, self.args, **options, log_ratios=self.log_ratios)
-        return samples
-
-
-def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed):
+def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed) -> ExperienceMaker:
     """An experience maker of these arguments, whose models answer at once, without Ray."""
     args = copy.deepcopy(ARGUMENTS)
     changed |= {"algo__advantage__estimator": estimator}
     changed |= {"rollout__n_samples_per_prompt": case.size, "rollout__micro_batch_size": case.micro}
     for name, value in changed.items():
-        parent, _, key = name.rpartition("__")
-        node = args
-        for part in parent.split("__"):
-            node = getattr(node, part)
-        setattr(node, key, value)
+        *parents, key = name.split("__")
+        setattr(reduce(getattr, parents, args), key, value)
     models = group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None
-    return WholeGroups(args, *models, kl_ctl=SimpleNamespace(value=kl), pad=9)
+    return ExperienceMaker(args, *models, kl_ctl=SimpleNamespace(value=kl), pad=9)
+
+
+def with_advantages(experience_maker: ExperienceMaker, samples, groups=None, log_ratios=()) -> list[Experience]:
+    """The samples with advantages. `groups` has the group of each; None: groups of G responses in a row."""
+    args, coefficient = experience_maker.args, experience_maker.kl_ctl.value
+    groups = groups or [whole_group(n // args.rollout.n_samples_per_prompt) for n in range(len(samples))]
+    options = {"kl_coefficient": coefficient, "critic_lambd": args.adapt.critic_lambd, "log_ratios": log_ratios}
+    set_advantages(samples, groups, args, **options)
+    return samples
 
 
 def plain_maker(experience_maker: ExperienceMaker, *models) -> RemoteExperienceMaker:
@@ -124,16 +116,10 @@ def made_up(rewards: list[float], *, seed: int = 0, kl: float = 0.0) -> list[Exp
     kls = kl * torch.rand((len(rewards), MASKS.shape[1]), generator=rng)
     values = torch.randn((len(rewards), MASKS.shape[1]), generator=rng)
     masks = MASKS[torch.arange(len(rewards)) % len(MASKS)]
+    parts = zip(rewards, masks.split(1), (kls * masks).split(1), values.split(1), strict=True)
     return [
-        Experience(
-            index=[n],
-            rewards=torch.tensor([reward]),
-            action_mask=masks[n : n + 1],
-            kl=(kls * masks)[n : n + 1],
-            values=values[n : n + 1],
-            info={},
-        )
-        for n, reward in enumerate(rewards)
+        Experience(index=[n], rewards=torch.tensor([reward]), action_mask=mask, kl=kl, values=value, info={})
+        for n, (reward, mask, kl, value) in enumerate(parts)
     ]
 
 
@@ -152,12 +138,15 @@ def by_sample(samples: list[Experience], name: str) -> list[list[float]]:
     return [tokens_of(sample, name).tolist() for sample in samples]
 
 
-@pytest.mark.parametrize(("on_policy", "wanted"), [(True, [[-3.0, -4.0]]), (False, [[-0.5, -0.25]])])
-def test_old_log_probs_by_hand(on_policy, wanted):
-    """They have the type of the actor's."""
-    recomputed, stored = torch.tensor([[-3.0, -4.0]], dtype=torch.bfloat16), torch.tensor([[-0.5, -0.25]])
-    result = old_log_probs(recomputed, stored, on_policy=on_policy)
-    assert result.dtype == torch.bfloat16 and result.tolist() == wanted
+def advantages_of(*about) -> list[list[float]]:
+    """The advantages that `with_advantages` gives each sample's generated tokens."""
+    return by_sample(with_advantages(*about), "advantages")
+
+
+def test_old_log_probs_have_the_type_of_the_actors():
+    actors, stored = torch.tensor([[-3.0, -4.0]], dtype=torch.bfloat16), torch.tensor([[-0.5, -0.25]])
+    result = old_log_probs(actors, stored, on_policy=False)
+    assert result.dtype == torch.bfloat16 and result.tolist() == stored.tolist()
 
 
 class TestGroupAdvantages:
@@ -167,7 +156,7 @@ class TestGroupAdvantages:
         given = made_up(rewards, kl=0.8, seed=3)
         kls, masks = ([getattr(one, name)[0].tolist() for one in given] for name in ("kl", "action_mask"))
         changed = {"algo__advantage__gamma": 0.5}  # a critic's, which is not read
-        samples = maker(kl=coefficient, **changed).with_advantages(given)
+        samples = with_advantages(maker(kl=coefficient, **changed), given)
         advantages, returns = by_sample(samples, "advantages"), by_sample(samples, "returns")
         sums = [one.info["return"].item() for one in samples]
         for sample, reward in enumerate(rewards):
@@ -188,8 +177,7 @@ class TestGroupAdvantages:
             experience_maker = maker(case=Case(2), adapt__eps=1e-30)
             group = whole_group(0)
             group.reward_range = (F(0), F(high))
-            experience_maker.groups = [group, group]
-            advantages = by_sample(experience_maker.with_advantages(made_up([0.0, 1e-9])), "advantages")
+            advantages = advantages_of(experience_maker, made_up([0.0, 1e-9]), [group, group])
             assert advantages[1] == pytest.approx([float(signal)] * len(advantages[1]))
 
     def test_length_penalties_come_first(self):
@@ -197,7 +185,7 @@ class TestGroupAdvantages:
         samples = made_up([1.0] * 4)
         for number, one in enumerate(samples):
             one.truncated = torch.tensor([number > 1])
-        advantages = by_sample(maker(reward__stop_properly_penalty_coef=-1.0).with_advantages(samples), "advantages")
+        advantages = advantages_of(maker(reward__stop_properly_penalty_coef=-1.0), samples)
         assert advantages[0] == pytest.approx([1.0] * 5, rel=1e-5)
         assert advantages[2] == pytest.approx([-1.0] * 4, rel=1e-5)
 
@@ -205,9 +193,8 @@ class TestGroupAdvantages:
     def test_other_group_estimators_are_openrlhfs(self, estimator):
         """Eq. 2 is, too, up to the sample standard deviation by which OpenRLHF divides."""
         rewards = [0.0, 1.0, 0.5, 0.25, 0.0, 0.0, 1.0, 0.0]
-        ours = maker(estimator).with_advantages(made_up(rewards))
-        theirs = plain_maker(maker(estimator)).compute_advantages_and_returns(made_up(rewards))
-        ours, theirs = by_sample(ours, "advantages"), by_sample(theirs, "advantages")
+        ours, plain = advantages_of(maker(estimator), made_up(rewards)), plain_maker(maker(estimator))
+        theirs = by_sample(plain.compute_advantages_and_returns(made_up(rewards)), "advantages")
         factor, rel = (math.sqrt(4 / 3), 1e-4) if estimator == "group_norm" else (1, 1e-5)
         for sample in range(8):
             wanted = [factor * value for value in theirs[sample]]
@@ -221,10 +208,8 @@ def groups_of_any_size(draw) -> tuple[list[SimpleNamespace], list[float]]:
     for uid in range(draw(st.integers(1, 4))):
         generated = draw(st.lists(reward, min_size=2, max_size=6))
         kept = sorted(draw(st.sets(st.sampled_from(range(len(generated))), min_size=1)))
-        relative_to = draw(st.sampled_from(["generated", "kept"]))
-        known = {"generated": generated, "relative_to": relative_to, "reward_range": UNIT}
-        group = SimpleNamespace(uid=10 - uid, size=len(kept), **known)
-        groups += [group] * len(kept)
+        known = {"generated": generated, "relative_to": draw(st.sampled_from(["generated", "kept"]))}
+        groups += [SimpleNamespace(uid=10 - uid, size=len(kept), reward_range=UNIT, **known)] * len(kept)
         rewards += [generated[position] for position in kept]
     return groups, rewards
 
@@ -239,9 +224,7 @@ class TestGroupsOfAnySize:
     def test_advantages_one_by_one(self, drawn, estimator, eps):
         """A response by itself has its advantage still, unless it is compared only with itself."""
         groups, rewards = drawn
-        experience_maker = maker(estimator, adapt__eps=eps)
-        experience_maker.groups = groups
-        samples = experience_maker.with_advantages(made_up(rewards))
+        samples = with_advantages(maker(estimator, adapt__eps=eps), made_up(rewards), groups)
         actual, spread = by_sample(samples, "advantages"), [one.info["group_reward_std"].item() for one in samples]
         assert [one.rewards.item() for one in samples] == rewards  # the record reads them
         for sample, (group, group_rewards) in enumerate(zip(groups, rewards, strict=True)):
@@ -269,13 +252,10 @@ class TestGroupsOfAnySize:
         groups, rewards = drawn
         changed = {"kl": 0.1, "adapt__returns": returns, "algo__advantage__no_std_norm": no_std_norm}
         changed |= {"algo__advantage__gamma": discounts[0], "algo__advantage__lambd": discounts[1]}
-        experience_maker = maker("gae", **changed)
-        experience_maker.groups = groups
-        ratios = off_policy(len(rewards))  # GAE does not look at them
-        experience_maker.log_ratios = ratios if returns == "gae" else [np.zeros_like(part) for part in ratios]
-        ours = experience_maker.with_advantages(made_up(rewards, kl=0.5))
-        theirs = maker("gae", case=Case(1), **changed)
-        theirs = plain_maker(theirs).compute_advantages_and_returns(made_up(rewards, kl=0.5))
+        ratios = [part * (returns == "gae") for part in off_policy(len(rewards))]  # GAE does not look at them
+        ours = with_advantages(maker("gae", **changed), made_up(rewards, kl=0.5), groups, ratios)
+        plain = plain_maker(maker("gae", case=Case(1), **changed))
+        theirs = plain.compute_advantages_and_returns(made_up(rewards, kl=0.5))
         for name in ("advantages", "returns"):
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
             if returns == "gae":
@@ -286,53 +266,28 @@ class TestGroupsOfAnySize:
 
     def test_the_clip_range_is_of_what_the_estimator_makes(self):
         """Of the rewards 1, 0, 0, 0 less their mean."""
-        experience_maker = maker("dr_grpo", reward__clip_range=(-0.125, 0.5))
-        actual = by_sample(experience_maker.with_advantages(made_up([1.0, 0.0, 0.0, 0.0])), "advantages")
+        actual = advantages_of(maker("dr_grpo", reward__clip_range=(-0.125, 0.5)), made_up([1.0, 0.0, 0.0, 0.0]))
         assert [set(actual[sample]) for sample in range(4)] == [{0.5}, *[{-0.125}] * 3]
 
-    def test_length_penalties_of_responses_that_are_gone_are_not_known(self):
+    @pytest.mark.parametrize(
+        ("estimator", "relative_to", "fails"),
+        [("group_norm", "generated", True), ("gae", "generated", False), ("group_norm", "kept", False)],
+    )
+    def test_length_penalties_of_responses_that_are_gone_are_not_known(self, estimator, relative_to, fails):
         (experience,) = made_up([1.0])
         experience.truncated = torch.tensor([True])
-        known = {"generated": [1.0, 0.0], "relative_to": "generated", "reward_range": UNIT}
-        group = SimpleNamespace(uid=7, size=1, **known)
-        for estimator, fails in (("group_norm", True), ("gae", False)):
-            experience_maker = maker(estimator, reward__stop_properly_penalty_coef=-1.0)
-            experience_maker.groups = [group]
-            experience_maker.log_ratios = [np.zeros((1, MASKS.shape[1]))]
-            with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
-                experience_maker.with_advantages([copy.deepcopy(experience)])
-        experience_maker = maker(reward__stop_properly_penalty_coef=-1.0)
-        experience_maker.groups = [SimpleNamespace(**vars(group) | {"relative_to": "kept"})]
-        experience_maker.with_advantages([experience])
-        assert experience.rewards.tolist() == [-1.0] and experience.advantages.count_nonzero() == 0
+        group = SimpleNamespace(uid=7, size=1, generated=[1.0, 0.0], relative_to=relative_to, reward_range=UNIT)
+        with pytest.raises(ValueError, match="group 7 holds only some") if fails else nullcontext():
+            with_advantages(maker(estimator, reward__stop_properly_penalty_coef=-1.0), [experience], [group])
+        assert experience.rewards.tolist() == [-1.0]
 
 
 def test_equal_advantages_stay_finite():
     given = made_up([1.0, 1.0])
     for one in given:
         one.values = torch.zeros_like(one.values)
-    advantages = by_sample(maker("gae", case=Case(2)).with_advantages(given), "advantages")
+    advantages = advantages_of(maker("gae", case=Case(2)), given)
     assert {number for numbers in advantages for number in numbers} == {0.0}
-
-
-@given(
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
-    gamma=st.sampled_from([1.0, 0.99, 0.5]),
-    lambd=st.sampled_from([1.0, 0.95, 0.0]),
-    seed=st.integers(0, 99),
-)
-@settings(derandomize=True, database=None)
-def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
-    rng = torch.Generator().manual_seed(seed)
-    values, rewards = torch.randn(2, *shape, generator=rng)
-    mask, experience_maker = torch.rand(shape, generator=rng) < 0.7, maker("gae")
-    theirs = RemoteExperienceMaker.get_advantages_and_returns(
-        experience_maker, values, rewards, mask.long(), gamma, lambd
-    )
-    for ours, wanted in zip(gae(values, rewards, mask, Discounts(gamma, lambd, lambd)), theirs, strict=True):
-        assert torch.equal(ours, wanted)
-    wanted = RemoteExperienceMaker.get_cumulative_returns(experience_maker, rewards, mask.long(), gamma)
-    assert torch.equal(discounted_sums(mask * rewards, gamma), wanted)
 
 
 def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
@@ -379,31 +334,6 @@ def test_two_lambdas_are_the_definition(shape, gamma, lambdas, seed):
 # --- make_experience --------------------------------------------------------------------------------------------------
 
 
-def whole_experience(
-    experience_maker: ExperienceMaker, origins: list[SampleOrigin], samples, kept=None
-) -> BatchExperience:
-    """The experience of these samples, without advantages. `kept` are the positions of those that stay; None: all."""
-
-    def note(samples, groups, args, *, log_ratios, **_):
-        """The advantages may be asked for afterwards."""
-        experience_maker.groups, experience_maker.log_ratios = groups, log_ratios
-        return {}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experience_module, "set_advantages", note)
-        patch.setattr(experience_module, "source_tokens", lambda *_: None)
-        passed = experience_maker.forward(with_samples(samples, origins))
-        return experience_maker.finish(passed, range(len(origins)) if kept is None else kept)
-
-
-def with_samples(samples: list[Experience], origins: list[SampleOrigin]) -> list[SimpleNamespace]:
-    """The origins, as if their responses were these samples."""
-    return [
-        SimpleNamespace(**vars(origin), sample=lambda sample=sample: sample)
-        for origin, sample in zip(origins, samples, strict=True)
-    ]
-
-
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3", "loss"])
 @pytest.mark.parametrize(("reference", "critic"), [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("colocated", [None, "colocate_all", "colocate_actor_ref", "colocate_critic_reward"])
@@ -439,55 +369,26 @@ def test_a_pass_is_openrlhfs(kl, reference, critic, colocated):
 
 # --- samples and models -----------------------------------------------------------------------------------------------
 
-PAD = 9
-STEP = ("action_log_probs", "base_action_log_probs", "rollout_log_probs", "values", "kl")  # (B, A), made by models
-
-
-def generated(number: int, seed: int = 0) -> Experience:
-    """A sample with everything a generator gives; prompt, response and turns of random lengths."""
-    rng = np.random.Generator(np.random.PCG64([seed, number]))
-    prompt, response = int(rng.integers(1, 5)), int(rng.integers(1, 7))
-    mask = torch.tensor([[0] * (prompt - 1) + [1] * response])
-    if response > 3:
-        mask[0, prompt + 1] = 0  # what the environment said between two turns
-    size = prompt + response
-    return Experience(
-        sequences=torch.from_numpy(rng.integers(10, 99, (1, size))),
-        attention_mask=torch.ones((1, size), dtype=torch.long),
-        action_mask=mask,
-        rollout_log_probs=torch.from_numpy(-rng.exponential(size=(1, size - 1))).float() * mask,
-        rewards=torch.tensor([float(rng.integers(0, 5)) / 4]),
-        scores=torch.tensor([float(number)]),
-        response_length=torch.tensor([response]),
-        truncated=torch.tensor([number % 3 == 0]),
-        total_length=torch.tensor([float(size)]),
-        prompts=[f"prompt {number}"],
-        labels=[number],
-        images=[[f"{number}.png"] if number % 2 else None],
-        mm_train_inputs=[{"pixel_values": torch.full((2, 3), float(number))} if number % 2 else None],
-        info={"reward": torch.tensor([float(number)]), "extra": torch.tensor([[0.5 * number]])},
-    )
+BY_MODELS = ("action_log_probs", "base_action_log_probs", "values", "kl")  # of shape (B, A)
 
 
 def answer(sequences: torch.Tensor, name: str) -> torch.Tensor:
     """A model's numbers, (B, A): they depend on a sample's tokens only; there are some for padding, too."""
     tokens = sequences[:, 1:].double()
-    return -(((tokens * 7 + torch.arange(tokens.shape[1]) * 3 + STEP.index(name)) % 11) / 8).float()
+    return -(((tokens * 7 + torch.arange(tokens.shape[1]) * 3 + BY_MODELS.index(name)) % 11) / 8).float()
 
 
-def forward(samples: list[Experience]) -> list[Experience]:
-    """In the place of OpenRLHF's models, sample by sample."""
-    for one in samples:
-        for name in STEP:
-            if name != "rollout_log_probs":
-                setattr(one, name, answer(one.sequences, name))
-        one.info["kl"] = (one.kl * one.action_mask).sum(-1)
-    return samples
+def passed(one: Experience) -> Experience:
+    """The sample as OpenRLHF's models leave it if it passes them by itself."""
+    for name in BY_MODELS:
+        setattr(one, name, answer(one.sequences, name))
+    one.info["kl"] = (one.kl * one.action_mask).sum(-1)
+    return one
 
 
 def by_the_models(self: ExperienceMaker, samples: list[Experience], known: object, **_: object) -> None:
     """The same, and actor and critic are asked."""
-    dealt = DealtBatch(forward(samples), partial(forward_parts, self.args), self.pad)
+    dealt = DealtBatch(list(map(passed, samples)), partial(forward_parts, self.args), self.pad)
     for name, model in {"action_log_probs": self.actor, "values": self.critic}.items():
         for place, row in dealt.ask(model)().items():
             setattr(samples[place], name, row.unsqueeze(0))
@@ -523,49 +424,65 @@ def test_token_log_ratios_by_hand():
     assert result[2, 2].item() == float(np.float32(-16.000001)) - float(np.float32(-1e-7))
 
 
-@st.composite
-def reviews(draw):
-    """A case, the number of groups before the review, and the groups that stay: any of them, at least one."""
-    ranks = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
-    case = Case(draw(st.integers(1, 4)), ranks, draw(st.integers(1, 5)))
-    groups = draw(st.integers(1, 12))
-    kept = sorted(draw(st.permutations(range(groups)))[: draw(st.integers(1, groups))])
-    return case, groups, kept, draw(st.integers(0, 1000))
-
-
-def made_of(
-    case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, **changed
-) -> tuple[ExperienceMaker, BatchExperience]:
-    """The experience of these samples, with `by_the_models` in the place of the models.
-
-    The maker can compute the advantages afterwards.
-    """
-    experience_maker = maker(case=case, **changed)
-    with without_ray() as patch:
-        patch.setattr(ExperienceMaker, "_pass", by_the_models)
-        experience = whole_experience(experience_maker, origins, copy.deepcopy(samples), kept)
-    return experience_maker, experience
-
-
 def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
     """Of all sources within each group."""
     return [SampleOrigin(SOURCES[n % 3], n % 2 == 0, whole_group(n // size), response()) for n in range(count)]
 
 
-def positions(groups: list[int], size: int) -> list[int]:
-    return [group * size + row for group in groups for row in range(size)]
+@st.composite
+def reviews(draw):
+    """A case, its samples with their origins, and the positions of those that stay: any groups, at least one."""
+    ranks, size = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.integers(1, 4))
+    groups, seed = draw(st.integers(1, 12)), draw(st.integers(0, 1000))
+    stays = sorted(draw(st.permutations(range(groups)))[: draw(st.integers(1, groups))])
+    samples = [generated(1000 * seed + n) for n in range(groups * size)]
+    kept = [group * size + row for group in stays for row in range(size)]
+    return Case(size, ranks, draw(st.integers(1, 5))), samples, origins_of(len(samples), size), kept
+
+
+def made_of(
+    case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages,
+    **changed,
+) -> BatchExperience:  # fmt: skip
+    """The experience of these samples, of which those at the positions `kept` stay; None: all of them.
+
+    `by_the_models` takes the place of the models, and `advantages` that of `set_advantages`.
+    """
+    experience_maker = maker(case=case, **changed)
+    responses = [
+        SimpleNamespace(**vars(origin), sample=lambda sample=sample: sample)
+        for origin, sample in zip(origins, copy.deepcopy(samples), strict=True)
+    ]
+    with without_ray() as patch:
+        patch.setattr(ExperienceMaker, "_pass", by_the_models)
+        patch.setattr(experience_module, "set_advantages", advantages)
+        return experience_maker.finish(
+            experience_maker.forward(responses), range(len(samples)) if kept is None else kept
+        )
+
+
+def from_values(samples: list[Experience], *_: object, **__: object) -> None:
+    """In the place of `set_advantages`, after which the KL would be gone."""
+    for one in samples:
+        one.advantages, one.returns = one.values - 0.1, one.values
+
+
+def near(count: int) -> list[Experience]:
+    """Samples of a policy so near that OpenRLHF limits no estimate of its KL, and clips not every token."""
+    samples = [generated(n) for n in range(count)]
+    for one in samples:
+        one.rollout_log_probs /= 4
+    return samples
 
 
 @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
 class TestPolicies:
     def made(self, **changed):
         """Each sample as the models leave it, its experience, and whether it is on-policy."""
-        samples, origins = [generated(n) for n in range(8)], origins_of(8)
-        for one in samples:
-            one.rollout_log_probs /= 4  # OpenRLHF limits an estimate of the KL to 10
-        _, batch = made_of(Case(4), samples, origins, **changed)
+        samples, origins = near(8), origins_of(8)
+        batch = made_of(Case(), samples, origins, advantages=from_values, **changed)
         for one, experience, origin in zip(samples, batch.samples, origins, strict=True):
-            yield *forward([copy.deepcopy(one)]), experience, origin.on_policy
+            yield passed(one), experience, origin.on_policy
 
     def test_behaviour_mode_replaces_the_off_policy_rows_and_decoupled_mode_none(self, ratio):
         for one, row, on_policy in self.made(adapt__ratio=ratio):
@@ -603,29 +520,19 @@ class TestReview:
     @given(drawn=reviews(), estimator=st.sampled_from(["gae", *GROUP_ESTIMATORS]))
     @settings(derandomize=True, database=None)
     def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn, estimator):
-        case, groups, groups_kept, seed = drawn
-        size = case.size
-        samples = [generated(n, seed) for n in range(groups * size)]
-        origins, kept = origins_of(len(samples), size), positions(groups_kept, size)
+        case, samples, origins, kept = drawn
         changed = {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
-        created, reviewed = made_of(case, samples, origins, kept, **changed)
-        maker_of_kept, without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
-        actual, wanted = reviewed.samples, without.samples
-        assert_same(actual, wanted)
+        reviewed = made_of(case, samples, origins, kept, **changed)
+        without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
+        assert_same(reviewed.samples, without.samples)
         assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
-        assert reviewed.log_ratios.tolist() == without.log_ratios.tolist()
         # they are the log ratios of the samples, in order
-        for place, (log_ratio, n) in enumerate(zip(reviewed.log_ratios, kept, strict=True)):
-            (one,) = forward([copy.deepcopy(samples[n])])
+        for place, n in enumerate(kept):
+            one = passed(samples[n])
             difference = (one.action_log_probs.double() - one.rollout_log_probs.double()) * one.action_mask
-            assert log_ratio == pytest.approx(difference.sum().item(), abs=1e-9)
+            assert reviewed.log_ratios[place] == pytest.approx(difference.sum().item(), abs=1e-9)
             assert reviewed.sums.tokens[place] == one.action_mask.sum()
             assert reviewed.sums.squares[place] == pytest.approx((difference**2).sum().item(), rel=1e-9)
-        # and what follows is the same
-        created.with_advantages(actual)
-        maker_of_kept.with_advantages(wanted)
-        for name in ("advantages", "returns"):
-            assert by_sample(actual, name) == by_sample(wanted, name)
 
 
 # --- M2PO -------------------------------------------------------------------------------------------------------------
@@ -635,33 +542,16 @@ class TestReview:
 @settings(derandomize=True, database=None)
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     """Of all tokens of the batch together."""
-    case, groups, groups_kept, seed = drawn
-    samples, origins = (
-        [generated(n, seed) for n in range(groups * case.size)],
-        origins_of(groups * case.size, case.size),
+    case, samples, origins, kept = drawn
+    plain, masked = (
+        made_of(case, samples, origins, kept, advantages=from_values, adapt__max_second_moment=bound)
+        for bound in (None, limit)
     )
-    kept = positions(groups_kept, case.size)
-
-    def from_values(samples, *_, **__):
-        for one in samples:
-            one.advantages, one.returns = one.values - 0.1, one.values
-
-    results = []
-    for bound in (None, limit):
-        experience_maker = maker(case=case, adapt__max_second_moment=bound)
-        with without_ray() as patch:
-            patch.setattr(experience_module, "set_advantages", from_values)
-            patch.setattr(ExperienceMaker, "_pass", by_the_models)
-            results.append(
-                experience_maker.finish(experience_maker.forward(with_samples(copy.deepcopy(samples), origins)), kept)
-            )
-    plain, masked = results
-    wanted, actual = (by_sample(result.samples, "advantages") for result in results)
-    counted, tokens = [], 0
+    wanted, actual = (by_sample(result.samples, "advantages") for result in (plain, masked))
+    counted = []
     for place, n in enumerate(kept):
-        (one,) = forward([copy.deepcopy(samples[n])])
+        one = passed(samples[n])
         for at, ratio in enumerate((one.action_log_probs - one.rollout_log_probs)[one.action_mask.bool()].tolist()):
-            tokens += 1
             if not origins[n].on_policy and ratio * wanted[place][at] > 0:
                 counted.append((abs(ratio), place, at))
     counted.sort()
@@ -669,15 +559,12 @@ def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
         _, place, at = counted.pop()
         wanted[place][at] = 0.0
     assert actual == wanted
-    zeros = sum(value == 0 for values in wanted for value in values)
-    assert plain.masked is None and masked.masked == pytest.approx(zeros / tokens, abs=1e-12)
+    share = np.mean([value == 0 for values in wanted for value in values])
+    assert plain.masked is None and masked.masked == pytest.approx(share, abs=1e-12)
     assert by_sample(masked.samples, "returns") == by_sample(plain.samples, "returns")
 
 
 # --- V-trace ----------------------------------------------------------------------------------------------------------
-
-
-VTRACE = {"estimator": "gae", "adapt__returns": "vtrace"}
 
 
 class TestVtrace:
@@ -691,38 +578,30 @@ class TestVtrace:
     )
     @settings(derandomize=True, database=None)
     def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio, critic_lambd):
-        case, groups, groups_kept, seed = drawn
-        size = case.size
-        samples = [generated(n, seed) for n in range(groups * size)]
-        kept = positions(groups_kept, size)
-        changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd}
+        case, samples, origins, kept = drawn
+        changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd, "adapt__returns": "vtrace"}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
-        origins = origins_of(len(samples))
-        created, actual = made_of(case, samples, origins, kept, kl=coefficient, **VTRACE, **changed)
-        actual = actual.samples
-        created.with_advantages(actual)
+        actual = made_of(case, samples, origins, kept, estimator="gae", kl=coefficient, **changed).samples
         advantages, targets = [], []
         for n in kept:
-            (one,) = forward([copy.deepcopy(samples[n])])
-            mask = one.action_mask[0].tolist()
-            last = max(position for position, on in enumerate(mask) if on)
-            rewards = [-coefficient * kl for kl in one.kl[0].tolist()]
-            rewards[last] += one.rewards.item()
+            one = passed(samples[n])
+            mask = one.action_mask[0].bool().numpy()
+            rewards = -coefficient * one.kl[0].numpy()
+            rewards[mask.nonzero()[0][-1]] += one.rewards.item()
             # today's policy against the one that generated the sample, also where old log-probs are replaced
-            log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].tolist()
+            log_ratios = (one.action_log_probs - one.rollout_log_probs)[0].numpy()
             if origins[n].on_policy:  # it is the same one
-                log_ratios = [0.0] * len(mask)
+                log_ratios = np.zeros(len(mask))
             text = one.values[0].tolist(), rewards, log_ratios, mask, gamma
             (a, _), (_, v) = (by_definition(*text, x) for x in (lambd, lambd if critic_lambd is None else critic_lambd))
-            advantages.append([value for value, on in zip(a, mask, strict=True) if on])
-            targets.append([value for value, on in zip(v, mask, strict=True) if on])
+            advantages.append(np.array(a)[mask])
+            targets.append(np.array(v)[mask])
         tokens = np.concatenate(advantages)
         deviation = max(tokens.std(), 1e-4)  # OpenRLHF whitens over the whole batch
         whitened, returns = by_sample(actual, "advantages"), by_sample(actual, "returns")
-        assert len(whitened) == len(returns) == len(advantages)
-        for place in range(len(advantages)):
+        for place in range(len(kept)):
             assert returns[place] == pytest.approx(targets[place], rel=1e-4, abs=1e-5)
-            wanted = [(value - tokens.mean()) / deviation for value in advantages[place]]
+            wanted = (advantages[place] - tokens.mean()) / deviation
             assert whitened[place] == pytest.approx(wanted, rel=1e-3, abs=1e-3)
 
 
@@ -741,31 +620,11 @@ def test_a_stored_response_is_not_of_todays_weights(make_group):
 class TestTokensOfTheLoss:
     """By source, against OpenRLHF's own loss on that source's samples."""
 
-    def experience(
-        self, *, critic: bool = True, kept=range(12), origins=None, **changed
-    ) -> tuple[BatchExperience, list]:
+    @staticmethod
+    def experience(kept=None, **changed) -> BatchExperience:
         """Three groups of four, of all sources within each group, made into experience."""
-        case = Case(4, (1, 1), 5)
-        samples = [generated(n) for n in range(12)]
-        experience_maker = maker("gae" if critic else "group_norm", case=case, kl=0.1, **changed)
+        return made_of(Case(micro=5), near(12), origins_of(12), kept, estimator="gae", kl=0.1, **changed)
 
-        def models(self, samples, known, **_):
-            for one in forward(samples):
-                one.values = one.values if critic else None
-                one.rollout_log_probs = one.rollout_log_probs / 4  # near enough that not all is clipped
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ExperienceMaker, "_pass", models)
-            passed = experience_maker.forward(with_samples(samples, origins or origins_of(12)))
-            experience = experience_maker.finish(passed, kept)
-            return experience, experience.samples
-
-    def current(self, experience: Experience) -> torch.Tensor:
-        """The actor's log-probs, as `forward` makes them."""
-        (fresh,) = forward([copy.deepcopy(experience)])
-        return fresh.action_log_probs
-
-    @pytest.mark.parametrize("critic", [True, False])
     @pytest.mark.parametrize(
         ("changed", "loss"),
         [
@@ -780,25 +639,18 @@ class TestTokensOfTheLoss:
         ],
         ids=["ppo", "decoupled", "corrected", "gspo", "gspo corrected"],
     )
-    def test_clip_is_openrlhfs(self, critic, changed, loss):
-        created, experiences = self.experience(critic=critic, **changed)
-        assert all((tokens.value_errors is not None) is critic for tokens in created.tokens.values())
-        metrics = first_update(created.tokens, Clip(0.2, 0.2))
-        shares = []
-        for source in ("fresh", "reevaluated", "replayed"):
+    def test_clip_is_openrlhfs(self, changed, loss):
+        created = self.experience(**changed)
+        metrics, shares = first_update(created.tokens, Clip(0.2, 0.2)), []
+        for source in SOURCES:
             clipped = count = 0.0
-            for experience, origin in zip(experiences, created.origins, strict=True):
-                mask = experience.action_mask
+            for one, origin in zip(created.samples, created.origins, strict=True):
                 if origin.source != source:
                     continue
-                _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(
-                    self.current(experience),
-                    experience.action_log_probs,
-                    experience.advantages,
-                    mask,
-                    rollout_log_probs=experience.rollout_log_probs,
-                )
-                clipped, count = clipped + float(share * mask.sum()), count + float(mask.sum())
+                current = answer(one.sequences, "action_log_probs")
+                about = current, one.action_log_probs, one.advantages, one.action_mask
+                _, share, *_ = PolicyLoss(0.2, 0.2, **loss)(*about, rollout_log_probs=one.rollout_log_probs)
+                clipped, count = clipped + float(share * one.action_mask.sum()), count + float(one.action_mask.sum())
             assert created.tokens[source].advantages.shape == (count,)
             assert metrics[f"clip/{source}"] == pytest.approx(clipped / count, abs=1e-6)
             shares.append(clipped / count)
@@ -806,19 +658,12 @@ class TestTokensOfTheLoss:
 
     @pytest.mark.parametrize("kept", [range(12), [4, 5, 6, 7]])
     def test_advantages_and_value_errors_are_the_losss(self, kept):
-        created, experiences = self.experience(kept=kept)
-        assert len(created.origins) == len(kept)
-        for source in ("fresh", "reevaluated", "replayed"):
-            advantages, errors = [], []
-            for one, origin in zip(experiences, created.origins, strict=True):
-                if origin.source == source:
-                    advantages += tokens_of(one, "advantages").tolist()
-                    errors += (tokens_of(one, "values") - tokens_of(one, "returns")).tolist()
-            assert created.tokens[source].advantages.tolist() == advantages
-            assert created.tokens[source].value_errors.tolist() == pytest.approx(errors, abs=1e-6)
-
-    def test_a_source_without_samples_has_no_numbers(self):
-        created, _ = self.experience(
-            origins=[SampleOrigin("fresh", True, whole_group(n // 4), response()) for n in range(12)]
-        )
-        assert {name.split("/")[1][:5] for name in first_update(created.tokens, Clip(0.2, 0.2))} == {"fresh"}
+        created = self.experience(kept)
+        for source in SOURCES:
+            of_source = [
+                one for one, origin in zip(created.samples, created.origins, strict=True) if origin.source == source
+            ]
+            advantages = [tokens_of(one, "advantages") for one in of_source]
+            errors = [tokens_of(one, "values") - tokens_of(one, "returns") for one in of_source]
+            assert created.tokens[source].advantages.tolist() == torch.cat(advantages).tolist()
+            assert created.tokens[source].value_errors.tolist() == pytest.approx(torch.cat(errors).tolist(), abs=1e-6)
