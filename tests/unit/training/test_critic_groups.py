@@ -1,21 +1,14 @@
-"""`--adapt.critic_groups generated`: which samples the critic trains on, their returns, and the loss of its ranks."""
+"""`--adapt.critic_groups generated`: which samples the critic trains on, and their returns."""
 
 import math
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from fake_stack import digest, responses_to, rows_of, trained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ranks import Ranks, arguments
 from test_experience import by_definition
-from test_updates import VALUE_CLIP, trainer
-
-from bapo_openrlhf.training.trainer.dealing import training_shares
-from bapo_openrlhf.training.wire.packing import packed, unpacked
-from bapo_openrlhf.training.worker.updates import WholeBatchCriticTrainer
 
 GENERATED = {"algorithm": "ba_ppo", "adapt.critic_groups": "generated", "adapt.max_failed_share": 1}
 BATCH = GENERATED | {"adapt.critic_groups": "batch"}
@@ -167,57 +160,3 @@ def test_explained_variance_of_all_groups_by_numpy(fitted):
         )
         wanted = 1 - (returns - values).var() / returns.var()
         assert row["value/explained_variance_generated"] == pytest.approx(wanted, rel=1e-5)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("tokens", [None, 12])
-def test_loss_of_a_micro_batch_by_numpy(fitted, ranks, tokens):
-    """Of what a run sends to the critic: every token weighs the same, whether its group was dropped or not."""
-    run = fitted(**GENERATED)
-    _, experiences = max(run.taught, key=lambda sent: len(sent[1]))
-    assert any(row["groups/filtered"] for row in run.metrics())
-    group, weight = Ranks(ranks), torch.tensor([0.3, -0.2, 0.1], dtype=torch.double, requires_grad=True)
-    given = [unpacked(packed(share)) for share in training_shares(experiences, ranks)]
-    subjects, losses = [], [[] for _ in range(ranks)]
-    for rank in range(ranks):
-        strategy = group.strategy(arguments(8, tokens))
-        subject = trainer(WholeBatchCriticTrainer, [], 0, None, strategy, size=2, accumulated=8 // 2 // ranks,
-                          weight=weight)  # fmt: skip
-        subject.aux_loss = False
-        subject.replay_buffer.take(*(given[rank][name][0] for name in ("experience", "filler", "samples")))
-        loss = subject.loss
-
-        def watched(experience, part, loss=loss, seen=losses[rank]):
-            experience.sequences = experience.sequences.double()  # the model's tokens are numbers
-            value = loss(experience, part)
-            seen.append((experience, part, float(value)))
-            return value
-
-        subject.loss = watched
-        subjects.append(subject)
-    group.run(lambda rank: subjects[rank].ppo_train())
-    seen = [sample for of_rank in losses for experience, _, _ in of_rank for sample in rows_of([experience], "values")]
-    assert Counter(row[0] for row in seen if len(row[2])) == samples_of(experiences)
-    numbers = [0] * ranks
-    of_step: dict[int, list] = {}
-    for rank, of_rank in enumerate(losses):
-        for experience, part, loss in of_rank:
-            of_step.setdefault(numbers[rank], []).append((experience, part, loss))
-            numbers[rank] += part.plan.closes
-    for parts in of_step.values():
-        errors = [squared_errors(experience, weight.detach().numpy()) for experience, _, _ in parts]
-        count, average = sum(map(len, errors)), parts[0][1].whole
-        for error, (_, _, loss) in zip(errors, parts, strict=True):
-            assert loss == pytest.approx(error.sum() / (count / average), rel=1e-5)
-
-
-def squared_errors(experience, weight):
-    """Half the clipped squared error of each generated token (Eq. 9 of arXiv 1506.02438 with PPO's value clip)."""
-    errors = []
-    for row, mask in enumerate(experience.action_mask.bool().numpy()):
-        token = experience.sequences[row, 1:].numpy().astype(float)[mask]
-        values = np.sin(np.stack([token, token**2, np.cos(token)], -1) @ weight)
-        old, returns = experience.values[row].numpy()[mask], experience.returns[row].numpy()[mask]
-        near = old + np.clip(values - old, -VALUE_CLIP, VALUE_CLIP)
-        errors.append(np.maximum((near - returns) ** 2, (values - returns) ** 2) / 2)
-    return np.concatenate(errors)
