@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_stack import SCORED, STATES, World, groups_in_flight, numbers, trained, without_times
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_checkpoints import REPEATABLE, continued, resumed
 
@@ -271,8 +271,8 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
     A run stops after its "steps"; None: at the end of its data.
     """
     tag, done = None, 0
-    for segment in segments:
-        words = dict(segment)
+    for part in segments:
+        words = dict(part)
         steps = words.pop("steps", None)
         words = ahead(words.pop("queue"), words.pop("delay", 1), words.pop("again", 1)) | REPEATABLE | words
         words |= {"adapt.buffer_size": 64} | ({"ckpt.load_enable": True} if tag else {})
@@ -294,47 +294,33 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
     assert run.trainer.state.step == words["train.num_episodes"] * -(-prompts // 4)
 
 
-def one(queue, **words):
-    return {"queue": queue, "train.num_episodes": 3, **words}
-
-
-@pytest.mark.parametrize(
-    ("prompts", "segments"),
-    [
-        pytest.param(16, [one(4, steps=5), one(3)], id="a shorter queue"),
-        pytest.param(16, [one(4, steps=5), one(1)], id="a much shorter queue"),
-        pytest.param(16, [one(4, steps=5), one(4, **{"adapt.max_staleness": 1})], id="less staleness"),
-        pytest.param(16, [one(1, **{"train.num_episodes": 1}), one(1)], id="more epochs"),
-        pytest.param(14, [one(2, **{"train.num_episodes": 1}), one(2)], id="more epochs after one that was not full"),
-        pytest.param(14, [one(4, delay=2, **{"train.num_episodes": 1}), one(1, again=2)], id="all at once"),
-    ],
-)
-def test_no_hard_prompt_is_left_behind_if_a_resume_changes(no_ray, tmp_path, prompts, segments):
-    segments_of(segments, prompts, tmp_path)
+def segment(queue, steps=None, delay=1, again=1, **words) -> dict:
+    return {"queue": queue, "steps": steps, "delay": delay, "again": again, **words}
 
 
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompts=st.integers(4, 17),
     segments=st.lists(
-        st.fixed_dictionaries(
-            {
-                "queue": st.integers(1, 4),
-                "delay": st.integers(1, 3),
-                "again": st.integers(1, 3),
-                "steps": st.none() | st.integers(1, 6),
-            },
-            optional={"adapt.max_staleness": st.integers(1, 3)},
+        st.builds(
+            segment, st.integers(1, 4), st.none() | st.integers(1, 6), st.integers(1, 3), st.integers(1, 3),
+            **{"adapt.max_staleness": st.none() | st.integers(1, 3)},
         ),
         min_size=2,
         max_size=4,
     ),
-    more=st.lists(st.integers(0, 2), min_size=4, max_size=4),
-)
+    more=st.tuples(st.integers(1, 3), *[st.integers(0, 2)] * 3),
+)  # fmt: skip
+@example(prompts=16, segments=[segment(4, 5), segment(3)], more=(3, 0))  # a shorter queue
+@example(prompts=16, segments=[segment(4, 5), segment(1)], more=(3, 0))  # a much shorter queue
+@example(prompts=16, segments=[segment(4, 5), segment(4, **{"adapt.max_staleness": 1})], more=(3, 0))
+@example(prompts=16, segments=[segment(1), segment(1)], more=(1, 2))  # more epochs
+@example(prompts=14, segments=[segment(2), segment(2)], more=(1, 2))  # more epochs after one that was not full
+@example(prompts=14, segments=[segment(4, delay=2), segment(1, again=2)], more=(1, 2))  # all at once
 def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prompts, segments, more):
     """Queue, staleness, delay, m and (upwards) the number of epochs."""
-    epochs = itertools.accumulate(more, initial=1)
-    segments = [segment | {"train.num_episodes": count} for segment, count in zip(segments, epochs, strict=False)]
+    epochs = itertools.accumulate(more)
+    segments = [part | {"train.num_episodes": count} for part, count in zip(segments, epochs, strict=False)]
     segments[-1]["steps"] = None
     with tempfile.TemporaryDirectory() as name:
         segments_of(segments, prompts, Path(name))
@@ -343,24 +329,6 @@ def test_no_hard_prompt_is_left_behind_whatever_changes_at_a_resume(no_ray, prom
 def in_flight_of(run: World, tag: str) -> int:
     saved = load_state(run.trainer.checkpoints.store.folder(tag))["ahead"]["rollouts"]
     return sum(len(rollout["fresh"]) + len(rollout["hard"]) for rollout in saved)
-
-
-def test_a_prompt_in_flight_is_not_named_again_and_is_still_hard(world):
-    run = world(prompts=8, **ahead(3, 1, 1, **{"adapt.buffer_size": 64, "adapt.c1": "3/4"}))
-    named, begin = [], run.trainer.method.begin_step
-
-    def begin_step(step):
-        prompts = begin(step)
-        named.append([prompt.text for prompt in prompts])
-        assert all(prompt in run.trainer.method.hard for prompt in prompts)
-        return prompts
-
-    run.trainer.method.begin_step = begin_step
-    run.trainer.fit()
-    assert sum(map(bool, named)) > 1
-    for step in range(len(named)):
-        flying = [text for texts in named[max(0, step - 3) : step] for text in texts]
-        assert not set(named[step]) & set(flying)
 
 
 def test_a_checkpoint_with_rollouts_is_not_for_a_synchronous_run(fitted, tmp_path):
