@@ -142,8 +142,8 @@ class TestFiller:
                 assert all((ours[k].shape, ours[k].dtype) == (theirs[k].shape, theirs[k].dtype) for k in theirs)
             elif name != "index":
                 assert plain(ours) == plain(theirs), name
-        for name in ("sequences", "attention_mask", "response_length"):
-            assert torch.equal(getattr(result, name), getattr(one, name)), name
+            if name in ("sequences", "attention_mask", "response_length", "truncated") and theirs is not None:
+                assert torch.equal(ours, theirs), name
         assert result.index == [] and result.attention_mask.any() and not result.action_mask.any()
 
     @pytest.mark.parametrize(
@@ -181,35 +181,46 @@ def tensors(experience: Experience) -> list[torch.Tensor]:
 # --- a batch to train on ----------------------------------------------------------------------------------------------
 
 
-class Calls(list):
-    """What each process of a group is called with, in order: (method, inputs)."""
+class Process:
+    """A process of a model, which notes its calls: (method, inputs). Its answers tell what stands before a token."""
 
-    def process(self) -> SimpleNamespace:
-        def remote(method: str, chunk: dict, start: int, end: int) -> int:
-            chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
-            inputs = {name: values[start:end] for name, values in chunk.items()}
-            assert all(len(values) == end for values in chunk.values())
-            self.append((method, copy.deepcopy(inputs)))  # a process of its own
-            return len(self) - 1
+    def __init__(self, of: int) -> None:
+        self.of = of
+        self.calls: list[tuple[str, dict[str, list]]] = []
+        self.execute_batch = SimpleNamespace(remote=self.execute)
 
-        return SimpleNamespace(execute_batch=SimpleNamespace(remote=remote))
+    def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
+        chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
+        assert all(len(values) == end for values in chunk.values())
+        inputs = {name: values[start:end] for name, values in chunk.items()}
+        self.calls.append((method, copy.deepcopy(inputs)))  # a process of its own
+        return [model_answers(sequences, self.of) for sequences in inputs.get("sequences", [])]
 
 
-def group_of(kind: type, ranks: int, copies: int = 1) -> tuple[Any, Calls]:
-    calls, group = Calls(), object.__new__(kind)
-    group._actor_handlers = [calls.process() for _ in range(ranks * copies)]
-    group.duplicate_actors = copies
-    return group, calls
+def model_answers(sequences: torch.Tensor, of: int) -> torch.Tensor:
+    return torch.sin(sequences.cumsum(-1)[:, 1:].double() * (of + 1)).float()
+
+
+def group_of(ranks: int, copies: int = 1, *, of: int = 0, kind: type = DealtActorGroup) -> Any:
+    """All processes of a model."""
+    group = object.__new__(kind)
+    group._actor_handlers, group.duplicate_actors = [Process(of) for _ in range(ranks * copies)], copies
+    return group
+
+
+def noted(group: Any) -> list[tuple[str, dict[str, list]]]:
+    """The calls of all processes, of one after the other."""
+    return [call for process in group._actor_handlers for call in process.calls]
 
 
 def appended(
     experiences: list[Experience], ranks: int, copies: int = 1, skipped: Sequence[Skipped] = ()
 ) -> list[dict[str, Any]]:
     """What `take` gets in each process."""
-    group, calls = group_of(DealtActorGroup, ranks, copies)
+    group = group_of(ranks, copies)
     group.skipped = skipped
-    refs = group.take(experiences)
-    assert refs == list(range(ranks * copies)) and {method for method, _ in calls} == {"take"}
+    refs, calls = group.take(experiences), noted(group)
+    assert len(refs) == len(calls) == ranks * copies and {method for method, _ in calls} == {"take"}
     assert all(len(values) == 1 for _, inputs in calls for values in inputs.values())
     return [{name: value for name, (value,) in inputs.items()} for _, inputs in calls]
 
@@ -306,12 +317,12 @@ class TestTake:
         assert shares == [share for share in dealt(lengths, ranks) for _ in range(copies)]
 
     def test_skipped_samples_are_of_one_batch(self):
-        group, calls = group_of(DealtActorGroup, 1)
+        group = group_of(1)
         group.skipped = [Skipped(1, 5, 2)]
         batches = [batched([[0, 1]], {0: 3, 1: 5}) for _ in range(2)]
         for experiences in batches:
             group.take(experiences)
-        assert [len(call["skipped"][0]) for _, call in calls] == [1, 0]
+        assert [len(call["skipped"][0]) for _, call in noted(group)] == [1, 0]
 
     @pytest.mark.parametrize("ranks", [1, 2, 4])
     def test_metrics_are_in_the_same_order_on_all_ranks(self, ranks):
@@ -332,15 +343,13 @@ class TestTake:
     def test_other_methods_are_handed_out_by_openrlhf(self, ranks, copies):
         result = []
         for kind in (DealtActorGroup, launcher.RayActorGroup):
-            group, calls = group_of(kind, ranks, copies)
-            refs = group.async_run_method_batch(
-                method_name="forward", sequences=list(range(7)), experience=[*"abcdefg"]
-            )
+            group, rows = group_of(ranks, copies, kind=kind), [torch.tensor([[n, n]]) for n in range(7)]
+            refs = group.async_run_method_batch(method_name="forward", sequences=rows, experience=[*"abcdefg"])
             refs += group.async_run_method_batch("fit", demonstrations=[[1]] * ranks)
             with pytest.raises(ValueError, match="must have the same length"):
                 group.async_run_method_batch("forward", sequences=[1] * 9, action_mask=[1] * 8)
-            result.append((refs, list(calls)))
-        assert result[0] == result[1] and len(result[0][1]) == 2 * ranks * copies
+            result.append((refs, noted(group)))
+        assert plain(result[0]) == plain(result[1]) and len(result[0][1]) == 2 * ranks * copies
 
 
 # --- what is in Ray's object store ------------------------------------------------------------------------------------
@@ -375,32 +384,31 @@ class TestPacked:
     def test_models_with_equally_many_ranks_share_a_batch_to_train_on(self, puts, ranks, wanted):
         experiences, calls = batched([[0, 1, 2], [3, 4]], dict.fromkeys(range(5), 5)), []
         for count in ranks:
-            group, workers = group_of(DealtActorGroup, count)
+            group = group_of(count)
             group.take(experiences)
-            calls.append(
-                [(method, plain([list(map(everything, c["experience"])), c["samples"]])) for method, c in workers]
-            )
+            calls.append([(list(map(everything, c["experience"])), c["samples"]) for _, c in noted(group)])
         assert len(puts) == wanted and (calls[0] == calls[1]) is (ranks[0] == ranks[1])
 
     @pytest.mark.parametrize(("ranks", "wanted"), [((2, 2), 2), ((2, 3), 5)])
     def test_models_with_equally_many_ranks_share_what_they_pass(self, puts, ranks, wanted):
         lengths = dict.fromkeys(range(6), 4)
-        models = [model(of, count, 1, DealtActorGroup) for of, count in enumerate(ranks)]
+        models = [group_of(count, of=of) for of, count in enumerate(ranks)]
         for of, answers in enumerate(asked(passes_of(lengths, micro=1), *models)):
             assert_answered(answers, of, lengths)
         assert len(puts) == wanted
 
     def test_other_inputs_are_not_shared(self, puts):
-        group, calls = group_of(DealtActorGroup, 1)
+        group = group_of(1)
         tokens, mask, other = torch.tensor([[1, 2]]), torch.tensor([[1, 1]]), torch.tensor([[0, 1]])
         for more in ({}, {"action_mask": [mask]}, {"action_mask": [other]}):
             group.async_run_method_batch("forward", sequences=[tokens], **more)
         group.async_run_method_batch("forward", sequences=[tokens.clone()])
+        calls = noted(group)
         assert len(puts) == 4 and list(calls[1][1]) == ["sequences", "action_mask"]
         assert calls[2][1]["action_mask"][0].tolist() == other.tolist()
 
     def test_nothing_is_kept_longer_than_the_batch(self, puts):
-        group, _ = group_of(DealtActorGroup, 2)
+        group = group_of(2)
         experiences = batched([[0, 1], [2]], dict.fromkeys(range(3), 5))
         group.take(experiences)
         sequences = [experience.sequences for experience in experiences]
@@ -415,31 +423,6 @@ class TestPacked:
 # --- batches of a forward pass ----------------------------------------------------------------------------------------
 
 
-class Rank:
-    """A process of a model, whose answer to each token depends on what stands before it; also to padding."""
-
-    def __init__(self, of: int) -> None:
-        self.of = of
-        self.calls: list[dict[str, Any]] = []
-        self.execute_batch = SimpleNamespace(remote=self.execute)
-
-    def execute(self, method: str, chunk: dict, start: int, end: int) -> list[torch.Tensor]:
-        assert method == "forward" and start == 0
-        chunk = unpacked(dict(chunk)) if isinstance(chunk, Packed) else chunk
-        self.calls += [{name: values[place] for name, values in chunk.items()} for place in range(end)]
-        return [model_answers(call["sequences"], self.of) for call in self.calls[-end:]]
-
-
-def model_answers(sequences: torch.Tensor, of: int) -> torch.Tensor:
-    return torch.sin(sequences.cumsum(-1)[:, 1:].double() * (of + 1)).float()
-
-
-def model(of: int, ranks: int, copies: int, kind: type = launcher.RayActorGroup) -> launcher.RayActorGroup:
-    group = object.__new__(kind)
-    group._actor_handlers, group.duplicate_actors = [Rank(of) for _ in range(ranks * copies)], copies
-    return group
-
-
 def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = None, tensor: int = 1) -> DealtBatch:
     """Samples of these lengths on their way to models. `tokens` are those of a forward pass, if batching is dynamic."""
     args = SimpleNamespace(
@@ -451,18 +434,21 @@ def passes_of(lengths: dict[int, int], *, micro: int = 3, tokens: int | None = N
     return DealtBatch([sample(*pair) for pair in lengths.items()], partial(forward_parts, args), PAD)
 
 
-def asked(passed: DealtBatch, *models: launcher.RayActorGroup) -> list[dict[int, torch.Tensor]]:
+def asked(passed: DealtBatch, *models: Any) -> list[dict[int, torch.Tensor]]:
     """The answers of each of these models; all are asked before one is heard."""
     heard = [passed.ask(model, images=True) for model in models]
     return [answers() for answers in heard]
 
 
-def calls_of(group: launcher.RayActorGroup) -> list[list[dict[str, Any]]]:
-    """The calls of each rank; those of a tensor-parallel group have the same."""
-    handlers, copies = group._actor_handlers, group.duplicate_actors
-    for first in range(0, len(handlers), copies):
-        assert len({str(plain(handler.calls)) for handler in handlers[first : first + copies]}) == 1
-    return [handler.calls for handler in handlers[::copies]]
+def calls_of(group: Any) -> list[list[dict[str, Any]]]:
+    """What each rank passes at once; the processes of a tensor-parallel group pass the same."""
+    of_processes = []
+    for process in group._actor_handlers:
+        rows = [(inputs, row) for _, inputs in process.calls for row in zip(*inputs.values(), strict=True)]
+        of_processes.append([dict(zip(inputs, row, strict=True)) for inputs, row in rows])
+    of_ranks = of_processes[:: group.duplicate_actors]
+    assert plain(of_processes) == plain([calls for calls in of_ranks for _ in range(group.duplicate_actors)])
+    return of_ranks
 
 
 def assert_answered(answers: dict[int, torch.Tensor], of: int, lengths: dict[int, int]) -> None:
@@ -483,7 +469,7 @@ class TestForwardPasses:
     @given(**PASSES, tokens=st.integers(9, 40))
     @SLOW
     def test_by_tokens(self, lengths, ranks, tensor, tokens):
-        models = [model(of, count, tensor) for of, count in enumerate(ranks)]
+        models = [group_of(count, tensor, of=of) for of, count in enumerate(ranks)]
         heard = asked(passes_of(lengths, tokens=tokens, tensor=tensor), *models)
         for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
             assert_answered(answers, of, lengths)
@@ -499,7 +485,7 @@ class TestForwardPasses:
     @given(**PASSES, micro=st.integers(1, 6))
     @SLOW
     def test_by_samples(self, lengths, ranks, tensor, micro):
-        models = [model(of, count, tensor) for of, count in enumerate(ranks)]
+        models = [group_of(count, tensor, of=of) for of, count in enumerate(ranks)]
         heard = asked(passes_of(lengths, micro=micro, tensor=tensor), *models)
         for of, (group, answers) in enumerate(zip(models, heard, strict=True)):
             assert_answered(answers, of, lengths)
@@ -522,7 +508,7 @@ class TestForwardPasses:
 
     def test_a_model_may_be_asked_for_some_of_the_samples(self):
         lengths = dict.fromkeys(range(6), 5) | {4: 3}
-        passed, actor, critic = passes_of(lengths), model(0, 2, 1), model(1, 2, 1)
+        passed, actor, critic = passes_of(lengths), group_of(2), group_of(2, of=1)
         heard = passed.ask(actor), passed.ask(critic, [1, 4, 5])
         assert_answered(heard[0](), 0, lengths)
         assert_answered(heard[1](), 1, {number: lengths[number] for number in (1, 4, 5)})
@@ -530,6 +516,6 @@ class TestForwardPasses:
         assert loads == [[4, 5], [1]]  # by length: 4, 1, 5
 
     def test_no_samples_or_no_model_no_call(self):
-        passed, critic = passes_of({0: 4, 1: 5}), model(1, 1, 1)
+        passed, critic = passes_of({0: 4, 1: 5}), group_of(1)
         assert passed.ask(critic, [])() == passed.ask(None)() == {}
         assert calls_of(critic) == [[]]

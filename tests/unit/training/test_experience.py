@@ -4,7 +4,6 @@ import copy
 import math
 import statistics
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
 from fractions import Fraction as F
 from functools import partial, reduce
 from pathlib import Path
@@ -21,6 +20,7 @@ from openrlhf.models.loss import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ray import launcher
+from test_dealing import everything
 from test_dealing import sample as generated
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
@@ -43,15 +43,6 @@ EPS = 1e-6
 ARGUMENTS = World.arguments(Path("unused"), {})
 # One row a sample: a whole turn, padding, two turns, one token.
 MASKS = torch.tensor([[0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 0], [0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 0]], dtype=torch.long)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Responses of a group, data-parallel ranks of actor and critic, and samples of a forward pass."""
-
-    size: int = 4
-    ranks: tuple[int, int] = (1, 1)
-    micro: int = 3
 
 
 def group_of(name: str, ranks: int, calls: list | None = None) -> launcher.RayActorGroup:
@@ -82,15 +73,21 @@ def response() -> SimpleNamespace:
     return SimpleNamespace(extras={})
 
 
-def maker(estimator: str = "group_norm", *, case: Case = Case(), kl: float = 0.0, **changed) -> ExperienceMaker:
-    """An experience maker of these arguments, whose models answer at once, without Ray."""
+def maker(
+    estimator: str = "group_norm", *, size: int = 4, ranks: tuple[int, int] = (1, 1), micro: int = 3, kl: float = 0.0,
+    **changed,
+) -> ExperienceMaker:  # fmt: skip
+    """An experience maker of these arguments, whose models answer at once, without Ray.
+
+    A group has `size` responses, actor and critic have `ranks`, and a forward pass has `micro` samples.
+    """
     args = copy.deepcopy(ARGUMENTS)
     changed |= {"algo__advantage__estimator": estimator}
-    changed |= {"rollout__n_samples_per_prompt": case.size, "rollout__micro_batch_size": case.micro}
+    changed |= {"rollout__n_samples_per_prompt": size, "rollout__micro_batch_size": micro}
     for name, value in changed.items():
         *parents, key = name.split("__")
         setattr(reduce(getattr, parents, args), key, value)
-    models = group_of("action_log_probs", case.ranks[0]), group_of("values", case.ranks[1]), None
+    models = group_of("action_log_probs", ranks[0]), group_of("values", ranks[1]), None
     return ExperienceMaker(args, *models, kl_ctl=SimpleNamespace(value=kl), pad=9)
 
 
@@ -174,7 +171,7 @@ class TestGroupAdvantages:
 
     def test_rewards_that_cancel_have_no_advantage_at_the_size_of_their_range(self):
         for high, signal in ((1, False), (F(1, 10**9), True)):
-            experience_maker = maker(case=Case(2), adapt__eps=1e-30)
+            experience_maker = maker(size=2, adapt__eps=1e-30)
             group = whole_group(0)
             group.reward_range = (F(0), F(high))
             advantages = advantages_of(experience_maker, made_up([0.0, 1e-9]), [group, group])
@@ -254,7 +251,7 @@ class TestGroupsOfAnySize:
         changed |= {"algo__advantage__gamma": discounts[0], "algo__advantage__lambd": discounts[1]}
         ratios = [part * (returns == "gae") for part in off_policy(len(rewards))]  # GAE does not look at them
         ours = with_advantages(maker("gae", **changed), made_up(rewards, kl=0.5), groups, ratios)
-        plain = plain_maker(maker("gae", case=Case(1), **changed))
+        plain = plain_maker(maker("gae", size=1, **changed))
         theirs = plain.compute_advantages_and_returns(made_up(rewards, kl=0.5))
         for name in ("advantages", "returns"):
             actual, wanted = by_sample(ours, name), by_sample(theirs, name)
@@ -286,7 +283,7 @@ def test_equal_advantages_stay_finite():
     given = made_up([1.0, 1.0])
     for one in given:
         one.values = torch.zeros_like(one.values)
-    advantages = advantages_of(maker("gae", case=Case(2)), given)
+    advantages = advantages_of(maker("gae", size=2), given)
     assert {number for numbers in advantages for number in numbers} == {0.0}
 
 
@@ -402,15 +399,6 @@ def without_ray():
         yield patch
 
 
-def assert_same(actual: list[Experience], wanted: list[Experience]) -> None:
-    """Equal in every field."""
-    for one, other in zip(actual, wanted, strict=True):
-        for item in fields(Experience):
-            ours, theirs = getattr(one, item.name), getattr(other, item.name)
-            same = torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else repr(ours) == repr(theirs)
-            assert same, item.name
-
-
 def test_token_log_ratios_by_hand():
     """What is no number is seen. The difference is taken in float64: over a long response, rounding would add up."""
     batch = Experience(
@@ -431,24 +419,24 @@ def origins_of(count: int, size: int = 4) -> list[SampleOrigin]:
 
 @st.composite
 def reviews(draw):
-    """A case, its samples with their origins, and the positions of those that stay: any groups, at least one."""
+    """Arguments of `made_of`: samples, their origins, and the positions of those that stay (any groups); and others."""
     ranks, size = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.integers(1, 4))
     groups, seed = draw(st.integers(1, 12)), draw(st.integers(0, 1000))
     stays = sorted(draw(st.permutations(range(groups)))[: draw(st.integers(1, groups))])
     samples = [generated(1000 * seed + n) for n in range(groups * size)]
     kept = [group * size + row for group in stays for row in range(size)]
-    return Case(size, ranks, draw(st.integers(1, 5))), samples, origins_of(len(samples), size), kept
+    others = {"size": size, "ranks": ranks, "micro": draw(st.integers(1, 5))}
+    return samples, origins_of(len(samples), size), kept, others
 
 
 def made_of(
-    case: Case, samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages,
-    **changed,
-) -> BatchExperience:  # fmt: skip
+    samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages, **changed
+) -> BatchExperience:
     """The experience of these samples, of which those at the positions `kept` stay; None: all of them.
 
     `by_the_models` takes the place of the models, and `advantages` that of `set_advantages`.
     """
-    experience_maker = maker(case=case, **changed)
+    experience_maker = maker(**changed)
     responses = [
         SimpleNamespace(**vars(origin), sample=lambda sample=sample: sample)
         for origin, sample in zip(origins, copy.deepcopy(samples), strict=True)
@@ -478,24 +466,13 @@ def near(count: int) -> list[Experience]:
 @pytest.mark.parametrize("ratio", ["behaviour", "decoupled"])
 class TestPolicies:
     def made(self, **changed):
-        """Each sample as the models leave it, its experience, and whether it is on-policy."""
-        samples, origins = near(8), origins_of(8)
-        batch = made_of(Case(), samples, origins, advantages=from_values, **changed)
-        for one, experience, origin in zip(samples, batch.samples, origins, strict=True):
-            yield passed(one), experience, origin.on_policy
-
-    def test_behaviour_mode_replaces_the_off_policy_rows_and_decoupled_mode_none(self, ratio):
-        for one, row, on_policy in self.made(adapt__ratio=ratio):
-            today, alpha = tokens_of(one, "action_log_probs"), tokens_of(one, "rollout_log_probs")
-            assert torch.equal(
-                tokens_of(row, "action_log_probs"), today if on_policy or ratio == "decoupled" else alpha
-            )
-            for name in ("rollout_log_probs", "base_action_log_probs", "kl"):
-                assert torch.equal(tokens_of(row, name), tokens_of(one, name)), name
-            assert torch.equal(row.info["kl"], one.info["kl"])
+        """Each sample as the models leave it, and its experience."""
+        samples = near(8)
+        batch = made_of(samples, origins_of(8), advantages=from_values, **changed)
+        return zip(map(passed, samples), batch.samples, strict=True)
 
     def test_kl_to_the_behaviour_policy_in_the_loss(self, ratio):
-        for one, row, *_ in self.made(adapt__kl_target="behaviour", algo__kl__use_loss=True, adapt__ratio=ratio):
+        for one, row in self.made(adapt__kl_target="behaviour", algo__kl__use_loss=True, adapt__ratio=ratio):
             assert torch.equal(tokens_of(row, "base_action_log_probs"), tokens_of(one, "rollout_log_probs"))
             assert torch.equal(tokens_of(row, "kl"), tokens_of(one, "kl"))
 
@@ -503,7 +480,7 @@ class TestPolicies:
     def test_kl_to_the_behaviour_policy_in_the_reward(self, estimator, ratio):
         formula = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: math.exp(-d) - 1 + d}[estimator]
         changed = {"adapt__kl_target": "behaviour", "algo__kl__estimator": estimator, "adapt__ratio": ratio}
-        for one, row, *_ in self.made(**changed):
+        for one, row in self.made(**changed):
             # against today's log-probs, also where they are replaced as the old ones
             log_ratios = tokens_of(one, "action_log_probs") - tokens_of(one, "rollout_log_probs")
             wanted = list(map(formula, log_ratios.tolist()))
@@ -520,11 +497,11 @@ class TestReview:
     @given(drawn=reviews(), estimator=st.sampled_from(["gae", *GROUP_ESTIMATORS]))
     @settings(derandomize=True, database=None)
     def test_is_as_if_the_others_had_never_been_in_the_batch(self, drawn, estimator):
-        case, samples, origins, kept = drawn
-        changed = {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
-        reviewed = made_of(case, samples, origins, kept, **changed)
-        without = made_of(case, [samples[n] for n in kept], [origins[n] for n in kept], **changed)
-        assert_same(reviewed.samples, without.samples)
+        samples, origins, kept, others = drawn
+        others |= {"estimator": estimator, "adapt__returns": "vtrace", "kl": 0.1}
+        reviewed = made_of(samples, origins, kept, **others)
+        without = made_of([samples[n] for n in kept], [origins[n] for n in kept], **others)
+        assert list(map(everything, reviewed.samples)) == list(map(everything, without.samples))
         assert all(one.response is origins[n].response for one, n in zip(reviewed.origins, kept, strict=True))
         # they are the log ratios of the samples, in order
         for place, n in enumerate(kept):
@@ -542,9 +519,9 @@ class TestReview:
 @settings(derandomize=True, database=None)
 def test_tokens_that_moved_furthest_have_no_advantage(drawn, limit):
     """Of all tokens of the batch together."""
-    case, samples, origins, kept = drawn
+    samples, origins, kept, others = drawn
     plain, masked = (
-        made_of(case, samples, origins, kept, advantages=from_values, adapt__max_second_moment=bound)
+        made_of(samples, origins, kept, advantages=from_values, adapt__max_second_moment=bound, **others)
         for bound in (None, limit)
     )
     wanted, actual = (by_sample(result.samples, "advantages") for result in (plain, masked))
@@ -578,10 +555,10 @@ class TestVtrace:
     )
     @settings(derandomize=True, database=None)
     def test_is_the_definition_on_the_rows_that_stayed(self, drawn, gamma, lambd, coefficient, ratio, critic_lambd):
-        case, samples, origins, kept = drawn
+        samples, origins, kept, others = drawn
         changed = {"adapt__ratio": ratio, "adapt__critic_lambd": critic_lambd, "adapt__returns": "vtrace"}
         changed |= {"algo__advantage__gamma": gamma, "algo__advantage__lambd": lambd}
-        actual = made_of(case, samples, origins, kept, estimator="gae", kl=coefficient, **changed).samples
+        actual = made_of(samples, origins, kept, estimator="gae", kl=coefficient, **changed, **others).samples
         advantages, targets = [], []
         for n in kept:
             one = passed(samples[n])
@@ -623,7 +600,7 @@ class TestTokensOfTheLoss:
     @staticmethod
     def experience(kept=None, **changed) -> BatchExperience:
         """Three groups of four, of all sources within each group, made into experience."""
-        return made_of(Case(micro=5), near(12), origins_of(12), kept, estimator="gae", kl=0.1, **changed)
+        return made_of(near(12), origins_of(12), kept, estimator="gae", micro=5, kl=0.1, **changed)
 
     @pytest.mark.parametrize(
         ("changed", "loss"),
