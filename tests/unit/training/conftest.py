@@ -47,17 +47,11 @@ def world(tmp_path: Path, no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Call
     numbers = itertools.count()
 
     def make(
-        *,
-        prompts: int = 16,
-        evaluation: int = 0,
-        engines: int = 1,
-        folder: Path | None = None,
-        kind: type = AdaptedPPOTrainer,
-        **words: Any,
-    ) -> World:
-        run = World(
-            folder or tmp_path / str(next(numbers)), words, prompts=prompts, evaluation=evaluation, engines=engines
-        )
+        *, prompts: int = 16, evaluation: int = 0, engines: int = 1, folder: Path | None = None,
+        kind: type = AdaptedPPOTrainer, **words: Any,
+    ) -> World:  # fmt: skip
+        folder = folder or tmp_path / str(next(numbers))
+        run = World(folder, words, prompts=prompts, evaluation=evaluation, engines=engines)
         run.make_trainer(kind)
         return run
 

@@ -62,9 +62,7 @@ def get(refs: Any, **_: Any) -> Any:
     return refs.value
 
 
-def wait(
-    refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None, **_: Any
-) -> tuple[list[Ref], list[Ref]]:
+def wait(refs: list[Ref], *, num_returns: int = 1, timeout: float | None = None, **_: Any) -> tuple[list, list]:
     ready = [ref for ref in refs if not ref.pending][-num_returns:]  # what was sent last is done first
     assert ready or timeout is not None, "a run would wait for ever"
     return ready, [ref for ref in refs if ref not in ready]
@@ -166,17 +164,18 @@ class Engine:
         self.world.requests.append(
             SimpleNamespace(prompt=prompt, weights=self.weights, step=self.world.step, seed=seed, prefix=begun)
         )
+        before = [3, 4, *begun.tokens] if begun else [3, 4]
+        first = len(before) if begun and begun.is_context else 2  # where what is trained on begins
+        known = [0.0] * len(before)
+        if begun and not begun.is_context:
+            known[2:] = prefix.log_probs.tolist()
         answers = []
         for sample in range(num_samples):
             drawn = digest(prompt, self.weights, sample, None if seed is None else request_seed(seed, sample))
             count = 1 + drawn % 4
             stopped = budget is not None and count > budget
-            new = [5 + drawn // 7**place % 40 for place in range(budget if stopped else count)]
-            before = [3, 4] if prefix is None else [3, 4, *prefix.tokens.tolist()]
-            tokens, first = before + new, len(before) if prefix and prefix.is_context else 2
-            known = [0.0] * first if prefix is None or prefix.is_context else [0.0, 0.0, *prefix.log_probs.tolist()]
-            reward = self.world.reward(prompt, self.weights, sample) if self.world.judge is None else None
-            reward = None if stopped else reward
+            tokens = before + [5 + drawn // 7**place % 40 for place in range(budget if stopped else count)]
+            reward = None if stopped or self.world.judge else self.world.reward(prompt, self.weights, sample)
             answers.append(
                 {
                     "prompt": prompt,
@@ -199,7 +198,7 @@ class Worker:
 
     def __init__(self, world: World, model: str) -> None:
         self.world, self.model = world, model
-        self.rng = torch.full((4,), digest(model) % 200, dtype=torch.uint8)
+        self.rng = torch.tensor([digest(model) % 200])
         self.gate = {"energy": None, "increments": []}
 
     def rng_state(self) -> list[torch.Tensor]:
@@ -309,9 +308,8 @@ class Group:
             self.world.note("score", [sorted(engine.awake) for engine in self.world.engines])
         share, left = divmod(len(calls), len(self.workers))
         assert share and not left  # a rank with a call less than another would wait for it for ever
-        return [
-            Ref([self.answer(*call) for call in calls[start : start + share]]) for start in range(0, len(calls), share)
-        ]
+        answers = [self.answer(*call) for call in calls]
+        return [Ref(answers[start : start + share]) for start in range(0, len(calls), share)]
 
     def take(self, experiences: list) -> list[Ref]:
         self.world.skipped.append((self.world.step, getattr(self, "skipped", ())))
@@ -426,9 +424,10 @@ class World:
         } | words
         argv = []
         for name, value in flags.items():
-            many = [*map(str, value)] if isinstance(value, (list, tuple)) else None
-            if value is not None:
-                argv += [f"--{name}", *many] if many else [f"--{name}"] if value is True else [f"--{name}={value}"]
+            if isinstance(value, (list, tuple)):
+                argv += [f"--{name}", *map(str, value)]
+            elif value is not None:
+                argv.append(f"--{name}" if value is True else f"--{name}={value}")
         args = arguments.parse(argv)
         args.checked = Checked(batch_arithmetic(args))
         set_openrlhf_flags(args)
@@ -520,13 +519,7 @@ def columns(rows: list[tuple]) -> tuple[list, ...]:
 def by_position(samples: list) -> dict[int, list]:
     """What each sample of a batch was trained with, by its position in the batch."""
     names = ("action_log_probs", "rollout_log_probs", "values", "advantages", "returns")
-    return {
-        place: [
-            sample.sequences[0].tolist(),
-            *(getattr(sample, name)[sample.action_mask.bool()].tolist() for name in names),
-        ]
-        for place, sample in enumerate(samples)
-    }
+    return {place: [list(row[0]), *row[2:]] for place, row in enumerate(rows_of(samples, *names))}
 
 
 def rows_of(experiences: list, *names: str) -> list[tuple]:
@@ -542,16 +535,16 @@ def rows_of(experiences: list, *names: str) -> list[tuple]:
     ]
 
 
-def tokens_of(request: SimpleNamespace) -> int:
-    """Generated tokens of a request's four responses, if they do not depend on seeds."""
-    return sum(1 + digest(request.prompt, request.weights, n, None) % 4 for n in range(4))
-
-
 def responses_to(request: SimpleNamespace) -> list[tuple[int, ...]]:
     """The tokens of a request's four responses."""
     seeds = [request.seed and request_seed(request.seed, n) for n in range(4)]
     drawn = [digest(request.prompt, request.weights, n, seed) for n, seed in enumerate(seeds)]
     return [(3, 4, *(5 + d // 7**place % 40 for place in range(1 + d % 4))) for d in drawn]
+
+
+def tokens_of(request: SimpleNamespace) -> int:
+    """Number of generated tokens of a request's four responses."""
+    return sum(len(tokens) - 2 for tokens in responses_to(request))
 
 
 def groups_in_flight(run: World) -> int:
@@ -613,13 +606,10 @@ def copied(run: World, folder: Path, tag: str) -> None:
     """
 
     def written(name: str) -> tuple[int, bool]:
-        return int(name.removeprefix("best_").removeprefix("global_step")), name.startswith("best_")
+        return int(name.rpartition("step")[2]), name.startswith("best_")
 
     shutil.copytree(run.checkpoints, folder / "checkpoints")
     shutil.copytree(run.args.run.dir, folder / "runs")
-    for part in (folder / "checkpoints").iterdir():
-        for actual in part.iterdir():
-            if actual.is_dir() and (
-                written(actual.name) > written(tag) or actual.name == tag.removeprefix("best_") != tag
-            ):
-                shutil.rmtree(actual)
+    for saved in (folder / "checkpoints").glob("*/*global_step*"):
+        if written(saved.name) > written(tag) or saved.name == tag.removeprefix("best_") != tag:
+            shutil.rmtree(saved)

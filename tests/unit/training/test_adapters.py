@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -62,13 +63,6 @@ def test_loads_what_peft_merges_in_parcels_of_any_size_and_order(models, cuts, o
         np.testing.assert_allclose(tensor.numpy(), merged[name].detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_without_adapters_is_loaded_as_it_is():
-    weights = [("model.norm.weight", torch.ones(2)), ("lm_head.weight", torch.ones(2, 2))]
-    seen = []
-    assert MergingLoader(lambda weights: seen.extend(weights) or {"some"}, 1.0)(iter(weights)) == {"some"}
-    assert seen == weights
-
-
 def test_bf16_weights_are_added_in_float32():
     base = torch.full((1, 1), 1.0, dtype=torch.bfloat16)
     a, b = torch.full((2, 1), 2.0**-5, dtype=torch.bfloat16), torch.full((1, 2), 2.0**-4, dtype=torch.bfloat16)
@@ -85,37 +79,26 @@ def test_an_adapter_of_an_embedding_is_refused():
         loader([("base_model.model.model.embed_tokens.lora_embedding_A.default", torch.ones(2, 2))])
 
 
-def worker_of(load):
-    return SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=load)))
-
-
 def test_a_sync_that_leaves_a_part_of_an_adapter_behind_is_an_error():
     """PEFT's model of tied weights names the shared matrix once, so that the head's own base never comes."""
-    tied, worker = torch.nn.Module(), worker_of(lambda weights: {"some"})
+    tied, receiver = torch.nn.Module(), SimpleNamespace(load_weights=lambda weights: {"some"})
+    worker = SimpleNamespace(model_runner=SimpleNamespace(model=receiver))
     tied.embed_tokens, tied.lm_head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False)
     tied.lm_head.weight = tied.embed_tokens.weight
     require_merged(worker)  # before it merges adapters
     merge_adapters(worker, 1.0)
     model = get_peft_model(tied, LoraConfig(r=2, target_modules=["lm_head"]))
     sent = list(model.named_parameters())
-    worker.model_runner.model.load_weights(sent)
+    receiver.load_weights(sent)
     with pytest.raises(RuntimeError, match=r"^of lm_head only lora_A\.default, lora_B\.default reached"):
         require_merged(worker)
-    worker.model_runner.model.load_weights([("base_model.model.lm_head.base_layer.weight", torch.zeros(5, 4))])
+    receiver.load_weights([("base_model.model.lm_head.base_layer.weight", torch.zeros(5, 4))])
     require_merged(worker)
 
 
 def test_an_engine_asks_its_workers_for_parts_that_were_left_behind_after_each_change_of_weights():
-    called = []
-
-    class Llm:
-        async def collective_rpc(self, function):
-            called.append(function)
-
-        async def reset_prefix_cache(self, *, reset_running_requests): ...
-        async def reset_encoder_cache(self): ...
-
     engine = object.__new__(RolloutEngine)
-    engine.llm = Llm()
+    engine.llm = AsyncMock()
     asyncio.run(engine.changed(3))
-    assert called == [require_merged] and engine.weights_version == 3
+    engine.llm.collective_rpc.assert_awaited_once_with(require_merged)
+    assert engine.weights_version == 3

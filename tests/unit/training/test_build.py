@@ -72,8 +72,8 @@ class Calls:
         return Counter(map(repr, asked))
 
 
-class Process:
-    """An actor of Ray, of any class."""
+class Named:
+    """What a run gets from Ray. Both sides get equal ones, under equal names."""
 
     def __init__(self, calls, name):
         self._calls, self._name = calls, name
@@ -83,6 +83,10 @@ class Process:
 
     def __eq__(self, other):
         return repr(self) == repr(other)
+
+
+class Process(Named):
+    """An actor of Ray, of any class."""
 
     def __getattr__(self, method):
         return SimpleNamespace(remote=lambda *args, **kwargs: self._calls("call", self._name, method, args, kwargs))
@@ -107,33 +111,24 @@ class Kind:
         return Process(self.calls, f"{self.name} {number}")
 
 
-class Workers:
+class Workers(Named):
     """The processes of a model."""
 
     _actor_handlers = ()
 
     def __init__(self, calls, name, *sizes, **where):
-        self.calls, self.name = calls, name
+        super().__init__(calls, name)
         calls(name, sizes, where)
 
-    def __repr__(self):
-        return self.name
-
-    def __eq__(self, other):
-        return repr(self) == repr(other)
-
     def __getattr__(self, method):
-        return lambda *args, **kwargs: [self.calls("call", self.name, method, args, kwargs)]
+        return lambda *args, **kwargs: [self._calls("call", self._name, method, args, kwargs)]
 
 
-class Place:
+class Place(Named):
     """GPUs that are reserved together."""
 
     def __init__(self, calls, bundles, strategy):
-        self.given = calls("reserved", bundles, strategy)
-
-    def __eq__(self, other):
-        return self.given == other.given
+        super().__init__(calls, repr(calls("reserved", bundles, strategy)))
 
     def ready(self):
         return "ready"

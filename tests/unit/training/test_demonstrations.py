@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from openrlhf.models.loss import PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
@@ -73,29 +74,18 @@ def test_the_advantage_is_that_of_the_mixed_group():
     assert advantage_of(shown, args) == 0.75
     args.reward.clip_range = (0.0, 0.5)
     assert advantage_of(shown, args) == 0.5
-    args.reward.clip_range, args.algo.advantage.estimator = (-10.0, 10.0), "group_norm"
-    assert advantage_of(shown, args) == pytest.approx(0.75 / math.sqrt(3 / 16))
 
 
-class Rows(dict):
-    def select(self, places):
-        return Rows({name: [values[place] for place in places] for name, values in self.items()})
-
-
-def read(monkeypatch, column) -> Solutions:
-    """The solutions of a data set of two prompts, of which OpenRLHF's function reads more rows."""
-    monkeypatch.setattr(demonstrations, "blending_datasets", lambda *_, **__: Rows(worked=[*column, "never"]))
+def test_row_n_of_the_data_is_prompt_n(monkeypatch):
+    """Of a data set of two prompts, of which OpenRLHF's function reads more rows."""
+    rows = Dataset.from_dict({"worked": ["xy", "z", "never"]})
+    monkeypatch.setattr(demonstrations, "blending_datasets", lambda *_, **__: rows)
     names = {"prompt_dataset": "d", "prompt_probs": None, "max_samples": 2, "prompt_split": "train", "max_len": 8}
     args = SimpleNamespace(
         data=SimpleNamespace(**names, solution_key="worked"), train=SimpleNamespace(seed=1),
         rollout=SimpleNamespace(max_new_tokens=4),
     )  # fmt: skip
-    dataset = SimpleNamespace(prompts=["a", "b"], labels=["1", "2"])
-    return Solutions.of(args, None, dataset, Letters())
-
-
-def test_row_n_of_the_data_is_prompt_n(monkeypatch):
-    known = read(monkeypatch, ["xy", "z"])
+    known = Solutions.of(args, None, SimpleNamespace(prompts=["a", "b"], labels=["1", "2"]), Letters())
     assert [known.length(Prompt(text, label)) for text, label in (("a", "1"), ("b", "2"))] == [3, 2]
     assert len(known) == 2
 

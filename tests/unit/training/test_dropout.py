@@ -19,7 +19,6 @@ KINDS = {
     "opt": {**SMALL, "ffn_dim": 8, "word_embed_proj_dim": 8, "layerdrop": 0.5, "attention_dropout": 0.3},
     "qwen3": {**SMALL, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4, "attention_dropout": 0.3},
     "falcon": {**SMALL, "hidden_dropout": 0.3, "attention_dropout": 0.3, "parallel_attn": False},
-    "gptj": {"n_embd": 8, "n_layer": 2, "n_head": 2, "rotary_dim": 4, "attn_pdrop": 0.3, "embd_pdrop": 0.3},
     "mixtral": {**SMALL, "intermediate_size": 8, "num_key_value_heads": 2, "num_local_experts": 4,
                 "router_jitter_noise": 0.4},
 }  # fmt: skip

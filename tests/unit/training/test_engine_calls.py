@@ -47,12 +47,12 @@ def arguments(*, agent=None, dynamic=False, adapted=False, faster="all"):
     )
 
 
-def plain_generator(args, engines, *loaders):
-    options = {"filtered": [], "before_samples": lambda: None}
-    calls = EngineCalls(engines, args, "the tokenizer")
-    parts = ("strategy", "prompts_dataloader", "eval_dataloader", "tokenizer", "vllm_engines")
-    values = (SimpleNamespace(args=args), *loaders, "the tokenizer", engines)
-    return RecordedSamplesGenerator(**dict(zip(parts, values, strict=True)), calls=calls, **options)
+def plain_generator(args, engines, prompts=(), evaluation=()):
+    return RecordedSamplesGenerator(
+        strategy=SimpleNamespace(args=args), prompts_dataloader=prompts, eval_dataloader=evaluation,
+        tokenizer="the tokenizer", vllm_engines=engines, calls=EngineCalls(engines, args, "the tokenizer"), filtered=[],
+        before_samples=lambda: None,
+    )  # fmt: skip
 
 
 def dispatch(kind, prompts, *, busy=(0, 3), **how):
@@ -67,7 +67,7 @@ def dispatch(kind, prompts, *, busy=(0, 3), **how):
     if kind is SamplesGenerator:
         generator = kind(SimpleNamespace(args=args), [], [], "the tokenizer", engines)
     else:
-        generator = plain_generator(args, engines, [], [])
+        generator = plain_generator(args, engines)
     return generator._dispatch_prompts_to_vllm(*columns[:2], images=columns[2], **options), engines
 
 

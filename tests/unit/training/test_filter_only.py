@@ -52,18 +52,15 @@ def test_the_control_trains_as_grpo_but_for_the_deviation_in_equation_2(runs):
                 without += 1
                 continue
             # OpenRLHF divides by the sample deviation s + 1e-9, and Eq. 2 by sqrt(s^2 (G - 1) / G + eps).
-            right = next(n for n in range(1, SIZE) if np.isclose(abs(advantages[0]), deviation(n, reward), rtol=1e-5))
-            spread = np.array([1.0] * right + [0.0] * (SIZE - right))
-            factor = spread.std(ddof=1) / np.sqrt(spread.var() + EPS)
-            assert corrected == pytest.approx([factor * advantage for advantage in advantages], rel=1e-5)
+            spreads = (np.array([1.0] * right + [0.0] * (SIZE - right)) for right in range(1, SIZE))
+            factors = [
+                spread.std(ddof=1) / np.sqrt(spread.var() + EPS)
+                for spread in spreads
+                if np.isclose(abs(advantages[0]), abs(reward - spread.mean()) / spread.std(ddof=1), rtol=1e-5)
+            ]
+            assert corrected == pytest.approx([factors[0] * advantage for advantage in advantages], rel=1e-5)
             with_signal += 1
     assert with_signal >= 20 and without >= 20
-
-
-def deviation(right: int, reward: float) -> float:
-    """|A| of GRPO for a response with this reward, in a group with so many right responses."""
-    rewards = np.array([1.0] * right + [0.0] * (SIZE - right))
-    return abs(reward - rewards.mean()) / rewards.std(ddof=1)
 
 
 def test_with_a_critic_the_control_trains_as_ppo(world):

@@ -103,20 +103,18 @@ def by_hand(actor, rows, ratio: float = 1.0) -> np.ndarray:
     return np.concatenate([np.zeros(3), of_table.ravel(), of_weight.ravel(), of_bias])  # the unused parameter is first
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_it_is_the_sum_over_tokens(trainer, count):
-    rows = samples(trainer, count, seed=count)
+@pytest.mark.parametrize(("count", "ratio"), [(1, 1.0), (5, 1.0), (4, 1.1)])
+def test_it_is_the_sum_over_tokens_with_their_ratio(trainer, count, ratio):
+    rows = samples(trainer, count, seed=count, moved=math.log(ratio))
     result = policy_gradient(trainer, rows, 0)
-    np.testing.assert_allclose(result.numpy(), by_hand(trainer.actor, rows), atol=1e-5)
+    np.testing.assert_allclose(result.numpy(), by_hand(trainer.actor, rows, ratio), atol=1e-5)
     assert all(parameter.grad is None for parameter in trainer.actor.parameters()) and trainer.actor.training
 
 
-def test_a_group_that_the_policy_has_left_counts_with_its_ratio_until_the_clip(trainer):
-    rows = samples(trainer, 4, seed=3, moved=math.log(1.1))
-    np.testing.assert_allclose(policy_gradient(trainer, rows, 0).numpy(), by_hand(trainer.actor, rows, 1.1), atol=1e-5)
+def test_above_the_clip_nothing_pulls_up_any_more(trainer):
     far = samples(trainer, 4, seed=3, moved=math.log(2.0))
     for row in far:
-        row.advantages = row.advantages.abs()  # above 1.28 nothing pulls up any more
+        row.advantages = row.advantages.abs()
     assert not policy_gradient(trainer, far, 0).any()
 
 
