@@ -282,14 +282,14 @@ def segments_of(segments: list[dict], prompts: int, folder: Path) -> None:
             run.choose_start()
         run.make_trainer()
         if steps is not None:
-            run.faults["broadcast"] = done + steps, ValueError("stopped")
+            run.faults["save_checkpoint"] = done + steps, ValueError("stopped")  # when no hard prompt is on its way
         try:
             run.trainer.fit()
         except RuntimeError as error:
             assert "stopped" in str(error)
         run.trainer.rollout_weights.queue.wait()
         assert_each_in_flight_is_somewhere(run)
-        tag = (run.trainer.checkpoints.store.tags() or [None])[0]
+        tag = run.trainer.checkpoints.store.newest_whole(lambda _: None)
         done = int(tag.removeprefix("global_step")) if tag else 0
     assert run.trainer.state.step == words["train.num_episodes"] * -(-prompts // 4)
 
