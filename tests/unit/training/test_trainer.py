@@ -190,6 +190,23 @@ class TestPretraining:
                 assert torch.equal(e.values, e.returns)  # so that the value clip stops nothing
         assert row["value/pretraining_loss"] == 1 / 3  # of the third update
 
+    def test_only_the_values_of_the_batch_change(self, world):
+        run, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)
+        assert run.requests == plain.requests
+        assert run.noted("sync", "keep", "restore") == plain.noted("sync", "keep", "restore")
+        for (step, ours), (at, theirs) in zip(run.trained, plain.trained, strict=True):
+            assert step == at
+            for e, other in zip(ours, theirs, strict=True):
+                assert torch.equal(e.sequences, other.sequences) and torch.equal(e.rewards, other.rewards)
+                assert torch.equal(e.action_log_probs, other.action_log_probs)
+                critic = torch.sin(e.sequences[:, 1:].float() + step + 3)
+                mask = e.action_mask.bool()
+                assert torch.equal(e.values[mask], critic[mask]) and not torch.equal(e.values[mask], other.values[mask])
+        unlike = ("value/", "advantage/", "timing/", "critic_loss", "tokens/critic", "theory/bound", "clip/")
+        for ours, theirs in zip(run.metrics(), plain.metrics(), strict=True):
+            for name in theirs:
+                assert name.startswith(unlike) or "seconds" in name or ours[name] == theirs[name], name
+
     def test_goes_on_while_the_actor_is_frozen(self, world):
         words = {"adapt.value_pretraining": 2, "critic.freezing_steps": 1, "adapt.rollout_delay": 1}
         run = self.run(world, **words)

@@ -458,6 +458,42 @@ def test_only_micro_batches_with_samples_that_are_not_skipped_pass_the_model(sil
     assert all(made == most for _, made in of_ranks)
 
 
+@pytest.mark.parametrize("by_sample", [False, True])
+def test_skipping_changes_no_bit_of_the_weights(by_sample):
+    """One rank, micro-batches of one sample, shuffled; AdamW, clipped gradients. The second update skips everything."""
+    weights, norms = {}, {}
+    for skips in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
+        weight, ranks, found = torch.ones(3, dtype=torch.double, requires_grad=True), Ranks(1), []
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        for silent in ({0, 3, 4, 9}, set(range(11)), {2, 5, 6, 7, 8}):
+            samples = [sample(generator, 4 + place % 3, 1 + place % 3) for place in range(11)]
+            for place in silent:
+                samples[place].advantages.zero_()
+            items = list(samples)
+            for place in silent if skips else ():
+                items[place] = Skipped(place, len(samples[place].sequences), int(samples[place].action_mask.sum()))
+            strategy = ranks.strategy(arguments(4, skips=skips))  # steps of 4, 4 and 3 samples
+            subject = trainer(WholeBatchActorTrainer, items, 11, sample(generator, 4, 0), strategy,
+                              size=1, accumulated=4, by_sample=by_sample, weight=weight)  # fmt: skip
+            subject.aux_loss, subject.args.actor.entropy_coef, subject.args.algo.kl.use_loss = False, None, False
+            step, engine = subject.engine.step, subject.engine
+
+            def stepping(step=step, engine=engine, optimizer=optimizer, weight=weight, found=found):
+                step()
+                if engine.closes:
+                    weight.grad = engine.steps[-1].clone()
+                    found.append(float(torch.nn.utils.clip_grad_norm_([weight], 0.01)))
+                    optimizer.step()
+
+            engine.step = stepping
+            ranks.run(lambda rank, subject=subject: subject.ppo_train(0.0))
+        weights[skips], norms[skips] = weight.detach().clone(), found
+    assert norms[True] == norms[False] and norms[True].count(0.0) == 3 and max(norms[True]) > 0.01
+    assert torch.equal(weights[True], weights[False]) and not torch.equal(weights[True], torch.ones(3).double())
+
+
 def shown_loss(one, weight, cross_entropy):
     """The loss of each token of a demonstration."""
     log_probs = Model(weight).outputs(one.sequences)
