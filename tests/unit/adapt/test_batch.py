@@ -20,46 +20,36 @@ def uids(groups) -> list[int]:
     return [group.uid for group in groups]
 
 
-class TestBatch:
-    def test_an_empty_batch(self):
-        assert len(Batch()) == 0 and Batch().with_sources() == []
-
-    def test_sources_come_in_order_and_what_is_not_trained_on_is_no_part(self, make_group):
-        a, b, c, d, e = (make_group(4, uid=uid) for uid in range(5))
-        others = {name: [make_group(4)] for name in LISTS if name not in SOURCES}
-        batch = Batch(prefixed=[e], fresh=[b, a], reevaluated=[d], replayed=[c], **others)
-        assert len(others) == 9 and len(batch) == 5
-        assert batch.with_sources() == [
-            ("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c), ("prefixed", e)
-        ]  # fmt: skip
-
-
-def cut_to(size: int, fresh, reevaluated) -> Batch:
-    """X1 and X2 in a batch of `size` groups of equal size."""
-    return fill(size * [*fresh, *reevaluated][0].size, fresh, [True] * len(fresh), reevaluated)
-
-
-def test_ties_go_to_the_newer_policy_and_then_to_the_later_group(make_group):
-    fresh = [make_group(4, uid=uid, step=5, weights_version=3) for uid in (7, 9, 8)]
-    reevaluated = [make_group(4, uid=uid, step=5, weights_version=5) for uid in (1, 2)]
-    expected = [[2], [2, 1], [2, 1, 9], [2, 1, 9, 8]]
-    for size, kept in enumerate(expected, start=1):
-        batch = cut_to(size, fresh, reevaluated)
-        assert sorted(uids(batch.fresh) + uids(batch.reevaluated)) == sorted(kept)
+def test_sources_come_in_order_and_what_is_not_trained_on_is_no_part(make_group):
+    a, b, c, d, e = (make_group(4, uid=uid) for uid in range(5))
+    others = {name: [make_group(4)] for name in LISTS if name not in SOURCES}
+    batch = Batch(prefixed=[e], fresh=[b, a], reevaluated=[d], replayed=[c], **others)
+    assert len(others) == 9 and len(batch) == 5
+    assert batch.with_sources() == [
+        ("fresh", b), ("fresh", a), ("reevaluated", d), ("replayed", c), ("prefixed", e)
+    ]  # fmt: skip
 
 
 class TestFill:
     @given(data=st.data())
     @settings(max_examples=3 * settings.default.max_examples, derandomize=True, database=None)
     def test_by_brute_force(self, make_group, data):
-        """Over all ways to fill it: all but X3 as many and as varied as possible, then as much of X3 as fits."""
+        """Over all ways to fill it: all but X3 as many and as varied as possible, then as much of X3 as fits.
+
+        Of equal variances, those of the newer policy stay, and then the later groups.
+        """
         keep = data.draw(st.lists(st.booleans(), max_size=5))
         counts = st.integers(0, 4)
         capacity, limit = data.draw(st.integers(0, 8)), data.draw(st.none() | counts)
-        fresh = [make_group(data.draw(counts), size=4, uid=uid) for uid in range(len(keep))]
-        hard = [make_group(data.draw(counts), size=4, uid=20 + uid) for uid in range(data.draw(counts))]
-        begun = [make_group(data.draw(counts), size=4, uid=30 + uid) for uid in range(data.draw(st.integers(0, 2)))]
-        old = [make_group(2, size=4, uid=40 + uid) for uid in range(data.draw(counts))]
+
+        def groups(first, count):
+            return [
+                make_group(data.draw(counts), size=4, uid=first + n, weights_version=data.draw(st.integers(0, 1)))
+                for n in range(count)
+            ]
+
+        fresh, hard = groups(0, len(keep)), groups(20, data.draw(counts))
+        begun, old = groups(30, data.draw(st.integers(0, 2))), groups(40, data.draw(counts))
         asked = []
 
         def replay(free):
@@ -82,7 +72,6 @@ class TestFill:
         assert chosen == [group for group in (*x1, *hard, *begun) if group in selected]
         assert not set(uids(batch.prefixed)) - set(uids(begun))
         assert asked == [capacity - len(selected)] and batch.replayed == old[: capacity - len(selected)]
-        assert len(batch) <= capacity
         assert Counter(uids(chosen + batch.filtered + batch.cut)) == Counter(uids(fresh + hard + begun))
 
     def test_groups_of_several_sizes(self, make_group):
@@ -132,8 +121,4 @@ def test_drop_by_brute_force(make_group, data):
         else:
             assert getattr(result, name)[:kept] == before[name]
             assert sorted(uids(getattr(result, name))) == sorted(uids(expected[name]))
-    assert len(result) == sum(uid not in too_far | nonfinite for uid in trained) and result.cut == before["cut"]
-    assert not {group.uid for _, group in result.with_sources()} & (too_far | nonfinite)
-    # every group of the batch is in exactly one list, and the batch handed in is as it was
-    assert Counter(uids(g for name in LISTS for g in getattr(result, name))) == Counter(range(sum(sizes)))
-    assert {name: getattr(batch, name) for name in LISTS} == before
+    assert {name: getattr(batch, name) for name in LISTS} == before  # the batch handed in is as it was

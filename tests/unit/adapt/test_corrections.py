@@ -73,32 +73,17 @@ def test_veto_is_its_definition(responses, limit):
     assert vetoed(log_ratios, advantages, generated.astype(bool), limit).tolist() == expected
 
 
-def test_the_authors_example():
-    """The third token trips. It stays, and what follows leaves, whatever its own ratio is: their S without T."""
-    ratios, generated = np.array([[1.0, 0.9, 5e-5, 0.8, 1.1, 5e-5]] * 2), np.ones((2, 6), dtype=bool)
-    advantages = np.array([[-1.0] * 6, [1.0] * 6])
-    expected = [[False, False, False, True, True, True], [False] * 6]
-    assert vetoed(np.log(ratios), advantages, generated, 1e-4).tolist() == expected
-
-
 @pytest.mark.parametrize(
     ("weights", "full", "share"),
     [
-        ([1, 1, 1, 1], 4, 1),
         ([7], 1, 1),
         ([1, 3], 2, Fraction(16, 20)),
-        ([1, 1, 1, 5], 4, Fraction(64, 112)),
-        ([2, 2], 8, Fraction(1, 4)),  # two of eight responses
-        ([1, 1, 1, 5], 16, Fraction(64, 448)),
+        ([1, 1, 1, 5], 16, Fraction(64, 448)),  # four of sixteen responses
     ],
 )
 def test_factor_is_the_root_of_kishs_sample_size_as_a_share_of_a_full_batch(weights, full, share):
     result = learning_rate_factor(np.log(np.array(weights, dtype=float)), full)
     assert result == pytest.approx(math.sqrt(share), rel=1e-12)
-
-
-def test_one_response_that_outweighs_all_gives_the_least_factor():
-    assert learning_rate_factor(np.array([900.0, 0.0, -900.0, 0.0]), 4) == pytest.approx(0.5, rel=1e-12)
 
 
 def by_the_equations(stream, tau, window):
@@ -116,14 +101,11 @@ def by_the_equations(stream, tau, window):
     return tripped
 
 
-@pytest.mark.parametrize("window", [2, 4, 8])
-@pytest.mark.parametrize("tau", [0.0, 0.1234567, 0.5123457, 1.0123457])
+@pytest.mark.parametrize(("tau", "window"), [(0.0, 8), (0.5123457, 2), (1.0123457, 4)])
 def test_it_trips_by_the_equations(tau, window):
     rng = np.random.default_rng(7)
-    stream = [
-        (k / 8, use)
-        for k, use in zip(rng.integers(0, 41, 1000).tolist(), rng.integers(1, 5, 1000).tolist(), strict=True)
-    ]
+    energies, uses = rng.integers(0, 41, 1000) / 8, rng.integers(1, 5, 1000)
+    stream = list(zip(energies.tolist(), uses.tolist(), strict=True))
     gate, expected = ReuseGate(tau, window), by_the_equations(stream, tau, window)
     assert [gate.trips(energy, use) for energy, use in stream] == expected
     assert 50 < sum(expected) < 700
@@ -136,10 +118,3 @@ def test_a_restored_gate_goes_on_as_the_saved_one(before, after):
         gate.trips(energy, use)
     restored.load_state_dict(gate.state_dict())
     assert [restored.trips(*step) for step in after] == [gate.trips(*step) for step in after]
-
-
-@pytest.mark.parametrize(("use", "expected"), [(1, False), (2, True)])
-def test_the_first_use_never_trips(use, expected):
-    gate = ReuseGate(0.5, 2)
-    assert [gate.trips(energy, 1) for energy in (1.0, 2.0, 3.0, 100.0)] == [False] * 4
-    assert gate.trips(1000.0, use) is expected
