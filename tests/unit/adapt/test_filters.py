@@ -15,14 +15,10 @@ from bapo_openrlhf.adapt.filters import (
     gaussian_filter,
     has_signal,
     informative,
-    keep_all,
     make_filter,
-    range_filter,
     top_p_filter,
     uniform_filter,
 )
-
-SIZES = (2, 3, 5, 8, 10)
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -30,7 +26,7 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 class TestSignal:
-    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("size", [2, 3, 8])
     def test_binary_1_over_G_and_G_minus_1_over_G_are_in_0_and_1_are_out(self, make_group, size):
         verdicts = [has_signal(make_group(right, size=size)) for right in range(size + 1)]
         assert verdicts == [False] + [True] * (size - 1) + [False]
@@ -39,14 +35,11 @@ class TestSignal:
         ("rewards", "expected"),
         [
             ([0.1] * 8, False),  # equal, though the mean is inside [1/G, (G-1)/G]
-            ([-0.5] * 3, False),
             ([0.0] * 7 + [0.01], True),  # differ, though the mean is below 1/G
             ([1.0] * 7 + [0.99], True),  # differ, though the mean is above (G-1)/G
             ([-1.0, 1.0], True),
-            ([-2.0, -3.0], True),
             ([5.0, 7.0], True),
             ([1.0, 0.99999994, 1.0], False),  # two orders of one sum in float32
-            ([0.1 + 0.2, 0.3, 0.3], False),
         ],
     )
     def test_other_rewards_have_signal_when_they_differ(self, make_group, rewards, expected):
@@ -74,47 +67,19 @@ class TestBetween:
             assert has_signal(group, tuple(map(Fraction, ends))) is expected
 
 
-def test_the_range_draws_no_random_number(make_group):
-    rng = generator()
-    before = rng.bit_generator.state
-    range_filter()([make_group(3)] * 10, rng)
-    keep_all([make_group(3)] * 10, rng)
-    assert rng.bit_generator.state == before
-
-
-class TestGaussian:
-    DRAWS = 10_000
-
-    def rates(self, make_group, size, **settings):
-        keep, rng = gaussian_filter(**settings), generator(seed=1)
-        return [np.mean(keep([make_group(right, size=size)] * self.DRAWS, rng)) for right in range(size + 1)]
-
-    @pytest.mark.parametrize(("size", "mean", "std"), [(8, 0.5, 0.2), (3, 0.5, 0.2), (5, 0.3, 0.1)])
-    def test_keep_rate_is_the_density_over_its_peak(self, make_group, size, mean, std):
-        for right, rate in enumerate(self.rates(make_group, size, mean=mean, std=std)):
-            z = (right / size - mean) / std
-            weight = math.exp(-z * z / 2) if 0 < right < size else 0.0
-            tolerance = 4.5 * math.sqrt(weight * (1 - weight) / self.DRAWS)
-            assert abs(rate - weight) <= tolerance, (right, rate, weight)
-
-    def test_default_weights_are_those_of_table_3(self, make_group):
-        # exp(-z^2 / 2) with z = (k/8 - 1/2) / 0.2, worked by hand for k = 1 .. 4
-        expected = [0.0, 0.17242, 0.45783, 0.82258, 1.0, 0.82258, 0.45783, 0.17242, 0.0]
-        assert self.rates(make_group, 8) == pytest.approx(expected, abs=0.023)
-
-    def test_drops_equal_rewards_at_the_peak(self, make_group):
-        assert gaussian_filter()([make_group([0.5] * 8)] * 100, generator()) == [False] * 100
-
-    def test_groups_are_judged_independently(self, make_group):
-        keep, rng = gaussian_filter(), generator(seed=2)
-        masks = np.array([keep([make_group(2), make_group(2)], rng) for _ in range(4_000)])
-        weight = math.exp(-((0.25 / 0.2) ** 2) / 2)
-        both = weight * weight
-        assert abs(masks.all(axis=1).mean() - both) < 4.5 * math.sqrt(both * (1 - both) / 4_000)
+@pytest.mark.parametrize(("size", "mean", "std"), [(8, 0.5, 0.2), (5, 0.3, 0.1)])
+def test_the_keep_rate_of_the_gaussian_is_the_density_over_its_peak(make_group, size, mean, std):
+    keep, rng, draws = gaussian_filter(mean, std), generator(seed=1), 10_000
+    for right in range(size + 1):
+        rate = np.mean(keep([make_group(right, size=size)] * draws, rng))
+        z = (right / size - mean) / std
+        weight = math.exp(-z * z / 2) if 0 < right < size else 0.0
+        tolerance = 4.5 * math.sqrt(weight * (1 - weight) / draws)
+        assert abs(rate - weight) <= tolerance, (right, rate, weight)
 
 
 class TestUniform:
-    @pytest.mark.parametrize(("size", "count"), [(10, 6), (256, 154), (1, 1), (2, 1), (3, 2), (0, 0)])
+    @pytest.mark.parametrize(("size", "count"), [(256, 154), (1, 1), (2, 1)])
     def test_count_is_the_nearest(self, make_group, size, count):
         mask = uniform_filter([make_group(0)] * size, generator())
         assert (len(mask), sum(mask)) == (size, count)
@@ -128,9 +93,6 @@ class TestUniform:
         # with n - 1 = 9 degrees of freedom; 27.9 is its 99.9 % point.
         statistic = ((masks.sum(axis=0) - 0.6 * draws) ** 2).sum() / (draws * 0.6 * 0.4 * 10 / 9)
         assert statistic < 27.9
-        pairs = (masks[:, 0] & masks[:, 1]).mean()
-        expected = 6 * 5 / (10 * 9)
-        assert abs(pairs - expected) < 4.5 * math.sqrt(expected * (1 - expected) / draws)
 
 
 def variance(rewards):
@@ -148,11 +110,9 @@ def smallest_subset(rewards, uids, share):
     )
     sums = [(places, sum((variances[place] for place in places), Fraction(0))) for places in subsets]
     found = [
-        (len(places), -total, sorted(uids[place] for place in places), places)
-        for places, total in sums
-        if total >= enough
+        (len(places), -total, sorted(uids[place] for place in places)) for places, total in sums if total >= enough
     ]
-    return set(min(found)[3])
+    return min(found)[2]
 
 
 @given(
@@ -169,22 +129,20 @@ def test_top_p_is_the_smallest_subset_with_enough_variance(make_group, rights, m
     groups = [make_group(each, uid=uid) for each, uid in zip(rewards, uids, strict=True)]
     exact = [[Fraction(str(reward)) for reward in each] for each in rewards]
     kept = smallest_subset(exact, uids, share)
-    assert top_p_filter(share)(groups, generator()) == [place in kept for place in range(len(groups))]
+    assert top_p_filter(share)(groups, generator()) == [uid in kept for uid in uids]
 
 
-class TestMakeFilter:
-    def test_names(self, make_group):
-        groups = [make_group(right) for right in (0, 1, 4, 8)] * 5
-        assert make_filter("range")(groups, generator()) == [False, True, True, False] * 5
-        assert make_filter("none")(groups, generator()) == [True] * 20
-        assert sum(make_filter("uniform")(groups, generator())) == 12
-        narrow = make_filter("gaussian", mean=0.125, std=0.001)(groups, generator())
-        assert narrow == [False, True, False, False] * 5
+def test_filters_have_names(make_group):
+    groups = [make_group(right) for right in (0, 1, 4, 8)] * 5
+    assert make_filter("range")(groups, generator()) == [False, True, True, False] * 5
+    assert make_filter("none")(groups, generator()) == [True] * 20
+    assert sum(make_filter("uniform")(groups, generator())) == 12
+    narrow = make_filter("gaussian", mean=0.125, std=0.001)(groups, generator())
+    assert narrow == [False, True, False, False] * 5
+    with pytest.raises(KeyError):
+        make_filter("median")
 
-    @pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "top_p", "none"])
-    def test_no_groups_give_no_mask(self, name):
-        assert make_filter(name)([], generator()) == []
 
-    def test_an_unknown_name_is_an_error(self):
-        with pytest.raises(KeyError):
-            make_filter("median")
+@pytest.mark.parametrize("name", ["range", "gaussian", "uniform", "top_p", "none"])
+def test_no_groups_give_no_mask(name):
+    assert make_filter(name)([], generator()) == []

@@ -39,11 +39,9 @@ class TestPromptId:
             Prompt("x"),
             Prompt("y"),
             Prompt("x", "1"),
-            Prompt("x", "2"),
             Prompt("x", 1),
             Prompt("x", None, ["a.png"]),
             Prompt("x", None, ["b.png"]),
-            Prompt("x", "1", ["a.png"]),
             Prompt("x", "a.png"),
             Prompt("x1"),
             Prompt("x", {"numbers": [1, 2], "target": 3}),
@@ -58,25 +56,19 @@ class TestPromptId:
 
 
 class TestResponse:
-    @pytest.mark.parametrize(("prompt_tokens", "response_tokens"), [(5, 7), (0, 1), (1000, 3), (4, 0)])
+    @pytest.mark.parametrize(("prompt_tokens", "response_tokens"), [(5, 7), (4, 0)])
     def test_a_generated_token_costs_8_bytes_and_a_prompt_token_4(self, prompt_tokens, response_tokens):
         stored = response(prompt_tokens, response_tokens)
         assert stored.nbytes == 4 * prompt_tokens + 8 * response_tokens
-        assert stored.nbytes == stored.token_ids.nbytes + stored.log_probs.nbytes
 
     def test_arrays_are_compact_whatever_came_in(self):
-        for tokens, log_probs in (
-            (np.arange(5, dtype=np.int64), np.linspace(-2, -1, 2)),
-            ([0, 1, 2, 3, 4], [-2.0, -1.0]),
-            (np.arange(10, dtype=np.int64)[::2] // 2, np.array([-2.0, 9.0, -1.0, 9.0])[::2]),
-        ):
-            stored = response(token_ids=tokens, log_probs=log_probs)
-            assert (stored.token_ids.dtype, stored.log_probs.dtype) == (np.int32, np.float32)
-            assert stored.token_ids.flags["C_CONTIGUOUS"] and stored.log_probs.flags["C_CONTIGUOUS"]
-            assert stored.token_ids.tolist() == [0, 1, 2, 3, 4]
-            assert stored.log_probs.tolist() == [-2.0, -1.0]
+        tokens, log_probs = np.arange(10, dtype=np.int64)[::2] // 2, np.array([-2.0, 9.0, -1.0, 9.0])[::2]
+        stored = response(token_ids=tokens, log_probs=log_probs)
+        assert (stored.token_ids.dtype, stored.log_probs.dtype) == (np.int32, np.float32)
+        assert stored.token_ids.flags["C_CONTIGUOUS"] and stored.log_probs.flags["C_CONTIGUOUS"]
+        assert stored.token_ids.tolist() == [0, 1, 2, 3, 4] and stored.log_probs.tolist() == [-2.0, -1.0]
 
-    @pytest.mark.parametrize("count", [0, 1, 3])
+    @pytest.mark.parametrize("count", [1, 3])
     def test_another_number_of_log_probs_is_an_error(self, count):
         with pytest.raises(ValueError, match=rf"^{count} log-probs for 2 generated tokens$"):
             response(log_probs=[-1.0] * count)
@@ -131,15 +123,9 @@ class TestGroup:
             Group(0, Prompt("where am I"), (), 0, 0)
 
     @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("place", [0, 3])
-    def test_a_reward_that_is_not_finite_is_an_error_that_names_prompt_and_value(self, make_group, reward, place):
-        rewards = [1.0] * 4
-        rewards[place] = reward
+    def test_a_reward_that_is_not_finite_is_an_error_that_names_prompt_and_value(self, make_group, reward):
         with pytest.raises(ValueError, match=rf"'where am I' is {reward}; it must be finite"):
-            make_group(rewards, prompt="where am I")
-
-    def test_bytes_are_those_of_all_responses(self, make_group):
-        assert make_group(1, size=5, prompt_tokens=10, response_tokens=6).nbytes == 5 * (4 * 10 + 8 * 6)
+            make_group([1.0, 1.0, reward], prompt="where am I")
 
     def test_a_response_may_be_of_another_policy_than_its_group(self, make_group):
         past, group = make_group(2, size=2, step=3, weights_version=2), make_group(0, size=3, step=7, weights_version=7)
@@ -150,20 +136,13 @@ class TestGroup:
         assert [mixed.weights_version_of(response) for response in mixed.responses] == [7, 2, 7]
         assert mixed.responses == (group.responses[0], stored, group.responses[2])
         assert (mixed.uid, mixed.step, mixed.weights_version, mixed.prompt) == (group.uid, 7, 7, group.prompt)
-        assert (mixed.mean, group.mean) == (F(1, 3), 0)  # the other is not touched
-        assert (
-            mixed.standalone(stored).weights_version == 2 and mixed.standalone(mixed.responses[0]).weights_version == 7
-        )
+        assert (mixed.mean, group.mean) == (F(1, 3), 0) and mixed.generated == (0.0,) * 3
+        assert [mixed.standalone(member).weights_version for member in mixed.responses] == [7, 2, 7]
 
     def test_a_response_of_an_unknown_policy_is_not_taken_in(self, make_group):
         group = make_group(0, prompt="3+4=")
         with pytest.raises(ValueError, match=r"response to prompt '3\+4=' has no weights_version"):
             group.exchange(0, make_group(1).responses[0])
-
-    def test_mean_reward_weighs_responses_and_not_groups(self, make_group):
-        assert mean_reward([make_group(2, size=2), make_group(0, size=6)]) == F(1, 4)
-        assert mean_reward(iter([make_group(1, size=3), make_group(1, size=3)])) == F(1, 3)
-        assert mean_reward([]) is None
 
 
 @given(st.lists(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=5), min_size=1, max_size=4))
@@ -174,7 +153,7 @@ def test_moments_of_any_rewards_are_exact(make_group, rewards):
         assert group.mean == mean
         assert group.variance == sum(((reward - mean) ** 2 for reward in group.rewards), F(0)) / group.size
     flat = [reward for group in groups for reward in group.rewards]
-    assert mean_reward(groups) == sum(flat, F(0)) / len(flat)
+    assert mean_reward(groups) == sum(flat, F(0)) / len(flat) and mean_reward([]) is None
 
 
 def test_the_state_keeps_everything():
@@ -239,8 +218,3 @@ class TestKeep:
         group = replace(make_group([-1.0, 1.0, 3.0]), reward_range=(F(-1), F(3)))
         part = group.keep([2], relative_to="generated")
         assert part.rewards == (1,) and part.baseline == (0, F(1, 2), 1) and part.mean == F(1, 2)
-
-    def test_an_exchanged_response_counts_in_the_mean(self, make_group):
-        old, group = make_group(8), make_group(0)
-        mixed = group.exchange(0, old.standalone(old.responses[0]))
-        assert mixed.mean == F(1, 8) and mixed.generated == (0.0,) * 8
