@@ -5,10 +5,9 @@ import pytest
 from bapo_openrlhf.adapt.schedule import RolloutSchedule, due
 
 STEPS = 120
-DELAYS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 
 
-@pytest.mark.parametrize("delay", DELAYS)
+@pytest.mark.parametrize("delay", [1, 2, 5, 12])
 def test_the_rollout_policy_is_that_of_algorithm_1(delay):
     """Lines 3-5: the rollout policy becomes the actor in each v-th step, and is the same in between."""
     schedule, policy = RolloutSchedule(delay), None
@@ -18,17 +17,7 @@ def test_the_rollout_policy_is_that_of_algorithm_1(delay):
         assert schedule.sync_due(step) is follows and schedule.rollout_step(step) == policy
 
 
-@pytest.mark.parametrize("every", range(1, 12))
+@pytest.mark.parametrize("every", [1, 2, 5, 11])
 def test_a_period_begins_at_step_0_in_which_nothing_is_due(every):
-    counted, found = 0, []
-    for step in range(STEPS):
-        if counted == every:
-            counted = 0
-            found.append(step)
-        counted += 1
-    assert [step for step in range(STEPS) if due(step, every)] == found
-
-
-@pytest.mark.parametrize("step", [0, 1, 5, 100])
-def test_period_0_is_never(step):
-    assert not due(step, 0)
+    assert [step for step in range(STEPS) if due(step, every)] == list(range(every, STEPS, every))
+    assert not any(due(step, 0) for step in range(STEPS))

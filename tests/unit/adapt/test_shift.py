@@ -45,12 +45,6 @@ class TestTokenSums:
             assert sums_of(np.array([[1000.0]])).k3.item() == math.expm1(20) - 1000
             assert sums_of(np.array([[-1000.0]])).k3.item() == 999.0
 
-    def test_some_of_the_responses(self):
-        sums = TokenSums.of(LOGS, MASK)
-        for places in ([1, 0], np.array([False, True, False]), slice(1, 3)):
-            part, wanted = sums.at(places), TokenSums.of(LOGS[places], MASK[places])
-            assert all(np.array_equal(mine, its) for mine, its in zip(part, wanted, strict=True))
-
 
 class TestGap:
     def test_by_hand(self):
@@ -64,19 +58,16 @@ class TestGap:
             **{"gap/square": gap.square, "gap/tv": gap.tv, "gap/kl": gap.kl, "gap/absolute": gap.absolute},
             **{"gap/cut_share": gap.cut_share, "gap/tokens": 5, "gap/age": 2},
         }
-        assert Gap(**gap.state_dict()) == gap
+        assert Gap(**gap.state_dict()) == gap and Gap().metrics(9) == {}
 
     def test_stays_as_it_is_without_on_policy_responses(self):
         before = Gap(0.5, 0.25, step=3)
         for rows in ([], [2]):  # the last one has no tokens
             assert before.measured(7, LOGS[rows].sum(-1), TokenSums.of(LOGS, MASK).at(rows)) is before
 
-    @pytest.mark.parametrize(("absolute", "wanted"), [(0.0, 0.01), (0.004, 0.01), (0.03, 0.06)])
+    @pytest.mark.parametrize(("absolute", "wanted"), [(0.004, 0.01), (0.03, 0.06)])
     def test_explains_twice_as_much_of_the_first_ratio(self, absolute, wanted):
         assert Gap(absolute=absolute).explained == pytest.approx(wanted)
-
-    def test_has_no_metrics_before_it_was_measured(self):
-        assert Gap().metrics(3) == {}
 
 
 def one_by_one(log_ratios: list[list[float]], current: list[bool], sizes: list[int], square: float) -> list[float]:
@@ -111,17 +102,6 @@ class TestShift:
         excess = [r * r - square for row, now in zip(rows, current, strict=True) if not now for r in row]
         whole = max(0.0, math.fsum(excess) / sum(map(len, rows)))
         assert shift(sums, np.array(current), gap) == pytest.approx(whole, rel=1e-9, abs=1e-12)
-
-    def test_a_group_of_few_tokens_is_judged_by_the_others_and_one_of_many_by_itself(self):
-        # In 63 responses of 1024 tokens each, the tokens hardly moved. In one of 4 tokens, one token moved far.
-        mask = np.zeros((64, 1024), dtype=bool)
-        mask[:63], mask[63, :4] = True, True
-        ratios = np.where(mask, 0.01, 0.0)
-        ratios[63, 0] = 0.4
-        result = group_shifts(TokenSums.of(ratios, mask), np.zeros(64, dtype=bool), [1] * 64, Gap())
-        by_itself = np.mean(ratios[63, :4] ** 2)
-        assert by_itself == pytest.approx(0.04, rel=0.01) and result[63] < by_itself / 15
-        assert result[0] == pytest.approx(1e-4, rel=0.02)
 
     def test_of_nothing(self):
         nothing = TokenSums(*np.zeros((len(TokenSums._fields), 0)))

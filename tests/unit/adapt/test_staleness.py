@@ -1,4 +1,4 @@
-"""Age in syncs, importance ratios and TV distances of groups, against closed forms and exact sums over responses."""
+"""Age in syncs, importance ratios and TV distances of groups, against closed forms and exact sums."""
 
 from __future__ import annotations
 
@@ -53,61 +53,26 @@ class TestImportanceSummary:
         share = 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))
         assert near == pytest.approx({"mean": cap, "max": cap, "effective_share": share})
 
-    def test_float32_is_summed_as_float64(self):
-        logs = np.full(3, -1e-3, dtype=np.float32)
-        assert importance_summary(logs)["mean"] == pytest.approx(math.exp(float(logs[0])), rel=1e-12)
-
     def test_of_no_responses(self):
         result = importance_summary(np.array([]))
         assert sorted(result) == ["effective_share", "max", "mean"]
         assert all(math.isnan(value) for value in result.values())
 
 
-ALPHA, PI = np.array([0.5, 0.25, 0.15, 0.1]), np.array([0.1, 0.3, 0.0, 0.6])
-DISTANCE = 0.5 * float(np.abs(PI - ALPHA).sum())
-with np.errstate(divide="ignore"):
-    LOGS = np.log(PI) - np.log(ALPHA)
+def test_tv_of_groups_by_hand():
+    # ratios 1/2 and 4; 0 and 1; 1/4 and 3/4
+    with np.errstate(divide="ignore"):
+        log_ratios = np.log([0.5, 4.0, 0.0, 1.0, 0.25, 0.75])
+    assert group_tv(log_ratios, [2, 2, 2]) == pytest.approx([0.25, 0.5, 0.5])
+    assert group_tv(log_ratios, [1, 4, 1]) == pytest.approx([0.5, 1.75 / 4, 0.25])
+    assert group_tv(np.array([]), []).shape == (0,)
 
 
-class TestGroupTV:
-    def test_by_hand(self):
-        # ratios 1/2 and 4; 0 and 1; 1/4 and 3/4
-        with np.errstate(divide="ignore"):
-            log_ratios = np.log([0.5, 4.0, 0.0, 1.0, 0.25, 0.75])
-        assert group_tv(log_ratios, [2, 2, 2]) == pytest.approx([0.25, 0.5, 0.5])
-        assert group_tv(log_ratios, [3, 3]) == pytest.approx([0.5, 1 / 3])
-        assert group_tv(log_ratios, [1, 4, 1]) == pytest.approx([0.5, 1.75 / 4, 0.25])
-        assert group_tv(log_ratios, [1] * 6) == pytest.approx([0.5, 0.0, 1.0, 0.0, 0.75, 0.25])
-
-    @pytest.mark.parametrize("size", [1, 2, 4])
-    def test_is_unbiased(self, size):
-        """The expectation over all groups of this size, summed exactly."""
-        groups = list(itertools.product(range(4), repeat=size))
-        chances = [math.prod(ALPHA[y] for y in group) for group in groups]
-        distances = group_tv(np.concatenate([LOGS[list(group)] for group in groups]), [size] * len(groups))
-        assert math.fsum(chances) == pytest.approx(1.0)
-        assert np.dot(chances, distances) == pytest.approx(DISTANCE, abs=1e-12)
-
-    def test_groups_do_not_mix_and_large_ratios_do_not_count(self):
-        with np.errstate(all="raise"):
-            log_ratios = np.array([1000.0, -1000.0, 0.0, 0.0, math.inf, math.inf])
-            assert group_tv(log_ratios, [2] * 3).tolist() == [0.5, 0.0, 0.0]
-
-    def test_no_groups(self):
-        assert group_tv(np.array([]), []).shape == (0,)
-
-
-class TestNonfinite:
-    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-    @pytest.mark.parametrize("position", range(6))
-    def test_one_response_is_enough(self, bad, position):
-        log_ratios = np.linspace(-1000, 1000, 6)
-        log_ratios[position] = bad
-        result = nonfinite(log_ratios, [2, 4])
-        assert result.dtype == bool and result.tolist() == [position < 2, position >= 2]
-
-    def test_finite_ones(self):
-        assert nonfinite(np.array([-1e300, 1e300, 0.0, 1.0]), [2, 2]).tolist() == [False, False]
-
-    def test_no_groups(self):
-        assert nonfinite(np.array([]), []).shape == (0,)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", range(6))
+def test_one_response_that_is_not_finite_is_enough(bad, position):
+    log_ratios = np.linspace(-1000, 1000, 6)
+    log_ratios[position] = bad
+    result = nonfinite(log_ratios, [2, 4])
+    assert result.dtype == bool and result.tolist() == [position < 2, position >= 2]
+    assert nonfinite(np.array([]), []).shape == (0,)
