@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from bapo_openrlhf.adapt.advantage import group_relative_advantages
 from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Group
 from bapo_openrlhf.adapt.ledger import Ledger
@@ -34,7 +31,3 @@ def places(group: Group) -> list[int]:
 def names(group: Group) -> list[tuple[int, int]]:
     """The origin of each response of a group of `make`: uid of the group that it was generated in, and its place."""
     return [(response.extras["uid"], place) for response, place in zip(group.responses, places(group), strict=True)]
-
-
-def advantages(group: Group) -> np.ndarray:
-    return group_relative_advantages(np.array(group.rewards, float), np.array(group.baseline, float))

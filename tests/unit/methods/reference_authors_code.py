@@ -44,7 +44,6 @@ class Entry:
     """One stored group. Its first rewards never change, and re-evaluations only add newer ones beside them."""
 
     uid: int
-    born: int
     first: tuple[Reward, ...]
     newer: deque[tuple[Reward, ...]] = field(default_factory=lambda: deque(maxlen=GROUPS_KEPT))
 
@@ -74,9 +73,7 @@ class AuthorsCode:
     c2: Range  # the least and the largest lower bound of the good range
     c3: Range  # the least and the largest upper bound
     moving: bool
-    stale_steps: int
     reeval_freq: int
-    max_reeval: int
     entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,7 +107,7 @@ class AuthorsCode:
         """
         passed = self.passing(fresh)
         x1 = passed[: self.capacity]
-        promoted = self.reevaluate(step, reevaluated)
+        promoted = self.reevaluate(reevaluated)
         free = (self.capacity - len(x1)) * self.group_size  # Room is counted in responses (fit 398).
         x2 = min(free, len(promoted) * self.group_size)
         free -= x2
@@ -119,7 +116,7 @@ class AuthorsCode:
         replayable = [entry.uid for entry in self.entries if inside(entry.latest, self.good)]
         x3 = min(free // self.group_size, len(replayable))
         for uid, rewards in fresh:
-            self.store(step, uid, rewards)
+            self.store(uid, rewards)
         return {
             "x1": x1,
             "filtered": [uid for uid, _ in fresh if uid not in passed],
@@ -141,15 +138,12 @@ class AuthorsCode:
         passed = [uid for uid, rewards in fresh if inside(mean(rewards), bounds)]
         return passed or [uid for uid, _ in fresh]
 
-    def reevaluate(self, step: int, groups: Sequence[tuple[int, Sequence[Reward]]]) -> list[int]:
+    def reevaluate(self, groups: Sequence[tuple[int, Sequence[Reward]]]) -> list[int]:
         """Add the new rewards to their entries, and list the entries that are promoted.
 
         An entry is promoted if the mean of this new group is above its original mean. Earlier re-evaluations do not
         count. Nothing leaves the store, and the new rewards count whether or not X2 has room (trainer 946-961).
         """
-        uids = [uid for uid, _ in groups]
-        if len(set(uids)) < len(uids) or len(uids) > self.max_reeval or not set(uids) <= set(self.candidates(step)):
-            raise ValueError(f"step {step} cannot re-evaluate {uids}")
         by_uid = {entry.uid: entry for entry in self.entries}
         for uid, rewards in groups:
             by_uid[uid].newer.append(tuple(rewards))
@@ -164,28 +158,25 @@ class AuthorsCode:
         lower, upper = (easy - (easy - hard) * share for easy, hard in zip(self.easy, self.hard, strict=True))
         self.good = (lower, upper)
 
-    def store(self, step: int, uid: int, rewards: Sequence[Reward]) -> None:
+    def store(self, uid: int, rewards: Sequence[Reward]) -> None:
         """Store a fresh group if its mean is bad or good. Filtered and cut groups come here too (fit 287, 589)."""
         if inside(mean(rewards), self.bad) or inside(mean(rewards), self.good):
-            self.entries.append(Entry(uid, step, tuple(rewards)))
-            self.evict(step)
+            self.entries.append(Entry(uid, tuple(rewards)))
+            self.evict()
 
-    def evict(self, step: int) -> None:
+    def evict(self) -> None:
         """Make the store small enough again, as soon as it has one uid too many (trainer 178-279).
 
-        Then all good entries beyond 8 go at once, however much room that makes: stale ones first, then the oldest. An
-        entry in both ranges is good. Bad ones have the other places. If there are still too many, the oldest of the
-        others go. Bad and good ones would come next, but they always fit together by now.
+        Then all good entries beyond 8 go at once, however much room that makes, the oldest first. Theirs names the
+        stale ones first, which are the oldest, because re-evaluation does not renew the step of birth. An entry in both
+        ranges is good. Bad ones have the other places. If there are still too many, the oldest of the others go.
         """
         if len(self.entries) <= self.total_uids:
             return
         good = [entry for entry in self.entries if inside(entry.latest, self.good)]
         bad = [entry for entry in self.entries if inside(entry.latest, self.bad) and entry not in good]
         other = [entry for entry in self.entries if entry not in good and entry not in bad]
-        # The order is by age already, so this sort changes nothing: re-evaluation does not renew `born`.
-        stale_first = sorted(good, key=lambda entry: entry.born >= step - self.stale_steps)
-        gone = stale_first[: max(0, len(good) - GOOD_PLACES)]
+        gone = good[: max(0, len(good) - GOOD_PLACES)]
         gone += bad[: max(0, len(bad) - (self.total_uids - GOOD_PLACES))]
-        left = [entry for entry in [*other, *bad, *good] if entry not in gone]
-        gone += left[: max(0, len(left) - self.total_uids)]
+        gone += other[: max(0, len(self.entries) - len(gone) - self.total_uids)]
         self.entries = [entry for entry in self.entries if entry not in gone]

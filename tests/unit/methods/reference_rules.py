@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -23,42 +23,15 @@ def exact_variance(rewards: Sequence[float]) -> Fraction:
     return sum(((reward - mean) ** 2 for reward in exact), Fraction(0)) / len(exact)
 
 
-def pods_subset(rewards: Sequence[float], m: int) -> tuple[float, list[tuple[int, ...]]]:
-    """PODS trains on the m of n responses whose rewards have the largest variance: that variance, and every best set.
+def pods_subsets(rewards: Sequence[float], m: int) -> list[tuple[int, ...]]:
+    """PODS trains on the m of n responses whose rewards have the largest variance: every best set.
 
     All subsets are enumerated. Source: arXiv 2504.13818, max-variance down-sampling. Dividing by m - 1, as the authors'
     code does, has the same best sets.
     """
     sets = list(itertools.combinations(range(len(rewards)), m))
     variances = [exact_variance([rewards[i] for i in chosen]) for chosen in sets]
-    best = max(variances)
-    return float(best), [chosen for chosen, variance in zip(sets, variances, strict=True) if variance == best]
-
-
-def pods_scan(rewards: Sequence[float], m: int) -> tuple[float, ...]:
-    """PODS as the authors scan: the rewards kept, descending. Of equal variances the first tried stays.
-
-    They try the m highest, then i highest with m - i lowest for i = 0, 1, ..., m - 1. Source: YixuanEvenXu/pods,
-    trainer/maxvargrpo_trainer.py, lines 515-525, commit 187f43b. Which of several equal rewards is kept is left open.
-    """
-    ordered = sorted(rewards, reverse=True)
-    tried = [ordered[:m]] + [ordered[:i] + ordered[len(ordered) - (m - i) :] for i in range(m)]
-    return tuple(max(tried, key=exact_variance))  # of equal ones, max returns the first
-
-
-def group_relative(
-    kept: Sequence[float], baseline: Sequence[float] | None = None, *, eps: float = 1e-4, ddof: int = 1
-) -> list[float]:
-    """Advantages (r - mean) / (std + eps) of the kept rewards, with mean and std over `baseline`, or over the kept.
-
-    PODS takes both over the kept responses, with ddof 1 and eps 1e-4. Source: YixuanEvenXu/pods,
-    trainer/maxvargrpo_trainer.py, lines 527-533, commit 187f43b; GRPO over all that were generated.
-    """
-    over = kept if baseline is None else baseline
-    mean = sum(over) / len(over)
-    squares = sum((reward - mean) ** 2 for reward in over)
-    std = math.sqrt(squares / (len(over) - ddof)) if len(over) > ddof else 0.0
-    return [(reward - mean) / (std + eps) for reward in kept]
+    return [chosen for chosen, variance in zip(sets, variances, strict=True) if variance == max(variances)]
 
 
 # --- Rollout-level prioritised replay --------------------------------------------------------------------------------
@@ -70,26 +43,14 @@ def normalized(weights: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights] if total > 0 else [0.0 for _ in weights]
 
 
-def rollout_priorities(
-    advantages: Sequence[float], ages: Sequence[int], max_age: int, *, alpha: float = 0.5, eps: float = 1e-6
-) -> list[float]:
-    """The probability of each stored response: (abs(A) + eps) ** alpha, normalised over those with age <= max_age.
+def rollout_priorities(advantages: Sequence[float], *, alpha: float = 0.5, eps: float = 1e-6) -> list[float]:
+    """The probability of each stored response: (abs(A) + eps) ** alpha, normalised.
 
-    An older response has been removed, so its probability is 0. Source: arXiv 2606.04560, abstract (priority by the
-    magnitude of the advantage, removal by age); the exponent and the defaults are second-hand, from
-    ugadiarov-la-phystech-edu/custom_vcpo, recipe/fully_async_policy/rollout_replay.py, commit 6b06e59.
+    Source: arXiv 2606.04560, abstract (priority by the magnitude of the advantage); the exponent and the defaults are
+    second-hand, from ugadiarov-la-phystech-edu/custom_vcpo, recipe/fully_async_policy/rollout_replay.py, commit
+    6b06e59.
     """
-    return normalized(
-        [(abs(a) + eps) ** alpha if age <= max_age else 0.0 for a, age in zip(advantages, ages, strict=True)]
-    )
-
-
-def rollout_draw_size(fresh: int, available: int, *, ratio: float = 0.5, step: int, warmup: int = 20) -> int:
-    """How many stored responses join `fresh` new ones: round(ratio * fresh), at most what there is; 0 in the warm-up.
-
-    Source: as of `rollout_priorities`, second-hand. Steps count from 0.
-    """
-    return 0 if step < warmup else min(round(ratio * fresh), available)
+    return normalized([(abs(advantage) + eps) ** alpha for advantage in advantages])
 
 
 def draws_without_replacement(probabilities: Sequence[float], k: int) -> dict[frozenset[int], float]:
@@ -109,43 +70,28 @@ def draws_without_replacement(probabilities: Sequence[float], k: int) -> dict[fr
 
 @dataclass
 class RolloutReplay:
-    """Rollout-level replay, step by step.
+    """Rollout-level replay, step by step: what is stored, and how many stored responses a step replays.
 
     A step drops groups of equal rewards, removes what is older than max_age, draws from what was stored in EARLIER
-    steps, and then stores the step's own responses, with the advantages that they have in their own group. Those are
-    never computed again, and drawing removes nothing. Source: arXiv 2606.04560, abstract; the order is second-hand, as
-    of `rollout_priorities`.
+    steps, and then stores the step's own responses. Drawing removes nothing. It draws round(ratio * fresh), at most
+    what there is, and nothing in the warm-up. Source: arXiv 2606.04560, abstract; the order and the numbers are
+    second-hand, as of `rollout_priorities`.
     """
 
     max_age: int = 10
     ratio: float = 0.5
     warmup: int = 20
-    alpha: float = 0.5
-    eps: float = 1e-6
     capacity: int = 30_000
-    stored: list[tuple[Hashable, float, int]] = field(default_factory=list)  # name, advantage, step of birth
+    stored: list[tuple[tuple[Hashable, int], int]] = field(default_factory=list)  # name, step of birth
 
-    def step(
-        self, step: int, groups: Mapping[Hashable, Sequence[float]], draw: Callable[[list[float], int], Sequence[int]]
-    ) -> tuple[list[Hashable], list[Hashable]]:
-        """The step's responses and the replayed ones, by name; `draw` gets probabilities and how many to draw.
-
-        The i-th response of group g is named (g, step, i).
-        """
-        fresh = [
-            ((name, step, i), advantage)
-            for name, rewards in groups.items()
-            if len(set(rewards)) > 1
-            for i, advantage in enumerate(group_relative(rewards))
-        ]
-        self.stored = [entry for entry in self.stored if step - entry[2] <= self.max_age]
-        size = rollout_draw_size(len(fresh), len(self.stored), ratio=self.ratio, step=step, warmup=self.warmup)
-        ages = [step - born for _, _, born in self.stored]
-        chances = rollout_priorities([a for _, a, _ in self.stored], ages, self.max_age, alpha=self.alpha, eps=self.eps)
-        replayed = [self.stored[i][0] for i in draw(chances, size)] if size else []
-        self.stored += [(name, advantage, step) for name, advantage in fresh]
+    def step(self, step: int, groups: Mapping[Hashable, Sequence[float]]) -> tuple[list[tuple[Hashable, int]], int]:
+        """The step's responses by name, and how many are replayed. The i-th response of group g is named (g, i)."""
+        fresh = [(name, i) for name, rewards in groups.items() if len(set(rewards)) > 1 for i in range(len(rewards))]
+        self.stored = [entry for entry in self.stored if step - entry[1] <= self.max_age]
+        size = 0 if step < self.warmup else min(round(self.ratio * len(fresh)), len(self.stored))
+        self.stored += [(name, step) for name in fresh]
         self.stored = self.stored[max(0, len(self.stored) - self.capacity) :]
-        return [name for name, _ in fresh], replayed
+        return fresh, size
 
 
 # --- AR3PO -----------------------------------------------------------------------------------------------------------
@@ -235,35 +181,6 @@ def freshness_probabilities(priorities: Sequence[float], alpha: float = 0.6) -> 
     return normalized([priority**alpha for priority in priorities])
 
 
-@dataclass
-class FreshnessStore:
-    """Priorities of a store over time, as the authors' code keeps them: what it would sample by, before the exponent.
-
-    A new entry stands at 1 until the refresh of all entries. Source: Vision-CAIR/Freshness-Aware-PER,
-    roll/agentic/replay_buffer/trajectory_buffer.py, commit dbb91df.
-    """
-
-    tau: float = 500.0
-    eps: float = 1e-6
-    base: list[float] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)
-    standing: list[float] = field(default_factory=list)
-
-    def push(self, step: int, reward: float) -> None:
-        """Store a response."""
-        self.base.append(abs(reward) + self.eps)
-        self.born.append(step)
-        self.standing.append(1.0)
-
-    def decayed(self, step: int, i: int) -> float:
-        """The base priority of entry i, decayed by its age."""
-        return self.base[i] * math.exp(-max(0, step - self.born[i]) / self.tau)
-
-    def refresh(self, step: int) -> None:
-        """Every entry gets its decayed priority, drawn or not."""
-        self.standing = [max(self.decayed(step, i), 1e-8) for i in range(len(self.base))]
-
-
 # --- Prompt Replay ---------------------------------------------------------------------------------------------------
 
 
@@ -284,15 +201,10 @@ class PromptReplay:
     cooldown: int = 5
     max_uses: int = 20
     window: tuple[float, float] = (0.25, 0.75)
-    largest_share: float = 0.5
     rate: dict[int, float] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     uses: dict[int, int] = field(default_factory=dict)
     under_way: set[int] = field(default_factory=set)
-
-    def budget(self) -> int:
-        """The most replays in a step."""
-        return min(math.floor(self.prompts * self.fraction), math.floor(self.prompts * self.largest_share))
 
     def allowed(self, step: int, prompt: int) -> bool:
         """Whether a prompt may be replayed at a step. A max_uses of 0 or less means no limit."""
@@ -305,21 +217,17 @@ class PromptReplay:
             and (self.max_uses <= 0 or self.uses.get(prompt, 0) < self.max_uses)
         )
 
-    def choose(self, step: int, new: Iterator[int]) -> list[tuple[int, bool]]:
-        """The step's prompts, replays first, each with whether it is a replay. `new` gives new prompts in their order.
-
-        A new prompt that is replayed in the same step is passed over.
-        """
+    def choose(self, step: int) -> list[int]:
+        """The prompts that the step replays."""
         candidates = sorted(
             (prompt for prompt in self.rate if self.allowed(step, prompt)),
             key=lambda prompt: (abs(self.rate[prompt] - 0.5), self.rate[prompt], self.uses.get(prompt, 0), prompt),
         )
-        replayed = candidates[: self.budget()]
+        replayed = candidates[: math.floor(self.prompts * self.fraction)]
         for prompt in replayed:
             self.uses[prompt] = self.uses.get(prompt, 0) + 1
             self.under_way.add(prompt)
-        others = itertools.islice((prompt for prompt in new if prompt not in replayed), self.prompts - len(replayed))
-        return [(prompt, True) for prompt in replayed] + [(prompt, False) for prompt in others]
+        return replayed
 
     def record(self, step: int, rates: Iterable[tuple[int, float]]) -> None:
         """The pass rates of a step's prompts, new and replayed. They take the place of earlier ones."""

@@ -1,7 +1,7 @@
 """Every generated group ends in exactly one counted state, and so does each of its responses.
 
 The whole layer over random runs, driven as the trainer drives it: a method makes a batch, groups that turn out unfit
-are dropped from it, the ledger settles the step. Beside it a dictionary knows every group that was ever generated.
+are dropped from it, the ledger settles the step. Each group's end is told beside it, from its rewards and the review.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from one_step import run, uids
 
 from bapo_openrlhf.adapt.batch import Batch, drop, fill, fitting
@@ -26,8 +25,8 @@ from bapo_openrlhf.methods import Method
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "custom_method" / "fifo_replay.py"
 PROMPTS = [Prompt(f"prompt {letter}", "1") for letter in "abcdefg"]
-LISTS = [field.name for field in fields(Batch) if field.name not in ("demonstrations", "fine_tuned")]
-OF_EARLIER_STEPS = ("replayed", "unused")
+OTHERS = ("replayed", "unused", "demonstrations", "fine_tuned")  # of earlier steps, and without groups
+LISTS = [field.name for field in fields(Batch) if field.name not in OTHERS]
 
 
 def rewards(size: int) -> st.SearchStrategy[list[float]]:
@@ -69,147 +68,93 @@ class Parts(Method):
         return batch
 
 
-class Layer(RuleBasedStateMachine):
+class Run:
     """One run. The last `memory` informative groups are stored whole, also if only a part was trained on."""
 
-    make_group = None  # given by the test
-    met: Counter  # what the runs have come across, all together
-
-    @initialize(data=st.data())
-    def start(self, data):
-        self.size, self.memory = data.draw(st.sampled_from([2, 4, 5])), data.draw(st.integers(1, 8))
-        self.max_responses, self.delay = data.draw(st.integers(1, 10)) * self.size, data.draw(st.integers(1, 3))
-        self.method, self.ledger = Parts(self.max_responses, self.memory), Ledger()
-        self.t = 0
+    def __init__(self, make_group, met: Counter, size: int, capacity: int, memory: int) -> None:
+        self.make_group, self.met, self.size, self.memory = make_group, met, size, memory
+        self.max_responses = capacity * size
+        self.method, self.ledger, self.t = Parts(self.max_responses, memory), Ledger(), 0
         self.informative: list[int] = []
-        self.groups: dict[int, Group] = {}  # by uid, as generated
-        self.state: dict[int, str | None] = {}  # of every group ever generated; None within its step
-        self.responses: Counter[str] = Counter()  # of every response ever generated, by state
+        self.generated, self.total = 0, Counter()  # total: every group ever generated, by state
 
-    def generate(self, data, prompts: list[Prompt], policy: int) -> list[Group]:
-        """Groups of the prompts, some of which fail. Those have a number too, as in the trainer."""
-        outcomes_of = [(prompt, data.draw(rewards(self.size) | st.none())) for prompt in prompts]
+    def generate(self, data, prompts: list[Prompt]) -> list[Group]:
+        """Groups of the prompts. Some fail, and give none."""
         groups = []
-        for prompt, outcome in sorted(outcomes_of, key=lambda pair: pair[1] is None):
-            uid = len(self.state)
-            self.state[uid] = None if outcome else "failed"
-            if outcome:
-                groups.append(self.make_group(outcome, prompt=prompt, step=self.t, weights_version=policy, uid=uid))
-                self.groups[uid] = groups[-1]
+        for prompt in prompts:
+            if outcome := data.draw(rewards(self.size) | st.none()):
+                groups.append(self.make_group(outcome, prompt=prompt, step=self.t, uid=self.generated))
+                self.generated += 1
         return groups
 
-    @rule(
-        data=st.data(),
-        count=st.integers(0, 8),
-        review=st.sampled_from(["nothing", "nothing", "some", "some", "some", "all"]),
-    )
-    def step(self, data, count, review):
-        before = len(self.state)
-        prompts = data.draw(st.lists(st.sampled_from(PROMPTS), min_size=count, max_size=count))
-        named = self.method.begin_step(self.t)
-        fresh = self.generate(data, prompts, policy=self.t - self.t % self.delay)
-        again = self.generate(data, named, policy=self.t)
-        batch = selected = self.method.build_batch(self.t, fresh, again)
-        self.check_trained(batch)
-        assert set(uids(batch.replayed)) <= set(self.informative[-self.memory :])
+    def step(self, data) -> None:
+        prompts, named = data.draw(st.lists(st.sampled_from(PROMPTS), max_size=8)), self.method.begin_step(self.t)
+        fresh, again = self.generate(data, prompts), self.generate(data, named)
+        failed = len(prompts) + len(named) - len(fresh) - len(again)
+        selected = self.method.build_batch(self.t, fresh, again)
+        assert set(uids(selected.replayed)) <= set(self.informative[-self.memory :])
         self.informative += [group.uid for group in fresh if len(set(group.rewards)) > 1]
-
-        too_far, nonfinite = set(), set()
-        if review != "nothing":
-            trained = st.sampled_from(uids(group for _, group in batch.with_sources()) or [0])
-            too_far = data.draw(st.sets(trained | st.integers(0, len(self.state)), max_size=5))
-            nonfinite = data.draw(st.sets(trained, max_size=3))
-        if review == "all":
-            nonfinite |= {group.uid for _, group in batch.with_sources()}
-        batch = drop(batch, too_far=too_far, nonfinite=nonfinite)
-        self.check_trained(batch)
+        assert uids(self.method.stored) == self.informative[-self.memory :]
         free = self.max_responses - selected.responses  # nothing is cut that fits
-        assert not selected.cut or free < max(group.size for group in selected.cut)
+        assert free >= 0 and (not selected.cut or free < max(group.size for group in selected.cut))
+
+        trained = uids(group for _, group in selected.with_sources())
+        some = st.sets(st.sampled_from(trained or [0]), max_size=4)
+        too_far, nonfinite = data.draw(some), data.draw(some | st.just(set(trained)))
+        batch = drop(selected, too_far=too_far, nonfinite=nonfinite)
         assert not {group.uid for _, group in batch.with_sources()} & (too_far | nonfinite)
         assert Counter(uids(batch.replayed + batch.unused)) == Counter(uids(selected.replayed))
 
-        failed = len(self.state) - before - len(fresh) - len(again)
         counts, responses = self.ledger.settle(fresh + again, batch, failed=[self.size] * failed)
-        self.check_states(batch, selected, fresh, again, too_far, nonfinite)
-        ends = list(self.state.values())[before:]
-        assert +Counter(counts) == Counter(ends) + Counter(generated=len(ends))
-        parts = {group.uid: group.size for group in batch.fresh + batch.reevaluated}
-        expected = Counter(failed=failed * self.size, generated=len(ends) * self.size)
+        listed = [(group.uid, name) for name in LISTS for group in getattr(batch, name)]
+        assert Counter(uid for uid, _ in listed) == Counter(uids(fresh + again))  # each once, and no other
+        kept = {group.uid: group.size for group in batch.fresh + batch.reevaluated}
+        number = len(fresh) + len(again) + failed
+        groups = Counter(failed=failed, generated=number)
+        members = Counter(failed=failed * self.size, generated=number * self.size)
         for group in fresh + again:
-            held = parts.get(group.uid, self.size)
-            expected.update({self.state[group.uid]: held, "dropped": self.size - held})
-        assert +Counter(responses) == +expected
-        self.responses += expected
-        self.check_counts()
-        self.met.update({"replayed": len(batch.replayed), "unused": len(batch.unused), "skipped": not len(batch)})
-        self.met.update({"dropped": expected["dropped"], "alone": sum(group.size == 1 for group in batch.replayed)})
+            state = dict(listed)[group.uid]
+            assert state in self.ends(group, group in again, group.uid in trained, too_far, nonfinite)
+            held = kept.get(group.uid, self.size)
+            groups[state] += 1
+            members.update({state: held, "dropped": self.size - held})
+        assert +Counter(counts) == +groups and +Counter(responses) == +members
+        self.total += groups
+        assert +self.ledger.counts == self.total
+        self.ledger.check()
+        self.met.update(groups, replayed=len(batch.replayed), unused=len(batch.unused), skipped=not len(batch))
+        self.met.update(dropped=members["dropped"], alone=sum(group.size == 1 for group in batch.replayed))
         self.t += 1
 
-    def check_trained(self, batch: Batch) -> None:
-        """A batch fits; its groups are distinct and as generated, and those replayed are old."""
-        trained = [group for _, group in batch.with_sources()]
-        assert sum(len(group.responses) for group in trained) == batch.responses <= self.max_responses
-        assert len(trained) == len({group.uid for group in trained})
-        for group in batch.replayed + batch.unused:
-            assert self.groups[group.uid].step < self.t and self.state[group.uid] is not None
-        for group in trained + batch.unused:
-            first = self.groups[group.uid]
-            same = (group.prompt, group.generated, group.step, group.weights_version)
-            assert same == (first.prompt, first.generated, first.step, first.weights_version)
-            assert group.baseline == (first.rewards if group.relative_to == "generated" else group.rewards)
-            places = [int(response.token_ids[0]) // 100 for response in group.responses]
-            assert places == sorted(set(places))
-            for response, place in zip(group.responses, places, strict=True):
-                original = first.responses[place]
-                assert np.array_equal(response.token_ids, original.token_ids)
-                assert np.array_equal(response.log_probs, original.log_probs) and response.reward == original.reward
-
-    def check_states(self, batch, selected, fresh, again, too_far, nonfinite) -> None:
-        """Every group of the step is in exactly one list, the one that its rewards and the review put it in."""
-        listed = [(name, group.uid) for name in LISTS for group in getattr(batch, name)]
-        of_this_step = Counter(uid for name, uid in listed if name not in OF_EARLIER_STEPS)
-        assert of_this_step == Counter(uids(fresh + again))  # each once, and no other
-        assert not {uid for name, uid in listed if name in OF_EARLIER_STEPS} & of_this_step.keys()
-        places = {uid: name for name, uid in listed}
-        for group in fresh + again:
-            differ = len(set(group.rewards)) > 1
-            trained = group.uid in uids(selected.fresh + selected.reevaluated)
-            if trained and group.uid in nonfinite:
-                allowed = {"nonfinite"}
-            elif trained and group.uid in too_far:
-                allowed = {"too_far"}
-            elif group in again and group.mean <= 0:
-                allowed = {"unimproved"}
-            elif differ:
-                allowed = {"reevaluated" if group in again else "fresh", "cut"}
-            else:
-                allowed = {"solved" if group in again else "filtered"}
-            assert places[group.uid] in allowed
-            assert self.state[group.uid] is None  # it had no end before
-            self.state[group.uid] = places[group.uid]
-            self.met[places[group.uid]] += 1
-
-    def check_counts(self) -> None:
-        """The ledger says what the dictionary says, of the whole run, and the store is as it must be."""
-        assert +self.ledger.counts == Counter(self.state.values()) + Counter(generated=len(self.state))
-        assert +self.ledger.responses == +self.responses
-        self.ledger.check()
-        assert uids(self.method.stored) == self.informative[-self.memory :]
-        assert all(group.size == self.size for group in self.method.stored)
+    @staticmethod
+    def ends(group: Group, again: bool, trained: bool, too_far: set[int], nonfinite: set[int]) -> set[str]:
+        """The lists that the rewards of a group and the review can put it in."""
+        if trained and group.uid in nonfinite:
+            return {"nonfinite"}
+        if trained and group.uid in too_far:
+            return {"too_far"}
+        if again and group.mean <= 0:
+            return {"unimproved"}
+        if len(set(group.rewards)) > 1:
+            return {"reevaluated" if again else "fresh", "cut"}
+        return {"solved" if again else "filtered"}
 
 
 def test_every_group_ends_in_one_state_over_random_runs(make_group):
-    Machine = type("Machine", (Layer,), {"met": Counter(), "make_group": staticmethod(make_group)})
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            max_examples=2 * settings.default.max_examples, stateful_step_count=20, derandomize=True, database=None
-        ),
-    )
+    met: Counter[str] = Counter()
+
+    @settings(max_examples=4 * settings.default.max_examples, derandomize=True, database=None)
+    @given(size=st.sampled_from([2, 4, 5]), capacity=st.integers(1, 10), memory=st.integers(1, 8), data=st.data())
+    def check(size, capacity, memory, data):
+        run = Run(make_group, met, size, capacity, memory)
+        for _ in range(data.draw(st.integers(1, 12))):
+            run.step(data)
+
+    check()
     # the runs have come to every end there is, or they would say little
     ends = {"fresh", "filtered", "cut", "too_far", "nonfinite", "replayed", "unused", "skipped"}
     ends |= {"reevaluated", "unimproved", "solved", "dropped", "alone"}
-    assert min(Machine.met[end] for end in ends) > 0, Machine.met
+    assert min(met[end] for end in ends) > 0, met
 
 
 def test_the_example_replays_its_newest_groups_with_signal(make_group):

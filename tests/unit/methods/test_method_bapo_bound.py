@@ -65,19 +65,17 @@ class TestReplay:
         assert uids(method.draw_replay(4, lambda group: True)) == uids(groups[n] for n in (3, 1, 0, 2))
         assert method.metrics() == {"bound/below_least": 0, "bound/tv_predicted": 0.0}
 
-    @pytest.mark.parametrize(("least", "stays"), [(-1.0, [0, 1]), (-math.inf, [0, 1, 2]), (-0.5, [0]), (0.0, [])])
+    @pytest.mark.parametrize(
+        ("least", "stays"), [(-1.0, [0, 1, 3]), (-math.inf, [0, 1, 2, 3]), (-0.5, [0, 3]), (0.0, [3])]
+    )
     def test_the_batch_is_not_filled_with_groups_below_the_least_bound(self, make_group, least, stays):
-        """The terms are -0.4, -1 + 4e-7 and -2.4."""
-        method, groups = method_with_groups(make_group, [0.1, 0.25, 0.6], rights=(2, 2, 2), least=least)
+        """The terms are -0.4, -1 + 4e-7, -2.4 and 0. One at the bound is enough."""
+        tv = [0.1, 0.25, 0.6, 0.0]
+        method, groups = method_with_groups(make_group, tv, rights=(2, 2, 2, 2), least=least)
         batch = method.build_batch(1, [], [])
         assert sorted(uids(batch.replayed)) == uids(groups[n] for n in stays)
-        assert method.metrics()["bound/below_least"] == 3 - len(stays)
-        mean = [[0.1, 0.25, 0.6][n] for n in stays]
-        assert method.metrics().get("bound/tv_predicted") == (pytest.approx(sum(mean) / len(mean)) if mean else None)
-
-    def test_a_term_at_the_least_bound_is_enough(self, make_group):
-        method, groups = method_with_groups(make_group, [0.1, 0.0], rights=(2, 2), least=0.0)
-        assert method.draw_replay(2, lambda group: True) == [groups[1]]
+        assert method.metrics()["bound/below_least"] == 4 - len(stays)
+        assert method.metrics()["bound/tv_predicted"] == pytest.approx(sum(tv[n] for n in stays) / len(stays))
 
     def test_the_smoothing_is_that_of_the_run(self, make_group):
         """-2 x 0.1 / sqrt(1/4 + 1/4) is -0.28, and -0.4 without it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.bapo_demonstrations import DemonstratingBAPO
-from bapo_openrlhf.record.state_file import load_state, save_state
 
 
 def make_method(**options) -> DemonstratingBAPO:
@@ -22,16 +21,12 @@ def run(method: DemonstratingBAPO, step: int, make_group, outcomes: dict[str, in
     return batch
 
 
-def test_the_second_failure_in_a_row_is_answered(make_group, tmp_path):
+def test_the_second_failure_in_a_row_is_answered(make_group):
     method = make_method()
     first = [make_group(0, size=4, prompt=name) for name in ("a", "b", "c")]
     method.solutions = {group.prompt.id for group in first[:2]}  # c has none
     run(method, 0, make_group, {}, first)
     assert run(method, 1, make_group, {"a": 0, "b": 0, "c": 0}).demonstrations == []
-    save_state(tmp_path, method.state_dict())
-    method, solutions = make_method(), method.solutions
-    method.load_state_dict(load_state(tmp_path))
-    method.solutions = solutions
     batch = run(method, 2, make_group, {"a": 0, "b": 2, "c": 0})
     assert [group.prompt.text for group in batch.demonstration] == ["a"]
     assert [(shown.prompt.text, shown.rewards) for shown in batch.demonstrations] == [("a", (0.0,) * 4 + (1.0,))]

@@ -14,15 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import names
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.exgrpo import ExGRPO
 
-STARTED = F(0)  # Pass@1 to be above: the first right response starts it
 
-
-def exgrpo(capacity: int = 8, group_size: int = 4, **options) -> ExGRPO:
-    return ExGRPO(capacity=capacity, group_size=group_size, **({"start_above": STARTED} | options))
+def exgrpo(**options) -> ExGRPO:
+    return ExGRPO(**{"capacity": 8, "group_size": 4} | options)
 
 
 @pytest.fixture(scope="session")
@@ -43,25 +40,6 @@ def make(make_group):
     return build
 
 
-def run(method: ExGRPO, step: int, fresh=(), again=lambda prompt: None) -> Batch:
-    """One step; each of its groups ends in exactly one list of the batch.
-
-    Args:
-        again: the group that is generated for a drawn prompt.
-    """
-    hard = [again(prompt) for prompt in method.begin_step(step)]
-    batch = method.build_batch(step, list(fresh), hard)
-    Ledger().settle([*fresh, *hard], batch)
-    return batch
-
-
-def started(**options) -> ExGRPO:
-    """A method that uses experience from step 1 on."""
-    method = exgrpo(**options)
-    method.started = True
-    return method
-
-
 def store_of(method: ExGRPO) -> dict[str, tuple[int, tuple[int, int]]]:
     """By text: the bucket, and the stored success."""
     return {item.group.prompt.text: (item.solved, names(item.group)[0]) for item in method.store.values()}
@@ -69,12 +47,12 @@ def store_of(method: ExGRPO) -> dict[str, tuple[int, tuple[int, int]]]:
 
 def test_entropy_is_per_token(make, make_group):
     """Of a long response with little entropy a token, and a short one with much, the first is stored."""
-    method = started()
+    method = exgrpo()
     group = make([1, 1, 0, 0], "a")
     long = make_group([1.0], response_tokens=9).responses[0]
     long = replace(long, log_probs=np.full(9, -0.5), extras={"uid": 77})
     group = replace(group, responses=(group.responses[0], long, *group.responses[2:]))
-    run(method, 0, [group])
+    method.build_batch(0, [group], [])
     assert store_of(method)["a"][1][0] == 77
 
 
@@ -84,8 +62,8 @@ class TestDraw:
 
         Chi-square over the 12 ordered pairs, 11 degrees of freedom.
         """
-        method, buckets = started(seed=2), {"a": 1, "b": 1, "c": 2, "d": 3}
-        run(method, 0, [make([1] * right + [0] * (4 - right), text) for text, right in buckets.items()])
+        method, buckets = exgrpo(seed=2), {"a": 1, "b": 1, "c": 2, "d": 3}
+        method.build_batch(0, [make([1] * right + [0] * (4 - right), text) for text, right in buckets.items()], [])
         weight = {1: math.exp(-0.5), 2: 1.0, 3: math.exp(-0.5)}
 
         def chance(text, left):
@@ -99,8 +77,8 @@ class TestDraw:
         assert sum((seen[pair] - n) ** 2 / n for pair, n in wanted.items()) < 31.3  # 99.9 % point
 
     def test_buckets_far_from_the_middle_of_a_large_group(self, make):
-        method = started(group_size=200)
-        run(method, 0, [make([1] + [0] * 199, "a")])
+        method = exgrpo(group_size=200)
+        method.build_batch(0, [make([1] + [0] * 199, "a")], [])
         assert [prompt.text for prompt in method.draw(1)] == ["a"]  # its weight is e^-4900
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction as F
 
 import pytest
@@ -42,8 +43,6 @@ def test_a_demonstration_leaves_with_its_group(make_group):
 
 
 def test_the_demonstration_has_the_greatest_reward_of_the_task(make_group):
-    from dataclasses import replace
-
     method = LUFFY(capacity=2, group_size=3)
     group = replace(make_group([-1.0, 2.0], size=2), reward_range=(F(-1), F(5)))
     method.solutions = {group.prompt.id}

@@ -13,7 +13,6 @@ from one_step import run
 
 from bapo_openrlhf.adapt.difficulty import SuccessCounts
 from bapo_openrlhf.adapt.group import Group, Prompt
-from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.mopps import MoPPS
 
 A, B, C, D = (Prompt(text) for text in "ABCD")
@@ -28,33 +27,19 @@ def posterior(method: MoPPS, prompt: Prompt) -> list[float]:
     return method.posteriors.counts_of([prompt])[0][0].tolist()
 
 
-class TestPosterior:
-    def test_16_bytes_a_prompt(self, make_group):
-        one, prompts = make_group([1.0, 0.0]).responses, [Prompt(f"problem {number}") for number in range(10_000)]
-        counts = SuccessCounts(0.5, 1.0, 1.0)
-        for start in range(0, 10_000, 2_500):
-            counts.update([Group(0, prompt, one, 0, 0) for prompt in prompts[start : start + 2_500]])
-        last = make_group([1.0, 1.0]).responses
-        counts.update([Group(0, prompts[7_777], last, 0, 0)])
-        state = counts.state_dict()
-        assert sum(array.nbytes for array in state.values()) == 16 * 10_000
-        assert (state["rows"].dtype, state["rows"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
-        result, known = counts.counts_of([prompts[0], prompts[7_777], prompts[9_999], A])
-        assert result.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
-        assert known.tolist() == [True, True, True, False]
-
-    def test_label_and_images_make_another_prompt(self, make_group):
-        method = mopps()
-        run(method, 0, [make_group(8, prompt=Prompt("A", label="1"))])
-        others = A, Prompt("A", "1", ["x.png"])
-        assert [posterior(method, p) for p in (Prompt("A", "1"), *others)] == [[9, 1], [1, 1], [1, 1]]
-
-
-def test_all_are_chosen_where_there_are_no_more_than_needed():
-    method = mopps()
-    assert method.choose_prompts(0, [A, B, C], 3) == [0, 1, 2]
-    assert method.choose_prompts(0, [A, B], 5) == [0, 1]
-    assert method.choose_prompts(0, [], 0) == []
+def test_the_posterior_takes_16_bytes_a_prompt(make_group):
+    one, prompts = make_group([1.0, 0.0]).responses, [Prompt(f"problem {number}") for number in range(10_000)]
+    counts = SuccessCounts(0.5, 1.0, 1.0)
+    for start in range(0, 10_000, 2_500):
+        counts.update([Group(0, prompt, one, 0, 0) for prompt in prompts[start : start + 2_500]])
+    last = make_group([1.0, 1.0]).responses
+    counts.update([Group(0, prompts[7_777], last, 0, 0)])
+    state = counts.state_dict()
+    assert sum(array.nbytes for array in state.values()) == 16 * 10_000
+    assert (state["rows"].dtype, state["rows"].shape, len(counts)) == (np.float32, (10_000, 2), 10_000)
+    result, known = counts.counts_of([prompts[0], prompts[7_777], prompts[9_999], A])
+    assert result.tolist() == [[2, 2], [3.5, 1.5], [2, 2], [1, 1]]
+    assert known.tolist() == [True, True, True, False]
 
 
 def test_metrics_by_hand(make_group):
@@ -120,17 +105,10 @@ def test_side_by_side_with_the_reference(make_group, data):
     seed, target = data.draw(st.integers(0, 99)), data.draw(st.sampled_from([0.5, 0.25, 1.0]))
     decay = data.draw(st.sampled_from([F(0), F(1, 4), F(1, 2), F(1)]))
     prior = data.draw(st.sampled_from([(F(1), F(1)), (F(1, 2), F(2))]))
-    method = mopps(
-        capacity=capacity,
-        group_size=size,
-        seed=seed,
-        decay=float(decay),
-        prior_a=float(prior[0]),
-        prior_b=float(prior[1]),
-        target=target,
-    )
+    options = {"capacity": capacity, "group_size": size, "seed": seed, "target": target, "decay": float(decay)}
+    method = mopps(**options, prior_a=float(prior[0]), prior_b=float(prior[1]))
     reference = Reference(capacity, seed, decay, prior, target)
-    ledger, pool = Ledger(), [Prompt(text) for text in "abcdefghijkl"]
+    pool = [Prompt(text) for text in "abcdefghijkl"]
     for step in range(data.draw(st.integers(1, 5))):
         drawn = [pool[at] for at in data.draw(st.lists(st.integers(0, 11), min_size=1, max_size=20))]
         count = data.draw(st.integers(1, len(drawn)))
@@ -139,8 +117,7 @@ def test_side_by_side_with_the_reference(make_group, data):
         assert len(set(chosen)) == count
         rewards = st.lists(st.sampled_from([0.0, 1.0, 0.0, 1.0, 0.25, -1.0, 3.0]), min_size=size, max_size=size)
         fresh = [make_group(data.draw(rewards), prompt=drawn[at], step=step) for at in chosen]
-        batch = method.build_batch(step, fresh, [])
-        ledger.settle(fresh, batch)
+        batch = run(method, step, fresh)
         assert not batch.replayed
         result = tuple({group.uid for group in groups} for groups in (batch.fresh, batch.filtered, batch.cut))
         assert result == reference.step(fresh)

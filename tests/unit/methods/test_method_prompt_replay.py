@@ -10,7 +10,6 @@ import reference_rules as rules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.prompt_replay import PromptReplay
@@ -24,53 +23,28 @@ def prompt_replay(capacity: int = 8, **options) -> PromptReplay:
     return PromptReplay(capacity=capacity, **{"group_size": 8} | options)
 
 
-def run(method: PromptReplay, step: int, fresh=(), again=lambda prompt: None) -> tuple[list[Prompt], Batch]:
-    """One step; each of its groups ends in exactly one list of the batch."""
-    named = method.begin_step(step)
-    groups = [(prompt, again(prompt)) for prompt in named]
-    hard = [group for _, group in groups if group]
-    method.unanswered([prompt for prompt, group in groups if not group])
-    batch = method.build_batch(step, list(fresh), hard)
-    Ledger().settle([*fresh, *hard], batch)
-    assert batch.replayed == []
-    return named, batch
-
-
-class TestNamed:
-    @pytest.mark.parametrize("most", [1, 2, 3, 0])
-    def test_uses(self, make_group, most):
-        """A prompt that is used up does not come back. Its fresh groups change nothing."""
-        method = prompt_replay(cooldown=0, most_uses=most)
-        run(method, 0, [make_group(4, prompt=A)])
-        uses = sum(len(run(method, step, (), lambda p: make_group(4, prompt=p))[0]) for step in range(1, 9))
-        assert uses == (most or 8)
-        assert (method.metrics()["again/used_up"], method.metrics()["again/stored"]) == ((1, 0) if most else (0, 1))
-        run(method, 9, [make_group(4, prompt=A, step=9)])
-        assert bool(method.begin_step(10)) == (most == 0)
-
-    @pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (0, [])])
-    def test_only_in_steps_that_re_evaluate(self, make_group, every, steps):
-        method = prompt_replay(cooldown=0, reevaluate_every=every)
-        assert method.begin_step(0) == []
-        run(method, 0, [make_group(4, prompt=A)])
-        assert [s for s in range(1, 7) if run(method, s, (), lambda p: make_group(4, prompt=p))[0]] == steps
+@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6]), (0, [])])
+def test_only_in_steps_that_re_evaluate(make_group, every, steps):
+    method, named = prompt_replay(cooldown=0, reevaluate_every=every), []
+    method.build_batch(0, [make_group(4, prompt=A)], [])
+    for step in range(1, 7):
+        again = [make_group(4, prompt=prompt) for prompt in method.begin_step(step)]
+        method.build_batch(step, [], again)
+        named += [step] * len(again)
+    assert named == steps
 
 
 def test_lists_of_a_batch(make_group):
     method = prompt_replay(16, cooldown=1)
-    named = PROMPTS[:6]
-    run(method, 0, [make_group(4, prompt=prompt) for prompt in named])
-    rights = dict(zip(named, (3, 0, 8, 7, [0.25] * 8, [0.5] * 8), strict=True))
+    method.build_batch(0, [make_group(4, prompt=prompt) for prompt in PROMPTS[:6]], [])
+    named, rights = method.begin_step(1), (3, 0, 8, 7, [0.25] * 8, [0.5] * 8)
+    again = [make_group(right, prompt=prompt, step=1) for right, prompt in zip(rights, named, strict=True)]
     fresh = [make_group(right, step=1) for right in (1, 0)]
-    _, batch = run(method, 1, fresh, lambda prompt: make_group(rights[prompt], prompt=prompt, step=1))
+    batch = method.build_batch(1, fresh, again)
     assert (batch.fresh, batch.filtered) == ([fresh[0]], [fresh[1]])
     lists = (batch.reevaluated, batch.unimproved, batch.solved)
-    assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, named[5]]]
-    assert method.metrics() == {
-        "groups/reevaluation_attempts": 6,
-        "again/stored": 3,
-        "again/used_up": 0,
-    }
+    assert [[group.prompt for group in groups] for groups in lists] == [[A, D], [B, E], [C, PROMPTS[5]]]
+    assert method.metrics() == {"groups/reevaluation_attempts": 6, "again/stored": 3, "again/used_up": 0}
 
 
 # --- Side by side ----------------------------------------------------------------------------------------------------
@@ -90,11 +64,10 @@ def test_side_by_side_with_the_rules(make_group):
         options = {"group_size": size, "replay_share": share, "cooldown": cooldown, "most_uses": most}
         options |= {"lowest": window[0], "highest": window[1]}
         method, ledger, ahead = prompt_replay(capacity, **options), Ledger(), data.draw(st.integers(0, 2))
-        theirs = rules.PromptReplay(prompts=capacity, fraction=share, cooldown=cooldown, max_uses=most,
-                                    window=window, largest_share=1.0)  # fmt: skip
+        theirs = rules.PromptReplay(capacity, share, cooldown, most, window)
         coming: dict[int, list[Prompt]] = {}  # named prompts by the step that gets their groups
         for step in range(data.draw(st.integers(6, 10))):
-            expected = [PROMPTS[n] for n, replayed in theirs.choose(step, iter(())) if replayed] if step else []
+            expected = [PROMPTS[n] for n in theirs.choose(step)] if step else []
             assert method.begin_step(step) == expected
             coming[step + ahead] = expected
             right = st.sampled_from([size // 2, *range(size + 1)])
@@ -122,10 +95,12 @@ def test_side_by_side_with_the_rules(make_group):
             signal = [group for group in fresh + again if len(set(group.rewards)) > 1]
             assert len(batch) == min(len(signal), capacity) and len(batch) + len(batch.cut) == len(signal)
             assert {group.uid for group in batch.reevaluated} <= {group.uid for group in again}
+            used_up = sum(uses >= most > 0 for uses in theirs.uses.values())
+            assert method.metrics()["again/used_up"] == used_up
             for name in ("reevaluated", "unimproved", "solved", "cut"):
                 met[name] += len(getattr(batch, name))
-            met.update(named=len(expected), failed=len(failed))
+            met.update(named=len(expected), failed=len(failed), used_up=used_up)
         ledger.check()
 
     check()
-    assert min(met[end] for end in ("reevaluated", "unimproved", "solved", "cut", "named", "failed")) >= 5, met
+    assert min(met.values()) >= 5 and len(met) == 7, met
