@@ -6,9 +6,8 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_step import uids
+from one_step import run, uids
 
-from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.methods.remix import ReMix
 
 
@@ -39,16 +38,15 @@ def test_a_share_is_the_number_that_was_written():
 
 @settings(derandomize=True, database=None)
 @given(st.data())
-def test_every_group_is_counted_over_random_runs(make_group, data):
+def test_the_mixture_of_random_runs(make_group, data):
     capacity = data.draw(st.integers(1, 10))
     share = data.draw(st.fractions(0, 1, max_denominator=6).filter(lambda share: share < 1))
     window, most = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 12))
     method = remix(capacity, replay_share=share, replay_steps=window, buffer_groups=most)
-    ledger, known = Ledger(), []  # known: informative groups, oldest first
+    known = []  # known: informative groups, oldest first
     for step in range(data.draw(st.integers(1, 8))):
         fresh = [make_group(right, step=step) for right in data.draw(st.lists(st.integers(0, 8), max_size=8))]
-        method.begin_step(step)
-        batch = method.build_batch(step, fresh, [])
+        batch = run(method, step, fresh)
         informative = [group for group in fresh if 0 < group.mean < 1]
         held = [group for group in known[-most:] if step - group.step <= window]
         x3 = len(batch.replayed)
@@ -57,6 +55,5 @@ def test_every_group_is_counted_over_random_runs(make_group, data):
         assert len(batch) <= capacity and x3 <= share * len(batch)
         assert method.metrics().get("mix/replayed_share") == (x3 / len(batch) if len(batch) else None)
         assert not batch.cut or len(batch) == capacity
-        ledger.settle(fresh, batch)
         known += informative
         assert uids(method.replay) == uids(group for group in known[-most:] if step - group.step <= window)

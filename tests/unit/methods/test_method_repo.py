@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_step import names, run
 
-from bapo_openrlhf.adapt.ledger import Ledger
-from bapo_openrlhf.methods.repo import STRATEGIES, RePO, most_varied
+from bapo_openrlhf.methods.repo import STRATEGIES, RePO
 
 
 def repo(capacity: int = 8, group_size: int = 2, **options) -> RePO:
@@ -25,38 +24,16 @@ def rewards_of(group) -> list[float]:
     return [response.reward for response in group.responses]
 
 
-def filled(method: RePO, make, *cached):
-    """Caches groups of prompt a with these rewards at steps 0, 1, ...; the uids are 100, 101, ..."""
-    for step, rewards in enumerate(cached):
-        run(method, step, [make(rewards, "a", step=step, uid=100 + step)])
-    return len(cached)
-
-
 def test_random_draws_are_uniform_and_without_replacement(make):
     """Which 2 of 4, over many draws: chi-square with 5 degrees of freedom."""
     method = repo(strategy="random", seed=3)
-    filled(method, make, [0, 4], [1, 2])
+    for step, rewards in enumerate(([0, 4], [1, 2])):
+        run(method, step, [make(rewards, "a", step=step)])
     cached, draws = list(method.cache), 3_000
     seen = Counter(tuple(rewards_of(method.replays(cached)[0])) for _ in range(draws))
     assert set(seen) == set(itertools.combinations([0, 4, 1, 2], 2))  # in the order of generation
     expected = draws / math.comb(4, 2)
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5  # 99.9 % point
-
-
-@settings(max_examples=3 * settings.default.max_examples)
-@given(st.data())
-def test_most_varied_is_the_best_of_all_subsets(data):
-    pool = st.sampled_from([F(0), F(1), F(1, 2), F(-1), F(2), F(1, 10), F(5)])
-    values = data.draw(st.lists(st.sampled_from([F(0), F(1)]) | pool, min_size=1, max_size=9))
-    size = data.draw(st.integers(1, len(values)))
-
-    def key(subset):
-        mean = sum(subset) / F(size)
-        return sum((value - mean) ** 2 for value in subset) / size, sum(subset)
-
-    chosen = most_varied(values, size)
-    assert len(chosen) == size and not Counter(chosen) - Counter(values)
-    assert key(chosen) == max(map(key, itertools.combinations(values, size)))
 
 
 def test_the_default_cache_has_the_responses_of_two_groups():
@@ -65,22 +42,13 @@ def test_the_default_cache_has_the_responses_of_two_groups():
     assert (method.warm_up, method.cache.capacity) == (6, 6)
 
 
-class TestReplayedGroup:
-    def test_has_the_range_of_its_rewards(self, make):
-        ends = (F(-1), F(1))
-        groups = [replace(make([-1, 1], "a", step=step, uid=step), reward_range=ends) for step in range(2)]
-        method = repo(cache_responses=2)
-        run(method, 0, groups[:1])
-        (group,) = run(method, 1, groups[1:]).replayed
-        assert group.reward_range == ends and group.mean == F(1, 2)
-
-    def test_without_signal_it_is_not_used(self, make):
-        method = repo(strategy="highest")
-        step = filled(method, make, [1, 0], [1, 0])
-        fresh = [make([0, 1], "a", step=step)]
-        assert run(method, step, fresh).replayed == []  # 1 and 1
-        metrics = method.metrics()
-        assert [metrics[f"cache/{what}"] for what in ("drawn", "without_signal", "no_room")] == [1, 1, 0]
+def test_a_replayed_group_has_the_range_of_its_rewards(make):
+    ends = (F(-1), F(1))
+    groups = [replace(make([-1, 1], "a", step=step, uid=step), reward_range=ends) for step in range(2)]
+    method = repo(cache_responses=2)
+    run(method, 0, groups[:1])
+    (group,) = run(method, 1, groups[1:]).replayed
+    assert group.reward_range == ends and group.mean == F(1, 2)
 
 
 # --- A second implementation -----------------------------------------------------------------------------------------
@@ -142,7 +110,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
             "cache_responses": cached,
             "warm_up": data.draw(st.integers(size, cached)),
         }
-        method, plain, ledger = RePO(**options), Plain(**options), Ledger()
+        method, plain = RePO(**options), Plain(**options)
         delay = data.draw(st.integers(1, 3))
         uids = itertools.count()
         values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 2, -1, 0.5])
@@ -158,7 +126,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
                 )
                 for text in texts
             ]
-            batch = method.build_batch(step, fresh, [])
+            batch = run(method, step, fresh)
             held = list(method.cache)
             assert method.metrics()["cache/responses"] == sum(len(group.responses) for group in held)
             assert method.metrics()["cache/bytes"] == sum(
@@ -174,14 +142,13 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
             ]
             if strategy == "random":  # which, is the generator's choice; without signal it is no choice
                 assert metrics["cache/drawn"] == sum(bool(choices) for _, choices in offered)
-                available = metrics["cache/drawn"] - metrics["cache/without_signal"]
             else:
-                available = len(with_signal)
+                assert metrics["cache/drawn"] == sum(len(choices) for _, choices in offered)
+                assert metrics["cache/drawn"] - metrics["cache/without_signal"] == len(with_signal)
+            available = metrics["cache/drawn"] - metrics["cache/without_signal"]
             total = min(len(informative) + available, plain.capacity)
-            if total < len(informative):
-                assert (len(batch.fresh), len(batch.replayed)) == (total, 0)
-            else:
-                assert (len(batch.fresh), len(batch.replayed)) == (len(informative), total - len(informative))
+            x1 = min(len(informative), total)
+            assert (len(batch.fresh), len(batch.replayed)) == (x1, total - x1)
             assert {g.uid for g in batch.fresh + batch.cut} == {g.uid for g in informative}
 
             # X3
@@ -210,7 +177,6 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
 
                 spreads = sorted((variance(items) for _, items in allowed), reverse=True)
                 assert sorted((variance(items) for _, items in result), reverse=True) == spreads[: len(result)]
-            ledger.settle(fresh, batch)
 
             for group in fresh:
                 items = [
