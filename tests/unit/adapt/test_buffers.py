@@ -82,8 +82,8 @@ class TestHardBuffer:
 class TestReplayBuffer:
     @given(
         capacity=st.integers(1, 5),
-        max_age=st.none() | st.integers(0, 6),
-        actions=st.lists(st.sampled_from(["add", "add", "add", "expire", "remove", "load"]), max_size=40),
+        max_age=st.none() | st.integers(0, 3),
+        actions=st.lists(st.sampled_from(["add", "add", "expire", "remove", "load"]), min_size=9, max_size=40),
     )
     @settings(derandomize=True, database=None)
     def test_behaves_as_a_plain_list(self, make_group, capacity, max_age, actions):

@@ -87,7 +87,7 @@ class Run:
 
 @pytest.mark.parametrize(
     ("size", "buffer", "moving", "every", "most"),
-    [(4, 16, True, 2, 4), (4, 9, False, 1, 5), pytest.param(8, 12, True, 3, 1, marks=pytest.mark.slow)],
+    [(4, 16, True, 2, 4), (4, 9, False, 1, 5), pytest.param(8, 16, True, 2, 4, marks=pytest.mark.slow)],
 )
 def test_it_is_the_independent_reading_of_their_code(make_group, size, buffer, moving, every, most):
     rng = random.Random(7)

@@ -114,7 +114,7 @@ def test_side_by_side_with_the_plain_implementation(make, strategy):
         delay = data.draw(st.integers(1, 3))
         uids = itertools.count()
         values = st.sampled_from([0, 1]) | st.sampled_from([0, 1, 2, -1, 0.5])
-        for step in range(data.draw(st.integers(2, 7))):
+        for step in range(data.draw(st.integers(4, 9))):
             texts = data.draw(st.lists(st.sampled_from("abc"), max_size=6))
             fresh = [
                 make(
