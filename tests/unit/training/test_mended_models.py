@@ -1,18 +1,40 @@
-"""Models after they were loaded. test_rotary.py of the stack has the frequencies that can be computed again."""
+"""Models after they were loaded. test_rotary.py of the stack has DeepSpeed's rounding, which is imitated here."""
 
 import json
 
 import pytest
 import torch
 from openrlhf.models import get_llm_for_sequence_regression
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel, Qwen3Config, Qwen3Model
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from bapo_openrlhf.training.worker.mended_models import make_savable, restore_frequencies, restore_normalisation
 
 # ── Rotary frequencies ──
 
-LLAMA = LlamaConfig(
-    vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1, head_dim=8
+SIZES = {
+    "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA = LlamaConfig(**SIZES)
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}
+LAYERS = Gemma3TextConfig(
+    **SIZES, layer_types=["full_attention", "sliding_attention"], pad_token_id=0,
+    rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+)  # fmt: skip
+VISION = Qwen2_5_VLConfig(
+    text_config=SIZES | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 9.0}},
+    vision_config={"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "out_hidden_size": 8},
 )
 
 
@@ -20,14 +42,42 @@ def frequencies(model):
     return {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
 
 
-def round_frequencies(model):
-    """What stage 3 does. DeepSpeed gives each parameter that it divides a `ds_id`."""
+def rounded(model, stage=3):
+    """The model as a stage leaves it. DeepSpeed gives each parameter that stage 3 divides a `ds_id`."""
     for name in frequencies(model):
         folder, _, key = name.rpartition(".")
         module = model.get_submodule(folder)
         setattr(module, key, getattr(module, key).bfloat16())
     for number, parameter in enumerate(model.parameters()):
-        parameter.ds_id = number
+        if stage == 3:
+            parameter.ds_id = number
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "buffers"),
+    [(LlamaModel, LLAMA, 2), (Gemma3TextModel, LAYERS, 4), (Qwen2_5_VLModel, VISION, 3)],
+)
+def test_frequencies_are_those_of_a_new_model(kind, config, buffers):
+    """Also inside another module, as the engine of DeepSpeed is one."""
+    wanted = frequencies(kind(config))
+    model = rounded(kind(config))
+    weights = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    restore_frequencies(torch.nn.Sequential(model))
+    actual = frequencies(model)
+    assert actual.keys() == wanted.keys() and len(actual) == buffers
+    for name, buffer in wanted.items():
+        assert actual[name].dtype == torch.float32 and torch.equal(actual[name], buffer), name
+        assert not torch.equal(buffer.bfloat16().float(), buffer)
+    assert all(torch.equal(weights[name], parameter) for name, parameter in model.named_parameters())
+    assert not any("inv_freq" in name for name in model.state_dict())
+
+
+def test_frequencies_of_a_lower_stage_are_left():
+    model = rounded(LlamaModel(LLAMA), stage=2)
+    before = frequencies(model)
+    restore_frequencies(model)
+    assert all(buffer is before[name] for name, buffer in frequencies(model).items())
 
 
 class Own(torch.nn.Module):
@@ -50,7 +100,7 @@ def test_frequencies_that_cannot_be_computed_again_are_kept_and_named(caplog, in
         model.rotary = Own()
     name, kind = ("rotary_emb", "LlamaRotaryEmbedding") if inside == "with weights" else ("rotary", "Own")
     module = model.get_submodule(name)
-    round_frequencies(model)
+    rounded(model)
     before = dict(module.named_buffers())
     restore_frequencies(model)
     assert all(buffer is before[key] for key, buffer in module.named_buffers())
@@ -94,7 +144,10 @@ def test_mean_and_deviation_are_those_of_the_configuration(tmp_path, kind, given
 
 
 def model_with(folder, **generation):
-    LlamaForCausalLM(LLAMA).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **generation}))
     return AutoModelForCausalLM.from_pretrained(folder)
 
