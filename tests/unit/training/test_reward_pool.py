@@ -545,7 +545,7 @@ def test_of_calls_that_travel_together_each_may_print(make_pool, tmp_path, in_on
     ],
 )
 def test_a_file_that_does_not_load(make_pool, source, kind, message):
-    pool = make_pool(source, startup_timeout=2)
+    pool = make_pool(source, startup_timeout=2 if kind == "timeout" else 60)
     failure = failure_of(pool, GOOD)
     assert failure.kind == kind and str(failure).startswith(f"{pool.path}: loading it {message}")
     assert pool.failures.kinds == {kind: 1}

@@ -297,6 +297,23 @@ class TestOrder:
         assert order == ["wait", "make", "make"] * 3
 
 
+def test_after_a_resume_the_generator_of_this_process_goes_on_after_the_first_draw():
+    class Shuffled(list):
+        """A data loader that draws from torch's own generator when it starts."""
+
+        def __iter__(self):
+            torch.rand(1)
+            return super().__iter__()
+
+    prompts, saved = TrainingPrompts(Shuffled(rows(*"abcdef"))), torch.Generator().manual_seed(2).get_state()
+    prompts.rng_after_first_draw = saved
+    assert [prompt.text for prompt in prompts.draw(3)] == ["a", "b", "c"]
+    assert torch.equal(torch.get_rng_state(), saved)
+    torch.rand(1)
+    assert [prompt.text for prompt in prompts.draw(3)] == ["d", "e", "f"]  # once
+    assert not torch.equal(torch.get_rng_state(), saved)
+
+
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
