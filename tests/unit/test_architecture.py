@@ -184,19 +184,6 @@ def test_the_stages_of_a_step_are_called_in_this_order():
     assert len(lines) >= 3 and lines == sorted(lines)
 
 
-def test_every_place_that_the_page_names_exists():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"\[`([\w/]+\.(?:py|yaml)):?([\w.]*)`\]\(([^)]+)\)", page)
-    assert len(named) > 10
-    for file, function, link in named:
-        path = PACKAGE / file
-        assert (ROOT / "docs" / link.split("#")[0]).resolve() == path.resolve() and path.is_file(), file
-        body = ast.parse(path.read_text()).body if path.suffix == ".py" else []
-        top = [node.targets[0].id for node in body if isinstance(node, ast.Assign)
-               and isinstance(node.targets[0], ast.Name)]  # fmt: skip
-        assert not function or function in {*picture["names_of"](body), *top}, function
-
-
 def test_the_page_has_each_file_of_training_in_one_line():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where is ...?")[0]
     rows = re.findall(r"^\| \[`(training/\w+/\w+\.py)`\]\([^)]+\) \| [^|]+ \|$", page, re.M)
