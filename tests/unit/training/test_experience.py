@@ -28,7 +28,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.adapt.monitor import Clip, first_update
 from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.training.trainer import experience as experience_module
-from bapo_openrlhf.training.trainer.advantages import Discounts, gae, set_advantages
+from bapo_openrlhf.training.trainer.advantages import Discounts, discounted_sums, gae, set_advantages
 from bapo_openrlhf.training.trainer.dealing import DealtBatch, forward_parts
 from bapo_openrlhf.training.trainer.experience import (
     BatchExperience,
@@ -285,6 +285,26 @@ def test_equal_advantages_stay_finite():
         one.values = torch.zeros_like(one.values)
     advantages = advantages_of(maker("gae", size=2), given)
     assert {number for numbers in advantages for number in numbers} == {0.0}
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 30)),
+    gamma=st.sampled_from([1.0, 0.99, 0.5]),
+    lambd=st.sampled_from([1.0, 0.95, 0.0]),
+    seed=st.integers(0, 99),
+)
+@settings(derandomize=True, database=None)
+def test_sums_over_tokens_are_openrlhfs_to_the_last_bit(shape, gamma, lambd, seed):
+    rng = torch.Generator().manual_seed(seed)
+    values, rewards = torch.randn(2, *shape, generator=rng)
+    mask, experience_maker = torch.rand(shape, generator=rng) < 0.7, maker("gae")
+    theirs = RemoteExperienceMaker.get_advantages_and_returns(
+        experience_maker, values, rewards, mask.long(), gamma, lambd
+    )
+    for ours, wanted in zip(gae(values, rewards, mask, Discounts(gamma, lambd, lambd)), theirs, strict=True):
+        assert torch.equal(ours, wanted)
+    wanted = RemoteExperienceMaker.get_cumulative_returns(experience_maker, rewards, mask.long(), gamma)
+    assert torch.equal(discounted_sums(mask * rewards, gamma), wanted)
 
 
 def by_definition(values, rewards, log_ratios, mask, gamma, lambd):
