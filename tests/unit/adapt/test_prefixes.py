@@ -51,6 +51,8 @@ def test_other_rewards_have_a_best_and_a_worst_response(make_group):
     assert len(prefixes) == 0  # no minority, and one that began with a prefix itself
     prefixes.store([make_group(1, response_tokens=1)], RNG)
     assert len(prefixes) == 0  # nothing would be left to generate
+    prefixes.store([make_group(right, size=10) for right in (3, 7)], RNG)
+    assert len(prefixes) == 0  # both ends of what is balanced
 
 
 @given(st.fractions(F(1, 20), F(19, 20)), st.integers(2, 300))

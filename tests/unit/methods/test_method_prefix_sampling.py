@@ -61,6 +61,12 @@ def test_prefix_sampling_generates_once_for_each_unbalanced_group(make_group, st
                 waiting[group.prompt.text] = [tuple(group.responses[n].token_ids[3:6].tolist()) for n in few]
 
 
+def test_prompts_wait_for_the_step_of_a_re_evaluation(make_group):
+    method = PrefixSampling(capacity=4, group_size=G, reevaluate_every=2)
+    method.build_batch(0, [make_group(1, response_tokens=6)], [])
+    assert [len(method.begin_step(step)) for step in (1, 2)] == [0, 1]
+
+
 def bapo(**options):
     values = {
         "capacity": 5, "group_size": G, "reevaluate_every": 1, "max_reevaluated_prompts": 6, "buffer_size": 4,
