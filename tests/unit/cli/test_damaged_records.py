@@ -27,7 +27,7 @@ from bapo_openrlhf.workbench.evaluation import store
 FILES = (record.RUN, record.SUMMARY, *record.BY_STEP)
 VALUE = re.compile(rb': ("[^"]*"|-?[0-9.e-]+|null|true|false)')
 OTHERS = [b"null", b'"x"', b"[1]", b"{}", b"-1", b"1e999", b"true", b"9" * 400, b"NaN", b"0.5"]
-damages = st.tuples(st.sampled_from(["cut", "byte", "drop", "value", "folder", "empty"]), st.integers(0, 2**32))
+damages = st.tuples(st.sampled_from(["cut", "byte", "drop", "copy", "value", "folder", "empty"]), st.integers(0, 2**32))
 
 
 def write_record(folder: Path) -> None:
@@ -86,6 +86,8 @@ def damage(path: Path, kind: str, seed: int) -> None:
         data = data[:at] + bytes([rng.choice([rng.randrange(256), *b'",:{}[]0.-e\n'])]) + data[at + 1 :]
     elif kind == "drop":
         data = data[:at] + data[at + length :]
+    elif kind == "copy":
+        data = data[:at] + data[rng.randrange(len(data)) :][:length] + data[at:]
     elif kind == "value":
         result = rng.choice(list(VALUE.finditer(data)))
         data = data[: result.start(1)] + rng.choice(OTHERS) + data[result.end(1) :]
