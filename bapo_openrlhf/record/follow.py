@@ -18,7 +18,7 @@ from bapo_openrlhf.record.run_record import EVALUATIONS, METRICS, RUN, SUMMARY, 
 
 OVERLAP = 512  # bytes before the last position that are read again, to check that they are still the same
 RECENT = 20  # steps that rates, times and warnings cover
-ROWS = {WARNINGS: ("warnings", shapes.WARNING), EVALUATIONS: ("evaluations", shapes.numbers)}  # files of few rows
+ROWS = {WARNINGS: ("warnings", shapes.WARNING), EVALUATIONS: ("evaluations", shapes.evaluation)}  # files of few rows
 DOCUMENTS = {RUN: ("run", shapes.METADATA), SUMMARY: ("summary", shapes.SUMMARY)}  # files of one JSON object
 LONG, MANY = 120.0, 10  # a run is silent after LONG seconds, or after MANY times the seconds of a step if that is more
 

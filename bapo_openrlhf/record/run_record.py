@@ -223,7 +223,7 @@ def read_answers(directory: str | os.PathLike) -> list[dict[str, Any]]:
 
 def read_evaluations(directory: str | os.PathLike) -> list[dict[str, Any]]:
     """Read the evaluations during training, oldest first (see `RunRecord.append_rows`)."""
-    return read_rows(Path(directory) / EVALUATIONS, shapes.numbers)
+    return read_rows(Path(directory) / EVALUATIONS, shapes.evaluation)
 
 
 def read_warnings(directory: str | os.PathLike) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bapo_openrlhf.record.held_out import scores
+
 Check = Callable[[Any], bool]
 LARGEST = 1e300  # of the numbers in a record, so that they can be added up
 
@@ -75,3 +77,8 @@ WARNING = fields({"step": whole, "kind": text, "text": text}, required=("step", 
 def numbers(row: Any) -> bool:
     """Whether a row has a step, and numbers under names with a slash. Others are OpenRLHF's or a reward function's."""
     return ROW(row) and all(number(value) for name, value in row.items() if "/" in name)
+
+
+def evaluation(row: Any) -> bool:
+    """Whether a row has a step, and numbers as its scores."""
+    return numbers(row) and all(map(number, scores(row).values()))

@@ -158,6 +158,17 @@ def test_report(record_folder, tmp_path, undrawn, file, kind, others):
     assert run("report", *runs, "--output", str(folder / "page.html")) in (0, 2)
 
 
+@pytest.mark.parametrize("score", [b'"x"', b"[1]", b"{}"])
+def test_a_score_is_a_number(record_folder, tmp_path, undrawn, score):
+    """`watch` shows the rest, and `report` names the file."""
+    folder = damaged(record_folder, tmp_path / "now", "run/evaluations.jsonl")
+    file = folder / "run" / "evaluations.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"0.5", score))
+    assert run("watch", str(folder / "run"), "--once") == 0
+    status, _, error = said("report", str(folder / "run"), "--output", str(folder / "page.html"))
+    assert status == 2 and f"{file}, line 1" in error
+
+
 def study(record_folder: Path, folder: Path) -> int:
     """The status of a study's report. The record in the folder is one of its two runs."""
     (folder / "s.yaml").write_text("name: s\nseeds: [1, 2]\nevaluations: [a]\nmethods: {bapo: {arms: {group: BAPO}}}\n")
