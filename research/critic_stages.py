@@ -19,5 +19,6 @@ CRITIC = (
           grid=(4e-4, 1e-3, 2e-3), settings_from="critic_setting", trial="critic", rate="critic.adam.lr",
           paired=False, parallel=2, by_mean=True),
     Stage("critic_arms", "3", "critic_groups", tuple(range(511, 523)), ARMS, rates_from="critic_rates",
-          settings_from="critic_setting", trial="critic", rate="critic.adam.lr", paired=False, parallel=2),
+          rates_of=dict.fromkeys(ARMS, SEARCHED), settings_from="critic_setting", trial="critic", rate="critic.adam.lr",
+          paired=False, parallel=2),
 )  # fmt: skip

@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from critic_stages import CRITIC
-from critic_stages import SEARCHED as SEARCHED_CRITIC
 from fair_stages import FAIR
 from folders import RESULTS, STUDIES
 from replay_map import priced
-from reuse_stages import RATES_OF, REUSE
+from reuse_stages import REUSE
 from stage import RATE, REST, Stage, resized
 
 from bapo_openrlhf.errors import RunError
@@ -137,10 +136,8 @@ def with_rate(arm: Arm, rate: float, flag: str = RATE) -> Arm:
 
 def nearest_of(stage: Stage) -> dict[str, str]:
     """The searched method whose learning rate a method of the stage takes, if it is not its own."""
-    if stage.trial == "critic":
-        return dict.fromkeys(stage.seconds, SEARCHED_CRITIC)
-    if stage.trial == "reuse":
-        return RATES_OF
+    if stage.rates_of:
+        return dict(stage.rates_of)
     return NEAREST | (HARD_NEAREST if stage.part == 2 else {}) | dict.fromkeys(sum(stage.climb, ()), "filter_only")
 
 

@@ -6,7 +6,7 @@ so that it makes no difference which half this is. In the steps of the probe, ha
 the number of the group says which (`kind`). Then all of them are forgotten.
 
     PYTHONPATH=research bapo-openrlhf study --config research/studies/halves.yaml  # the four runs
-    python research/halves_shares.py --runs runs/studies/halves/runs  # keeps their records, and writes results/halves/
+    python research/halves_shares.py --runs runs/studies/halves  # keeps their records, and writes results/halves/
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The numbers of halves_design.md: what the halves of groups are worth, as shares of one another.
 
-python research/halves_shares.py              # the kept records; writes results/halves/halves.md
+python research/halves_shares.py                # the kept records; writes results/halves/halves.md
 python research/halves_shares.py --runs FOLDER  # keeps the runs of another worktree first
 """
 
@@ -21,6 +21,7 @@ from smollm2 import keep
 
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.study.definition import read_study
+from bapo_openrlhf.workbench.study.runner import RUNS, plan
 from bapo_openrlhf.workbench.study.statistics import LEVEL
 
 PRIMARY = 0.975  # level of the intervals of the two primary shares
@@ -56,28 +57,25 @@ def shares(probes: pd.DataFrame, level: float = LEVEL) -> pd.DataFrame:
 
 def answer(responses: Mapping[str, float], prompt: Mapping[str, float]) -> str:
     """What the page says to the two primary shares, each with `low` and `high`."""
-    lost = [name for name, found in (("the responses", responses), ("the prompt", prompt)) if found["high"] < 1]
-    gained = [name for name, found in (("the responses", responses), ("the prompt", prompt)) if found["low"] > 1]
-    if gained:
+    both = {"the responses": responses, "the prompt": prompt}
+    if gained := [name for name, found in both.items() if found["low"] > 1]:
         return f"a share above 1, which the page does not foresee: {' and '.join(gained)}"
+    lost = [name for name, found in both.items() if found["high"] < 1]
     return f"the loss is that of {' and '.join(lost)}" if lost else "the runs say nothing"
 
 
-def read_probes(root: Path) -> pd.DataFrame:
+def read_probes(study_folder: Path) -> pd.DataFrame:
     """The lines of probes.jsonl of all runs, with their `setting` and `seed`.
-
-    Args:
-        root: The folder with the runs' folders.
 
     Raises:
         ValueError: A run has not ended.
     """
-    study, tables = read_study(STUDIES / "halves.yaml"), []
-    for arm, seed in study.runs:
-        folder = root / f"{arm.name}-s{seed}"
-        if not (folder / record.SUMMARY).is_file():
-            raise ValueError(f"{folder} has not ended, and no number is shown before all four runs have")
-        tables.append(pd.read_json(folder / record.PROBES, lines=True).assign(setting=arm.label, seed=seed))
+    tables = []
+    for run in plan(read_study(STUDIES / "halves.yaml"), study_folder):
+        if not run.done:
+            raise ValueError(f"{run.folder} has not ended, and no number is shown before all four runs have")
+        rows = pd.read_json(run.folder / record.PROBES, lines=True)
+        tables.append(rows.assign(setting=run.arm.label, seed=run.seed))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -102,16 +100,16 @@ def write_page(probes: pd.DataFrame) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the runs that are kept, or those of another folder, which are kept then, and write the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="runs/studies/halves/runs of some worktree")
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="runs/studies/halves of some worktree")
     given = parser.parse_args(argv)
     folder = RESULTS / "halves"
     folder.mkdir(exist_ok=True)
     with TemporaryDirectory() as unpacked:
         if given.runs:
             read_probes(given.runs)
-            keep(given.runs, folder / "halves.tar.xz")
+            keep(given.runs / RUNS, folder / "halves.tar.xz")
         with tarfile.open(folder / "halves.tar.xz") as file:
-            file.extractall(unpacked, filter="data")
+            file.extractall(Path(unpacked) / RUNS, filter="data")
         text = write_page(read_probes(Path(unpacked)))
     (folder / "halves.md").write_text(text, encoding="utf-8")
     print(text)

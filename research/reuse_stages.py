@@ -9,13 +9,10 @@ from __future__ import annotations
 from fair_stages import PRICE, SHAPE
 from stage import Stage
 
-# The searched method whose rate an arm takes.
-RATES_OF = {"prefixes": "wide", "gated": "four_epochs"}
-
 REUSE = (
     Stage("prefixes", "1", "reuse_prefixes", tuple(range(611, 623)), {"wide": SHAPE["wide"], "prefixes": SHAPE["wide"]},
-          rates_from="shape_rates", trial="reuse", paired=False, parallel=2),
+          rates_from="shape_rates", rates_of={"prefixes": "wide"}, trial="reuse", paired=False, parallel=2),
     Stage("gate", "2", "reuse_gate", tuple(range(631, 643)),
           {"four_epochs": PRICE["four_epochs"], "gated": PRICE["four_epochs"]},
-          rates_from="price_rates", trial="reuse", paired=False, parallel=2),
+          rates_from="price_rates", rates_of={"gated": "four_epochs"}, trial="reuse", paired=False, parallel=2),
 )  # fmt: skip

@@ -23,6 +23,7 @@ class Stage:
         grid: Learning rates of a search, in rising order; empty if it is none.
         rates_from: Name of the search that the learning rates come from, which may be one of another trial. Without it,
             they are those of the study.
+        rates_of: Methods that take the rate of another method of this search: {"prefixes": "wide"}.
         flags: Flags of all runs, which win over those of the study and its arms. A learning rate in them becomes a part
             of the names of the methods, so that such an arm and one of the stage that it is beside differ.
         solved: Whether the problems that each trained model solves are counted.
@@ -50,6 +51,7 @@ class Stage:
     seconds: Mapping[str, float]
     grid: tuple[float, ...] = ()
     rates_from: str = ""
+    rates_of: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, object] = field(default_factory=dict)
     solved: bool = False
     beside: str = ""

@@ -37,7 +37,7 @@ PROGRAMS = (
 )
 
 
-# ── What is done with a command, of which a handler gets all words ──
+# ── What is done with a command. A handler gets all its words ──
 
 
 def run_it(call, here):
@@ -57,7 +57,7 @@ def run_pytest(call, here):
 
 
 def parse_it(call, here):
-    """By the command's own parser, after which it ends."""
+    """The command ends when its own parser has read the words."""
 
     def parse(parser, words):
         parse_words(parser, words)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)\n```$", (ROOT / "docs" / "faq.md").read_text(), re.M | re.S)
-# Where messages of other programs stand in their source, of which nothing is imported.
+# Files of other programs that have their messages. They are read, and not imported.
 OTHERS = {
     "vllm": ["config/device.py", "v1/worker/cpu_worker.py", "v1/core/kv_cache_utils.py"],
     "ray": ["exceptions.py", "_private/services.py", "autoscaler/_private/util.py"],

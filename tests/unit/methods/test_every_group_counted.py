@@ -123,7 +123,7 @@ class Run:
         assert +self.ledger.counts == self.total
         self.ledger.check()
         self.met.update(groups, replayed=len(batch.replayed), unused=len(batch.unused), skipped=not len(batch))
-        self.met.update(dropped=members["dropped"], alone=sum(group.size == 1 for group in batch.replayed))
+        self.met.update(dropped=members["dropped"], single=sum(group.size == 1 for group in batch.replayed))
         self.t += 1
 
     @staticmethod
@@ -153,7 +153,7 @@ def test_every_group_ends_in_one_state_over_random_runs(make_group):
     check()
     # the runs have come to every end there is, or they would say little
     ends = {"fresh", "filtered", "cut", "too_far", "nonfinite", "replayed", "unused", "skipped"}
-    ends |= {"reevaluated", "unimproved", "solved", "dropped", "alone"}
+    ends |= {"reevaluated", "unimproved", "solved", "dropped", "single"}
     assert min(met[end] for end in ends) > 0, met
 
 

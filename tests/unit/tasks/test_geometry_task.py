@@ -295,7 +295,7 @@ def test_drawn_problems_are_solvable_and_different(most):
             assert problem.key not in seen  # in no other part either
             seen[problem.key] = part
             pictures.add(problem.images[0])
-            assert not any(character.isdecimal() for character in problem.text)  # the numbers are in the image alone
+            assert not any(character.isdecimal() for character in problem.text)  # only the image has the numbers
             assert mathematics.score(rf"\boxed{{{problem.label}}}", problem.label) == 1.0
             assert int(problem.label) > 0
     assert len(pictures) == len(seen) == sum(sizes.values())

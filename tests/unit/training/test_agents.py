@@ -135,7 +135,12 @@ def blocking(monkeypatch):
     """An engine, and an agent that blocks its thread until the test ends if a label is "bad"."""
     monkeypatch.setattr(agents, "BLOCKED", 0.2)
     release, engine = threading.Event(), Engine()
-    yield engine, LimitedAgent(agent(lambda label: release.wait() and None if label == "bad" else None), engine, LIMIT)
+
+    def block(label):
+        if label == "bad":
+            release.wait()
+
+    yield engine, LimitedAgent(agent(block), engine, LIMIT)
     release.set()
 
 

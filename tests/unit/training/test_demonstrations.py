@@ -77,7 +77,7 @@ def test_the_advantage_is_that_of_the_mixed_group():
 
 
 def test_row_n_of_the_data_is_prompt_n(monkeypatch):
-    """Of a data set of two prompts, of which OpenRLHF's function reads more rows."""
+    """OpenRLHF's function reads more rows than the two that are the prompts."""
     rows = Dataset.from_dict({"worked": ["xy", "z", "never"]})
     monkeypatch.setattr(demonstrations, "blending_datasets", lambda *_, **__: rows)
     names = {"prompt_dataset": "d", "prompt_probs": None, "max_samples": 2, "prompt_split": "train", "max_len": 8}

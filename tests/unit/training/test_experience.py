@@ -452,7 +452,7 @@ def reviews(draw):
 def made_of(
     samples: list[Experience], origins: list[SampleOrigin], kept=None, *, advantages=set_advantages, **changed
 ) -> BatchExperience:
-    """The experience of these samples, of which those at the positions `kept` stay; None: all of them.
+    """The experience of the samples at the positions `kept`; None: of all of them.
 
     `by_the_models` takes the place of the models, and `advantages` that of `set_advantages`.
     """

@@ -14,7 +14,7 @@ from bapo_openrlhf.training.trainer.samples import answers_of, samples_of
 class TestGeneratedStep:
     @staticmethod
     def samples(make_group, *right: int) -> list[Experience]:
-        """Groups of two responses, of which so many are right."""
+        """Groups of two responses. Each number says how many of a group are right."""
         return samples_of([make_group(count, size=2, extras=EXTRAS) for count in right])
 
     def test_groups_know_their_number_step_and_policy(self, make_group):

@@ -133,7 +133,11 @@ def test_an_actor_has_openrlhfs_numbers_and_gradients(width):
 
 def test_only_response_tokens_reach_the_head(monkeypatch):
     seen, plain = [], log_probs.token_log_probs
-    note = lambda hidden, *rest, **more: seen.append(len(hidden)) or plain(hidden, *rest, **more)  # noqa: E731
+
+    def note(hidden, *rest, **more):
+        seen.append(len(hidden))
+        return plain(hidden, *rest, **more)
+
     monkeypatch.setattr(log_probs, "token_log_probs", note)
     sequences, actions, attention = ragged_batch()
     built(SlicedActor, LLAMA)(sequences, actions, attention)

@@ -31,7 +31,7 @@ def ids(tokenizer, text):
 
 @given(prompt=any_text, response=any_text, cut=st.integers(0, 9))
 def test_the_text_is_what_the_model_wrote(tokenizer, prompt, response, cut):
-    """Only the tokens of the response make it, whatever became of the prompt."""
+    """It depends only on the tokens of the response, also if the prompt was cut."""
     query, text = texts(tokenizer, ids(tokenizer, prompt)[cut:], [*ids(tokenizer, response), 0])
     assert text == f"{response}</s>"
     assert query.endswith(text)

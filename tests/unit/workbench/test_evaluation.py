@@ -624,7 +624,12 @@ class FakeVLLM:
 @pytest.fixture
 def fake_vllm(monkeypatch, keep_environment):
     module, params, made = ModuleType("vllm"), ModuleType("vllm.sampling_params"), []
-    module.LLM = lambda **options: made.append(FakeVLLM(options)) or made[-1]
+
+    def engine(**options):
+        made.append(FakeVLLM(options))
+        return made[-1]
+
+    module.LLM = engine
     module.SamplingParams = SimpleNamespace
     params.RequestOutputKind = SimpleNamespace(FINAL_ONLY="final")
     monkeypatch.setitem(sys.modules, "vllm", module)
