@@ -1,7 +1,11 @@
 """Made-up runs of a study, in the form that records have."""
 
+import json
+
+import decision_stages as stages
+
 from bapo_openrlhf.record import run_record as record
-from bapo_openrlhf.workbench.study.runner import Planned
+from bapo_openrlhf.workbench.study.runner import COMMAND, Planned
 
 STEPS, OF_STEP = 4, 64  # steps of a run, and responses of a step
 LEVELS = ("four_terms", "five_terms", "six_terms", "seven_terms")
@@ -13,6 +17,22 @@ def flag(run: Planned, name: str, default=None):
     """The value of a flag in the run's words."""
     found = [word.partition("=")[2] for word in run.words if word.startswith(f"--{name}=")]
     return found[-1] if found else default
+
+
+def write_stage(name, root, top=lambda method, rate, seed: 0.5, **more):
+    """Make the runs of a stage until none is left, as `write_run` does. Returns them.
+
+    Args:
+        top: A function of the method, the rate and the seed.
+        more: Other arguments of `write_run`: a function of the run for each.
+    """
+    made, stage = [], stages.stage_of(name)
+    while left := [run for run in stages.planned(stage, root) if not stages.ended(run)]:
+        for run in left:
+            height = top(stages.method_of(run.arm), float(flag(run, stage.rate, 0)), run.seed)
+            write_run(run, height, **{argument: of_run(run) for argument, of_run in more.items()})
+        made += left
+    return made
 
 
 def write_run(
@@ -37,6 +57,7 @@ def write_run(
               "adapt.skip_zero_advantage": any("skip_two_updates" in word for word in run.words)}  # fmt: skip
     facts = {"name": run.name, "algorithm": "made", "seed": run.seed, "started": "now", "total_steps": STEPS}
     record.begin_run(run.folder, {**facts, **MADE, **about, "config": config})
+    (run.folder / COMMAND).write_text(json.dumps(run.words))
     rows = record.RunRecord(run.folder)
     for step in range(1, STEPS + 1):
         rows.append(step, {

@@ -5,31 +5,25 @@ import fair_trial
 import numpy as np
 import pytest
 from decision import Records
-from made_runs import flag, write_run
+from made_runs import flag, write_stage
 
 TOPS = {"ppo": 0.5, "today": 0.52, "control": 0.53, "generated": 0.6, "grouped": 0.58, "group_relative": 0.55}
 
 
-def run_all(name, root, top=lambda method, rate, seed: 0.5, explained=lambda method, seed: 0.0):
-    made = []
-    while left := [run for run in stages.planned(stages.stage_of(name), root) if not stages.ended(run)]:
-        for run in left:
-            method = stages.method_of(run.arm)
-            rate = float(flag(run, "critic.adam.lr", 0))
-            known = [explained(method, run.seed)] * 4 if run.arm.path == "critic" else ()
-            write_run(run, top(method, rate, run.seed), explained=known, metrics=lambda step: {"groups/replayed": 2})
-            (run.folder / "command.json").write_text("[]")
-            made.append(run)
-    return made
+def write(name, root, top=lambda method, rate, seed: 0.5, explained=lambda method, seed: 0.0):
+    def of_run(run):
+        return [explained(stages.method_of(run.arm), run.seed)] * 4 if run.arm.path == "critic" else ()
+
+    return write_stage(name, root, top, explained=of_run, metrics=lambda run: lambda step: {"groups/replayed": 2})
 
 
 def of_all(root):
     """The runs of all stages, if the first change of the setting is enough, and 2e-3 is the best rate."""
-    run_all("critic_setting", root, explained=lambda method, seed: {"setting": (0.3, 0.1), "partial": (0.3, 0.25)}[
+    write("critic_setting", root, explained=lambda method, seed: {"setting": (0.3, 0.1), "partial": (0.3, 0.25)}[
         method][seed - 501])  # fmt: skip
-    run_all("critic_rates", root, top=lambda method, rate, seed: 0.6 if rate == 2e-3 else 0.5)
+    write("critic_rates", root, top=lambda method, rate, seed: 0.6 if rate == 2e-3 else 0.5)
     spread = np.random.default_rng(0).normal(size=(len(TOPS), 12))
-    return run_all("critic_arms", root, lambda method, rate, seed: (
+    return write("critic_arms", root, lambda method, rate, seed: (
         TOPS[method] + 0.003 * spread[list(TOPS).index(method), seed - 511]))  # fmt: skip
 
 
@@ -68,5 +62,5 @@ def test_the_page_has_what_each_critic_explains(tmp_path):
 
 
 def test_without_a_setting_there_are_no_arms(tmp_path):
-    run_all("critic_setting", tmp_path, explained=lambda method, seed: 0.19)
+    write("critic_setting", tmp_path, explained=lambda method, seed: 0.19)
     assert stages.planned(stages.stage_of("critic_rates"), tmp_path) == []

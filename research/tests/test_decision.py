@@ -425,14 +425,10 @@ def test_kept_records_give_the_same_page(records, tmp_path, monkeypatch, capsys)
         (run.folder / "evaluations.jsonl").unlink()  # they have none
     for run in stages.planned(HARD, tmp_path):
         write_run(run, 0.5)
-        (run.folder / "command.json").write_text("[]")
         (run.folder / "solved.json").write_text('{"solved": 3, "of": 50, "right": {"1 + 1 =": 2}}')
     again = tmp_path / "runs" / "eval" / "hard_base_again"
     again.mkdir(parents=True)
     (again / "solved.json").write_text('{"solved": 1, "of": 50, "right": {"1 + 1 =": 2}}')
-    for stage in (SEARCH, UNITS, RUNS):
-        for run in stages.planned(stage, tmp_path):
-            (run.folder / "command.json").write_text("[]")
     lost = stages.planned(RUNS, tmp_path)[0].folder
     for path in lost.iterdir():
         path.unlink()

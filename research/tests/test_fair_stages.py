@@ -5,29 +5,24 @@ import decision_stages as stages
 import mixed_sums
 import numpy as np
 import pytest
-from made_runs import MADE, flag, write_run
+from made_runs import MADE, flag, write_run, write_stage
 
 RATES = {"plain": 5e-5, "filter_only": 1e-4, "bapo": 2e-5, "wide": 5e-5, "matched": 1e-4}
 BATCHES = {"filter_only": (130, 90, 75, 60), "wide": (256, 256, 200, 256)}  # responses trained on in each step
 
 
-def run_all(name, root, top):
-    """Make the runs of a stage until none is left; `top` takes the method, the rate and the seed. Returns the runs."""
-    made = []
-    while left := [run for run in stages.planned(stages.stage_of(name), root) if not stages.ended(run)]:
-        for run in left:
-            method = stages.method_of(run.arm)
-            trained = BATCHES.get(method, (256,) * 4)
-            rate = float(flag(run, stages.RATE))
-            more = rate == 2e-5 and method == "filter_only"  # its batches are larger at this rate
-            write_run(run, top(method, rate, run.seed), metrics=lambda step, of=trained, more=more: {
-                "responses/trained": of[step - 1] + 60 * more})  # fmt: skip
-            made.append(run)
-    return made
+def write(name, root, top):
+    def metrics(run):
+        method = stages.method_of(run.arm)
+        trained = BATCHES.get(method, (256,) * 4)
+        more = 60 * (method == "filter_only" and float(flag(run, stages.RATE)) == 2e-5)  # its batches are larger
+        return lambda step: {"responses/trained": trained[step - 1] + more}
+
+    return write_stage(name, root, top, metrics=metrics)
 
 
 def search_shape(root):
-    return run_all("shape_rates", root, lambda method, rate, seed: 0.6 if rate == RATES[method] else 0.5)
+    return write("shape_rates", root, lambda method, rate, seed: 0.6 if rate == RATES[method] else 0.5)
 
 
 def test_names_are_those_of_one_stage_each():
@@ -42,7 +37,7 @@ def test_a_rate_is_the_highest_mean_of_three_kept_runs(tmp_path):
     def top(method, rate, seed):
         return {2e-5: 0.5, 5e-5: 0.5, 1e-4: (0.9, 0.3, 0.36)[seed - 417]}[rate]
 
-    made = run_all("shape_rates", tmp_path, top)
+    made = write("shape_rates", tmp_path, top)
     assert {(run.arm.method, run.seed) for run in made} >= {("wide_0.0001", seed) for seed in (417, 418, 419)}
     assert len(made) == 5 * 3 * 3
     assert set(stages.chosen_rates(stages.stage_of("shape_rates"), tmp_path).values()) == {1e-4}
@@ -85,7 +80,7 @@ def test_the_best_replay_is_judged_at_the_price_of_its_comparisons(tmp_path):
     with pytest.raises(stages.NotYet):
         stages.planned(stages.stage_of("price"), tmp_path)
     assert stages.seconds_left(stages.stage_of("price"), tmp_path)[0] == 3 * 14
-    run_all("price_rates", tmp_path, top)
+    write("price_rates", tmp_path, top)
     runs = stages.planned(stages.stage_of("price"), tmp_path)
     assert {(run.arm.method, float(flag(run, stages.RATE))) for run in runs} == {
         ("four_epochs", 1e-4), ("two_epochs", 2e-5), ("replay_16", 1e-4)}  # fmt: skip

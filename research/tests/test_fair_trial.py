@@ -42,7 +42,6 @@ def write(name, root, skip=()):
             )
             write_run(run, top(method, run.seed), trained=TRAINED[method], update=UPDATE[method] * (1 + 0.1 * round_),
                       metrics=lambda step, of_step=of_step: {"reward/fresh_mean": 0.1 * step, **of_step})  # fmt: skip
-            (run.folder / "command.json").write_text("[]")
 
 
 def height(method, seed, of_step, end):

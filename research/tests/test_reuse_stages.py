@@ -5,24 +5,14 @@ import fair_trial
 import kept_records
 import pytest
 from decision import Records
-from made_runs import flag, write_run
-
-
-def run_all(name, root, top):
-    made = []
-    while left := [run for run in stages.planned(stages.stage_of(name), root) if not stages.ended(run)]:
-        for run in left:
-            write_run(run, top(stages.method_of(run.arm), float(flag(run, stages.RATE)), run.seed))
-            (run.folder / "command.json").write_text("[]")
-            made.append(run)
-    return made
+from made_runs import flag, write_stage
 
 
 def search(root):
     """Both searches of the fair trial. The arms that are compared with here have rates of their own."""
     best = {"wide": 5e-5, "four_epochs": 2e-5}
     for name in ("shape_rates", "price_rates"):
-        run_all(name, root, lambda method, rate, seed: 0.6 if rate == best.get(method, 1e-4) else 0.5)
+        write_stage(name, root, lambda method, rate, seed: 0.6 if rate == best.get(method, 1e-4) else 0.5)
 
 
 def test_both_arms_have_the_rate_of_the_arm_that_was_searched(tmp_path):
@@ -47,7 +37,9 @@ def test_a_new_worktree_has_the_searches_of_the_other_trial(tmp_path, monkeypatc
 
 def test_each_part_has_one_comparison(tmp_path):
     search(tmp_path)
-    run_all("prefixes", tmp_path, lambda method, rate, seed: 0.5 + 0.1 * (method == "prefixes") + 0.0001 * (seed % 7))
+    write_stage(
+        "prefixes", tmp_path, lambda method, rate, seed: 0.5 + 0.1 * (method == "prefixes") + 0.0001 * (seed % 7)
+    )
     first, second = fair_trial.primary(Records(tmp_path), "reuse").to_dict("records")
     # The area below a straight line from the start is half of its height.
     assert first["gain"] == pytest.approx(5.0) and first["p"] == first["p_holm"] and first["answer"] == "ahead"
