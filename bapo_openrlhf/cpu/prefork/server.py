@@ -3,23 +3,25 @@
     python -m bapo_openrlhf.cpu.prefork.server LISTENER MODULE:FUNCTION
 
 LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. The
-server ends with its children when the process that started it ends, which closes its standard input. It blocks all
-other signals, because one may go to every process of a job.
+server ends with its children when its standard input is closed, which the end of the process that started it also does.
+It blocks all other signals, because one may go to every process of a job.
 """
 
 import atexit
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -28,6 +30,7 @@ from bapo_openrlhf.cpu.prefork.client import FORWARDED, HEAD
 
 MOST_FILES = 250  # the kernel passes at most 253 at a time
 PATIENCE = 10.0  # seconds within which a request must arrive
+OWNER = 0  # the standard input
 
 
 @dataclass(frozen=True)
@@ -219,17 +222,30 @@ def run(arguments: Sequence[str]) -> None:
             raise SystemExit("nothing to run: give a script, -m MODULE or -c CODE")
 
 
+@contextmanager
+def ended_by_closing(file: int) -> Iterator[None]:
+    """End this process as soon as a file is closed at its other end, for the time of the block: SIGIO does it."""
+    flags = fcntl.fcntl(file, fcntl.F_GETFL)
+    fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([file], [], [], 0)[0]:  # it was closed before
+        sys.exit()
+    yield
+    fcntl.fcntl(file, fcntl.F_SETFL, flags)
+
+
 def main() -> None:
     """Prepare, then serve."""
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     inherited = dict(os.environ)
     module, _, function = sys.argv[2].partition(":")
-    prepared = getattr(importlib.import_module(module), function)()
+    with ended_by_closing(OWNER):
+        prepared = getattr(importlib.import_module(module), function)()
     gc.collect()
     gc.freeze()  # so that a collection in a child does not copy all pages
     sys.stdout.flush()
     sys.stderr.flush()
-    request = Server(socket.socket(fileno=int(sys.argv[1])), 0, prepared).serve()
+    request = Server(socket.socket(fileno=int(sys.argv[1])), OWNER, prepared).serve()
     become(request, prepared, inherited)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 from bapo_openrlhf.cpu.prefork.server import Prepared
 
@@ -18,6 +19,11 @@ def prepare():
     sys.modules["prefork_prepared"] = sys.modules[__name__]  # what a child finds imported
     os.environ["SET_ON_IMPORT"] = "yes"
     return Prepared(fixed=["FIXED"], in_child=lambda: _note("child"))
+
+
+def hang():
+    _note("preparing")
+    threading.Event().wait()
 
 
 def fail():

@@ -270,6 +270,24 @@ def test_all_end_when_the_owner_is_killed(unserved):
     until(lambda: not alive(child) and not alive(server))
 
 
+@pytest.mark.parametrize("end", ["at once", "later", "killed"])
+def test_a_server_that_still_prepares_ends_with_its_owner_or_block(unserved, tmp_path, end):
+    notes = tmp_path / "notes"
+    within = {
+        "at once": "pass",
+        "later": f"while not pathlib.Path({str(notes)!r}).exists(): time.sleep(0.05)",
+        "killed": f"while not pathlib.Path({str(notes)!r}).exists(): time.sleep(0.05)\n    os.kill(os.getpid(), 9)",
+    }
+    program = (
+        "import os, pathlib, time\nfrom bapo_openrlhf.cpu.prefork import serving\n"
+        f"with serving.serving('prefork_template:hang'):\n    {within[end]}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60)
+    assert done.returncode == (-signal.SIGKILL if end == "killed" else 0)
+    if notes.exists():
+        until(lambda: not alive(int(notes.read_text().split()[1])))
+
+
 def test_other_environment_at_import_starts_python_itself(server):
     assert python("-c", FORKED, env={**os.environ, "FIXED": "2"}).stdout == "False\n"
     assert [word for word, _ in server()] == ["prepared"]

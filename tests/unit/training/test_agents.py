@@ -130,6 +130,18 @@ def test_an_agent_that_hangs_is_given_up_alone(caplog):
     assert len(hanging["rollout_log_probs"]) == 6
 
 
+def test_an_agent_that_hangs_before_its_first_generation_is_given_up():
+    class Hanging(AgentExecutorBase):
+        async def execute(self, **request):
+            await asyncio.Event().wait()
+
+    engine = Engine()
+    limited = LimitedAgent(Hanging(), engine, LIMIT)
+    (result,) = ask(limited, engine, "l")
+    assert (result["reward"], result["observation_tokens"]) == (None, [])
+    assert limited.failures.kinds == {"timeout": 1} and not engine.asked
+
+
 @pytest.fixture
 def blocking(monkeypatch):
     """An engine, and an agent that blocks its thread until the test ends if a label is "bad"."""
