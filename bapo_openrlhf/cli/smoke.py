@@ -1,16 +1,15 @@
 """`bapo-openrlhf smoke`: two steps, a kill and a resume of a configuration, with a small model."""
 
-import signal
-import sys
 import uuid
 from collections.abc import Sequence
 
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cli.parser import Parser
+from bapo_openrlhf.training.driver.signals import caught
 
 
 def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
-    """Parse, run, and return 0 if the smoke run passes, otherwise 1."""
+    """Parse, run, and return 0 if the smoke run passes, otherwise 1. A signal ends its processes, too."""
     parser = Parser(
         prog,
         "Show in minutes that a long run will work on this machine: two steps of the configuration with "
@@ -28,10 +27,9 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf smoke") -> int:
     from bapo_openrlhf.workbench.smoke.run import Smoke
     from bapo_openrlhf.workbench.smoke.stages import Stages
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes of the run end with this one
     console = Console(highlight=False, markup=False, soft_wrap=True)
     field, instead = f"run.name is {args.run.name}", "give another --run.name"
-    with console.status("checks") as status:
+    with caught("within the smoke run"), console.status("checks") as status:
         smoke = Smoke(args, defaults, Stages(uuid.uuid4().hex, console.print, status.update))
         with owned(smoke.folder, field=field, what="smoke run", instead=instead):
             console.print(f"smoke run of {args.run.name}:")
