@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.run_record import (
     GAP,
@@ -195,6 +196,17 @@ def test_a_resumed_run_keeps_its_lines_and_its_start(tmp_path):
     assert (result["started"], result["resumed"]) == (START["started"], ["later 1", "later 2"])
     assert result["total_steps"] == 20
     assert len(read_metrics(tmp_path)) == 1 and record.read_summary(tmp_path) == {}  # it has not ended
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [*((name, "{]") for name in record.BY_STEP), (record.WARNINGS, '{"step": 1}')]
+)
+def test_a_damaged_file_ends_a_resume_before_anything_changes(tmp_path, name, line):
+    begin_run(tmp_path, START)
+    (tmp_path / name).write_text(f"{line}\n")
+    with pytest.raises(ConfigError, match=rf"{name}.* is damaged"):
+        begin_run(tmp_path, START | {"started": "later"}, resumes=True)
+    assert "resumed" not in read_run(tmp_path)
 
 
 def test_a_run_of_before_there_was_a_run_json_resumes(tmp_path):

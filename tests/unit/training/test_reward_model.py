@@ -1,12 +1,14 @@
 """Runs whose rewards a reward model gives, on the fake stack: who is scored, when, and in which range."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_stack import SCORED, digest, generated_sample, responses_to, rows_of
 
 from bapo_openrlhf.record.run_record import read_evaluations, read_groups, read_warnings
+from bapo_openrlhf.training.trainer.accounts import first_range
 from bapo_openrlhf.training.trainer.samples import answers_of
 
 MODES = (
@@ -122,3 +124,9 @@ class TestMeasuredRange:
         run.score = lambda tokens: 0.25
         with pytest.raises(RuntimeError, match=r"99th percentile of 16 rewards are both 0.25; .* --adapt.reward_range"):
             run.trainer.fit()
+
+
+def test_a_response_without_a_reward_does_not_count_for_the_measured_range():
+    fresh = [SimpleNamespace(rewards=rewards) for rewards in ([math.nan, 0.0], [2.0, math.inf])]
+    assert first_range(fresh) == (0, 2)
+    assert first_range([SimpleNamespace(rewards=[math.nan])]) is None

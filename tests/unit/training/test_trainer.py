@@ -1,6 +1,7 @@
 """Whole runs of the trainer on the fake stack: which weights generate, what is counted, how a run fails."""
 
 import math
+import time
 
 import pytest
 import ray
@@ -11,6 +12,7 @@ from bapo_openrlhf.adapt.batch import Batch
 from bapo_openrlhf.record.run_record import read_warnings
 from bapo_openrlhf.training.trainer.rollout import Rollout
 from bapo_openrlhf.training.trainer.run_state import message_of
+from bapo_openrlhf.training.trainer.trainer import timed
 
 EAGER = """
 from bapo_openrlhf.methods import BAPO
@@ -431,3 +433,11 @@ def remote_error(cause: Exception) -> Exception:
 )
 def test_an_error_in_brief_has_no_traceback(error, text):
     assert message_of(error) == text
+
+
+def test_seconds_add_up(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", iter([10.0, 13.0]).__next__)
+    timing = {"adapt": 2.0}
+    with timed(timing, "adapt"):
+        pass
+    assert timing == {"adapt": 5.0}
