@@ -8,6 +8,7 @@ import pytest
 from bapo_openrlhf.adapt.buffers import ReplayBuffer
 from bapo_openrlhf.adapt.vocabulary import TRAINED
 from bapo_openrlhf.methods.registry import METHODS, method_class
+from bapo_openrlhf.record.outcome import UNTRAINED
 from bapo_openrlhf.record.run_record import read_groups, read_metrics
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]  # test_study.py checks ar3po with a critic in `make test`
@@ -45,6 +46,7 @@ def test_trains_and_accounts_for_every_response(train, tmp_path, method, algorit
     result = train(
         f"{method}_{algorithm}",
         environment={"PROBE_FOLDER": str(tmp_path)},
+        status=UNTRAINED if (method, algorithm) == ("ar3po", "bapo_grpo") else 0,  # the rewards of a group are equal
         algorithm=algorithm,
         adapt__method=method,
         adapt__options=OPTIONS.get(method),

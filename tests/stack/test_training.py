@@ -12,6 +12,7 @@ from test_faults import GRPO, same_steps
 
 from bapo_openrlhf.record import metrics
 from bapo_openrlhf.record import run_record as record
+from bapo_openrlhf.record.outcome import UNTRAINED
 
 pytestmark = pytest.mark.stack
 
@@ -310,9 +311,12 @@ def test_averaged_weights_follow_the_last_optimizer_step(train, workspace, stage
 
 @pytest.mark.slow
 def test_layer_with_nothing_to_adapt_equals_plain_openrlhf(train, plain):
-    """Filter none, no replay, no re-evaluation, v = 1: groups come out of the layer as they were."""
+    """Filter none, no replay, no re-evaluation, v = 1: groups come out of the layer as they were.
+
+    All rewards are equal, so that the run ends with the status of one that trained nothing.
+    """
     nothing = {"filter": "none", "replay_steps": 0, "reevaluate_every": 0, "rollout_delay": 1}
     flags = COMPARABLE | {f"adapt__{name}": value for name, value in nothing.items()}
-    result = train("through", algorithm="ba_ppo", **flags)
+    result = train("through", algorithm="ba_ppo", status=UNTRAINED, **flags)
     # OpenRLHF's norm of the critic is that of the optimizer step before, except in the last micro-batches.
     same_losses(result, plain, "critic_grad_norm")

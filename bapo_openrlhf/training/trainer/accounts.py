@@ -13,7 +13,7 @@ from bapo_openrlhf.adapt.monitor import Clip, composition, first_update, off_pol
 from bapo_openrlhf.adapt.prefixes import by_prefix
 from bapo_openrlhf.adapt.review import Review, review
 from bapo_openrlhf.adapt.rewards import UNIT, Range, measured_range
-from bapo_openrlhf.adapt.vocabulary import DROPPED
+from bapo_openrlhf.adapt.vocabulary import DROPPED, TRAINED
 from bapo_openrlhf.methods.base import Method
 from bapo_openrlhf.training.trainer.experience import BatchExperience, ForwardPass
 from bapo_openrlhf.training.trainer.generated import GeneratedStep, reward_numbers
@@ -143,7 +143,7 @@ class StepAccounts:
             "groups/replayed": len(batch.replayed),
             "groups/unused": len(batch.unused),
             "responses/trained": batch.responses,
-            "responses/replayed": sum(group.size for group in batch.replayed),
+            "responses/replayed": batch.responses - sum(responses[state] for state in TRAINED),
             "responses/dropped": responses[DROPPED],
         }
 

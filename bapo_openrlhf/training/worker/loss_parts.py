@@ -62,13 +62,19 @@ class FirstRatio:
     """
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.tokens, self._total = limit, 0, torch.zeros(())
+        self.limit = limit
+        self._sums = torch.zeros(2, dtype=torch.double)  # of |log ratio|, and of tokens
+
+    @property
+    def tokens(self) -> int:
+        return int(self._sums[1])
 
     def add(self, log_probs: torch.Tensor, experience: Experience) -> None:
         """Count the tokens of a micro-batch, of which the loss computed these log-probs, shape (B, A)."""
-        changes = (log_probs.detach().float() - experience.action_log_probs.float())[experience.action_mask.bool()]
-        self.tokens += len(changes)
-        self._total = self._total.to(changes.device) + changes.abs().sum()
+        mask = experience.action_mask.bool()
+        changes = (log_probs.detach().float() - experience.action_log_probs.float()).abs().masked_fill(~mask, 0.0)
+        sums = torch.stack([values.sum(dtype=torch.double) for values in (changes, mask)])  # without waiting for a GPU
+        self._sums = self._sums.to(sums.device) + sums
 
     def require(self) -> float:
         """The mean of |log ratio|.
@@ -76,7 +82,7 @@ class FirstRatio:
         Raises:
             RuntimeError: It is above the limit. Tokens that are missing to ENOUGH count as 0.
         """
-        total = float(self._total)
+        total = float(self._sums[0])
         mean = total / max(self.tokens, 1)
         if not total <= self.limit * max(self.tokens, ENOUGH):
             raise RuntimeError(

@@ -73,7 +73,10 @@ class TestStages:
 
 
 class Parts(Method):
-    """Trains on some responses of each fresh group, and replays the first of them by itself in the next step."""
+    """Trains on some responses of each fresh group, and replays the first of them by itself in the next step.
+
+    There it also takes the place of a response of a fresh group.
+    """
 
     STATE = ("stored",)
 
@@ -85,6 +88,8 @@ class Parts(Method):
 
         kept = [group.keep(range(1 + group.uid % 3), relative_to="generated") for group in fresh]
         replayed, self.stored = self.stored, [group.keep([0], relative_to="generated") for group in fresh[:2]]
+        for group in replayed[:1]:
+            kept[2] = kept[2].exchange(0, group.standalone(group.responses[0]))
         return Batch(fresh=kept, replayed=replayed)
 
 
@@ -105,7 +110,9 @@ def test_parts_of_groups_are_trained_on_and_accounted_for(world, algorithm, rank
         expected = sum(1 + uid % 3 for uid in uids)
         replayed = 2 if number else 0
         assert sum(sizes_of(experiences).values()) == expected + replayed == row["responses/trained"]
-        assert (row["responses/replayed"], row["responses/dropped"]) == (replayed, 16 - expected)
+        exchanged = 1 if number else 0
+        assert row["responses/replayed"] == replayed + exchanged
+        assert row["responses/dropped"] == 16 - expected + exchanged
         assert row["groups/capacity_used"] == (expected + replayed) / 24 and row["groups/capacity"] == 6
         assert told[number] == (number, 4 + replayed)
     assert run.trainer.ledger.responses["generated"] == 16 * len(metrics)
