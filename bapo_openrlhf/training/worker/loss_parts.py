@@ -65,10 +65,6 @@ class FirstRatio:
         self.limit = limit
         self._sums = torch.zeros(2, dtype=torch.double)  # of |log ratio|, and of tokens
 
-    @property
-    def tokens(self) -> int:
-        return int(self._sums[1])
-
     def add(self, log_probs: torch.Tensor, experience: Experience) -> None:
         """Count the tokens of a micro-batch, of which the loss computed these log-probs, shape (B, A)."""
         mask = experience.action_mask.bool()
@@ -76,19 +72,19 @@ class FirstRatio:
         sums = torch.stack([values.sum(dtype=torch.double) for values in (changes, mask)])  # without waiting for a GPU
         self._sums = self._sums.to(sums.device) + sums
 
-    def require(self) -> float:
-        """The mean of |log ratio|.
+    def require(self) -> tuple[float, float]:
+        """The mean of |log ratio|, and the number of its tokens.
 
         Raises:
             RuntimeError: It is above the limit. Tokens that are missing to ENOUGH count as 0.
         """
-        total = float(self._sums[0])
-        mean = total / max(self.tokens, 1)
-        if not total <= self.limit * max(self.tokens, ENOUGH):
+        total, tokens = self._sums.tolist()
+        mean = total / max(tokens, 1)
+        if not total <= self.limit * max(tokens, ENOUGH):
             raise RuntimeError(
-                f"the ratio does not start at 1: before the first update, the mean |log ratio| of {self.tokens} tokens "
+                f"the ratio does not start at 1: before the first update, the mean |log ratio| of {tokens:.0f} tokens "
                 f"is {mean:.2g}, and rounding explains {self.limit:.2g}; the gradient was not applied. So the model "
                 "computes other log-probs while it trains. Usual causes are noise that its config.json does not call "
                 "dropout, and layers that do something else in training"
             )
-        return mean
+        return mean, tokens

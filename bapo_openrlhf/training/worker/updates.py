@@ -231,7 +231,7 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         super()._require_finite()
         if self.first_ratio and not self.cross_entropy:
             first, self.first_ratio = self.first_ratio, None
-            self.means.add(FIRST_RATIO, first.require(), first.tokens)
+            self.means.add(FIRST_RATIO, *first.require())
 
     def _gated(self, part: LossContext) -> AbstractContextManager[None]:
         if self.gate is None or self.cross_entropy or not part.plan.closes:

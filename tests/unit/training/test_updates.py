@@ -572,7 +572,7 @@ def test_demonstrations_and_fine_tuning_have_no_first_ratio():
     wanted = torch.cat(of_tokens(update.samples[1::2], moved, update.weight.detach())).abs().mean()
     assert update.metrics[0]["first_ratio"] == pytest.approx(float(wanted), rel=1e-5)
     tuned = Update(WholeBatchActorTrainer, **shape, shown=2, cross_entropy=True, first_ratio=1e6)
-    assert "first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.tokens == 0
+    assert "first_ratio" not in tuned.metrics[0] and tuned.trainers[0].first_ratio.require() == (0, 0)
 
 
 def test_a_first_ratio_that_is_not_1_stops_the_run_before_its_optimizer_step():
@@ -601,7 +601,7 @@ def test_missing_tokens_have_the_ratio_1(tokens, moved, ends):
     mask = torch.ones(1, tokens)
     first.add(torch.full((1, tokens), moved), Experience(action_log_probs=torch.zeros(1, tokens), action_mask=mask))
     with pytest.raises(RuntimeError) if ends else nullcontext():
-        assert first.require() == pytest.approx(moved, rel=1e-5)
+        assert first.require() == pytest.approx((moved, tokens), rel=1e-5)
 
 
 @UNHURRIED
