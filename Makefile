@@ -10,9 +10,7 @@ INSTALLED_GPU := $(VENV_GPU)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 # SIGTERM to make also ends what a command has started. A shell in between would not pass it on.
 STOPPABLE := exec $(PYTHON) tools/stoppable.py
-# Two processes run the tests of the real stack, which often wait, and the third begins with the unit tests; then they
-# share these (tests/conftest.py). The slow tests are nearly all of the real stack.
-THREE := -n 3
+# Two processes: each runs one part of the tests of the real stack, then they share the unit tests (tests/conftest.py).
 TWO := -n 2
 
 .PHONY: quickstart test test-all test-research lint docs bench install-gpu flash-attn lock clean
@@ -21,7 +19,7 @@ quickstart: $(INSTALLED)
 	@$(STOPPABLE) $(BIN)/python examples/quickstart
 
 test: $(INSTALLED)
-	@$(STOPPABLE) $(BIN)/python -m pytest $(THREE)
+	@$(STOPPABLE) $(BIN)/python -m pytest $(TWO)
 
 test-all: $(INSTALLED)
 	@$(STOPPABLE) $(BIN)/python -m pytest $(TWO) -m "slow or not slow" --hypothesis-profile=thorough

@@ -61,21 +61,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of the real stack come first: those that share a Ray in one process, and each other file in one.
-
-    With three processes these other files are in one process, too, so that at most two runs go on at a time. The third
-    process begins with the unit tests, and takes the cores while runs wait.
-    """
+    """The tests of the real stack come first: those that share a Ray in one process, and each other file in one."""
     from xdist.scheduler import LoadScopeScheduling
 
     class StackFirst(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if not file.startswith("tests/stack/"):
-                return file
-            if not file.endswith(OWN_RAY):
-                return "tests/stack"
-            return file if self.config.option.numprocesses < 3 else "own Ray"
+            shared = file.startswith("tests/stack/") and not file.endswith(OWN_RAY)
+            return "tests/stack" if shared else file
 
     config.option.loadscopereorder = False  # the stack first, because it takes longest
     return StackFirst(config, log)
