@@ -33,7 +33,7 @@ OWN_RAY = (
     "test_evaluate.py", "test_faults.py", "test_first_hour.py", "test_forks.py", "test_rotary.py", "test_smoke.py",
     "test_study.py", "test_vision.py", "test_warmup.py",
 )  # fmt: skip
-MINUTES = 12  # of `make test` on 2 idle cores of a CPU with instructions for bfloat16
+MINUTES = 10  # of `make test` on 2 idle cores of a CPU with instructions for bfloat16
 
 
 def pytest_configure(config: pytest.Config) -> None:
