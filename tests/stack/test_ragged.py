@@ -377,7 +377,7 @@ def test_updates_are_those_of_plain_pytorch(probe_run, model):
             group["lr"] = factor * last["rate"]
         optimizer.step()
         moved, wanted = flat(last["after"]) - flat(before), flat(parameters) - flat(before)
-        assert last["norm"] == pytest.approx(norms[-1], rel=NORM_ERROR, abs=1e-6)  # a correction may leave no token
+        assert last["norm"] == pytest.approx(norms[-1], rel=NORM_ERROR, abs=1e-6)  # a norm may be 0, but for rounding
         assert (moved - wanted).norm() <= CHANGE_ERROR * wanted.norm()
     assert min(norms) < MAX_NORM < max(norms)
     assert any(clipped) and not all(clipped)

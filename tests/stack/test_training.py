@@ -262,7 +262,7 @@ def test_off_equals_plain_openrlhf(train, plain, faster):
 
     All rewards are 1, so at its end the run says with its status that it learned nothing.
     """
-    result = train(f"off_{faster}", status=3, **COMPARABLE, algorithm="ppo", run__faster=faster)
+    result = train(f"off_{faster}", status=UNTRAINED, **COMPARABLE, algorithm="ppo", run__faster=faster)
     same_losses(result, plain)
     assert catalogued(result.metrics, "ppo") == ["reevaluated", "replayed"]
     assert len(record.read_groups(result.folder)) == STEPS
@@ -273,7 +273,7 @@ def test_off_equals_plain_openrlhf(train, plain, faster):
 def test_off_equals_plain_openrlhf_without_a_critic(train):
     flags = COMPARABLE | {"critic__model_name_or_path": None}
     plain = run_plain(train, "plain_grpo", algo__advantage__estimator="group_norm", **flags)
-    result = train("off_grpo", status=3, **flags, algorithm="grpo")
+    result = train("off_grpo", status=UNTRAINED, **flags, algorithm="grpo")
     same_losses(result, plain, "critic_loss", "critic_grad_norm", "values")
     assert catalogued(result.metrics, "grpo") == ["reevaluated", "replayed"]
 

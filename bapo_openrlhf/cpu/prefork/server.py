@@ -3,8 +3,8 @@
     python -m bapo_openrlhf.cpu.prefork.server LISTENER MODULE:FUNCTION
 
 LISTENER is the number of an inherited listening socket. FUNCTION prepares this process and returns `Prepared`. The
-server ends with its children when its standard input is closed, which the end of the process that started it also does.
-It blocks all other signals, because one may go to every process of a job.
+server and its children end when its standard input is closed. The process that started it closes it, at the latest when
+it ends itself. The server blocks the signals that may go to every process of a job.
 """
 
 import atexit
@@ -224,7 +224,10 @@ def run(arguments: Sequence[str]) -> None:
 
 @contextmanager
 def ended_by_closing(file: int) -> Iterator[None]:
-    """End this process as soon as a file is closed at its other end, for the time of the block: SIGIO does it."""
+    """Within the block, this process ends as soon as the other end of a file is closed.
+
+    The kernel then sends SIGIO, which ends a process that has no handler for it.
+    """
     flags = fcntl.fcntl(file, fcntl.F_GETFL)
     fcntl.fcntl(file, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_ASYNC)

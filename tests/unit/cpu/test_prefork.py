@@ -273,11 +273,8 @@ def test_all_end_when_the_owner_is_killed(unserved):
 @pytest.mark.parametrize("end", ["at once", "later", "killed"])
 def test_a_server_that_still_prepares_ends_with_its_owner_or_block(unserved, tmp_path, end):
     notes = tmp_path / "notes"
-    within = {
-        "at once": "pass",
-        "later": f"while not pathlib.Path({str(notes)!r}).exists(): time.sleep(0.05)",
-        "killed": f"while not pathlib.Path({str(notes)!r}).exists(): time.sleep(0.05)\n    os.kill(os.getpid(), 9)",
-    }
+    wait = f"while not pathlib.Path({str(notes)!r}).exists(): time.sleep(0.05)"
+    within = {"at once": "pass", "later": wait, "killed": f"{wait}\n    os.kill(os.getpid(), 9)"}
     program = (
         "import os, pathlib, time\nfrom bapo_openrlhf.cpu.prefork import serving\n"
         f"with serving.serving('prefork_template:hang'):\n    {within[end]}\n"

@@ -88,8 +88,8 @@ class Parts(Method):
 
         kept = [group.keep(range(1 + group.uid % 3), relative_to="generated") for group in fresh]
         replayed, self.stored = self.stored, [group.keep([0], relative_to="generated") for group in fresh[:2]]
-        for group in replayed[:1]:
-            kept[2] = kept[2].exchange(0, group.standalone(group.responses[0]))
+        if replayed:
+            kept[2] = kept[2].exchange(0, replayed[0].standalone(replayed[0].responses[0]))
         return Batch(fresh=kept, replayed=replayed)
 
 
