@@ -24,9 +24,7 @@ class Estimator:
     critic: bool = False
 
 
-def group_relative_advantages(
-    rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6, ends: Sequence[float] = (0.0, 1.0)
-) -> np.ndarray:
+def group_relative_advantages(rewards: np.ndarray, baseline: np.ndarray, eps: float = 1e-6) -> np.ndarray:
     """Eq. 2: A_i = (r_i - mean(b)) / sqrt(var(b) + eps), within one group. float64 of shape (n,); 0 if all r are equal.
 
     var is the population variance (divided by G), because sigma in the theorem (Eq. 37) is the population standard
@@ -36,9 +34,8 @@ def group_relative_advantages(
     Args:
         rewards: Rewards r of the responses that are trained on, shape (n,).
         baseline: Rewards b that they are compared with, shape (G,), or r itself (`Group.relative_to`).
-        ends: The least and the greatest reward of the task.
     """
-    return relative_rewards("group_norm", rewards, baseline, eps, ends)
+    return relative_rewards("group_norm", rewards, baseline, eps)
 
 
 def _standardised(rewards: np.ndarray, baseline: np.ndarray, eps: float) -> np.ndarray:

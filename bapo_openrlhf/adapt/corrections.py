@@ -43,15 +43,15 @@ def vetoed(log_ratios: Any, advantages: Any, generated: Any, limit: float) -> An
     return negative & (trips.cumsum(-1) > trips)
 
 
-def shaped(probabilities: Any, gamma: float = GAMMA) -> Any:
+def shaped(probabilities: Any) -> Any:
     """Policy shaping f(p) = p / (p + gamma) of LUFFY (arXiv 2504.14945), for numbers, arrays and tensors.
 
     The loss of a token of a demonstration is -f(p) A. p is its probability under today's policy: the ratio to the
     policy that wrote it, whose probability is taken as 1. There is no clip. The gradient of f(p) is that of log p times
     gamma p / (p + gamma)^2, and without f it would be p. So a token that is unlikely today is learned faster, and one
-    that is sure hardly moves. gamma is above 0.
+    that is sure hardly moves. gamma is GAMMA.
     """
-    return probabilities / (probabilities + gamma)
+    return probabilities / (probabilities + GAMMA)
 
 
 def learning_rate_factor(log_ratios: np.ndarray, full: int) -> float:

@@ -5,7 +5,6 @@ the one that generated the response. Log-ratios of groups are one array of shape
 has the number of responses of each group.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,12 +26,9 @@ def importance_summary(log_ratios: np.ndarray) -> dict[str, float]:
     """Mean, maximum and effective sample size of the importance ratios w = pi(y|x) / alpha(y|x) (rho of Eq. 3).
 
     `mean` and `max` are those of min(w, e^20). `effective_share` is Kish's effective sample size as a share of N,
-    (sum w)^2 / (N sum w^2), in [1/N, 1], with w as it is. The log-ratios are finite, of shape (N,); all three numbers
-    are nan if there are none.
+    (sum w)^2 / (N sum w^2), in [1/N, 1], with w as it is. The log-ratios are finite, of shape (N,), N > 0.
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
-    if log_ratios.size == 0:
-        return {"mean": math.nan, "max": math.nan, "effective_share": math.nan}
     ratios = np.exp(np.minimum(log_ratios, LOG_RATIO_CAP))
     relative = np.exp(log_ratios - log_ratios.max())  # the share does not depend on the scale of the ratios
     return {

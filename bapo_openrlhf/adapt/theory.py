@@ -34,14 +34,12 @@ def k3(c2: float, c3: float, eps: float = 1e-6) -> float:
 
 
 def sampled_tv(log_ratios: np.ndarray) -> float:
-    """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1]. nan if there are none.
+    """Sampled TV(pi(.|x), alpha(.|x)) over whole responses (Eq. 9, 10), in [0, 1].
 
     TV = E_{y ~ alpha} max(0, 1 - pi(y|x) / alpha(y|x)). The estimate is unbiased, and bounded for any ratio. It is the
-    mean over responses drawn from alpha, from log pi(y|x) - log alpha(y|x), summed over tokens, shape (N,).
+    mean over responses drawn from alpha, from log pi(y|x) - log alpha(y|x), summed over tokens, shape (N,), N > 0.
     """
     log_ratios = np.asarray(log_ratios, dtype=np.float64)
-    if log_ratios.size == 0:
-        return math.nan
     return float(np.mean(-np.expm1(np.minimum(log_ratios, 0.0))))
 
 

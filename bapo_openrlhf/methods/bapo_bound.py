@@ -22,12 +22,12 @@ class BoundBAPO(BAPO):
         L_g = S_g - 2 K_g TV_g - 2 TV_g = -2 TV_g / sigma_g,    K_g = (1 - sigma_g) / sigma_g
         TV_g = min(1, d_g + max(0, D(a) - D(a_g)))
 
-    S_g is taken as 0, its expectation at pi_t = alpha. d_g was measured last, at the age a_g in weight updates (both
-    are 0 if nothing was), and a is the age today. D(a) is the mean of all distances measured at age a, or on the line
-    from 0 at age 0 through the nearest mean. Of equal terms, the higher variance comes first, then the newer policy.
-    Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in X2 (TV = 0) or
-    stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1: c1 only says which prompts are
-    hard.
+    S_g is taken as 0, its expectation at pi_t = alpha. d_g was measured last, at the age a_g in steps (both are 0 if
+    nothing was), and a is the age today. D(a) is the mean of all distances above 0 that were measured at age a, or on
+    the line from 0 at age 0 through the nearest mean. Of equal terms, the higher variance comes first, then the newer
+    policy. Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in X2
+    (TV = 0) or stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1: c1 only says which
+    prompts are hard.
 
     Deviations: the paper states the theorem and replays by c2, c3 and age; nothing in it acts on a distance. Each group
     has its own K, and not the largest of its source. `--adapt.replay_steps` still limits the age: raise it to let only
@@ -94,9 +94,10 @@ class BoundBAPO(BAPO):
         last, sums = ({row[0]: row for row in rows} for rows in (self.last, self.sums))
         for group, distance in distances.items():
             if age := step - group.weights_version:
-                _, number, total = sums.get(age, (age, 0, 0.0))
-                sums[age] = age, number + 1, total + distance
                 last[group.uid] = group.uid, age, distance
+                if distance:  # it is 0 only if the actor has not moved since, as with --critic.freezing_steps
+                    _, number, total = sums.get(age, (age, 0, 0.0))
+                    sums[age] = age, number + 1, total + distance
         self.last, self.sums = [last[g.uid] for g in self.replay if g.uid in last], list(sums.values())
 
     def constants(self) -> tuple[float, float, float]:

@@ -53,11 +53,6 @@ class TestImportanceSummary:
         share = 0.5 * (1 + math.exp(-10)) ** 2 / (1 + math.exp(-20))
         assert near == pytest.approx({"mean": cap, "max": cap, "effective_share": share})
 
-    def test_of_no_responses(self):
-        result = importance_summary(np.array([]))
-        assert sorted(result) == ["effective_share", "max", "mean"]
-        assert all(math.isnan(value) for value in result.values())
-
 
 def test_tv_of_groups_by_hand():
     # ratios 1/2 and 4; 0 and 1; 1/4 and 3/4

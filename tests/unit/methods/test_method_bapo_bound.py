@@ -101,6 +101,12 @@ class TestPrediction:
             {0: 0, 1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 0.24 * 5 / 6, 6: 0.24, 7: 0.24 * 7 / 6, 8: 0.24 * 8 / 6}
         )
 
+    def test_an_actor_that_has_not_moved_says_nothing_of_an_age(self, make_group):
+        """With --critic.freezing_steps a group gets older, and its distance stays 0."""
+        method, (group, _) = method_with_groups(make_group, [0.0, 0.1])
+        assert method.mean_distance(1) == 0.1
+        assert self.predicted(method, group, 3) == pytest.approx(0.3 - 0.1)
+
     def predicted(self, method, group, step):
         method.step = step
         method.draw_replay(1, lambda other: other is group)
