@@ -4,7 +4,6 @@ OpenRLHF imports its functions, but only packed samples need them. flash-attn ha
 so it would have to be compiled (docs/dependencies.md).
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from typing import Any
 from bapo_openrlhf.host import load_file
 
 IMPORTS_IT = "openrlhf.models.ring_attn_utils"
-WORKERS = "RAY_RUNTIME_ENV_HOOK"  # Ray's variable: the function that may change the environment of a job's workers
 
 
 def is_missing() -> bool:
@@ -52,15 +50,14 @@ def stand_ins() -> Iterator[None]:
 
 
 def do_without() -> None:
-    """On GPUs: if flash-attn is missing, let this process and the Ray workers of its job import OpenRLHF."""
+    """On GPUs: if flash-attn is missing, let this process import OpenRLHF."""
     if is_missing():
-        os.environ.setdefault(WORKERS, f"{__name__}.with_set_up_workers")
         set_up_worker()
 
 
-def with_set_up_workers(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
-    """Add `set_up_worker` to the environment of a job."""
-    return {**(runtime_env or {}), "worker_process_setup_hook": f"{__name__}.set_up_worker"}
+def of_workers() -> dict[str, str]:
+    """What the `runtime_env` of a Ray job needs so that its workers do the same."""
+    return {"worker_process_setup_hook": f"{__name__}.set_up_worker"} if is_missing() else {}
 
 
 def set_up_worker() -> None:

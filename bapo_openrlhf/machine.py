@@ -20,7 +20,7 @@ python = serving.python  # the program that starts a process of a run, within su
 
 
 def set_up() -> None:
-    """Let this process, and the Ray workers that it starts, import OpenRLHF: without a GPU, or without flash-attn."""
+    """Let this process import OpenRLHF: without a GPU, or without flash-attn."""
     prepare()
     if on_cpu():
         stack.install()
@@ -31,6 +31,11 @@ def set_up() -> None:
 def without_flash_attention() -> bool:
     """Whether runs on GPUs of this machine have a stand-in for flash-attn, so that no samples can be packed."""
     return not on_cpu() and flash_attention.is_missing()
+
+
+def of_workers() -> dict[str, str]:
+    """What the `runtime_env` of a run on GPUs needs so that its Ray workers can import OpenRLHF."""
+    return flash_attention.of_workers() if not on_cpu() else {}
 
 
 def own_ray(devices: int) -> dict[str, Any] | None:
@@ -57,9 +62,12 @@ def engine_settings(tensor_parallel_size: int, *, full_determinism: bool) -> dic
     """What vLLM's engine is given because of the machine."""
     backend = "mp" if on_cpu() else "ray"  # vLLM has no Ray workers on the CPU
     settings = {"distributed_executor_backend": backend if tensor_parallel_size > 1 else "uni"}
+    if not on_cpu():
+        # vLLM's other kernels for experts reorder their weights once they are loaded, and a sync writes them in order.
+        return settings | {"moe_backend": "triton"}
     # With one sequence at a time a response does not depend on its batch, whose size changes how bf16 rounds on a CPU.
     # On GPUs vLLM has kernels for this (VLLM_BATCH_INVARIANT=1).
-    return settings | ({"max_num_seqs": 1} if on_cpu() and full_determinism else {})
+    return settings | ({"max_num_seqs": 1} if full_determinism else {})
 
 
 def offline() -> str:

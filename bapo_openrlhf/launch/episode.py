@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from openrlhf.utils.agent import AgentExecutorBase, MultiTurnAgentExecutor
+from openrlhf.utils.agent import MultiTurnAgentExecutor
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.launch.trial import Begins, Trial
@@ -24,10 +25,10 @@ class Enough(BaseException):
 
 
 class ScriptedEngine:
-    """A rollout engine that gives the same answer in each turn."""
+    """A rollout engine that gives the same answer in each turn, and then says that it is the agent's turn again."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer, self._turns = tokenizer, 0
+    def __init__(self, tokenizer: Any, answered: Callable[[], None]) -> None:
+        self._tokenizer, self._answered, self._turns = tokenizer, answered, 0
 
     async def generate(self, prompt_token_ids: Any, sampling_params: Any, multi_modal_data: Any = None) -> Any:
         """The answer, in the form of vLLM's output."""
@@ -37,6 +38,7 @@ class ScriptedEngine:
         tokens = self._tokenizer(text=ANSWER, add_special_tokens=False, return_tensors="pt")["input_ids"][0].tolist()
         log_probs = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
         output = SimpleNamespace(token_ids=tokens, text=ANSWER, finish_reason="stop", logprobs=log_probs)
+        self._answered()
         return SimpleNamespace(outputs=[output])
 
 
@@ -53,7 +55,8 @@ class Letters:
 def check_agent(args: SimpleNamespace, problem: tuple[str, Any] | None) -> list[str]:
     """Load the agent, and play an episode if there is a problem. Returns a warning if a tokenizer is not here."""
     sampling = None if problem is None else _sampling(args)
-    seconds = args.verifier.timeout if args.verifier.processes else None  # an episode has its own, see `_play`
+    limited = args.verifier.processes and args.adapt.enabled  # otherwise an agent of the run has no limit
+    seconds = args.verifier.timeout if limited else None  # between two generations
     trial = Trial(FLAG, args.train.agent_func_path, "the agent", EPISODE, seconds)
     return trial.run(lambda begins: _played(args, problem, sampling, begins))
 
@@ -71,9 +74,13 @@ def _played(args: SimpleNamespace, problem: tuple[str, Any] | None, sampling: An
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
-    begins(user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", execute)))
+    place = user_file.definition(getattr(getattr(executor, "agent_instance_cls", None), "step", execute))
+    begins(place)
+    engine = ScriptedEngine(tokenizer, lambda: begins(place))
+    arguments = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
+    episode = executor.execute(**arguments, sampling_params=sampling, hf_tokenizer=tokenizer, llm_engine=engine)
     with suppress(Enough):
-        asyncio.run(_play(executor, tokenizer, problem, sampling, args))
+        check_response(asyncio.run(episode), log_probs=args.adapt.enabled)
     return []
 
 
@@ -92,21 +99,3 @@ def _sampling(args: SimpleNamespace) -> Any:
         skip_special_tokens=False,
         logprobs=1 if args.adapt.enabled else None,
     )
-
-
-async def _play(
-    executor: AgentExecutorBase, tokenizer: Any, problem: tuple[str, Any], sampling: Any, args: SimpleNamespace
-) -> None:
-    """An episode. The limit of a run holds between two generations; here it holds for the whole episode."""
-    arguments = {"prompt": problem[0], "label": problem[1], "images": None, "max_length": LENGTH}
-    deadline = asyncio.timeout(args.verifier.timeout if args.verifier.processes else None)
-    try:
-        async with deadline:
-            response = await executor.execute(
-                **arguments, sampling_params=sampling, hf_tokenizer=tokenizer, llm_engine=ScriptedEngine(tokenizer)
-            )
-    except TimeoutError:
-        if deadline.expired():
-            raise TimeoutError(f"verifier.timeout: it took more than {args.verifier.timeout:g} s") from None
-        raise
-    check_response(response, log_probs=args.adapt.enabled)

@@ -12,7 +12,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.files import ESTIMATOR
 from bapo_openrlhf.flags.paths import check_written, run_folder
-from bapo_openrlhf.launch.settings import RANKS, Settings, changes, is_mended, may_change
+from bapo_openrlhf.launch.settings import CODE, MODELS, RANKS, Settings, changes, is_mended, may_change
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import (
     ACTOR,
@@ -82,6 +82,7 @@ def choose_start(args: SimpleNamespace) -> Start:
             or of this kind of run and number of ranks; or the record is that of another run or cannot be read.
     """
     resumes, folder = args.ckpt.load_enable, run_folder(args)
+    _check_stays(args, folder)
     start = _newest(args) if resumes else Start()
     if start.tag is not None:
         if record.holds_run(folder) and (place := _other_place(args, record.read_run(folder))):
@@ -120,27 +121,36 @@ def take(start: Start, args: SimpleNamespace) -> None:
 # ── An earlier run ──
 
 
+def _check_stays(args: SimpleNamespace, folder: Path) -> None:
+    """Check that a run uses nothing of its own record that its start would delete."""
+    deleted = [(folder / name).resolve() for name in (record.OTHERS if args.run.overwrite else (record.CODE,))]
+    flags = flags_of(args)
+    for flag in (*MODELS, *CODE):
+        value = flags[flag] or ()
+        for name in [value] if isinstance(value, str) else value:
+            place = Path(name.rpartition(":")[0] if flag == "adapt.method" else name).resolve()
+            if any(place.is_relative_to(path) for path in deleted):
+                raise ConfigError(
+                    f"{flag} is {name}, which the start of the run would delete; copy it, or give another --run.name"
+                )
+
+
 def _check_free(args: SimpleNamespace) -> None:
     folder, output = run_folder(args), Path(args.ckpt.output_dir)
     if args.run.overwrite:
-        for flag in ("actor", "critic", "reward"):
-            model = Path(getattr(args, flag).model_name_or_path or "/")
-            if any(model.resolve().is_relative_to((folder / name).resolve()) for name in record.OTHERS):
-                raise ConfigError(
-                    f"{flag}.model_name_or_path is {model}, which --run.overwrite would delete; give another --run.name"
-                )
-    elif record.holds_run(folder) and args.ckpt.load_enable:
+        return
+    if record.holds_run(folder) and args.ckpt.load_enable:
         raise ConfigError(
             f"run.name is {args.run.name}, and {folder} has a run that came to its end; ckpt.path {args.ckpt.path} has "
             "no checkpoint from which it could go on: give another --run.name, or replace that run with "
             "--run.overwrite in the place of --ckpt.load_enable"
         )
-    elif record.holds_run(folder):
+    if record.holds_run(folder):
         raise ConfigError(
             f"run.name is {args.run.name}, and {folder} already has a run; give another --run.name, or replace that "
             "run with --run.overwrite, or continue from its newest checkpoint with --ckpt.load_enable"
         )
-    elif (output / "config.json").exists():
+    if (output / "config.json").exists():
         raise ConfigError(
             f"ckpt.output_dir is {output}, which already has a model; give another --ckpt.output_dir, or write over "
             "that model with --run.overwrite"

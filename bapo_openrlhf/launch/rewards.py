@@ -37,7 +37,7 @@ def check_reward(args: SimpleNamespace, problem: tuple[str, Any] | None, not_fou
         raise ConfigError(f"{FLAG} is {','.join(endpoints)}; it must be one .py file, or only addresses")
     seconds = args.verifier.timeout if args.verifier.processes else None  # otherwise a call of the run has no limit
     how = "called with an empty response to the first prompt"
-    trial = Trial(FLAG, str(user_file.at_home(endpoints[0])), "reward_func", how, seconds, seconds)
+    trial = Trial(FLAG, str(user_file.at_home(endpoints[0])), "reward_func", how, seconds)
     return trial.run(lambda begins: _call(trial, problem, args.verifier, begins, not_found))
 
 

@@ -114,9 +114,9 @@ def _parts(value: Any) -> list[str]:
 def _known(flag: str, text: str) -> str:
     place, mark, part = text.partition("@") if flag == DATA else (text, "", "")  # a folder in a data set
     if flag == "adapt.method":
-        if ".py:" not in text:
-            return text
         place, mark, part = text.rpartition(":")
+    if flag in CODE and not place.endswith(".py"):  # a method's name, a server, or OpenRLHF's word for an agent
+        return text
     path = at_home(place)
     try:
         if not path.exists():

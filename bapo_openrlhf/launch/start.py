@@ -65,7 +65,7 @@ def launch(args: SimpleNamespace, checked: Checked, signals: Signals, command: S
         RunError: The run failed.
         Ended: A signal stopped the run, it stalled, or it trained nothing.
     """
-    settings = settings_of(args, checked.prompts)  # as the user gave them
+    settings, evaluated = settings_of(args, checked.prompts), args.eval.dataset  # as the user gave them
     _check_device(args)
     set_openrlhf_flags(args)
     make_absolute(args)
@@ -73,7 +73,7 @@ def launch(args: SimpleNamespace, checked: Checked, signals: Signals, command: S
     resumes = start.tag is not None
     changed_flags = compare_with_beginning(args, settings, start) if resumes else {}
     take(start, args)
-    args.checked = replace(checked, resume_tag=start.tag, evaluated=args.eval.dataset)
+    args.checked = replace(checked, resume_tag=start.tag, evaluated=evaluated)
     use_kept(args, checked.kept)
     folder = run_folder(args)
     clock = time.perf_counter()
@@ -108,7 +108,7 @@ def launch(args: SimpleNamespace, checked: Checked, signals: Signals, command: S
     quiet = args.run.logs == "progress"
     bar = progress_bar(folder, steps, f"{args.run.name}: {label}") if quiet else nullcontext()
     with recorded(args, folder, command):
-        with bar:
+        with bar, signals.exits():
             _train(args, signals)
         _summarise(args, folder, metadata, clock)
     return folder

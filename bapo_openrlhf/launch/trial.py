@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.training.engine.printed import Printed
-from bapo_openrlhf.training.engine.reward_pool import status
+from bapo_openrlhf.training.engine.reward_pool import LOADING, status
 from bapo_openrlhf.training.engine.reward_worker import die_with
 from bapo_openrlhf.user_file import described
 
@@ -32,9 +32,8 @@ class Trial:
     file: str
     what: str  # what of the file is called
     how: str  # how it is called
-    # Seconds that may pass before the call begins, and from then on; None sets no limit.
-    loading: float | None = None
-    calling: float | None = None
+    # Seconds of `verifier.timeout`, which each call may take, while loading has LOADING; None sets no limit for either.
+    seconds: float | None = None
 
     def error(self, says: str, place: str = "") -> ConfigError:
         """An error in the call. The place is where the user's function begins; empty if it is not known."""
@@ -45,7 +44,7 @@ class Trial:
         """What a call returns in a child of this process. The child begins with all that is loaded here.
 
         What the child prints is cut as in a run, also if a program or a library in C prints it. The call says where the
-        user's function begins, by its argument, before it calls that.
+        user's function begins, by its argument, before each time that it calls that.
 
         Raises:
             ConfigError: The call raised an error, ended its process, or took too long and was killed.
@@ -58,7 +57,7 @@ class Trial:
         sender.close()
         os.close(prints.writer)
         prints.begin(1)
-        place, limit, in_time = None, self.loading, True
+        place, limit, in_time = None, self.seconds and LOADING, True
         try:
             while in_time := _comes(receiver, prints, limit):
                 kind, answer = receiver.recv()
@@ -66,7 +65,7 @@ class Trial:
                     return list(answer)
                 if kind == "refused":
                     raise ConfigError(answer)
-                place, limit = answer, self.calling
+                place, limit = answer, self.seconds
         except EOFError:
             pass
         finally:
@@ -77,11 +76,10 @@ class Trial:
             receiver.close()
             prints.end()
             prints.close()
-        lateness = f"took more than {limit:g} s (verifier.timeout)" if not in_time else ""
-        reason = lateness or f"ended its process ({status(child.exitcode or 0)})"
+        reason = f"took more than {limit:g} s" if not in_time else f"ended its process ({status(child.exitcode or 0)})"
         if place is None:
             raise ConfigError(f"{self.flag} {self.file}: loading it {reason}")
-        raise self.error(reason, place)
+        raise self.error(reason if in_time else f"{reason} (verifier.timeout)", place)
 
     def _answer(self, call: Call, sender: Connection, printed: int, parent: int) -> None:
         os.setsid()

@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from ray._private.worker import _maybe_modify_runtime_env
 
 from bapo_openrlhf import flash_attention
 
@@ -19,12 +18,10 @@ NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_att
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
-    """A process that has imported nothing of OpenRLHF or flash-attn, and asks Ray for nothing."""
+    """A process that has imported nothing of OpenRLHF or flash-attn."""
     for name in (*NAMES, flash_attention.IMPORTS_IT, "openrlhf.models"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))  # so that it is put back in the end
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setenv(flash_attention.WORKERS, "")
-    monkeypatch.delenv(flash_attention.WORKERS)
 
 
 def test_stand_ins_are_gone_after_the_import(monkeypatch):
@@ -56,14 +53,9 @@ def test_without_flash_attn_openrlhf_imports(monkeypatch):
 
 
 def test_workers_of_the_job_do_the_same(monkeypatch):
-    """Ray applies the hook to what OpenRLHF passes to `ray.init`."""
     monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
-    flash_attention.do_without()
-    asked = _maybe_modify_runtime_env({"env_vars": {"NCCL_DEBUG": "WARN"}}, False)
-    module, _, function = asked.pop("worker_process_setup_hook").rpartition(".")
+    module, _, function = flash_attention.of_workers().pop("worker_process_setup_hook").rpartition(".")
     assert getattr(importlib.import_module(module), function) is flash_attention.set_up_worker
-    assert asked == {"env_vars": {"NCCL_DEBUG": "WARN"}}
-    assert set(_maybe_modify_runtime_env(None, False)) == {"worker_process_setup_hook"}
 
 
 def test_what_runs_in_an_engine_needs_no_flash_attn():
@@ -84,4 +76,4 @@ def test_with_flash_attn_nothing_changes(monkeypatch, package, missing):
     assert flash_attention.is_missing() is missing
     if not missing:
         flash_attention.do_without()
-        assert flash_attention.WORKERS not in os.environ and flash_attention.IMPORTS_IT not in sys.modules
+        assert flash_attention.of_workers() == {} and flash_attention.IMPORTS_IT not in sys.modules

@@ -184,7 +184,7 @@ def train(args: SimpleNamespace, signals: Signals) -> None:
     if not ray.is_initialized():
         defaults = {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN", "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
         env = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        connect(runtime_env={"env_vars": env})
+        connect(runtime_env={"env_vars": env, **machine.of_workers()})
     signals.listen()
     run = RunProcesses(args, signals)
     run.load()

@@ -49,6 +49,17 @@ class Signals:
         assert self.first is not None  # otherwise nothing stopped it
         return Ended("stopped", 128 + self.first, f"stopped by {self.first.name} {when}")
 
+    @contextmanager
+    def exits(self) -> Iterator[None]:
+        """A block in which Ray may start: its own handler of SIGTERM exits, and this raises Ended in its place."""
+        try:
+            yield
+        except SystemExit as error:
+            if error.code != signal.SIGTERM:
+                raise
+            self.first = signal.SIGTERM
+            raise self.ended(self._when) from None
+
 
 @contextmanager
 def caught(when: str = BEFORE) -> Iterator[Signals]:
@@ -56,12 +67,8 @@ def caught(when: str = BEFORE) -> Iterator[Signals]:
     signals, before = Signals(when=when), {number: signal.getsignal(number) for number in NUMBERS}
     signals.listen()
     try:
-        yield signals
-    except SystemExit as error:
-        if error.code != signal.SIGTERM:
-            raise
-        signals.first = signal.SIGTERM  # while Ray starts, its own handler exits so
-        raise signals.ended(when) from None
+        with signals.exits():
+            yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

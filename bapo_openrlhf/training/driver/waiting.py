@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from bapo_openrlhf.errors import Ended
 from bapo_openrlhf.flags.config import RunConfig
 from bapo_openrlhf.training.driver.signals import BEFORE, Signals
-from bapo_openrlhf.training.trainer.run_state import RESUMING, STARTING, message_of
+from bapo_openrlhf.training.trainer.run_state import STARTING, message_of
 
 LOOK = 0.5  # seconds between two looks at the run
 ANSWER = 5.0  # seconds in which a process answers that is in no call
@@ -30,18 +30,13 @@ LOADING = "loading the models"
 
 
 class Place(NamedTuple):
-    """Where a run is: the number of its step (`RunState.number`), and what it does now."""
+    """Where a run is: the step that it has begun last (`RunState.begun`), and what it does now."""
 
     step: int = 0
     phase: str = STARTING
 
-    @property
-    def begun(self) -> bool:
-        """Whether its first step has begun."""
-        return self.phase not in (STARTING, LOADING, RESUMING)
-
     def __str__(self) -> str:
-        return f"step {self.step}, {self.phase}"
+        return f"{f'step {self.step}' if self.step else BEFORE}, {self.phase}"
 
 
 class Pace:
@@ -144,10 +139,10 @@ class Waiting:
             return
         if self.trainer is None:
             raise self._at_once("because OpenRLHF's asynchronous trainer cannot stop between two steps")
-        if not self.pace.place.begun:
+        if not self.pace.place.step:
             self._answer = self.trainer.place.remote()  # the last answer may be older than the signal
             self._look(ANSWER)
-            if not self.pace.place.begun:
+            if not self.pace.place.step:
                 raise signals.ended(BEFORE)
         if signals.again:
             raise self._at_once("because a second signal came")
@@ -158,7 +153,8 @@ class Waiting:
             self._is_stopping = True
 
     def _at_once(self, why: str) -> Ended:
-        return self.signals.ended(f"within {self.pace.place}, {why}")
+        place = self.pace.place if self.trainer else "a step"
+        return self.signals.ended(f"within {place}, {why}")
 
     def _complain(self) -> None:
         """Say once for each place that the run stalls there, and end it after the time limit."""

@@ -41,6 +41,7 @@ class _Progress:
     generations: int = 0  # that are going on
     tokens: list[int] = field(default_factory=list)
     ranges: list[tuple[int, int]] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end_in(self, seconds: float | None) -> None:
         """Set the deadline, or none, unless the response has ended or still generates."""
@@ -99,6 +100,12 @@ async def _outcome(work: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return error
     finally:
         _end_in(None)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped. Then cancel its tasks and close it."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
 
 
 async def _answers(loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
@@ -163,19 +170,21 @@ class LimitedAgent(AgentExecutorBase):
         _progress.set(response)  # the tasks of this response inherit it, also in the other thread
         self._responses.add(response)
         try:
-            async with response.deadline:
-                future = asyncio.run_coroutine_threadsafe(_outcome(work, self.timeout), loop)
-                outcome = await asyncio.wrap_future(future)
-                if not isinstance(outcome, BaseException):
-                    check_response(outcome, log_probs=True)
-                    return outcome
-        except (TimeoutError, Invalid) as error:
-            outcome = error
+            try:
+                async with response.deadline:
+                    future = asyncio.run_coroutine_threadsafe(_outcome(work, self.timeout), loop)
+                    outcome = await asyncio.wrap_future(future)
+                    if not isinstance(outcome, BaseException):
+                        check_response(outcome, log_probs=True)
+                        return outcome
+            except (TimeoutError, Invalid) as error:
+                outcome = error
+            if self.engine.llm.errored:
+                raise outcome
+            await self._count(outcome, response.deadline.expired(), request["prompt"], loop)
         finally:
             self._responses.remove(response)
-        if self.engine.llm.errored:
-            raise outcome
-        await self._count(outcome, response.deadline.expired(), request["prompt"], loop)
+            response.ended.set()
         return {
             "prompt": request["prompt"],
             "label": request["label"],
@@ -201,19 +210,29 @@ class LimitedAgent(AgentExecutorBase):
         if not await _answers(loop, BLOCKED) and self._loop is loop:
             self._loop = None
             logger.warning("the agent blocks its thread, and with it all agents there: it should await instead")
-            self._tasks.add(asyncio.create_task(self._give_up_all(loop)))
+            task = asyncio.create_task(self._give_up_all(loop))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _give_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give up the agents of a thread if it stays blocked. Those that it has not taken up have no time limit yet."""
-        if not await _answers(loop, self.timeout):
-            for response in self._responses:
-                if response.agents is loop:
+        """Give up the agents of a thread if it stays blocked, and end the thread after the last one.
+
+        Those that it has not taken up have no time limit yet.
+        """
+        responses = [response for response in self._responses if response.agents is loop]
+        try:
+            if not await _answers(loop, self.timeout):
+                for response in responses:
                     response.generations = 0
                     response.end_in(0)
+            for response in responses:
+                await response.ended.wait()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
 
     def _agents_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of the agents, in a thread of its own."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="agents", daemon=True).start()
+            threading.Thread(target=_serve, args=[self._loop], name="agents", daemon=True).start()
         return self._loop

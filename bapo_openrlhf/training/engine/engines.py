@@ -127,7 +127,7 @@ class RolloutEngine(Engine):
         self._configure_device_env(kwargs.get("distributed_executor_backend"), bundle_indices, num_gpus)
         self._configure_vllm_env(packaging.version, vllm, full_determinism)
         self.executor = load_agent(agent_func_path) if agent_func_path else SingleTurn(remote_rm_url)
-        self.kwargs, self._mm_pad_token_ids = kwargs, mm_pad_token_ids
+        self._mm_pad_token_ids = mm_pad_token_ids
         leave_to_driver()
         self.llm = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**kwargs))
         end_with(self.llm)

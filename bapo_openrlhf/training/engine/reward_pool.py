@@ -33,6 +33,7 @@ from bapo_openrlhf.training.wire.signals import NUMBERS
 MAX_REPLY = 2**20  # bytes; a reply is a few numbers, or an error of at most about 3,000 characters
 SENT_AHEAD = 2**16  # bytes of requests that are sent together; they fit the buffer of the socket
 FROM_OUTSIDE = (signal.SIGKILL, *NUMBERS)  # signals that somebody else sends, such as the kernel without memory
+LOADING = 300.0  # seconds that loading the file may take
 TOGETHER = 0.02  # seconds that the calls of one exchange take, as far as is known
 
 
@@ -40,16 +41,12 @@ class RewardFailure(Exception):
     """A reward function gave no reward for a response. The message says why, and names the file.
 
     `kind` is "raised" (by the function, or when its file was loaded), "timeout", "crashed", "memory", or "invalid" if
-    it did not return one finite number. `place` is FILE:LINE of the cause, or where the function begins; without a line
-    if it was not loaded.
+    it did not return one finite number.
     """
 
-    def __init__(self, kind: str, message: str, place: str) -> None:
-        super().__init__(kind, message, place)  # all, because Ray pickles exceptions by their arguments
-        self.kind, self.place = kind, place
-
-    def __str__(self) -> str:
-        return self.args[1]
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class _Call(Future):
@@ -81,7 +78,7 @@ class RewardPool:
         processes: int,
         timeout: float,
         memory_gib: float,
-        startup_timeout: float = 300.0,
+        startup_timeout: float = LOADING,
     ) -> None:
         self.processes = processes
         self.timeout = timeout
@@ -252,7 +249,7 @@ class RewardPool:
         with self._changed:
             self._check_open()
             self.failures.add(kind, what, place)
-        return RewardFailure(kind, f"{self.name}: {what}", place)
+        return RewardFailure(kind, f"{self.name}: {what}")
 
     def _check_open(self) -> None:
         if self._closed:

@@ -102,7 +102,7 @@ class SingleTurn(SingleTurnAgentExecutor):
             return checked(answer)
         except Invalid as error:
             self.failures.add("invalid", f"{whose} {error}", place)
-            raise RewardFailure("invalid", f"{place}: {whose} {error}", place) from None
+            raise RewardFailure("invalid", f"{place}: {whose} {error}") from None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Ahead(InTurn):
         super().__init__(*args, **kwargs)
         self.next_step, self.queue, self.episodes = 0, self.rollout_weights.queue, episodes
         self._epochs = 0  # whose data has ended
+        self.hard_prompts_left: list[Prompt] = []  # they go with the next rollout
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
 
     def ask(self, until: int, hard: Sequence[Prompt], generation: Mapping[str, Any]) -> None:
@@ -67,7 +68,10 @@ class Ahead(InTurn):
         return rollout
 
     def in_flight(self, last: Rollout) -> int:
-        """Number of groups that were begun and have not reached the trainer yet. It has got the rollout `last` last."""
+        """Number of groups that were generated, also in part, but are not yet at the trainer, which got `last` last.
+
+        With v > 1, those that are being generated are not counted.
+        """
         rollouts = [future.result() for future in self.queue if future.done() and not future.exception()]
         unfinished = [last, *rollouts][-1].numbers.get("groups/in_flight", 0)
         return sum(len(rollout.fresh) + len(rollout.hard) for rollout in rollouts) + int(unfinished)

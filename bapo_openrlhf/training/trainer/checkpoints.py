@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.group import Prompt
 from bapo_openrlhf.adapt.ledger import Ledger
 from bapo_openrlhf.adapt.rewards import as_range
 from bapo_openrlhf.adapt.shift import Gap
@@ -24,7 +22,7 @@ from bapo_openrlhf.record.checkpoint_store import CheckpointStore
 from bapo_openrlhf.record.state_file import load_state, save_state
 from bapo_openrlhf.training.trainer.generator import Generator
 from bapo_openrlhf.training.trainer.recorder import StepRecorder
-from bapo_openrlhf.training.trainer.run_state import RESUMING, RunState
+from bapo_openrlhf.training.trainer.run_state import RunState
 
 STATE_VERSION = 11
 logger = init_logger(__name__)
@@ -94,10 +92,8 @@ class WholeCheckpoints:
             "rollouts": self.recorder.rollouts,
             "group_size": self.args.rollout.n_samples_per_prompt,
             "reward_range": self.state.reward_range and [str(end) for end in self.state.reward_range],
-            "epoch_done": self.loader.epoch_done,
             "ahead": self.generator.rollouts.state_dict() if self.generator.steps_ahead else None,
             "unfinished": self.generator.fresh.unfinished(),
-            "torch_rng": torch.get_rng_state(),
             "worker_rng": {
                 name: ray.get(model.async_run_method(method_name="rng_state")) for name, model in self.workers.items()
             },
@@ -118,7 +114,7 @@ class WholeCheckpoints:
         """
         if not states["global_step"]:
             return
-        self.state.phase = RESUMING
+        self.state.phase = "resuming"
         tag = self.args.checked.resume_tag
         saved = load_state(self.store.folder(tag))
         if saved["step"] != states["global_step"]:
@@ -136,8 +132,6 @@ class WholeCheckpoints:
                 f"checkpoint {tag} has {len(ahead['rollouts'])} rollouts that were not trained on yet; resume it "
                 "with --train.async_enable, as it was written"
             )
-        else:
-            self.generator.rollouts.hard_prompts_left = [Prompt(**prompt) for prompt in ahead["hard_prompts_left"]]
         if self.args.adapt.partial_rollout_tokens is not None:
             self.generator.fresh.take_unfinished(saved["unfinished"])
         elif saved["unfinished"]:
@@ -168,10 +162,6 @@ class WholeCheckpoints:
         self.state.generated = saved["generated"]
         self.state.reward_range = saved["reward_range"] and as_range(saved["reward_range"])
         self.recorder.rollouts = saved["rollouts"]
-        if saved["epoch_done"]:
-            torch.set_rng_state(saved["torch_rng"])
-        else:
-            self.loader.rng_after_first_draw = saved["torch_rng"]
         if saved.get("reuse_gate"):
             self._gates("set_gate_state", state=saved["reuse_gate"])
         for name, model in self.workers.items():

@@ -8,7 +8,7 @@ equally many ranks.
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -82,7 +82,7 @@ def dealt_batches(samples: Sequence[Experience], ranks: int, cut: Cut, pad: int)
 
     def batch(part: Places) -> Experience:
         if len(part) == 1:  # it has the tensors of its sample
-            return replace(samples[part[0]], info=dict(samples[part[0]].info))
+            return samples[part[0]]
         return Experience.concat_experiences([samples[place] for place in part], pad) if part else filler
 
     return [[batch(part) for part in share] for share in in_step(cut(lengths, dealt))]
@@ -98,12 +98,13 @@ class DealtActorGroup(RayActorGroup):
     def async_run_method_batch(self, method_name: str, **kwargs: Any) -> list[Any]:
         """Call a method on all ranks, once for each item of the lists. Returns Ray's references, one for each process.
 
-        Each rank gets an equal part of the lists, in order.
-
-        Raises:
-            ValueError: The lists differ in length, or have fewer items than there are ranks.
+        Each rank gets an equal part of the lists, in order; the last ones may get less. The lists are equally long.
         """
-        return self._send(method_name, [self._call(part) for part in equal_parts(kwargs, ranks_of(self))])
+        ranks = ranks_of(self)
+        size = -(-len(next(iter(kwargs.values()))) // ranks)
+        parts = (slice(rank * size, (rank + 1) * size) for rank in range(ranks))
+        calls = [self._call({name: values[part] for name, values in kwargs.items()}) for part in parts]
+        return self._send(method_name, calls)
 
     def take(self, samples: Sequence[Experience]) -> list[Any]:
         """Deal a batch to train on to the ranks, in the place of one that they have. Returns Ray's references."""
@@ -140,21 +141,6 @@ class DealtActorGroup(RayActorGroup):
         return self._sent[key]
 
 
-def equal_parts(lists: Mapping[str, Sequence[Any]], ranks: int) -> list[dict[str, Any]]:
-    """An equal part of each list for each rank, in order; the last ones may have less.
-
-    It raises ValueError if the lists differ in length, or if a rank would have nothing.
-    """
-    lengths = {name: len(values) for name, values in lists.items()}
-    count = max(lengths.values())
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"the lists must have the same length, and theirs are {lengths}")
-    if count < ranks:
-        raise ValueError(f"{count} batches are not enough for {ranks} ranks; each must have at least one")
-    size = -(-count // ranks)
-    return [{name: values[rank * size : (rank + 1) * size] for name, values in lists.items()} for rank in range(ranks)]
-
-
 def training_shares(
     samples: Sequence[Experience], ranks: int, skipped: Sequence[Skipped] = ()
 ) -> Iterator[dict[str, list[Any]]]:
@@ -184,8 +170,7 @@ class DealtBatch:
     """The samples of a batch for forward passes. What a model says of a sample comes back by the sample's position."""
 
     def __init__(self, samples: Sequence[Experience], cut: Cut, pad: int) -> None:
-        self.samples = [replace(sample, index=[place]) for place, sample in enumerate(samples)]
-        order_info(self.samples)
+        self.samples = [replace(sample, index=[place], info={}) for place, sample in enumerate(samples)]
         self._cut, self._pad = cut, pad
         self._forward_batches: dict[Sequence[int], list[Experience]] = {}  # by number of ranks and samples' positions
 

@@ -32,6 +32,8 @@ class Solutions:
     """
 
     def __init__(self, pairs: Iterable[tuple[Prompt, str | None]], tokenizer: Any, args: SimpleNamespace) -> None:
+        if hasattr(tokenizer, "image_processor"):  # the processor of a model that takes images
+            tokenizer = tokenizer.tokenizer
         self._tokens: dict[str, tuple[np.ndarray, int]] = {}  # prompt and solution, and where the solution begins
         for prompt, solution in pairs:
             if not solution or prompt.id in self._tokens:

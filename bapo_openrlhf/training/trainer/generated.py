@@ -28,6 +28,7 @@ class GeneratedGroup(Answers):
     uid: int
     source: str  # fresh, reevaluated or prefixed
     mean: Fraction | None
+    has_signal: bool  # whether it can be used and its rewards differ
 
     @property
     def tokens(self) -> int:
@@ -130,9 +131,10 @@ def generated_groups(
     """The groups of one rollout. Those that can be used come first, with the numbers that `groups_of` gives them."""
     groups = []
     for uid, each in enumerate(sorted(answers, key=usable, reverse=True), first_uid):
-        mean = exact_mean(exact_rewards(each.rewards, reward_range)) if usable(each) else None
+        rewards = exact_rewards(each.rewards, reward_range) if usable(each) else ()
+        mean = exact_mean(rewards) if rewards else None
         kind = "prefixed" if each.prompt.prefix else source
-        groups.append(GeneratedGroup(each.prompt, each.responses, uid, kind, mean))
+        groups.append(GeneratedGroup(each.prompt, each.responses, uid, kind, mean, len({*rewards}) > 1))
     return groups
 
 

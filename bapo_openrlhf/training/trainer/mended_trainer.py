@@ -42,8 +42,8 @@ class MendedTrainer(Base):
         self.recorder = StepRecorder(folder=folder, tokenizer=self.tokenizer, answer_chars=answer_chars)
 
     def place(self) -> tuple[int, str]:
-        """The number of the step and the phase."""
-        return self.state.number, self.state.phase
+        """The step that was begun last, and the phase."""
+        return self.state.begun, self.state.phase
 
     def stop(self) -> None:
         """Stop as soon as a step has ended and is saved. If the data ends with it, the run goes to its end."""

@@ -10,7 +10,7 @@ from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 from openrlhf.utils.logging_utils import init_logger
 
-from bapo_openrlhf.adapt.rewards import UNIT, without_rounding
+from bapo_openrlhf.adapt.rewards import UNIT
 from bapo_openrlhf.flags.sizes import left_over
 from bapo_openrlhf.host import extends, plain_class
 from bapo_openrlhf.training.trainer.critic import TOKENS
@@ -182,7 +182,7 @@ class RecordedPPOTrainer(MendedTrainer):
 def filter_reasons(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """Why dynamic filtering dropped these groups, as `monitor.composition` says it for the fresh filter."""
     rated_groups = [group for group in groups if group.mean is not None]
-    equal_groups = [group for group in rated_groups if len({*without_rounding(group.rewards)}) == 1]
+    equal_groups = [group for group in rated_groups if not group.has_signal]
     right_count = sum(group.mean >= 1 for group in equal_groups if group.mean is not None)
     return {
         "filtered/none_right": len(equal_groups) - right_count,

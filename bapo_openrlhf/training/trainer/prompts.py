@@ -5,8 +5,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from bapo_openrlhf.adapt.group import Prompt
 
 
@@ -26,7 +24,6 @@ class TrainingPrompts:
     def __init__(self, loader: Any) -> None:
         self._loader, self._turn = loader, threading.Lock()
         self._epoch: Iterator[Prompt] | None = None
-        self.rng_after_first_draw: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -44,10 +41,6 @@ class TrainingPrompts:
         with self._turn:
             if self._epoch is None:
                 self._epoch = prompts_of(iter(self._loader))
-            if self.rng_after_first_draw is not None:
-                # Creating the iterator consumes random numbers. The run did so before its checkpoint.
-                torch.set_rng_state(self.rng_after_first_draw)
-                self.rng_after_first_draw = None
             prompts = list(itertools.islice(self._epoch, count))
             self._epoch = self._epoch if len(prompts) == count else None
             return prompts

@@ -4,6 +4,7 @@ Every group has a row, also a group that cannot be used.
 """
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from openrlhf.utils.logging_utils import init_logger
 
 from bapo_openrlhf.adapt import critic
 from bapo_openrlhf.adapt.group import Response
-from bapo_openrlhf.adapt.rewards import without_rounding
 from bapo_openrlhf.adapt.vocabulary import FAILED
 from bapo_openrlhf.record.held_out import scores_in_words
 from bapo_openrlhf.record.run_record import (
@@ -101,7 +101,7 @@ class StepRecorder:
 
     def add_metrics(self, step: int, metrics: Mapping[str, Any] | None) -> None:
         """Write down the numbers among the metrics of a step. Then the record has all of it, also after a power cut."""
-        numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, (int, float))}
+        numbers = {key: value for key, value in (metrics or {}).items() if isinstance(value, Real)}
         self.record.append(step, numbers)
         self.record.sync()
 
@@ -114,8 +114,8 @@ class StepRecorder:
 
 def signals(groups: Sequence[GeneratedGroup]) -> dict[str, int]:
     """How many groups have rewards that differ. It is missing if no reward is known, as with a reward model."""
-    rewards = [without_rounding(group.rewards) for group in groups if group.mean is not None]
-    return {"groups/with_signal": sum(len({*row}) > 1 for row in rewards)} if rewards else {}
+    rated = any(group.mean is not None for group in groups)
+    return {"groups/with_signal": sum(group.has_signal for group in groups)} if rated else {}
 
 
 def answers_of(groups: Sequence[GeneratedGroup], prompts: PromptStates, tokenizer: Any, chars: int) -> list[dict]:

@@ -70,21 +70,19 @@ class InTurn:
         rollout_weights: RolloutWeights,
     ) -> None:
         self.make, self.method, self.state, self.rollout_weights = make, method, state, rollout_weights
-        self.hard_prompts_left: list[Prompt] = []  # they go with the next rollout
 
     def hard(self, rollout: Rollout) -> Sequence[Prompt]:
         """The hard prompts that a rollout takes along. They are asked for once, when its fresh prompts are sent."""
         prompts = self.method.begin_step(rollout.step)
         if rollout.weights_version == rollout.step:
             return prompts
-        rollout.hard_prompts_left = [*rollout.hard_prompts_left, *prompts]
+        rollout.hard_prompts_left = prompts
         return []
 
     def next(self, generation: Mapping[str, Any]) -> Rollout:
         """The rollout of this step. It is empty if the data of an epoch has just ended."""
-        rollout = Rollout(self.state.step, self.rollout_weights.weights_version, self.hard_prompts_left)
+        rollout = Rollout(self.state.step, self.rollout_weights.weights_version)
         self.make(rollout, generation)
-        self.hard_prompts_left = [] if rollout.fresh else self.hard_prompts_left
         return rollout
 
     def metrics(self, rollout: Rollout) -> dict[str, float]:

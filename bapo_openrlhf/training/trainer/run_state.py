@@ -9,7 +9,7 @@ import ray
 from bapo_openrlhf.adapt.rewards import Range
 from bapo_openrlhf.adapt.shift import Gap
 
-STARTING, RESUMING = "starting", "resuming"  # the phases before the first step
+STARTING = "starting"  # the phase of a process that has just begun
 
 
 @dataclass

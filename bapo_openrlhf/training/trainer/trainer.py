@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import ray
 from openrlhf.trainer.ppo_trainer import PPOTrainer
-from openrlhf.trainer.ppo_utils.experience import Experience, balance_experiences
+from openrlhf.trainer.ppo_utils.experience import Experience
 
 from bapo_openrlhf.adapt.batch import Batch, without_silent
 from bapo_openrlhf.adapt.corrections import learning_rate_factor
@@ -160,9 +160,8 @@ class AdaptedPPOTrainer(MendedTrainer):
         numbers = self._compute_rollout_stats([sample for sample in samples if not is_demonstration(sample)])
         text = self.tokenizer.decode(samples[0].sequences[0], skip_special_tokens=True)
         numbers["generated_samples"] = [text, samples[0].info["reward"][0].item()]  # which OpenRLHF logs
-        batch = balance_experiences(samples, self.args) if self.args.train.dynamic_batch_enable else samples
         critic = None if self.critic_groups.samples else self.critic_model_group
-        ray.get([ref for model in (self.actor_model_group, critic) if model for ref in model.take(batch)])
+        ray.get([ref for model in (self.actor_model_group, critic) if model for ref in model.take(samples)])
         with timed(numbers, "timing/ppo_train"):
             status = self.ppo_train(global_step)
         if "kl" in status:

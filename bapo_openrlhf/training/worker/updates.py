@@ -78,6 +78,7 @@ class LossContext(NamedTuple):
         normalisers: Arguments of OpenRLHF's losses: tokens and samples of the optimizer step, divided by DeepSpeed's
             gradient accumulation, and the number of ranks.
         demonstration_tokens: Those of demonstrations in it.
+        counted: Its equal part of this rank's tokens in the optimizer step, also of those that are skipped.
     """
 
     plan: MicroBatch
@@ -85,6 +86,7 @@ class LossContext(NamedTuple):
     whole: int
     normalisers: Mapping[str, Any]
     demonstration_tokens: float = 0.0
+    counted: float = 0.0
 
 
 class _WholeBatch:
@@ -131,14 +133,14 @@ class _WholeBatch:
         return metrics
 
     def _require_applied(self, skipped: int) -> None:
-        """Raise FloatingPointError if a gradient was not finite. In ZeRO-3 the weights are then not finite, either."""
+        """Raise FloatingPointError if a gradient was not finite. DeepSpeed applies it in some stages of ZeRO."""
         what = f"a gradient of {type(self).__name__} is not finite"
-        if self.engine.skipped_steps > skipped:
-            raise FloatingPointError(f"{what}; it was not applied")
         parameters = (parameter for parameter in self.engine.parameters() if parameter.requires_grad)
         norms = torch.stack([part_of(parameter).norm(dtype=torch.float) for parameter in parameters])
         if not norms.isfinite().all():
             raise FloatingPointError(f"{what}, so the weights are not; those of the last checkpoint are")
+        if self.engine.skipped_steps > skipped:
+            raise FloatingPointError(f"{what}; it was not applied")
 
     @property
     def _shuffles(self) -> bool:
@@ -157,9 +159,10 @@ class _WholeBatch:
         dist.all_reduce(counts, group=self.strategy.ds_device_mesh["dp"].get_group())
         token_count, sample_count = (counts / accumulated).unbind()
         normalisers = {"dp_size": ranks, "batch_num_tokens": token_count, "global_batch_size": sample_count}
+        whole, counted = ranks * accumulated, sum(tokens, skipped[0]) / len(tokens)
         return [
-            (experience, LossContext(plan, count, ranks * accumulated, normalisers, demonstration_tokens(experience)))
-            for count, (plan, experience) in zip(tokens, step.parts, strict=True)
+            (each, LossContext(plan, count, whole, normalisers, demonstration_tokens(each), counted))
+            for count, (plan, each) in zip(tokens, step.parts, strict=True)
         ]
 
     def train_micro_batch(self, experience: Experience, part: LossContext, *loss_arguments: Any) -> None:
@@ -290,6 +293,9 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
         losses = {"policy_loss": loss}
         numbers = {"ppo_clip_ratio": clip_ratio, "ppo_kl": policy_kl, **veto}
         if engine_kl is not None:
+            if part.demonstration_tokens and self.actor_loss_fn.is_correction_level == "seq":
+                # OpenRLHF's ratio is of all samples, and takes a demonstration for a filtered one.
+                filter_ratio = 1 - (1 - filter_ratio) / experience.action_mask.any(-1).float().mean()
             numbers |= {"vllm_kl": engine_kl, "is_filter_ratio": filter_ratio}
         if self.args.algo.kl.use_loss:
             losses["kl"], numbers["logprobs_diff"] = self._kl(log_probs, experience, part)
@@ -324,12 +330,15 @@ class WholeBatchActorTrainer(_WholeBatch, ParcelActorTrainer):
     def _count(self, losses: Mapping[str, Any], numbers: Mapping[str, Any], part: LossContext) -> None:
         """Count the numbers of a micro-batch, weighted by its tokens."""
         # OpenRLHF's losses are divided by the tokens of an average micro-batch. Weighted by tokens once more, they are
-        # no means over tokens. That of fine-tuning is one.
-        scale = part.plan.step_parts / part.whole
-        if self.cross_entropy:
-            scale = part.normalisers["batch_num_tokens"] / (part.normalisers["dp_size"] * max(part.tokens, 1))
+        # no means over tokens. Those of fine-tuning and of runs that skip samples are means: the policy loss over all
+        # tokens, also skipped ones, and the others over the tokens that pass the model.
+        is_mean = self.cross_entropy or self.replay_buffer.skips
         for name, value in losses.items():
-            self.means.add(name, value * scale, part.tokens)
+            tokens, scale = part.tokens, part.plan.step_parts / part.whole
+            if is_mean:
+                tokens = part.counted if name == "policy_loss" else tokens
+                scale = part.normalisers["batch_num_tokens"] / (part.normalisers["dp_size"] * (tokens or 1))
+            self.means.add(name, value * scale, tokens)
         for name, value in numbers.items():
             self.means.add(name, value, part.tokens - part.demonstration_tokens)
 

@@ -93,7 +93,6 @@ class PlainPolicyWorker(_Worker, POLICY):
         """Load the actor, its average and its checkpoint. The learning-rate schedule spans so many optimizer steps."""
         args = strategy.args
         self.save_hf_ckpt, self.disable_ds_ckpt = args.ckpt.save_hf, args.ckpt.disable_ds
-        self.max_steps, self.vllm_engines = max_steps, vllm_engines
         self._setup_distributed(strategy)
         actor_class = actor_class_of(args)
         actor = actor_class(

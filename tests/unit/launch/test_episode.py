@@ -7,6 +7,7 @@ import pytest
 
 from bapo_openrlhf import user_file
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.launch import trial
 from bapo_openrlhf.launch.episode import ANSWER, TURNS, check_agent
 
 PROBLEM = ("2+2=", "4")
@@ -97,6 +98,7 @@ def test_what_an_agent_must_not_return(refusal, function, key, value):
     assert f"(FILE:{STEP_LINE - 3 * (function == 'reset')})" in said
 
 
+SLEEP = "__import__('asyncio').sleep"
 # A whole file, and what the error names.
 FILES = {
     "syntax": ("def broken(:\n", "(FILE:1)"),
@@ -110,17 +112,30 @@ FILES = {
     "raises in a turn": (returning("{}['answer']"), f"KeyError: 'answer' (FILE:{STEP_LINE + 2})"),
     "ends its process": (returning("__import__('os')._exit(4)"), "exit status 4"),
     "ends its process at once": ("import os; os._exit(4)", "exit status 4"),
-    "an import that never ends": ("while True: pass", "verifier.timeout"),
-    "waits for ever": (
-        source().replace("self.turn += 1", "await __import__('asyncio').sleep(1000)"), "verifier.timeout"
-    ),
+    "an import that never ends": ("while True: pass", "loading it took more than 1 s"),
+    "waits for ever": (source().replace("self.turn += 1", f"await {SLEEP}(1000)"), "verifier.timeout"),
+    "blocks for ever": (source().replace("self.turn += 1", "while True: pass"), "verifier.timeout"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_no_agent(refusal, name):
+def test_a_file_that_is_no_agent(refusal, monkeypatch, name):
     text, named = FILES[name]
-    assert named in refusal(text, timeout=1.0 if "ever" in name or "never" in name else 60.0)
+    if "never" in name:
+        monkeypatch.setattr(trial, "LOADING", 1.0)
+    assert named in refusal(text, timeout=1.0 if "ever" in name else 60.0)
+
+
+@pytest.mark.parametrize(("timeout", "adapted"), [(2.0, True), (0.5, False)])
+def test_the_limit_is_that_of_the_run(refusal, timeout, adapted):
+    """It holds between two generations, of which there are three here, and only if batches are adapted."""
+    text = source(done="False").replace("self.turn += 1", f"await {SLEEP}(0.9)")
+    assert refusal(text, timeout=timeout, adapted=adapted) == []
+
+
+def test_loading_may_take_longer_than_a_turn(refusal):
+    text = source().replace("import torch\n", "import torch, time\ntime.sleep(2.5)\n")
+    assert refusal(text, timeout=2.0) == []
 
 
 @pytest.mark.parametrize(

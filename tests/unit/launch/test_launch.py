@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -105,11 +106,15 @@ def test_run_json_is_there_before_training(start):
     assert start(run__overwrite=True)[0]["total_steps"] is None  # nobody knows the number of prompts
 
 
-def test_the_run_gets_what_the_checks_worked_out(start, tmp_path):
+def test_the_run_gets_what_the_checks_worked_out(start, tmp_path, monkeypatch):
     """The checkpoint is chosen last, because that may delete what a crash left unfinished."""
     metadata, _ = start(prompts=10, candidates=3)
     assert metadata["total_steps"] == 1  # a step takes 4 x 3 prompts from the data
     assert (start.checked.candidates, start.checked.resume_tag) == (3, None)
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").touch()
+    start(prompts=10, candidates=3, eval__dataset="rows.jsonl", run__overwrite=True)
+    assert start.checked.evaluated == "rows.jsonl"  # as it was given, because the project may be moved
     assert "checked" not in " ".join(metadata["config"])
     save(tmp_path / "checkpoints", 2)
     start(prompts=10, ckpt__load_enable=True)
@@ -183,6 +188,12 @@ class TestEnd:
         assert (raised.how, raised.code) == ("stopped", 143)
         assert raised.text.startswith("stopped by SIGTERM after step 4. ")
         assert raised.text.endswith(f"step 5: {command}")
+
+    def test_that_ray_was_stopped_while_it_started(self, end):
+        """Ray's own handler of SIGTERM exits."""
+        ended, raised = end(SystemExit(signal.SIGTERM))
+        assert (ended["how"], ended["status"]) == ("stopped", 143) and ended["text"] == raised.text
+        assert raised.text.startswith("stopped by SIGTERM before the first step. No step is saved, so it begins again")
 
     def test_of_openrlhfs_own_checkpoint(self, end, tmp_path):
         saves = partial(save, tmp_path / "checkpoints", 3, whole=False)
@@ -399,8 +410,21 @@ class TestEarlierRun:
         flags = {"algorithm": "ba_ppo", f"{flag}__model_name_or_path": folder / place}
         if flag == "reward":  # the critic would be the same model
             flags |= {"algorithm": "bapo_grpo", "reward__remote_url": ""}
-        with pytest.raises(ConfigError, match=rf"^{flag}\.model_name_or_path is .*/mine/{place}, .*--run\.overwrite"):
+        with pytest.raises(ConfigError, match=rf"^{flag}\.model_name_or_path is .*/mine/{place}, .* would delete; "):
             start(run__overwrite=True, **flags)
+        assert self.tree(folder) == before
+
+    @pytest.mark.parametrize("how", ["run__overwrite", "ckpt__load_enable"])
+    @pytest.mark.parametrize(
+        ("flag", "ending"), [("reward__remote_url", ""), ("train__agent_func_path", ""), ("adapt__method", ":Mine")]
+    )
+    def test_a_copy_of_the_users_file_that_the_new_run_needs_is_not_deleted(self, start, folder, flag, ending, how):
+        (folder / record.CODE).mkdir()
+        file = folder / record.CODE / "0_mine.py"
+        file.write_text("from bapo_openrlhf.methods import BAPO\n\n\nclass Mine(BAPO): ...\n")
+        before = self.tree(folder)
+        with pytest.raises(ConfigError, match=rf"^{flag.replace('__', '.')} is {file}{ending}, .* would delete; copy"):
+            start(**{flag: f"{file}{ending}", how: True})
         assert self.tree(folder) == before
 
     def test_nothing_is_deleted_if_the_run_cannot_start(self, start, folder, tmp_path, monkeypatch):

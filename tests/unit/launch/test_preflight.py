@@ -17,7 +17,7 @@ from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.data import prompts
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.openrlhf_flags import set_openrlhf_flags
-from bapo_openrlhf.launch import environment, preflight, rewards
+from bapo_openrlhf.launch import environment, preflight, rewards, trial
 from bapo_openrlhf.launch.model_trial import Noisy
 from bapo_openrlhf.launch.preflight import KEPT, check_inputs
 from bapo_openrlhf.tasks import get_task
@@ -336,7 +336,7 @@ REFUSED = {
     "an object": ("class Reward:\n    def __call__(self, *a): pass\nreward_func = Reward()", 2, "None"),
     "of C": ("reward_func = max", 0, "rewards"),
     "too slow": (source("re.match('(a+)+b', 'a' * 99)"), 2, "verifier.timeout"),  # it holds the interpreter's lock
-    "too slow to load": ("while True: pass", 0, "verifier.timeout"),
+    "too slow to load": ("while True: pass", 0, "loading it took more than 0.5 s"),
     "ends": (source("os._exit(3)"), 2, "exit status 3"),
     "ends in its import": ("import os; os._exit(3)", 0, "exit status 3"),
 }
@@ -374,8 +374,10 @@ class TestReward:
         run.check(reward__remote_url=run.write("other.py", text), verifier__timeout=20)
 
     @pytest.mark.parametrize("name", REFUSED)
-    def test_is_refused_by_file_and_line(self, run, name):
+    def test_is_refused_by_file_and_line(self, run, monkeypatch, name):
         text, line, named = REFUSED[name]
+        if name == "too slow to load":
+            monkeypatch.setattr(trial, "LOADING", 0.5)
         path = run.write("other.py", f"{text}\n")
         said = run.refusal(reward__remote_url=path, verifier__timeout=0.5 if "slow" in name else 20)
         assert said.startswith(f"reward.remote_url {path}") and named in said

@@ -54,12 +54,14 @@ class Run:
     ) -> SimpleNamespace:
         args = SimpleNamespace(
             ckpt=SimpleNamespace(path=str(self.path), load_enable=load, output_dir=str(self.path.parent / "model")),
-            adapt=SimpleNamespace(enabled=adapted),
+            adapt=SimpleNamespace(enabled=adapted, method="bapo" if adapted else "none"),
             ds=SimpleNamespace(use_universal_ckpt=universal),
-            actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=actors),
+            actor=SimpleNamespace(model_name_or_path="model", num_nodes=1, num_gpus_per_node=actors),
             critic=SimpleNamespace(
                 model_name_or_path="model" if self.critic else None, num_nodes=critics, num_gpus_per_node=1
             ),
+            reward=SimpleNamespace(model_name_or_path=None, remote_url=["reward.py"]),
+            train=SimpleNamespace(agent_func_path=None),
             run=SimpleNamespace(dir=str(self.path.parent / "runs"), name="default", overwrite=False),
         )
         before = self.tree()

@@ -185,6 +185,13 @@ def test_only_a_data_set_has_a_folder_after_an_at(tmp_path, flag):
     assert module._known(flag, str(place)) != before
 
 
+def test_the_word_for_an_agent_is_no_folder(tmp_path, monkeypatch):
+    """OpenRLHF writes it into `reward.remote_url`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent").mkdir()
+    assert module._known("reward.remote_url", "agent") == "agent"
+
+
 def test_what_is_not_content(tmp_path):
     """Caches of `datasets`, hidden files, and the checkpoints in a model's folder."""
     files = Files(tmp_path)

@@ -164,6 +164,36 @@ def test_an_agent_that_blocks_its_thread_does_not_block_the_engine(blocking, cap
     assert limited.failures.kinds == {"timeout": 1} and "blocks its thread" in caplog.text
 
 
+def test_a_thread_that_was_blocked_ends_after_its_last_response(monkeypatch):
+    """That one generates meanwhile. A task that the agent leaves behind is cancelled."""
+    monkeypatch.setattr(agents, "BLOCKED", 0.2)
+    release, threads, left = threading.Event(), [], []
+
+    def act(label):
+        threads.append(threading.current_thread())
+        if label == "bad":
+            left.append(asyncio.create_task(asyncio.Event().wait()))
+            release.wait()
+
+    engine = Engine(3 * LIMIT)
+    limited = LimitedAgent(agent(act), engine, LIMIT)
+
+    async def asked():
+        last = asyncio.create_task(response_to(limited, engine, "good"))
+        await asyncio.sleep(LIMIT / 4)
+        engine.seconds = 0.0
+        rewards = [(await response_to(limited, engine, "bad"))["reward"]]
+        assert threads[0].is_alive() and not last.done()
+        release.set()
+        rewards += [(await one)["reward"] for one in (last, response_to(limited, engine, "good"))]
+        await asyncio.to_thread(threads[0].join, 30)
+        return rewards
+
+    assert asyncio.run(asyncio.wait_for(asked(), 60)) == [None, 0.5, 0.5]
+    assert threads[0] is threads[1] is not threads[2]
+    assert not threads[0].is_alive() and left[0].cancelled()
+
+
 def test_waiting_for_the_code_of_other_agents_does_not_count():
     """Each takes a third of the limit in its second turn, and all have one thread."""
     result, limited, _ = run(lambda label: time.sleep(LIMIT / 3), *["good"] * 6)

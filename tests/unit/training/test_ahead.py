@@ -365,20 +365,6 @@ def test_a_rollout_that_fails_stops_the_run_with_its_reason(world, queue):
         run.trainer.fit()
 
 
-def test_a_synchronous_run_takes_up_hard_prompts_that_no_rollout_took(world, tmp_path):
-    """Of 14 prompts in one epoch, those named in the last steps are for rollouts that do not exist."""
-    words = ahead(2, 1, 1) | REPEATABLE | {"train.num_episodes": 1, "adapt.buffer_size": 64}
-    run = world(prompts=14, **words)
-    run.reward = lambda *_: 0.0
-    run.trainer.fit()
-    (tag, *_), hard = run.trainer.checkpoints.store.tags(), run.trainer.method.hard
-    flying = {hard._entries[name].prompt.text for name in hard._in_flight}
-    assert flying
-    words.pop("train.async_enable")
-    again = continued(run, tmp_path / "again", tag, **words | {"train.num_episodes": 2})
-    assert flying <= {request.prompt for request in again.requests} and not again.trainer.method.hard._in_flight
-
-
 def test_a_loader_is_asked_for_one_thing_at_a_time():
     """Its state is not read while another thread makes its iterator."""
     begun, goes_on, done = threading.Event(), threading.Event(), threading.Event()

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+import torch
 from openrlhf.cli import train_ppo_ray
 from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 from openrlhf.trainer.ray import launcher, vllm_engine
 
-from bapo_openrlhf import host
+from bapo_openrlhf import host, machine
 from bapo_openrlhf.cli import arguments
 from bapo_openrlhf.cpu import stack as cpu
 from bapo_openrlhf.training.driver import build, own_ray
@@ -106,7 +107,8 @@ class Kind:
 
     def remote(self, *args, **kwargs):
         number = sum(event[0] == self.name for event in self.calls.events)
-        kwargs.pop("faster", None)  # which OpenRLHF's engine does not know
+        for name in ("faster", "moe_backend"):  # which OpenRLHF's engine is not given
+            kwargs.pop(name, None)
         self.calls(self.name, args, kwargs, self.given)
         return Process(self.calls, f"{self.name} {number}")
 
@@ -213,7 +215,23 @@ def test_an_engine_without_a_gpu_has_no_workers_of_ray(monkeypatch, size, worker
     settings = build.settings_of_engines(args)
     assert (settings["distributed_executor_backend"], settings["max_num_seqs"]) == (workers, 1)
     args.train.full_determinism_enable = False
-    assert "max_num_seqs" not in build.settings_of_engines(args)
+    assert not {"max_num_seqs", "moe_backend"} & build.settings_of_engines(args).keys()
+
+
+def test_an_engine_keeps_the_weights_of_experts_in_the_order_of_a_sync(monkeypatch):
+    """On GPUs, where vLLM has kernels for which it reorders them once they are loaded."""
+    from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+    monkeypatch.setenv(cpu.SWITCH, "0")
+    backend = unquantized.map_unquantized_backend(build.settings_of_engines(arguments_of(""))["moe_backend"])
+    gate_up, down = torch.arange(24.0).view(2, 4, 3), torch.arange(12.0).view(2, 3, 2)
+    config = SimpleNamespace(is_act_and_mul=True)
+
+    def kept(backend):
+        new = unquantized.convert_to_unquantized_kernel_format(backend, config, gate_up.clone(), down.clone())
+        return torch.equal(new[0], gate_up) and torch.equal(new[1], down)
+
+    assert kept(backend) and not kept(unquantized.UnquantizedMoeBackend.FLASHINFER_CUTLASS)
 
 
 def test_the_key_of_a_service_is_not_printed(calls, monkeypatch):
@@ -286,16 +304,20 @@ def test_a_kl_penalty_to_the_behaviour_policy_has_no_reference_model(calls, vari
 
 
 @pytest.mark.parametrize("initialized", [False, True])
-def test_ray_starts_as_openrlhf_starts_it(calls, monkeypatch, initialized):
+@pytest.mark.parametrize("more", [{}, {"worker_process_setup_hook": "with stand-ins"}])
+def test_ray_starts_as_openrlhf_starts_it(calls, monkeypatch, initialized, more):
+    """Without flash-attn, workers on GPUs need more."""
     started = []
     monkeypatch.setattr(ray, "is_initialized", lambda: initialized)
     monkeypatch.setattr(ray, "init", lambda **given: started.append(given))
     monkeypatch.setattr(own_ray, "_ask_for_token", lambda: None)
+    monkeypatch.setattr(machine, "of_workers", lambda: more)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     of_run(calls, train_ppo_ray.train, "")
     theirs, started[:] = list(started), []
     of_run(calls, train, "")
-    assert started == [{"address": "local"} | given for given in theirs] and len(started) == (not initialized)
+    wanted = [{"address": "local", "runtime_env": given["runtime_env"] | more} for given in theirs]
+    assert started == wanted and len(started) == (not initialized)
 
 
 @pytest.mark.parametrize("ahead", [False, True])

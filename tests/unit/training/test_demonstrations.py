@@ -23,9 +23,9 @@ from bapo_openrlhf.training.wire.packing import demonstration_tokens, is_demonst
 from bapo_openrlhf.training.worker.loss_parts import demonstration_loss, without_demonstrations
 
 
-def solutions(*pairs, max_new=4, max_len=8) -> Solutions:
+def solutions(*pairs, max_new=4, max_len=8, tokenizer=None) -> Solutions:
     args = SimpleNamespace(rollout=SimpleNamespace(max_new_tokens=max_new), data=SimpleNamespace(max_len=max_len))
-    return Solutions([(Prompt(text), worked) for text, worked in pairs], Letters(), args)
+    return Solutions([(Prompt(text), worked) for text, worked in pairs], tokenizer or Letters(), args)
 
 
 def test_which_solutions_can_be_used():
@@ -36,6 +36,12 @@ def test_which_solutions_can_be_used():
     assert len(known) == 2
     assert known.length(Prompt("a")) == 4  # the first solution counts, with its end
     assert Prompt("a", "another label").id not in known
+
+
+def test_a_model_that_takes_images_has_a_processor():
+    """Its first argument is images. So it is its tokenizer that is called."""
+    processor = SimpleNamespace(tokenizer=Letters(), image_processor=None, eos_token_id=0)
+    assert solutions(("ab", "xy"), tokenizer=processor)[Prompt("ab").id].tolist() == [120, 121, 0]
 
 
 def test_a_sample_by_hand():

@@ -1,5 +1,6 @@
 """Rows of groups.jsonl and answers.jsonl from OpenRLHF's samples."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from fake_stack import generated_rows as rows
 from fake_stack import generated_sample as sample
 
-from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_warnings
+from bapo_openrlhf.record.run_record import PromptStates, RunRecord, read_metrics, read_warnings
+from bapo_openrlhf.training.trainer.plain_trainer import filter_reasons
 from bapo_openrlhf.training.trainer.recorder import StepRecorder, answers_of, explained_variance, signals
 
 
@@ -33,9 +35,17 @@ def test_a_group_that_failed_says_nothing_of_its_prompt(tokenizer):
     assert len(answers_of(rows([sample("p", 0.0, [1])], 1), states, tokenizer, 9)) == 1
 
 
-def test_rewards_that_differ_only_by_rounding_are_no_signal():
-    groups = rows([sample("p", reward, [1]) for reward in (1.0, 1 - 2.0**-24, 0.0, 1.0)], 2)
-    assert signals(groups) == {"groups/with_signal": 1}
+@pytest.mark.parametrize(
+    ("high", "rewards", "wanted"),
+    [(1, (1.0, 1 - 2.0**-24, 0.0, 1.0), 1), (1000, (0.0, 6.1e-5, 1000.0, 1000.0), 0), (1, (0.0, 6.1e-5, 1.0, 1.0), 1)],
+)
+def test_rewards_that_differ_only_by_rounding_are_no_signal(high, rewards, wanted):
+    """Rounding has the size of the greatest reward of the task."""
+    ends = Fraction(0), Fraction(high)
+    groups = rows([sample("p", reward, [1]) for reward in rewards], 2, reward_range=ends)
+    assert signals(groups) == {"groups/with_signal": wanted}
+    reasons = filter_reasons(groups)
+    assert (reasons["filtered/by_draw"], reasons["filtered/all_right"]) == (wanted, 1)
 
 
 def test_explained_variance_by_numpy():
@@ -85,6 +95,13 @@ def test_a_resume_says_which_steps_are_missing(recorder, tmp_path, steps, missin
         said = [(row["step"], row["kind"]) for row in read_warnings(tmp_path)]
         assert said == [(11, "missing steps")] * (missing > 0)
         assert all(f" {missing} of the 10 steps" in row["text"] for row in read_warnings(tmp_path))
+
+
+def test_any_real_number_is_a_metric(recorder, tmp_path):
+    """Such as those of a user's method."""
+    numbers = {"a": np.float32(0.5), "b": np.int64(3), "c": Fraction(1, 4), "d": 2.0, "e": 7}
+    recorder().add_metrics(1, numbers | {"generated_samples": ["text", 1.0]})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": 0.5, "b": 3, "c": 0.25, "d": 2.0, "e": 7}]
 
 
 def test_a_step_and_an_evaluation_are_durable_at_their_end(recorder, tmp_path, monkeypatch):

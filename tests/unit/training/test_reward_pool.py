@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import re
 import resource
 import signal
@@ -25,7 +24,7 @@ from bapo_openrlhf.record.metrics import all_metrics
 from bapo_openrlhf.training.engine import reward_pool
 from bapo_openrlhf.training.engine import reward_worker as worker
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
-from bapo_openrlhf.training.wire.names import OWN
+from bapo_openrlhf.training.wire.names import FIRST_RATIO, OWN
 from bapo_openrlhf.training.wire.responses import STOPPED, VERSIONS
 from bapo_openrlhf.training.wire.signals import NUMBERS, blocked
 
@@ -183,11 +182,6 @@ def test_a_failure_is_named_and_the_next_call_is_served(one_pool, hasty_pool, na
     assert len(workers_of(pool.path)) == 1
 
 
-def test_a_failure_survives_pickling():
-    failure = pickle.loads(pickle.dumps(RewardFailure("timeout", "too slow", "reward.py:7")))
-    assert (failure.kind, str(failure), failure.place) == ("timeout", "too slow", "reward.py:7")
-
-
 # (code, cause on one line); each is called more often than the one before
 CAUSES = {
     "crashed": ("import os\n\ndef reward_func(q, p, l):\n    os._exit(3)\n", 3, "reward_func ended its process: exit"),
@@ -203,7 +197,8 @@ def test_each_failure_knows_file_and_line(make_pool, name):
     source, line, says = CAUSES[name]
     pool = make_pool(source)
     for query in "abb":  # another message each time is the same cause
-        assert failure_of(pool, "", query).place == f"{pool.path}:{line}"
+        kind = failure_of(pool, "", query).kind
+    assert dict(pool.failures.causes) == {(kind, f"{pool.path}:{line}"): 3}
     said = str(pool.failures)
     assert f"The commonest cause, 3 of 3: {says}" in said and said.endswith(f"({pool.path}:{line})")
     assert "\n" not in said
@@ -238,7 +233,7 @@ def test_results_are_plain_floats(one_pool, returned, result):
 def test_the_names_of_the_run_are_those_of_the_catalogue():
     """And those of a sample's `info`, of a row of the record and of OpenRLHF's log that are no metrics."""
     names = {metric.name for metric in all_metrics() if "/" not in metric.name}
-    assert names | {*VERSIONS, STOPPED, "step", "generated_samples"} == OWN
+    assert names | {*VERSIONS, STOPPED, FIRST_RATIO, "step", "generated_samples"} == OWN
 
 
 def test_tensors_and_arrays(make_pool):

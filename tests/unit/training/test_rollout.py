@@ -220,14 +220,11 @@ class TestAlong:
         assert [each.prompt.label for each in again] == ["label of i", "label of h", "label of j"]
 
     def test_wait_if_the_engines_hold_older_weights(self):
-        """Those of a resumed run come first, also after the end of an epoch that gave no samples."""
         run = generation("a", "b", "c", with_fresh=hard("h"))
         run.generator.rollouts.rollout_weights = SimpleNamespace(weights_version=4)
-        assert rollout_of(run).hard_prompts_left == hard("h") and run.generator.rollouts.hard_prompts_left == []
-        run.generator.rollouts.hard_prompts_left = hard("i")
+        assert rollout_of(run).hard_prompts_left == hard("h")
         assert rollout_of(run) is None
-        assert rollout_of(run).hard_prompts_left == hard("i", "h")  # of another epoch
-        assert run.generator.rollouts.hard_prompts_left == []
+        assert rollout_of(run).hard_prompts_left == hard("h")  # of another epoch
         assert {request.prompt for request in run.requests()} == set("abc")
 
     def test_evaluation_and_reevaluation_ask_for_none(self):
@@ -295,23 +292,6 @@ class TestOrder:
         )
         generation("a", "b", "c").generator.generate_samples()
         assert order == ["wait", "make", "make"] * 3
-
-
-def test_after_a_resume_the_generator_of_this_process_goes_on_after_the_first_draw():
-    class Shuffled(list):
-        """A data loader that draws from torch's own generator when it starts."""
-
-        def __iter__(self):
-            torch.rand(1)
-            return super().__iter__()
-
-    prompts, saved = TrainingPrompts(Shuffled(rows(*"abcdef"))), torch.Generator().manual_seed(2).get_state()
-    prompts.rng_after_first_draw = saved
-    assert [prompt.text for prompt in prompts.draw(3)] == ["a", "b", "c"]
-    assert torch.equal(torch.get_rng_state(), saved)
-    torch.rand(1)
-    assert [prompt.text for prompt in prompts.draw(3)] == ["d", "e", "f"]  # once
-    assert not torch.equal(torch.get_rng_state(), saved)
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------

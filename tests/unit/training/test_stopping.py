@@ -114,8 +114,11 @@ def test_after_a_resume_the_step_of_the_checkpoint_is_saved(world, tmp_path):
     run = stop_in(world(**REPEATABLE), 2, "training")
     run.trainer.fit()
     again = resumed(run, tmp_path / "again", "global_step3", **REPEATABLE)
+    resume, places = again.trainer.checkpoints.resume, []
+    again.trainer.checkpoints.resume = lambda states: places.extend([resume(states), again.trainer.place()])
     again.trainer.stop()
     assert again.trainer.fit() == 3 and again.requests == []
+    assert places[1] == (0, "syncing weights")  # this process has begun no step
 
 
 @pytest.mark.parametrize("kind", [None, RecordedPPOTrainer])

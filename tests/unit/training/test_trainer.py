@@ -239,6 +239,24 @@ class TestPretraining:
         assert all(e.returns.isfinite().all() for e in experiences)
 
 
+def test_responses_may_have_different_numbers(world):
+    """A reward function may give `extra_logs` to some responses. OpenRLHF's balancing would read those of the first."""
+    run = world(prompts=8, **{"train.dynamic_batch_enable": True, "train.num_episodes": 1})
+    (engine,) = run.engines
+    plain = engine.generate_responses
+
+    def generate(**request):
+        answers = plain(**request)
+        for place, answer in enumerate(answers):
+            answer["extra_logs"][f"number {place}"] = float(place)
+        return answers
+
+    engine.generate_responses = generate
+    run.trainer.fit()
+    logged = [name for _, batch in run.trained for one in batch for name in one.info if name.startswith("number")]
+    assert logged and len(logged) == sum(len(batch) for _, batch in run.trained)
+
+
 class TestFailedGroups:
     def test_are_left_out_and_counted(self, world):
         """Some prompts always fail, and the hard ones when they are generated again."""

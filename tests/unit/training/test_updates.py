@@ -6,6 +6,7 @@ micro-batches and averages them over micro-batches and ranks, is written out.
 
 import itertools
 import math
+import operator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -162,12 +163,13 @@ class Update:
     """One update of a random batch on `ranks` ranks, and the samples of each of its optimizer steps.
 
     Every `shown`-th sample is a demonstration. A share of the samples is `silent`: they have no advantage, and they are
-    skipped. `first_ratio` is the limit of the first ratio. The trainer of each rank gets the `attributes`.
+    skipped if it `skips`. `first_ratio` is the limit of the first ratio. The trainer of each rank gets the
+    `attributes`.
     """
 
     def __init__(
         self, kind, total, ranks, size, accumulated, seed, *, tokens=None, by_sample=False, shown=None, silent=None,
-        veto=None, first_ratio=None, **attributes,
+        skips=True, veto=None, first_ratio=None, **attributes,
     ):  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(seed)
@@ -177,16 +179,16 @@ class Update:
         filler.info["reward"] = torch.tensor(math.nan)
         for number, one in enumerate([*self.samples, filler] if shown else []):
             mark = one.action_mask.bool() if number % shown == 0 else torch.tensor(False)
-            one.rollout_log_probs = one.action_log_probs.masked_fill(mark, math.nan)
+            one.rollout_log_probs = (one.action_log_probs + 0.1 * number).masked_fill(mark, math.nan)
         self.weight = torch.randn(3, dtype=torch.double, requires_grad=True)
         self.window = ranks * size * accumulated
         items = list(self.samples)
         for place in torch.nonzero(torch.rand(total, generator=generator) < (silent or 0.0)).flatten().tolist():
             one = self.samples[place]
             one.advantages.zero_()
-            items[place] = Skipped(place, len(one.sequences), int(one.action_mask.sum()))
+            items[place] = Skipped(place, len(one.sequences), int(one.action_mask.sum())) if skips else one
         self.passed = [one for one in items if not isinstance(one, Skipped)]
-        group, flags = Ranks(ranks), arguments(self.window, tokens, skips=silent is not None)
+        group, flags = Ranks(ranks), arguments(self.window, tokens, skips=skips and silent is not None)
         self.trainers = [
             trainer(kind, items[rank::ranks], total, filler, group.strategy(flags),
                     size=size, accumulated=accumulated, by_sample=by_sample, weight=self.weight)
@@ -414,7 +416,7 @@ def test_the_loss_of_fine_tuning_is_the_mean_over_all_tokens(monkeypatch):
             tokens = torch.full((1, max(count, 1)), value, dtype=torch.double)
             plan = MicroBatch(samples=count > 0, step_samples=parts, step_parts=parts, closes=False)
             loss = aggregate_loss(tokens, torch.full_like(tokens, count > 0), **normalisers)
-            trainer._count({"policy_loss": loss}, {}, LossContext(plan, float(count), whole, normalisers))
+            trainer._count({"policy_loss": loss}, {}, LossContext(plan, float(count), whole, normalisers, 0.0, count))
             expected += count * value / 241
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda vector: None)  # of one rank
     assert trainer.means.reduced("cpu")["policy_loss"] == pytest.approx(expected)
@@ -438,9 +440,29 @@ def test_skipped_samples_only_count_where_a_step_is_divided(by_sample, silent, *
         return policy - ENTROPY * mean(of(samples, entropy, weight)) + AUX * torch.stack(experts).mean()
 
     assert_gradients(update, loss, steps)
+    weight = update.weight.detach()
+    tokens = [sum(int(one.action_mask.sum()) for one in samples) for samples in steps]
+    losses = [float(mean(of_tokens(samples, surrogate, weight), by_sample)) for samples in steps]
+    wanted = {"policy_loss": sum(map(operator.mul, tokens, losses)) / sum(tokens)}
+    if update.passed:
+        values = {"kl": k3, "entropy_loss": entropy, "ppo_kl": moved}
+        wanted |= {name: float(mean(of_tokens(update.passed, value, weight))) for name, value in values.items()}
     for metrics in update.metrics:
         assert all(map(math.isfinite, metrics.values())) and metrics["actor_lr"] == 0.1
-        assert ("ppo_kl" in metrics) == ("response_length" in metrics) == bool(update.passed)
+        assert wanted == pytest.approx({name: metrics[name] for name in wanted}, rel=1e-5, abs=1e-6)
+        for name in ("kl", "entropy_loss", "ppo_kl", "response_length"):
+            assert (name in metrics) == bool(update.passed)
+
+
+@pytest.mark.parametrize("by_sample", [False, True])
+@pytest.mark.parametrize(("ranks", "size", "accumulated"), [(1, 1, 8), (1, 2, 4), (1, 8, 1), (2, 1, 4), (2, 2, 2)])
+def test_the_policy_loss_is_that_of_a_run_that_skips_nothing(ranks, size, accumulated, by_sample):
+    """That run has one micro-batch, so that its number is the loss of the optimizer step."""
+    plain, skipping = (
+        Update(WholeBatchActorTrainer, 8, *layout, seed=5, by_sample=by_sample, silent=0.5, skips=skips).metrics[0]
+        for layout, skips in (((1, 8, 1), False), ((ranks, size, accumulated), True))
+    )
+    assert skipping["policy_loss"] == pytest.approx(plain["policy_loss"], rel=1e-5)
 
 
 @UNHURRIED
@@ -527,6 +549,16 @@ def test_the_gradient_with_demonstrations(cross_entropy, shown, **shape):
         if own:
             wanted = float(mean(of_tokens(own, moved, update.weight.detach())))
             assert metrics["ppo_kl"] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_a_demonstration_is_no_filtered_response():
+    """Of three responses, whose weights are exp(-0.1), exp(-0.3) and exp(-0.5), one is below the threshold."""
+    correction = {"is_correction_level": "seq", "is_correction_threshold": (math.exp(-0.4), 5.0)}
+    loss = PolicyLoss(CLIP, CLIP, **correction)
+    update = Update(WholeBatchActorTrainer, 6, 1, 6, 1, seed=3, shown=2, actor_loss_fn=loss)
+    assert update.metrics[0]["is_filter_ratio"] == pytest.approx(1 / 3)
+    update = Update(WholeBatchActorTrainer, 2, 1, 1, 2, seed=3, shown=2, actor_loss_fn=loss)
+    assert update.metrics[0]["is_filter_ratio"] == 0  # one micro-batch has only a demonstration
 
 
 @UNHURRIED
@@ -690,6 +722,7 @@ def parameter_of(*values, part=None, numel=None, trained=True):
         (0, [parameter_of(1.0, -2.0), parameter_of(part=[0.5])], None),
         (0, [parameter_of(1.0), parameter_of(math.nan, trained=False)], None),
         (1, [parameter_of(1.0)], "it was not applied"),
+        (1, [parameter_of(1.0, math.nan)], "the weights are not"),
         (0, [parameter_of(1.0), parameter_of(1.0, math.nan)], "the weights are not"),
         (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf])], "the weights are not"),
         (0, [parameter_of(1.0), parameter_of(part=[1.0, -math.inf], numel=3)], None),  # the last one fills up

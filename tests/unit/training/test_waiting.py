@@ -124,7 +124,7 @@ class TestASignal:
         assert run.waiting.get([Ref(3, at=40)]) == [3]
         assert len(run.told) == 1 and 5 <= run.told[0] < 5 + 2 * waiting.LOOK
 
-    @pytest.mark.parametrize("phase", ["starting", "resuming"])
+    @pytest.mark.parametrize("phase", ["starting", "resuming", "syncing weights", "evaluating"])
     def test_before_the_first_step_ends_the_run(self, driver, phase):
         run = driver()
         run.goes(0, 0, phase)
@@ -135,7 +135,7 @@ class TestASignal:
 
     def test_waits_for_a_first_step_that_has_just_begun(self, driver):
         run = driver()
-        run.goes(4.75, 0, "generating")
+        run.goes(4.75, 1, "generating")
         run.at(5, run.signals, signal.SIGTERM)
         assert run.waiting.get([Ref(1, at=40)]) == [1] and len(run.told) == 1
 
@@ -169,15 +169,16 @@ class TestASignal:
         run = driver()
         run.waiting.trainer = None
         run.at(5, run.signals, signal.SIGTERM)
-        assert "asynchronous trainer cannot stop" in error_of(run, [Ref(at=9000)]).text
+        why = "because OpenRLHF's asynchronous trainer cannot stop between two steps"
+        assert error_of(run, [Ref(at=9000)]).text == f"stopped by SIGTERM within a step, {why}"
 
 
 class TestAStall:
     def steps(self, run, seconds, count=4):
         """Steps of so many seconds, of two phases each. Returns when the last of them is over."""
-        for step in range(count):
-            run.goes(seconds * step, step, "generating")
-            run.goes(seconds * (step + 0.5), step, "training")
+        for number in range(count):
+            run.goes(seconds * number, number + 1, "generating")
+            run.goes(seconds * (number + 0.5), number + 1, "training")
         return seconds * count
 
     @pytest.mark.parametrize(("seconds", "limit"), [(4, 60), (100, 300)])
@@ -190,7 +191,7 @@ class TestAStall:
         run.waiting.note_homes()
         run.waiting.get([Ref(at=end + 5000)])
         ((step, text),) = run.said
-        assert step == 3 and text.startswith("step 3, training: nothing new for ")
+        assert step == 4 and text.startswith("step 4, training: nothing new for ")
         assert text.endswith(
             " s. It waits for actor rank 0 (process 20 on host), actor rank 1 (process 21 on host, which is stopped)"
         )
@@ -200,15 +201,19 @@ class TestAStall:
     def test_is_not_a_phase_that_takes_as_long_as_a_step(self, driver):
         run = driver()
         end = self.steps(run, 100)
-        run.goes(end, 4, "generating")  # a short one
-        run.goes(end + 10, 5, "generating")
-        run.goes(end + 260, 5, "training")
+        run.goes(end, 5, "generating")  # a short one
+        run.goes(end + 10, 6, "generating")
+        run.goes(end + 260, 6, "training")
         run.waiting.get([Ref(at=end + 500)])
         assert run.said == []
 
-    def test_in_the_first_step_takes_ten_minutes(self, driver):
+    @pytest.mark.parametrize("first", [1, 13])
+    def test_in_the_first_step_takes_ten_minutes(self, driver, first):
+        """Also in the first one after a resume, before which the engines get the weights."""
         run = driver()
-        run.goes(1, 0, "generating")
+        run.goes(0, 0, "resuming")
+        run.goes(0.5, 0, "syncing weights")
+        run.goes(1, first, "generating")
         run.waiting.get([Ref(at=590)])
         assert run.said == []
         run.waiting.get([Ref(at=700)])
@@ -218,7 +223,7 @@ class TestAStall:
     def test_of_ray_itself(self, driver):
         """All processes of the run answer, because Ray's own one is only asked for new ones."""
         run = driver()
-        run.goes(1, 0, "generating")
+        run.goes(1, 1, "generating")
         run.raylet = "Ray's raylet (process 7 on host, which is stopped)"
         run.waiting.get([Ref(at=700)])
         ((_, text),) = run.said
@@ -239,7 +244,8 @@ class TestAStall:
         run.late.add("actor rank 1")
         run.waiting.get([Ref(at=700)], waiting.LOADING)
         ((_, text),) = run.said
-        assert text.startswith("step 0, loading the models: ") and text.endswith("It waits for actor rank 1")
+        assert text.startswith(f"before the first step, {waiting.LOADING}: ")
+        assert text.endswith("It waits for actor rank 1")
 
     def test_ends_the_run_after_the_timeout(self, driver):
         run = driver(stall_timeout=20.0)
@@ -247,7 +253,7 @@ class TestAStall:
         run.at(end, run.late.add, "actor rank 1")
         error = error_of(run, [Ref(at=9000)])
         assert (error.how, error.code, run.said) == ("stalled", 75, [])
-        assert error.text.startswith("stalled for run.stall_timeout 20: step 3, training: nothing new for 2")
+        assert error.text.startswith("stalled for run.stall_timeout 20: step 4, training: nothing new for 2")
         assert error.text.endswith("It waits for actor rank 1")
         assert end + 18 <= run.now < end + 30
 
