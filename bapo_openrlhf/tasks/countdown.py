@@ -81,7 +81,7 @@ def words_prompt(problem: Problem) -> str:
 
 
 def short_prompt(problem: Problem) -> str:
-    """A prompt such as "3 5 7:22=" for the quickstart's small model. The whole response is the answer."""
+    """A prompt such as "3 5 7:22=" for the small model of configs/countdown. The whole response is the answer."""
     return f"{problem.text}="
 
 

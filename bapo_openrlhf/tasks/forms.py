@@ -6,11 +6,12 @@ write them. Each function here is one rule and says why. All texts are in the no
 is read as it was written.
 """
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from bapo_openrlhf.tasks.notation import plain
+from bapo_openrlhf.tasks.notation import BLANK, plain
 
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _SUBSCRIPT = re.compile(r"_(?:\{(?:[^{}]|\{[^{}]*\})*\}|\\?[a-zA-Z0-9])")
@@ -41,7 +42,6 @@ def split(text: str, separator: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- multiple choice
 
 _STYLED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox|boldsymbol) ?\{([^{}]*)\}")
-_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\$|\s)+")
 _FIRST = re.compile(r"(?:(?:Option|Choice) )?(?:\(([A-F])\)|([A-F])\)|([A-F])(?:[.:](?= )|\Z)) ?(.*)", re.DOTALL)
 _OTHER = re.compile(r"(?<![a-zA-Z\\])[A-F](?![a-zA-Z])")
 _SEVERAL = re.compile(r"\(?[A-F]\)?(?:(?:, ?|,? and |; ?)\(?[A-F]\)?)+")
@@ -94,7 +94,7 @@ def choice_text(text: str) -> str:
 
 
 def _without_styles(text: str) -> str:
-    return _BLANK.sub(" ", _STYLED.sub(r"\1", plain(_BLANK.sub(" ", text)))).strip()
+    return BLANK.sub(" ", _STYLED.sub(r"\1", plain(BLANK.sub(" ", text)))).strip()
 
 
 # ---------------------------------------------------------------------------------------------------- words and units
@@ -127,12 +127,12 @@ def _is_word(letters: str, text: bool) -> bool:
 
 
 def is_changed(unit: str, measure: str, reference: str) -> bool:
-    r"""Whether a unit that only the answer has makes another number of it: 13_8 for 13, 0.5\% for 0.5.
+    r"""Whether a unit that only the answer has makes another number of it: 13_8 for 13 (not 13_{10}), 0.5\% for 0.5.
 
     50\% for 50 is right, because a question can ask for a percentage. A label below 1 is a share and no percentage.
     """
     share = "/" in reference or "frac" in reference or reference.lstrip("+-0").startswith(".")
-    return not measure and (unit.isdigit() or (unit == "percent" and share))
+    return not measure and ((unit.isdigit() and unit != "10") or (unit == "percent" and share))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
@@ -148,6 +148,16 @@ def is_other_ratio(value: str, reference: str) -> bool:
     """A ratio of three numbers or more is no quotient, so it equals only a ratio of as many."""
     colons = value.count(":"), reference.count(":")
     return max(colons) > 1 and colons[0] != colons[1]
+
+
+def is_other_time(value: str, reference: str, unit: str) -> bool:
+    """A time is no quotient, so 1:15 is not 2:30. A label counts as one if a ratio would not be written like it."""
+    if not re.fullmatch("[0-9]+(?::[0-9]+)+", reference):
+        return False
+    parts = reference.split(":")
+    padded = any(len(part) > 1 and part.startswith("0") for part in parts)
+    is_time = unit in ("am", "pm") or padded or math.gcd(*map(int, parts)) > 1
+    return is_time and value.lstrip("0") != reference.lstrip("0")
 
 
 def _kind(text: str) -> str:
@@ -184,10 +194,13 @@ def _as_tuple(text: str) -> str | None:
 
 # ---------------------------------------------------------------------------------------------------------- equations
 
-_ARGUMENT = re.compile(r"(?<=[a-zA-Z'])\((?:[^()]|\([^()]*\))*\)")
+# That of f(x), of f^{-1}(x) and of E[X].
+_ARGUMENT = re.compile(r"(?<=[a-zA-Z'}])(?:(?:\^\{-1\})?\((?:[^()]|\([^()]*\))*\)|\[[^\[\]]*\])")
 _ATOM = re.compile(
-    r"(?:\\[a-zA-Z]+ ?)*(?:[a-zA-Z]'*|\{[a-zA-Z ]+\})|(?:m ?)?\\(?:measured)?angle ?(?:[a-zA-Z]+|[0-9]+)"
+    r"[\[|]?(?:\\[a-zA-Z]+ ?)*(?:(?:[A-Z]+|[a-z])'*|\{[a-zA-Z ]+\})[\]|]?"
+    r"|(?:m ?)?\\(?:measured)?angle ?(?:[a-zA-Z]+|[0-9]+)"
 )
+_LATIN = re.compile(r"[a-zA-Z](?:_.*)?")
 _CALCULATED = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
 
 
@@ -200,18 +213,24 @@ def sides(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple
     if (names := _values_by_name(reference)) is not None:
         return _in_order(value, names)
     label = split(reference, "=")
-    if len(label) == 2 and "=" not in value and _ATOM.fullmatch(_without_arguments(label[0])):
-        return value, label[1]
+    if len(label) == 2 and "=" not in value:
+        left = split(label[0][1:-1], ",") if _kind(label[0]) == "tuple" else label[:1]
+        return (value, label[1]) if all(_ATOM.fullmatch(_without_arguments(name)) for name in left) else None
     if len(label) > 1:
         return None if any(len(split(part, "=")) > 2 for part in split(value, ",")) else (value, reference)
+    named = _values_by_name(value)
+    if named is not None and _kind(reference) == "tuple" and not _are_ordered(named):
+        return None
     several = split(_exact(value), ",")
     values = [_last_side(part, lambda side: len(several) == 1 and same(side, reference)) for part in several]
     return None if None in values else (", ".join(filter(None, values)), reference)
 
 
 def _values_by_name(text: str) -> dict[str, str] | None:
-    """The values of m = 2, n = 3 by their names. None: these are no several values with different names."""
+    """The values of m = 2, n = 3, or (m, n) = (2, 3), by their names. None: these are not several different names."""
     pairs = [split(part, "=") for part in split(text, ",")]
+    if len(pairs) == 1 and len(pairs[0]) == 2 and {_kind(side) for side in pairs[0]} == {"tuple"}:
+        pairs = [list(pair) for pair in zip(*(split(side[1:-1], ",") for side in pairs[0]), strict=False)]
     if len(pairs) < 2 or not all(len(pair) == 2 and _is_name(pair[0]) for pair in pairs):
         return None
     values = dict(pairs)
@@ -222,10 +241,15 @@ def _in_order(value: str, by_name: dict[str, str]) -> tuple[str, str] | None:
     label = f"({', '.join(by_name.values())})"
     if (values := _values_by_name(value)) is not None:
         return (f"({', '.join(values[name] for name in by_name)})", label) if values.keys() == by_name.keys() else None
-    *names, last = split(value, "=")
-    if names not in ([], [f"({', '.join(by_name)})"]):
+    if "=" in value:
         return None
-    return (last if _kind(last) == "tuple" else f"({last})"), label
+    return (value if _kind(value) == "tuple" else f"({value})"), label
+
+
+def _are_ordered(names: Iterable[str]) -> bool:
+    """Whether names can be those of a tuple's values in order. Other letters than Latin ones have no order."""
+    latin = [name for name in names if _LATIN.fullmatch(name)]
+    return latin == sorted(latin, key=lambda name: (name[0].casefold(), len(name), name.casefold()))
 
 
 def _last_side(text: str, same: Callable[[str], bool]) -> str | None:
@@ -258,7 +282,7 @@ _PART = r"(?:\{-?[0-9]+\}|[0-9])"
 _ONE = rf"[+-]?(?:{_DIGITS}? ?\\frac ?{_PART} ?{_PART}|{_DIGITS}(?:/[0-9]+)?)"
 _NUMBER = re.compile(_ONE)
 _FINISHED = re.compile(rf"(?:\\[{{}}]|[\[\]() ,]|(?<![0-9}}]){_ONE})+")
-_POWER_OF_TEN = re.compile(r"(?<=[0-9.]) ?\\(?:times|cdot) ?10\^(?:\{[+-]?[0-9]+\}|[0-9])")
+_POWER_OF_TEN = re.compile(r"(?<=[0-9.]) ?(?:\*|\\(?:times|cdot)) ?10\^(?:\{[+-]?[0-9]+\}|[0-9])")
 _OPERATION = re.compile(
     r"(?<=[\w})\]!]) ?(?:[-+*]|\\(?:times|cdot|div|pm|mp|ast)(?![a-zA-Z]))|!"
     r"|\\(?:[dt]?binom|choose|sum|prod|int|lim|gcd|lcm|min|max|operatorname)(?![a-zA-Z])"

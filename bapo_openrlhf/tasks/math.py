@@ -12,14 +12,16 @@ import logging
 import math
 import re
 import reprlib
+import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.tasks import forms
-from bapo_openrlhf.tasks.notation import closes, is_text, parts
+from bapo_openrlhf.tasks.notation import group_ends, is_text, parts
 from bapo_openrlhf.tasks.task import BadRow, Part, Problem, Source, Task, require, speech, text_key, texts_of, verdict
 
 # ---------------------------------------------------------------------------------------------------- published data
@@ -89,7 +91,7 @@ def boxed_prompt(problem: Problem) -> str:
 # ------------------------------------------------------------------------------------------------------ verification
 
 MAX_LENGTH = 1000  # Characters of an answer. The longest label of the benchmarks has less than 300.
-SECONDS = 5  # Limit for reading an answer, and for comparing two. It is an integer because an alarm needs one.
+SECONDS = 5  # Limit for reading two answers and comparing them, in processor time, so other processes do not count.
 TOLERANCE = 1e-5  # Relative tolerance. math-verify compares six places, where 1.6e-19 would equal 9.1e-31.
 # What a unit that one of two answers leaves out may mean.
 _SCALES = {"percent": r"\cdot\frac{1}{100}", "degree": r"\cdot\frac{\pi}{180}", "cent": r"\cdot\frac{1}{100}"}
@@ -105,26 +107,24 @@ def boxed(response: str) -> str | None:
 
     Boxes that only a comma or an "and" separates are one answer, with commas between its values.
     """
-    contents: list[str] = []
+    spans: list[tuple[int, int]] = []
+    ends = group_ends(response)
     last = None  # where the last box ends
     for box in _BOX.finditer(response):
         if last is not None and box.start() < last:  # It is within another box, and its content is the answer.
-            contents.pop()
+            spans.pop()
         elif last is None or not _BETWEEN.fullmatch(response, last, box.start()):
-            contents.clear()
-        content, last = _content(response, box.end())
-        if content is None:
-            contents.clear()
+            spans.clear()
+        last = box.end()
+        if bare := _BARE.match(response, last):
+            spans.append(bare.span())
+            last = bare.end()
+        elif last in ends:
+            spans.append((last + 1, ends[last] - 1))
+            last = ends[last]
         else:
-            contents.append(content)
-    return ", ".join(contents) if contents else None
-
-
-def _content(response: str, start: int) -> tuple[str | None, int]:
-    if (bare := _BARE.match(response, start)) is not None:
-        return bare[1], bare.end()
-    end = closes(response[start:]) if response.startswith("{", start) else None
-    return (None, start) if end is None else (response[start + 1 : start + end - 1], start + end)
+            spans.clear()
+    return ", ".join(response[start:end] for start, end in spans) if spans else None
 
 
 def answer(response: str) -> str | None:
@@ -161,7 +161,7 @@ def equal(content: str, label: str) -> bool:
     if sides is None:
         return False
     value, reference = forms.same_shape(*sides)
-    if forms.is_refused(value, reference):
+    if forms.is_refused(value, reference) or forms.is_other_time(value, reference, unit or measure):
         return False
     if not changed and (value == reference or _same(value, reference)):
         return True
@@ -200,8 +200,32 @@ def distinct_letters(value: str, reference: str) -> tuple[str, str] | None:
     return _NAME.sub(rename, value), _NAME.sub(rename, reference)
 
 
+class _OutOfTime(BaseException):
+    """An answer took SECONDS. It is no Exception because sympy catches these."""
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Raise _OutOfTime in the block after SECONDS. Only the main thread can have a timer (`--verifier.*`)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise _OutOfTime
+
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    # It is raised again each second because mpmath has some bare `except:`.
+    timer = signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
+        signal.signal(signal.SIGVTALRM, handler)
+
+
 def _same(value: str, reference: str) -> bool:
-    """Whether math-verify finds two answers equal in time. Its alarm works only in the main thread (`--verifier.*`)."""
+    """Whether math-verify finds two answers equal in time."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
@@ -210,27 +234,56 @@ def _same(value: str, reference: str) -> bool:
     if (renamed := distinct_letters(value, reference)) is None:
         return False
     value, reference = renamed
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # Otherwise it warns of each timeout.
-    seconds = SECONDS if threading.current_thread() is threading.main_thread() else None
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # Otherwise it warns that it has no time limit.
     # Its handling of units is off because any last letters are a unit for it: 6m equals 6, and a + b + c equals a + b.
     config = LatexExtractionConfig(
         boxed_match_priority=0,
         try_extract_without_anchor=False,
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
     )
-    ours, theirs = (
-        parse(rf"\boxed{{{_IMAGINARY.sub(' i', text)}}}", [config], parsing_timeout=seconds)
-        for text in (reference, value)
-    )
-    # The reference comes first, because only the other one may leave out "x =".
-    if not verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=seconds):
-        return False
     try:
-        a, b = float(ours[0]), float(theirs[0])
+        with _limited():
+            ours, theirs = (
+                parse(rf"\boxed{{{_IMAGINARY.sub(' i', text)}}}", [config], parsing_timeout=None)
+                for text in (reference, value)
+            )
+            # The reference comes first, because only the other one may leave out "x =".
+            same = verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=None)
+            return same and _is_close(ours[0], theirs[0])
+    except _OutOfTime:
+        return False
+
+
+def _is_close(a: Any, b: Any) -> bool:
+    """Whether the numbers of two equal answers are within TOLERANCE, also in a tuple, a set or an equation."""
+    from sympy.core.relational import Relational
+
+    if isinstance(a, Relational) and isinstance(b, Relational):
+        return a.lhs != b.lhs or _is_close(a.rhs, b.rhs)
+    pairs = list(zip(_elements(a, a), _elements(b, a), strict=False))
+    if pairs != [(a, b)]:
+        return all(_is_close(*pair) for pair in pairs)
+    try:
+        x, y = float(a), float(b)
         # Both are 0 also if they are too small for a float.
-        return math.isclose(a, b, rel_tol=TOLERANCE) if a or b else (ours[0] - theirs[0]).doit() == 0
+        return math.isclose(x, y, rel_tol=TOLERANCE) if x or y else (a - b).doit() == 0
     except (TypeError, ValueError, OverflowError):
         return True  # They are not real numbers.
+
+
+def _elements(value: Any, reference: Any) -> list[Any]:
+    """The elements of a tuple, set, matrix or interval in math-verify's order, and anything else as one element."""
+    from math_verify.grader import sort_key
+    from sympy import FiniteSet, Interval, MatrixBase, Tuple, ordered
+
+    if isinstance(value, MatrixBase):
+        return list(value)
+    if not isinstance(value, (Tuple, FiniteSet, Interval)):
+        return [value]
+    elements = value.args[:2] if isinstance(value, Interval) else value.args
+    if isinstance(reference, FiniteSet):
+        return list(ordered(elements, sort_key, default=False))
+    return list(getattr(value, "_unsorted_args", elements))
 
 
 def score(response: str, label: str) -> float:

@@ -43,7 +43,7 @@ _INVISIBLE = re.compile(
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # An escaped brace does not open anything.
 _END = " .,;"
 _SEPARATOR = re.compile(r"(?<=[0-9])(?:,\\!|\{,\}) ?(?=[0-9]{3})")  # A comma within a number in LaTeX.
-_BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\s)+")  # Two backslashes end the row of a matrix.
+BLANK = re.compile(r"(?:(?<!\\)\\[,;: ]|\\quad(?![a-zA-Z])|~|\$|\s)+")  # Two backslashes end the row of a matrix.
 _NEEDLESS_BLANK = re.compile(r"(?<!,) (?![^\W_])|(?<![^\W_])(?<!,) ")  # A blank that is not between letters or digits.
 _COMMA = re.compile(r",(?! )(?![0-9]{3}(?![0-9]))")
 _STYLE = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|mbox|boldsymbol|operatorname)"
@@ -84,7 +84,7 @@ _DEGREES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?\^ ?(?:\\circ|\{ ?\\circ ?\})")
 def parts(text: str) -> tuple[str, str]:
     """An answer in a uniform notation, and its unit or the base of its digits. A missing part is empty."""
     text, money = _without_money(_characters(text))
-    text = plain(_BLANK.sub(" ", _INVISIBLE.sub("", _SEPARATOR.sub("", text))))
+    text = plain(BLANK.sub(" ", _INVISIBLE.sub("", _SEPARATOR.sub("", text))))
     text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text).replace("\\varnothing", "\\emptyset")
     text = re.sub(r"\\([lr])angle(?![a-zA-Z]) ?", lambda match: "(" if match[1] == "l" else ")", text)
     text = _CONSTANT.sub(lambda match: match[1] or match[2], text)
@@ -111,21 +111,23 @@ def plain(text: str) -> str:
         before = text
         text = _SAYS_SO.sub(lambda match: "" if match[2] else match[1] or "", text.strip(" \n\t").rstrip(_END))
         styled, quoted = _STYLED.fullmatch(text), _QUOTED.fullmatch(text)
-        if styled and closes(styled[1]) == len(styled[1]):
+        if styled and group_ends(styled[1]).get(0) == len(styled[1]):
             text = styled[1][1:-1]
         elif quoted:
             text = quoted[2]
     return text
 
 
-def closes(text: str) -> int | None:
-    """The end of the group in braces with which a text begins. None: it is not closed."""
-    depth = 0
+def group_ends(text: str) -> dict[int, int]:
+    """Where each group in braces ends, by where it begins. A group that is not closed is left out."""
+    ends: dict[int, int] = {}
+    begun: list[int] = []
     for brace in _BRACE.finditer(text):
-        depth += (brace[0] == "{") - (brace[0] == "}")
-        if depth == 0:
-            return brace.end()
-    return None
+        if brace[0] == "{":
+            begun.append(brace.start())
+        elif brace[0] == "}" and begun:
+            ends[begun.pop()] = brace.end()
+    return ends
 
 
 def is_text(text: str) -> bool:
@@ -179,8 +181,8 @@ _NO_UNIT = frozenset(
         "or and not no nor but than if else when unless except without plus minus times over divided to from until "
         "between about around approximately approx roughly nearly almost at least most more less fewer greater above "
         "below up down only exactly maybe possibly half halves third quarter fourth fifth sixth seventh eighth ninth "
-        "tenth hundredth thousandth millionth billionth lakh crore dozen score couple squared cubed factorial choose "
-        "mod modulo root power infinity pi "
+        "tenth hundredth thousandth millionth billionth lakh crore dozen gross grand score couple squared cubed "
+        "factorial choose mod modulo root power infinity pi "
         "hundred thousand million billion trillion zero one two three four five six seven eight nine ten eleven twelve "
         "twenty thirty forty fifty sixty seventy eighty ninety is are was be equals equal wrong false incorrect "
         "positive negative binary octal decimal hexadecimal hex base"
@@ -237,6 +239,8 @@ def _name(unit: re.Match[str]) -> str | None:
 
 def _unit_name(text: str) -> str | None:
     """A unit such as "meter/second^2" for m/s^2. Any noun is one, because the answer says of what a number is."""
+    if text.strip() == "k":  # 5k is 5000. Kelvin is K.
+        return None
     text = re.sub(r"\b([ap])\. ?m\b", r"\1m", text.casefold())
     text = re.sub(r"\\cdot|\.", " ", text).strip()
     words = _WORD.findall(text)

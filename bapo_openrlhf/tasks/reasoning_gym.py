@@ -63,21 +63,22 @@ REFUSED = {
     "codeio": "it runs programs of its data",
     "composite": "it mixes other tasks, which several names do here",
     "game_of_life_halting": "its judge takes every answer for right",
+    "propositional_logic": "its judge takes a premise for a conclusion",
+    "puzzle24": "its judge does not compare the numbers with those of the problem",
 }
 LITERALS = ("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion", "games.n_queens")
 MAX_LENGTH = 10_000  # Characters of an answer.
 MAX_FORMULA = 500  # Characters of an answer that is computed.
 MAX_POWER = 99  # Otherwise 9**9**9 would take all memory.
 ROUNDING = 1e-6  # By which a score may be outside 0..1. It is then 0 or 1.
-MAY_BE_NAN = ("complex_arithmetic",)  # Their judges take a number that is none for right.
-_OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
+MAY_BE_NAN = ("complex_arithmetic", "number_sorting")  # Their judges take a number that is none for right.
+_OPERATIONS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.UAdd)
 _FUNCTIONS = (
     *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "sinh", "cosh", "tanh"),
-    *("exp", "log", "ln", "sqrt", "Abs", "Integral"),
+    *("exp", "log", "ln", "sqrt", "Abs"),  # Not Integral: the judge would take the question for its answer.
 )
 FENCES = {  # Whether names of variables and functions are allowed.
     "countdown": False,
-    "puzzle24": False,
     "intermediate_integration": True,
     "polynomial_multiplication": True,
     "simple_integration": True,
@@ -85,9 +86,9 @@ FENCES = {  # Whether names of variables and functions are allowed.
 
 
 def harmless(answer: str, *, names: bool) -> bool:
-    """Whether an answer is a formula that sympy may compute: numbers, + - * / **, parentheses.
+    """Whether an answer is a formula that sympy may compute: whole numbers, + - * /, parentheses.
 
-    With `names`, one-letter variables, pi and the functions of _FUNCTIONS are allowed, too.
+    With `names`, decimals, **, one-letter variables, pi and the functions of _FUNCTIONS are allowed, too.
     """
     if len(answer) > MAX_FORMULA:
         return False
@@ -100,7 +101,7 @@ def harmless(answer: str, *, names: bool) -> bool:
 def _allowed(node: ast.AST, names: bool) -> bool:
     match node:
         case ast.Constant(value=number):
-            return type(number) in (int, float)
+            return type(number) in ((int, float) if names else (int,))
         case ast.Name(id=name):
             return names and (len(name) == 1 or name == "pi")
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
@@ -111,7 +112,7 @@ def _allowed(node: ast.AST, names: bool) -> bool:
             numbers = [part.value for part in ast.walk(right) if isinstance(part, ast.Constant)]
             small = all(type(number) in (int, float) and number <= MAX_POWER for number in numbers)
             divided = all(isinstance(part.op, ast.Div) for part in ast.walk(right) if isinstance(part, ast.BinOp))
-            return small and divided and _allowed(left, names) and _allowed(right, names)
+            return names and small and divided and _allowed(left, names) and _allowed(right, names)
         case ast.BinOp(left=left, op=op, right=right):
             return isinstance(op, _OPERATIONS) and _allowed(left, names) and _allowed(right, names)
     return False
@@ -261,6 +262,8 @@ def problems(kind: Kind, part: str, count: int, seed: int) -> list[Problem]:
         if digest[0] % 8 not in _SHARES.get(part, _TEST) or question in by_question:
             continue
         entry = _plain(entry)
+        if kind.task in FENCES and not harmless(str(entry["answer"]), names=FENCES[kind.task]):
+            continue  # The library's own answer has an integral, or is too long.
         label = repr({"task": kind.task, "parameters": kind.parameters, "entry": entry})
         if ast.literal_eval(label)["entry"] != entry:
             raise ConfigError(f"an entry of {kind.name} cannot be written as a literal")
@@ -336,7 +339,7 @@ def _label(label: str) -> tuple[str, str, dict[str, Any]]:
 def score(response: str, label: str) -> float:
     """r(x, y), within 0..1: the library's score of the answer; 0.0 if there is none, or if a fence stops it.
 
-    A label that is not of this task is a ValueError, and so is a score of the library outside 0..1.
+    A label that is not of this task, or of REFUSED, is a ValueError, and so is a score of the library outside 0..1.
     """
     try:
         task, parameters, entry = _label(label)
@@ -344,6 +347,8 @@ def score(response: str, label: str) -> float:
         raise ValueError(
             f"label is {label!r:.80}; it must be one that `bapo-openrlhf prepare reasoning_gym` wrote"
         ) from None
+    if task in REFUSED:
+        raise ValueError(f"label has the task {task}; it is refused because {REFUSED[task]}")
     text = answer(response)
     if text is None or (task in FENCES and not harmless(text, names=FENCES[task])):
         return 0.0

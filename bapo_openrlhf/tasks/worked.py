@@ -66,7 +66,7 @@ def divisor(numbers: list[int]) -> list[str]:
 
 
 # Tasks of reasoning-gym whose entries have no answer: only a judge knows whether a response is right.
-WITHOUT_ANSWER = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
+WITHOUT_ANSWER = ("boxnet", "graph_color", "rubiks_cube", "rush_hour")
 # The steps of an entry of reasoning-gym, from its metadata, by the name of its task.
 STEPS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "gcd": lambda metadata: divisor(metadata["numbers"]),

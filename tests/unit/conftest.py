@@ -122,12 +122,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture
-def patient_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mathematics is judged to its end, however busy the machine is."""
-    monkeypatch.setattr("bapo_openrlhf.tasks.math.SECONDS", 60)
-
-
-@pytest.fixture
 def keep_environment() -> Iterator[None]:
     """Loading a tokenizer sets the environment variables of a run on the CPU."""
     before = dict(os.environ)

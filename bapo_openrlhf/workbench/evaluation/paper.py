@@ -9,7 +9,6 @@ import yaml
 
 SOURCE = "arXiv 2602.20722, Table 1"
 RUNS = 32
-GRPO, DAPO, BAPO = "+GRPO (Guo et al., 2025)", "+DAPO (Yu et al., 2025)", "+BAPO (Ours)"  # as in the file
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ def write(
         "averages": _averages(entries, means, request.sampling.runs),
         "settings": settings,
         "k": list(request.ks),
-        "seed": request.sampling.seed,
         **provenance(),
     }
     write_json(request.out / f"{RESULTS}.json", results)

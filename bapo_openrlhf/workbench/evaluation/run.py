@@ -1,6 +1,5 @@
 """One evaluation: ask, judge and store the problems that are not finished, then make the tables."""
 
-import hashlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bapo_openrlhf import machine, tasks, user_file
+from bapo_openrlhf import machine, user_file
 from bapo_openrlhf.errors import ConfigError, RunError
 from bapo_openrlhf.flags.config import VerifierConfig
 from bapo_openrlhf.record.owner import owned
+from bapo_openrlhf.tasks import judge_digest
 from bapo_openrlhf.training.engine.reward_pool import RewardFailure, RewardPool
 from bapo_openrlhf.workbench.evaluation import generate, problems, results, store
 from bapo_openrlhf.workbench.evaluation.estimators import scores_of
@@ -69,20 +69,12 @@ def _settings(request: Request, benchmarks: Sequence[Benchmark]) -> dict[str, An
                 "sha256": benchmark.sha256,
                 "columns": list(benchmark.columns),
                 "reward": str(benchmark.reward),
-                "reward_sha256": _digest(benchmark.reward),
+                "reward_sha256": judge_digest(benchmark.reward),
                 "reward_range": [str(end) for end in benchmark.reward_range],
             }
             for benchmark in benchmarks
         },
     }
-
-
-def _digest(reward: Path) -> str:
-    """The sha256 of what judges: a reward file, or all of this project's, because they import each other."""
-    folder, digest = reward.resolve().parent, hashlib.sha256()
-    for file in sorted(folder.glob("*.py")) if folder == Path(tasks.__file__).parent else [reward]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def _too_long(

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.record.durable import write_atomically, write_json
+from bapo_openrlhf.tasks import judge_digest
 from bapo_openrlhf.tasks.task import BadRow, Problem, Task
 from bapo_openrlhf.workbench.prepare.source_rows import HubError, SourceRows, digest, local_copies, open_source
 
@@ -140,7 +141,7 @@ def _part(task: Task, name: str, request: Preparation, manifest: Mapping[str, An
 
 def _settings(task: Task, name: str, request: Preparation, manifest: Mapping[str, Any]) -> dict[str, Any]:
     settings = {
-        "task_file": digest(task.file),
+        "task_file": judge_digest(task.file),
         "prompt": request.style or next(iter(task.prompts)),
         "seed": request.seed,
         "limit": request.limits.get(name),

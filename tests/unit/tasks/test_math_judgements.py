@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from bapo_openrlhf.tasks import forms, notation
 from bapo_openrlhf.tasks import math as task
 
-pytestmark = pytest.mark.usefixtures("patient_judge")
-
 ROWS = list(csv.DictReader((Path(__file__).parent / "math_judgements.csv").open(encoding="utf-8")))
-MISJUDGED = [(r"\text{20 June}", r"\text{June 20}")]  # Right, but dates in words are compared as they are written.
+MISJUDGED = [  # These are right.
+    (r"\text{20 June}", r"\text{June 20}"),  # Dates in words are compared as they are written.
+    (r"x<-1\text{ or }x>3", r"(-\infty,-1)\cup(3,\infty)"),  # Several inequalities are no set.
+]
 
 
 def score(answer, label):

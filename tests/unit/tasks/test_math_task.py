@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from decimal import Decimal
 from fractions import Fraction
@@ -14,12 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from math_verify import grader
 
 from bapo_openrlhf.tasks import math as task
 from bapo_openrlhf.tasks.task import BadRow
 from bapo_openrlhf.training.engine.reward_pool import RewardPool
-
-pytestmark = pytest.mark.usefixtures("patient_judge")
 
 TABLE = Path(__file__).with_name("math_answers.jsonl")
 CASES = [json.loads(line) for line in TABLE.read_text(encoding="utf-8").splitlines()]
@@ -41,7 +41,7 @@ def test_exactly_the_known_limits_are_judged_wrongly(every):
     assert [case["label"] for case in CASES if case.get("limit") and not case["correct"]] == ["-2, -2"]
 
 
-# Each line is judged in turn; math-verify's alarm is set to a second, for it is what ends most of them.
+# Each line is judged in turn. The time limit, which ends most of them, is a second.
 JUDGE = """
 import json, sys
 from bapo_openrlhf.tasks import math as task
@@ -309,14 +309,47 @@ def test_a_label_that_is_no_text():
     assert not right("8", 7)
 
 
-# ------------------------------------------------------------------------------------------- alarms, threads, loading
+# ------------------------------------------------------------------------------------ time limits, threads, loading
 
 
-def test_math_verify_leaves_no_alarm_behind():
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    assert not right("(x+1)^2", "x^2+1")
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+def test_a_busy_machine_does_not_end_a_judgement(monkeypatch):
+    """Only the time of the process counts, so equal runs have equal rewards."""
+    compare = grader.sympy_expr_eq
+    monkeypatch.setattr(task, "SECONDS", 1)
+    monkeypatch.setattr(grader, "sympy_expr_eq", lambda *given: time.sleep(1.5) or compare(*given))
+    assert right("(x+1)^2", "x^2+2x+1")
+
+
+def test_an_answer_that_takes_too_long_is_wrong(monkeypatch):
+    """Also if a library that sympy calls catches each exception, as mpmath does."""
+
+    def endless(*given, **named):
+        try:
+            while True:
+                pass
+        except BaseException:
+            while True:
+                pass
+
+    assert right("(x+1)^2", "x^2+2x+1")
+    monkeypatch.setattr(task, "SECONDS", 0.1)
+    monkeypatch.setattr(grader, "sympy_expr_eq", endless)
+    assert not right("(x+1)^2", "x^2+2x+1")
+
+
+def test_the_judge_leaves_the_handler_and_the_timer_as_they_were():
+    def own(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGVTALRM, own)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
+    try:
+        assert not right("(x+1)^2", "x^2+1")
+        assert signal.getsignal(signal.SIGVTALRM) is own
+        assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] > 900
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_other_threads_can_judge_too():

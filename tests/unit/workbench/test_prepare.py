@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo_openrlhf import user_file
+from bapo_openrlhf import tasks, user_file
 from bapo_openrlhf.cli.main import run
 from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.tasks import get_task, task_of
@@ -235,11 +235,14 @@ def test_changes_are_noticed(tmp_path, other, prepare_all):
     assert all(row["input"].startswith("Solve: question") for row in lines(tmp_path / "out" / "train.jsonl"))
 
 
-def test_another_version_of_the_task_makes_its_files_anew(tmp_path, other):
+@pytest.mark.parametrize("changed", ["task.py", "rules.py"])
+def test_another_version_of_the_task_makes_its_files_anew(tmp_path, other, changed, monkeypatch):
+    """Also another version of a file beside a built-in one, because it may judge the labels."""
+    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
     file = tmp_path / "task.py"
     file.write_text("one")
     prepare_other(tmp_path / "out", other, task=replace(TASK, file=file))
-    file.write_text("two")
+    (tmp_path / changed).write_text("two")
     loud = replace(TASK, file=file, prompts={"plain": lambda problem: problem.text.upper()})
     prepare_other(tmp_path / "out", other, task=loud)
     assert lines(tmp_path / "out" / "other.jsonl")[0]["input"] == "ANOTHER 0"
