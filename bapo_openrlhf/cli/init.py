@@ -88,7 +88,8 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf init") -> int:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         config = folder / "config.yaml"
-        config.write_text(Template(texts[config.name]).substitute(fits=_fits(options, config)), encoding="utf-8")
+        fits = f"\n# {_fits(options, config)}\n"
+        config.write_text(texts[config.name].replace("\n# $fits\n", fits), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"DIR is {folder}; it must be a folder that can be written to: {one_line(error)}") from None
     for name, meaning in FILES.items():
@@ -104,7 +105,7 @@ def _parser(prog: str) -> Parser:
     parser.add_argument("folder", metavar="DIR", type=Path, help="a new or an empty folder")
     parser.add_argument("--algorithm", default="bapo_grpo", help=f"{', '.join(ALGORITHMS)} (default: bapo_grpo)")
     parser.add_argument("--data", type=Path, metavar="FILE", help="your problems (.jsonl, .json, .csv or .parquet): "
-                        "each tenth is kept for evaluations (default: 64 examples)")  # fmt: skip
+                        "each tenth is kept for evaluations, at most 100 (default: 64 examples)")  # fmt: skip
     parser.add_argument("--gpus", type=int, default=1, help=f"{GPUS_IN_WORDS} GPUs of one machine (default: 1)")
     parser.add_argument("--cpu", action="store_true", help="for a machine without a GPU; --gpus is then the number of "
                         "processes that a model has")  # fmt: skip

@@ -36,9 +36,9 @@ def _main(options: argparse.Namespace, prog: str) -> int:
     out = options.output or Path("runs/studies") / study.name
     planned = runner.plan(study, out.resolve())
     if options.only_report:
-        for run in planned[: len(study.arms)] if find_spec("openrlhf") else ():
-            with _naming(run.arm.name):
-                parse_words(arguments.build_parser(prog), run.words)
+        for arm in study.arms if find_spec("openrlhf") else ():
+            with _naming(arm.name):
+                parse_words(arguments.build_parser(prog), next(run.words for run in planned if run.arm == arm))
         return _write(study, _begun_runs(planned), out)
     runner.require_same(planned)
     if options.check:
@@ -117,6 +117,7 @@ def _check(planned: Sequence) -> tuple[dict[str, int], int]:
             continue
         with _naming(run.arm.name):
             args: SimpleNamespace = arguments.parse(run.words, "bapo-openrlhf train")
+            runner.require_steps(args)
             checked = check_inputs(args, keep=False)  # each run keeps its own
             if checked.prompts is None:
                 raise ConfigError(f"data.prompt_dataset is {args.data.prompt_dataset}; a study needs a local file")

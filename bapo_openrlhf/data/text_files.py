@@ -84,6 +84,8 @@ def _csv_rows(where: str, text: Iterable[str]) -> Iterator[Row]:
     lines = csv.reader(text)
     try:
         header = next(lines, [])
+        if twice := next((name for name in header if name and header.count(name) > 1), None):
+            raise ConfigError(f"{where}, line 1: the column {twice!r} is there twice; each must have a name of its own")
         for cells in lines:
             if len(cells) < 2 and not "".join(cells).strip():
                 continue  # an empty line

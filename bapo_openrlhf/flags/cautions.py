@@ -133,10 +133,6 @@ NO_EFFECT = [
     _idle("adapt.max_staleness", "generation is at most train.async_queue_size {f[train.async_queue_size]} steps ahead",
           lambda f: f.adapted and f["train.async_enable"]
           and (f["adapt.max_staleness"] or 0) > f["train.async_queue_size"]),
-    _idle("adapt.ratio", "adapt.rollout_delay is 1 and adapt.replay_steps is 0, so that today's policy has generated "
-          "every response",
-          lambda f: f.adapted and f["adapt.ratio"] == "decoupled" and f["adapt.rollout_delay"] == 1 and not f.ahead
-          and f["adapt.partial_rollout_tokens"] is None and f["adapt.replay_steps"] == 0 and _takes(f, "replay_steps")),
     _idle("adapt.partial_rollout_tokens", "a response has at most rollout.max_new_tokens {f[rollout.max_new_tokens]} "
           "tokens",
           lambda f: f.adapted

@@ -9,6 +9,8 @@ from typing import Any
 from bapo_openrlhf.adapt.advantage import ESTIMATORS
 from bapo_openrlhf.flags.config import MEASURED, described
 from bapo_openrlhf.flags.rule import FILTERING, Flags, Rule, beside, check_rules
+from bapo_openrlhf.methods.luffy import LUFFY
+from bapo_openrlhf.methods.pods import PODS
 
 METHOD, ESTIMATOR, REWARD_MODEL = "adapt.method", "algo.advantage.estimator", "reward.model_name_or_path"
 IMAGES, AGENT, OVERLONG = "data.max_images_per_prompt", "train.agent_func_path", "reward.overlong_buffer_len"
@@ -103,6 +105,8 @@ WITH_FLAGS = [
     _adapter("train.enable_ema", "be False, because OpenRLHF's averaged model has no adapter"),
     _adapter(METHOD, "not be none, because OpenRLHF's rollout engines cannot load an adapter", lambda f: not f.adapted),
     _adapter("vllm.sync_with_ray", "be False, because OpenRLHF then expects one dtype for all weights"),
+    _adapter("ds.tensor_parallel_size", "be 1, because DeepSpeed divides layers without their adapters",
+             lambda f: f["ds.tensor_parallel_size"] > 1),
     _adapter(IMAGES, "be 0, because for such models OpenRLHF sends only the adapter"),
     Rule("adapt.micro_batch_tokens",
          lambda f: f["adapt.micro_batch_tokens"] is not None and f["train.dynamic_batch_enable"],
@@ -210,6 +214,9 @@ SKIPPING = [
     _skipping(ESTIMATOR, "be one of " + ", ".join(UNWHITENED) + ", because only with them the advantages of equal "
               "rewards are 0", lambda f: f[ESTIMATOR] not in UNWHITENED),
     _skipping("adapt.scale_learning_rate", "be False, because the factor needs the weight pi/alpha of each response"),
+    _skipping(METHOD, "be another, because a step divides by the responses that a skipped group has, and this method "
+              "trains on fewer of them, or on a worked solution too",
+              lambda f: isinstance(f.method, (LUFFY, PODS))),
 ]  # fmt: skip
 OF_DATA = [
     Rule("rollout.batch_size", lambda f: f.prompts is not None and f.prompts < f["rollout.batch_size"],

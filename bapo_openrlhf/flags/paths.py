@@ -35,8 +35,8 @@ def make_absolute(args: SimpleNamespace) -> None:
             _set(args, name, str(Path(value).resolve()))
     for name in READ:
         value = _get(args, name)
-        if isinstance(value, list):
-            _set(args, name, [_absolute(part) for part in value])
+        if isinstance(value, list):  # of reward functions or servers; OpenRLHF's "agent" stands for itself
+            _set(args, name, [_absolute(part) if part.endswith(".py") else part for part in value])
         elif value:
             parts = value.split(",") if name in LISTS else [value]
             _set(args, name, ",".join(_absolute(part, data=name in DATA) for part in parts))
@@ -76,7 +76,9 @@ def _absolute(name: str, *, data: bool = False) -> str:
 def check_read(args: SimpleNamespace) -> None:
     """Check that names are UTF-8, and that OpenRLHF splits no absolute path and `datasets` reads none as a pattern."""
     for name in READ:
-        check_utf8(f"{name} is {_get(args, name)}", Path(str(_get(args, name))))
+        value = _get(args, name)
+        for part in value if isinstance(value, list) else [value]:
+            check_utf8(f"{name} is {part}", Path(str(part)))
     for name in LISTS:
         value, data = _get(args, name), name in DATA
         for part in value.split(",") if isinstance(value, str) else ():

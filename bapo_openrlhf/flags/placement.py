@@ -61,8 +61,11 @@ def _whole_copies(model: str) -> Rule:
 
 
 def _beside_the_actor(model: str) -> Rule:
-    return Rule(f"{model}.num_gpus_per_node",
-                lambda f: model in f.loaded and f["train.colocate_all"] and f.gpus(model) > f.gpus("actor"),
+    def shares(f: Flags) -> bool:
+        beside_critic = model in ("critic", "reward") and f.critic and f["train.colocate_critic_reward"]
+        return model in f.loaded and f["train.colocate_all"] and not beside_critic
+
+    return Rule(f"{model}.num_gpus_per_node", lambda f: shares(f) and f.gpus(model) > f.gpus("actor"),
                 lambda f: f"{f.shape(model)}; with train.colocate_all it must be at most the actor's "
                           f"{f.gpus('actor')}")  # fmt: skip
 

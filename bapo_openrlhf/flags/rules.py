@@ -154,9 +154,9 @@ OPTIONS = [
            "the host", _without_zero),
     beside(SUM, "ds.zero_stage", "be in [1, 3], because without ZeRO DeepSpeed adds up gradients only in bf16",
            _without_zero, when=lambda f: f[SUM] not in (None, "bf16", "bfloat16")),
-    beside(SUM, "ds.zero_stage", "be 2 or 3 if ds.enable_sleep is True, because DeepSpeed takes another optimizer in "
-           "stage 1, whose states it cannot move to the host", lambda f: f["ds.zero_stage"] == 1,
-           when=lambda f: f[SUM] in ("fp32", "float32") and f["ds.enable_sleep"] and not f["ds.adam_offload"]),
+    beside(SUM, "ds.zero_stage", "be 2 or 3 without ds.adam_offload, because the optimizer that DeepSpeed takes in "
+           "stage 1 ends the run at a gradient of 0", lambda f: f["ds.zero_stage"] == 1,
+           when=lambda f: f[SUM] in ("fp32", "float32") and not f["ds.adam_offload"]),
     Rule("run.stall_timeout", lambda f: f["run.stall_timeout"] and f["train.async_enable"] and not f.adapted,
          "{it}; with train.async_enable it needs batch adaptation, because OpenRLHF's own trainer does not say what it "
          "does"),
@@ -176,4 +176,4 @@ def _are_shares(text: str, count: int) -> bool:
         shares = [float(part) for part in text.split(",")]
     except ValueError:
         return False
-    return len(shares) == count and all(share > 0 for share in shares) and abs(sum(shares) - 1) < 1e-6
+    return len(shares) == count and all(share > 0 for share in shares) and abs(sum(shares) - 1) < 1e-8

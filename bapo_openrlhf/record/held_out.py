@@ -19,11 +19,12 @@ def scores_in_words(row: Mapping[str, Any]) -> str:
 
 
 def change_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The first and the last evaluation. Empty if none has a score."""
+    """The last evaluation, and the first one on its data. Empty if none has a score."""
     scored_rows = [row for row in rows if scores(row)]
     if not scored_rows:
         return ""
-    first, last = scored_rows[0], scored_rows[-1]
+    last = scored_rows[-1]
+    first = next(row for row in scored_rows if scores(row).keys() & scores(last).keys())  # a resume may change the data
     if first["step"] == last["step"]:
         return f"{scores_in_words(last)} (step {last['step']})"
     begin = scores(first)

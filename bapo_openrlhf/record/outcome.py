@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo_openrlhf.adapt.advantage import GROUP_ESTIMATORS
+from bapo_openrlhf.adapt.rewards import same_reward
 from bapo_openrlhf.adapt.vocabulary import ENDS
 from bapo_openrlhf.record.run_record import ANSWERS, REWARD
 
@@ -19,7 +20,7 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
     without = all(row.get("groups/with_signal") == 0 and not row.get("demonstrations/trained") for row in rows)
     if all(row.get("skipped_update") for row in rows):
         what = f"nothing was trained: the batch was empty in {steps}"
-    elif without and (estimator in GROUP_ESTIMATORS or len(means) == 1):
+    elif without and (estimator in GROUP_ESTIMATORS or (len(means) == 1 and not any(map(_differ, rows)))):
         what = f"nothing was learned in {steps}"
     else:
         return None
@@ -31,6 +32,12 @@ def nothing_trained(rows: Sequence[Mapping[str, Any]], estimator: str) -> str | 
         return f"{what}. {generated}; {why}. {look}, or take prompts of another difficulty"
     ends = ", ".join(f"{count} {end.replace('_', ' ')}" for end in ENDS if (count := _total(rows, f"groups/{end}")))
     return f"{what}. {generated}: {ends}"
+
+
+def _differ(row: Mapping[str, Any]) -> bool:
+    """Whether the rewards of a batch differ, by more than rounding. A step without an update has none."""
+    mean, deviation = (row.get(f"rollout/reward_{name}") or 0.0 for name in ("mean", "std"))
+    return not same_reward(mean, mean + deviation)
 
 
 def _total(rows: Sequence[Mapping[str, Any]], key: str) -> int:

@@ -9,7 +9,7 @@
 | answers.jsonl | sampled answers of prompts that failed, and of those that were solved later | after each step |
 | evaluations.jsonl | one line per evaluation during training: OpenRLHF's numbers | every --eval.steps steps |
 | probes.jsonl | one line per group of a batch: where its gradient points | every --run.gradient_probe K steps |
-| warnings.jsonl | one line per kind of warning: the first of its kind | when it is found |
+| warnings.jsonl | the first warning of each kind, and of each place at which a run stalls | when it is found |
 | summary.json | what the run did, computed from its metrics | at the end |
 
 A last line that is cut short is skipped, a missing file is empty, and a file that is damaged otherwise is a ConfigError

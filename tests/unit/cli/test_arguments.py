@@ -527,11 +527,11 @@ def files_over_presets():
         yield pytest.param(path, preset, marks=marks, id=f"{path.stem} {preset.stem}")
 
 
-def with_quickstart(file: str, *words: str) -> SimpleNamespace:
-    return arguments.parse(["--config", str(ROOT / "configs/quickstart.yaml"), str(ROOT / "configs" / file), *words])
+def laid_over(file: str, *words: str, base: str = "countdown/train.yaml") -> SimpleNamespace:
+    return arguments.parse(["--config", str(ROOT / "configs" / base), str(ROOT / "configs" / file), *words])
 
 
-# What the sources of the methods say. The quickstart has v = 2 and an entropy bonus.
+# What the sources of the methods say. The configuration of Countdown has v = 2, an entropy bonus and a KL penalty.
 OF_TODAYS_POLICY = ("ar3po", "arpo", "bounded_staleness", "dots", "exgrpo", "filter_only", "freshness", "luffy",
                     "mopps", "partial_rollouts", "pods", "popo", "prompt_replay", "relift", "remix", "repo",
                     "rollout_replay", "skip_two_updates")  # fmt: skip
@@ -555,7 +555,7 @@ class TestMethodFiles:
         file = f"methods/{name}.yaml"
         names_one = "algorithm:" in (ROOT / "configs" / file).read_text(encoding="utf-8")
         words = [] if names_one else ["--algorithm", "bapo_grpo"]
-        flags = config.flags_of(with_quickstart(file, *words, "--data.solution_key", "solution"))
+        flags = config.flags_of(laid_over(file, *words, "--data.solution_key", "solution"))
         assert {flag: flags[flag] for flag in NUMBERS_OF_SOURCES[name]} == NUMBERS_OF_SOURCES[name]
 
     @pytest.mark.parametrize(("path", "preset"), files_over_presets())
@@ -563,25 +563,41 @@ class TestMethodFiles:
         named = dict(flags_in(yaml.safe_load(path.read_text(encoding="utf-8"))))
         size = [] if "train.batch_size" in named else ["--train.batch_size=256"]  # Their sizes are for the quickstart.
         base = config.flags_of(arguments.parse(["--config", str(preset), *size]))
-        laid_over = config.flags_of(arguments.parse(["--config", str(preset), str(path), *size]))
-        changed = {name for name in base if base[name] != laid_over[name]}
+        flags = config.flags_of(arguments.parse(["--config", str(preset), str(path), *size]))
+        changed = {name for name in base if base[name] != flags[name]}
         assert changed <= named.keys() | FOLLOWS
         for name, value in named.items():
-            got = laid_over[name]
+            got = flags[name]
             assert got == value or got == [value] or got == str(value), name
 
     def test_there_are_as_many_as_methods_and_more(self):
         assert {*METHODS_BY_NAME} - {"bapo"} <= {path.stem for path in METHODS} and len(METHODS) >= 11
 
     def test_two_updates_a_rollout(self):
-        args = with_quickstart("methods/skip_two_updates.yaml")
+        args = laid_over("methods/skip_two_updates.yaml")
         assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == 2 * args.train.batch_size
         assert args.adapt.skip_zero_advantage and args.actor.entropy_coef is None and args.algo.kl.init_coef == 0
+
+    @pytest.mark.parametrize(("name", "parts"), [("dapo", 12), ("dapo_with_buffer", 12), ("partial_rollouts", 3)])
+    def test_tokens_are_parts_of_the_quickstarts(self, name, parts):
+        file = f"methods/{name}.yaml"
+        args = laid_over(file, base="quickstart.yaml")
+        tokens = args.reward.overlong_buffer_len or args.adapt.partial_rollout_tokens
+        assert tokens * parts == args.rollout.max_new_tokens
+        text = (ROOT / "configs" / file).read_text(encoding="utf-8")
+        assert f"the quickstart's {args.rollout.max_new_tokens}" in text
+
+    def test_repo_needs_prompts_twice(self):
+        """Its file says so, because the quickstart has each prompt only once."""
+        text = (ROOT / "configs" / "methods" / "repo.yaml").read_text(encoding="utf-8")
+        once = laid_over("methods/repo.yaml", base="quickstart.yaml")
+        assert once.train.num_episodes == 1 and "The quickstart needs `--train.num_episodes 2`" in text
+        assert once.adapt.options == ["warm_up=8"] and once.rollout.n_samples_per_prompt == 8
 
     def test_shares_of_the_batch_are_those_of_the_methods(self):
         half = dict.fromkeys(("dots", "repo", "exgrpo", "freshness", "prompt_replay"), F(1, 2))
         for name, share in (half | {"remix": F(3, 5), "rollout_replay": F(2, 3)}).items():
-            args = with_quickstart(f"methods/{name}.yaml")
+            args = laid_over(f"methods/{name}.yaml")
             assert F(args.rollout.batch_size, args.adapt.batch_size) == share, name
 
 

@@ -218,6 +218,16 @@ class TestStart:
         error = self.refused(capsys, words, "--data.prompt_dataset=org/other")
         assert "but data.prompt_dataset is org/other, and was org/data;" in error
 
+    @pytest.mark.parametrize("elsewhere", [False, True])
+    def test_the_rest_is_compared_if_the_rows_are_given(self, capsys, words, saved, tmp_path, elsewhere):
+        words = [*words, "--ckpt.load_enable", "--prompts=83"]
+        if elsewhere:
+            (tmp_path / "train.jsonl").unlink()
+        assert report(capsys, *words)["start"] == "with step 5, from global_step4"
+        assert "but train.seed is 7, and was 42;" in self.refused(capsys, words, "--train.seed=7")
+        (tmp_path / "train.jsonl").write_text('{"input": "?", "label": "3 5 7:1"}\n' * 83)
+        assert "but data.prompt_dataset is 83 rows, " in self.refused(capsys, words)
+
 
 def test_a_package_that_openrlhf_needs_is_named(capsys, words):
     assert main.run(["check", *words, "--use_ms"]) == 2

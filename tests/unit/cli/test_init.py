@@ -44,6 +44,15 @@ def test_its_next_commands_can_be_copied(tmp_path, monkeypatch, capsys):
     assert "pytest 'my task'; bapo-openrlhf check --config 'my task/config.yaml'; " in capsys.readouterr().out
 
 
+def test_a_dollar_in_a_path_stands_for_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["init", "my$task", "--model", "a$model/$fits"]) == 0
+    text = (tmp_path / "my$task" / "config.yaml").read_text()
+    assert "/a$model/$fits on 1 GPU" in text and "\n# $fits\n" not in text
+    args = arguments.parse(["--config", "my$task/config.yaml"])
+    assert args.actor.model_name_or_path == f"{tmp_path}/a$model/$fits" and args.run.dir == f"{tmp_path}/my$task/runs"
+
+
 def test_check_accepts_it_from_another_folder(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["check", "--config", str(folder / "config.yaml")]) == 0

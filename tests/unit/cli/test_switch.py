@@ -62,6 +62,18 @@ def test_only_the_file_of_a_task_loses_the_skipping_of_groups(capsys):
         assert "with adapt.skip_zero_advantage True it must be one of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["luffy", "pods"])
+def test_it_works_over_a_task_that_skips_groups(capsys, name):
+    assert main.run(["init", "mine", "--model", "org/model"]) == 0
+    for task in ("mine/config.yaml", str(ROOT / "configs" / "math_one_gpu.yaml")):
+        words = ["--config", task, str(ROOT / "configs" / "methods" / f"{name}.yaml")]
+        words += ["--data.solution_key=input"] if name == "luffy" else []
+        assert main.run(["check", *words]) == 0
+        capsys.readouterr()
+        assert main.run(["check", *words, "--adapt.skip_zero_advantage"]) == 2
+        assert f"adapt.method is {name}; with adapt.skip_zero_advantage True it must" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("first", "gpus"), zip(ALGORITHMS, (1, 2, 4, 8), strict=True))
 def test_from_every_folder_that_init_writes(capsys, first, gpus):
     assert main.run(["init", "mine", "--algorithm", first, "--gpus", str(gpus), "--model", "org/model"]) == 0

@@ -79,6 +79,12 @@ class TestCsv:
         name = check.file("a.csv", 'q,a\r\n"1, or\n""2""?",x\r\n\r\n"\x0b\u2028?",y\r\n')
         assert [row["q"] for row in check.trained(name)] == ['1, or\n"2"?', "\x0b\u2028?"]
 
+    def test_a_name_of_two_columns(self, check):
+        """Columns without a name are not read."""
+        assert "line 1: the column 'a' is there twice; " in check.refusal(check.file("a.csv", "q,a,a\n1,x,y\n"))
+        name = check.file("b.csv", "q,a,,\n1,x,,\n")
+        assert [row["a"] for row in check.trained(name)] == ["x"]
+
     def test_a_row_of_empty_cells_is_a_row(self, check):
         """Only a line without commas is no row."""
         assert check.refusal(check.file("a.csv", "q,a\nx,y\n\n,\nz,w\n")).startswith("row 2: q is ''; ")

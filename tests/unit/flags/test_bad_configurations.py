@@ -87,7 +87,7 @@ SHORT = {
     "@model": "reward.remote_url= reward.model_name_or_path=model",
     "@once": "rollout.batch_size=256 train.batch_size=2048",  # one optimizer step on all rows of the data
     "@seq": "algo.advantage.is_correction_level=seq",
-    "@beside": "vllm.num_engines=2 critic.num_gpus_per_node=2 reward.num_gpus_per_node=2",
+    "@beside": "vllm.num_engines=2 critic.num_gpus_per_node=4 reward.num_gpus_per_node=4",
     "@n": f"run.name={'n' * 256}",
     "@ä": f"run.name={'ä' * 128}",
 }
@@ -175,6 +175,7 @@ TOGETHER = rows_of("""
     algorithm= | adapt.method=bapo algo.advantage.estimator=reinforce
     train.batch_size=6 train.micro_batch_size=2
     rollout.batch_size=32 data.max_samples=31
+    data.prompt_dataset=train.jsonl,more.jsonl | data.prompt_probs=0.3333333,0.6666666
     algorithm=ba_ppo | rollout.n_samples_per_prompt=1
     algorithm=grpo | rollout.n_samples_per_prompt=1
     run.overwrite ckpt.load_enable
@@ -183,11 +184,12 @@ TOGETHER = rows_of("""
     train.colocate_actor_ref ref.num_gpus_per_node=1
     algorithm=ba_ppo vllm.num_engines=2 | train.colocate_all critic.num_gpus_per_node=4
     algorithm=ba_ppo | train.colocate_critic_reward
+    train.colocate_all vllm.num_engines=2 @model train.colocate_critic_reward | reward.num_gpus_per_node=4
     ds.packing_samples vllm.num_engines=0
     ds.zero_stage=0 ds.enable_sleep
     ds.zero_stage=0 ds.adam_offload
     ds.zero_stage=0 ds.grad_accum_dtype=fp32
-    ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.enable_sleep
+    ds.zero_stage=1 ds.grad_accum_dtype=fp32
     ds.use_liger_kernel data.max_images_per_prompt=1
     train.partial_rollout_enable
     algorithm=grpo train.colocate_all | train.async_enable vllm.enable_sleep
@@ -205,6 +207,7 @@ TOGETHER = rows_of("""
     algorithm=grpo | ds.lora.rank=8
     ds.load_in_4bit
     ds.lora.rank=8 vllm.sync_with_ray
+    ds.lora.rank=8 ds.tensor_parallel_size=2
     ds.lora.rank=8 data.max_images_per_prompt=1
     algorithm=grpo | run.gradient_probe=4
     actor.num_gpus_per_node=1 | run.gradient_probe=4 ds.zero_stage=3
@@ -246,6 +249,8 @@ TOGETHER = rows_of("""
     adapt.method=ar3po reward.stop_properly_penalty_coef=0.5
     adapt.skip_zero_advantage algo.advantage.estimator=reinforce_baseline
     adapt.skip_zero_advantage adapt.scale_learning_rate
+    data.solution_key=input | adapt.skip_zero_advantage adapt.method=luffy
+    adapt.skip_zero_advantage adapt.method=pods
     data.solution_key=input | adapt.method=relift algo.advantage.estimator=reinforce_baseline
     data.solution_key=input | adapt.method=luffy data.max_images_per_prompt=1
     data.solution_key=input reward.remote_url= | adapt.method=relift train.agent_func_path=agent.py
@@ -332,7 +337,7 @@ GOOD = rows_in("""
     ds.zero_stage=1 ds.enable_sleep ; ds.zero_stage=0 ds.grad_accum_dtype=bf16 ;
     ds.zero_stage=2 ds.grad_accum_dtype=fp32 ds.enable_sleep ;
     ds.zero_stage=1 ds.grad_accum_dtype=fp32 ds.enable_sleep ds.adam_offload ;
-    ds.zero_stage=1 ds.grad_accum_dtype=fp32 ; critic.optim=muon ds.zero_stage=3 ds.enable_sleep ;
+    critic.optim=muon ds.zero_stage=3 ds.enable_sleep ;
     train.colocate_all vllm.num_engines=2 ; train.colocate_all vllm.tensor_parallel_size=2 ;
     train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 adapt.kl_target=behaviour ;
     train.colocate_all vllm.num_engines=2 ref.num_gpus_per_node=1 algo.kl.init_coef=0 ;
@@ -340,16 +345,17 @@ GOOD = rows_in("""
     algorithm=grpo train.async_enable rollout.vllm_generate_batch_size=64 ; data.prompt_probs=1 ;
     algorithm=grpo train.async_enable train.partial_rollout_enable ;
     algorithm=grpo train.async_enable algo.dynamic_filtering_enable ;
-    data.prompt_dataset=train.jsonl,more.jsonl data.prompt_probs=0.3,0.7 ; run.overwrite ; ckpt.load_enable ;
+    data.prompt_dataset=train.jsonl,more.jsonl data.prompt_probs=0.3,0.7 ;
+    data.prompt_dataset=train.jsonl,more.jsonl data.prompt_probs=0.333333333,0.666666666 ;
+    run.overwrite ; ckpt.load_enable ;
     run.overwrite=false ckpt.load_enable=true ; algorithm=grpo algo.advantage.estimator=rloo ;
     algorithm= algo.advantage.estimator=reinforce ;
     adapt.filter=gaussian adapt.gaussian_mean=0.4 adapt.gaussian_std=0.3 ; adapt.reuse_gate=0 train.max_epochs=2 ;
     adapt.filter=uniform ; adapt.filter=top_p adapt.top_p_share=1 ; adapt.max_shift_replayed=1 ;
     adapt.max_reevaluated_prompts=8 ; algo.kl.target=6 algo.kl.init_coef=0.01 ; adapt.kl_target=behaviour ;
     adapt.rollout_delay=7 adapt.reevaluate_every=7 ; adapt.rollout_delay=1 ;
-    adapt.ratio=decoupled adapt.rollout_delay=1 ; adapt.ratio=decoupled adapt.replay_steps=0 ;
+    adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 ;
     train.async_enable train.async_queue_size=6 ; train.async_enable adapt.max_staleness=1 ;
-    train.async_enable adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 ;
     train.batch_size=128 adapt.batch_size=16 ; algorithm=ppo critic.freezing_steps=-1 ;
     algorithm=ba_ppo critic.freezing_steps=6 ; data.apply_chat_template ;
     adapt.method=mopps adapt.max_shift_fresh=1 ; vllm.enable_sleep=false ; train.colocate_all=off ;
@@ -370,8 +376,7 @@ GOOD = rows_in("""
     algorithm=ba_ppo adapt.value_pretraining=1 @once actor.lr_warmup_ratio=0 ;
     adapt.skip_zero_advantage algo.kl.init_coef=0 actor.entropy_coef=0 algo.advantage.estimator=group_norm ;
     adapt.skip_zero_advantage algo.kl.init_coef=0 actor.entropy_coef=0 algo.advantage.estimator=dr_grpo ;
-    adapt.skip_zero_advantage algo.kl.init_coef=0 actor.entropy_coef=0 algo.advantage.estimator=rloo ;
-    adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0 adapt.partial_rollout_tokens=8
+    adapt.skip_zero_advantage algo.kl.init_coef=0 actor.entropy_coef=0 algo.advantage.estimator=rloo
 """)
 
 
@@ -418,7 +423,6 @@ MEANT = rows_of(r"""
     adapt.replay_steps=0 adapt.max_shift_replayed=0.1
     train.async_enable | adapt.max_staleness=2
     train.async_enable | train.async_queue_size=7
-    adapt.ratio=decoupled adapt.rollout_delay=1 adapt.replay_steps=0
     adapt.kl_target=behaviour algo.kl.init_coef=0
     adapt.partial_rollout_tokens=24
     algo.kl.target=6 algo.kl.init_coef=0
@@ -428,6 +432,7 @@ MEANT = rows_of(r"""
     @model | reward.offload ds.zero_stage=2
     ds.use_universal_ckpt
     algorithm=ba_ppo @beside | train.colocate_all train.colocate_critic_reward
+    algorithm=ba_ppo @model @beside | train.colocate_all train.colocate_critic_reward
     eval.dataset=more.jsonl eval.steps=1 | eval.temperature=0 eval.n_samples_per_prompt=8
     @once | > actor.lr_warmup_ratio
     algorithm=ba_ppo @once actor.lr_warmup_ratio=0 | > critic.lr_warmup_ratio

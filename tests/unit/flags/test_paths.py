@@ -100,6 +100,15 @@ class TestAbsolute:
         make_absolute(args)
         assert {args.actor.model_name_or_path, args.train.agent_func_path} == {f"{tmp_path}/{name}"}
 
+    def test_of_rewards_only_files_are_paths(self, tmp_path, monkeypatch):
+        """For a run with an agent, OpenRLHF sets the word."""
+        for name in ("agent", "localhost:5000", "reward.py"):
+            (tmp_path / name).touch()
+        monkeypatch.chdir(tmp_path)
+        args = reading(reward__remote_url=["agent", "localhost:5000", "reward.py"])
+        make_absolute(args)
+        assert args.reward.remote_url == ["agent", "localhost:5000", f"{tmp_path}/reward.py"]
+
     @pytest.mark.parametrize("flag", [*DATA, "reward.model_name_or_path"])
     @pytest.mark.parametrize(("folder", "mark"), [("me@corp", "@"), ("a,b", ",")])
     def test_that_openrlhf_would_split(self, tmp_path, monkeypatch, flag, folder, mark):
@@ -126,6 +135,13 @@ class TestAbsolute:
             with pytest.raises(ConfigError, match=rf"^{flag} is .*{re.escape(name)}; "):
                 check_read(reading(**{flag.replace(".", "__"): str(tmp_path / name)}))
         check_read(reading(reward__remote_url=str(tmp_path / name)))
+
+    @pytest.mark.parametrize("names", ["caf\udce9.py", ["r.py", "caf\udce9.py"]])
+    def test_that_is_not_utf8(self, names):
+        """OpenRLHF has divided the names of reward functions."""
+        with pytest.raises(ConfigError, match=r"^'reward\.remote_url is caf.*UTF-8$") as error:
+            check_read(reading(reward__remote_url=names))
+        assert str(error.value).isascii()
 
 
 def arguments_in(tmp_path, **changed):

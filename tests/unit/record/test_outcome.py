@@ -5,6 +5,8 @@ import pytest
 from bapo_openrlhf.record.outcome import nothing_trained
 
 NOTHING = {"reward/fresh_mean": 1.0, "groups/generated": 4, "groups/with_signal": 0}
+BY_PROMPT = NOTHING | {"reward/fresh_mean": 0.5, "rollout/reward_mean": 0.5, "rollout/reward_std": 0.5}
+ROUNDED = NOTHING | {"reward/fresh_mean": 0.1, "rollout/reward_mean": 0.1, "rollout/reward_std": 8e-9}
 SKIPPED = NOTHING | {"skipped_update": 1, "groups/filtered": 4}
 
 
@@ -22,6 +24,8 @@ def rows(*metrics):
             ["nothing was learned", "8 groups", "0.25 to 1"],
         ),
         ([NOTHING], "gae", ["nothing was learned in the only step. 4 groups"]),
+        ([ROUNDED], "gae", ["nothing was learned in the only step"]),
+        ([BY_PROMPT], "group_norm", ["nothing was learned in the only step"]),
         ([NOTHING | {"reward/fresh_mean": 0.0}], "gae", ["reward 0)", "answers.jsonl"]),
         (
             [SKIPPED | {"groups/with_signal": 3, "groups/filtered": 1, "groups/too_far": 3}] * 2,
@@ -42,6 +46,8 @@ def test_the_last_line(metrics, estimator, says):
         ([SKIPPED, NOTHING | {"groups/with_signal": 1}], "group_norm"),
         ([SKIPPED, {**SKIPPED, "skipped_update": None, "groups/with_signal": 1}], "group_norm"),
         ([NOTHING, NOTHING | {"reward/fresh_mean": 0.25}], "gae"),  # a critic compares prompts
+        ([BY_PROMPT], "gae"),
+        ([ROUNDED | {"reward/fresh_mean": 0.5}, BY_PROMPT], "gae"),
         ([{"reward/fresh_mean": 1.0}], "group_norm"),  # a reward model judges
         ([NOTHING, NOTHING | {"demonstrations/trained": 1}], "group_norm"),
     ],
