@@ -50,10 +50,9 @@ def picture(seen: Seen, width: int, height: int | None = None) -> Text:
 def warnings(seen: Seen) -> list[str]:
     """What the user should look at, worst first, one line each."""
     lines = [seen.problem] if seen.problem else []
-    if seen.how == "untrained":
-        lines.append(seen.summary["nothing_trained"])
-    elif seen.how not in (None, "finished"):
-        lines.append(seen.run.get("ended", {}).get("text") or "the run was killed: its process is gone without a word")
+    if seen.how not in (None, "finished"):
+        text = seen.summary["nothing_trained"] if seen.ended else seen.run.get("ended", {}).get("text")
+        lines.append(text or "the run was killed: its process is gone without a word")
     elif len(seen.recent) == RECENT and all(row.get(REWARD) == 0 for row in seen.recent):
         lines.append(f"each reward of the last {RECENT} steps was 0: read some of the responses in {ANSWERS}")
     if seen.broken:

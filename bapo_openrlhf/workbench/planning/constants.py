@@ -23,7 +23,7 @@ def _constant(default: Any, unit: str, meaning: str, source: str) -> Any:
 ASSUMED = "assumption"
 RAY = "default of Ray 2.55.0"
 SLICED = "training/worker/log_probs.py"
-STUDY = "GRPO in the first study, docs/results.md"
+STUDY = "GRPO in the first study, docs/plan.md"
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def hard_prompts(workload: Workload, constants: Constants) -> float:
 def replayable_groups(workload: Workload, constants: Constants) -> float:
     """Number of groups of the last steps that may be replayed, as far as the replay buffer has room."""
     recent = constants.replayable_share * workload.args.rollout.batch_size * workload.args.adapt.replay_steps
-    return min(recent, float(workload.replay_capacity))
+    return min(recent, float(workload.args.adapt.buffer_size))
 
 
 def rounds(workload: Workload, constants: Constants) -> int:

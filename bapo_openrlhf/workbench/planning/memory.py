@@ -20,15 +20,17 @@ REASONS = {
 
 
 def model_state_bytes(
-    parameters: int, zero_stage: int, ranks: int, *, adapter: int = 0, optimizer_on_host: bool = False
-) -> float:
+    parameters: int, zero_stage: int, ranks: int, *, adapter: int = 0, optimizer_on_host: bool = False,
+    gradient: int = BYTES,
+) -> float:  # fmt: skip
     """Bytes of a trained model's weights, gradients and optimizer on one GPU (arXiv 1910.02054).
 
-    Stage 1 shares the optimizer, 2 also the gradients, 3 also the weights. With LoRA only the `adapter` learns.
+    Stage 1 shares the optimizer, 2 also the gradients, 3 also the weights. With LoRA only the `adapter` learns. A
+    `gradient` has so many bytes.
     """
     learning = adapter or parameters
     weights = BYTES * (parameters + adapter) / (ranks if zero_stage == 3 else 1)
-    gradients = BYTES * learning / (ranks if zero_stage >= 2 else 1)
+    gradients = gradient * learning / (ranks if zero_stage >= 2 else 1)
     optimizer = 0.0 if optimizer_on_host else OPTIMIZER * learning / (ranks if zero_stage >= 1 else 1)
     return weights + gradients + optimizer
 
@@ -96,18 +98,17 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
     """
     args, size = workload.args, tensor_parallel(shape, workload, constants)
     adapter = shape.adapter_parameters(args.ds.lora.rank, args.ds.lora.target_modules)
+    parameters = shape.parameters_on(workload.copies)
 
     def state(role: str) -> float:
         return model_state_bytes(
-            shape.parameters, args.ds.zero_stage, workload.ranks(role, algorithm, total), adapter=adapter,
-            optimizer_on_host=args.ds.adam_offload,
+            parameters, args.ds.zero_stage, workload.ranks(role, algorithm, total), adapter=adapter,
+            optimizer_on_host=args.ds.adam_offload, gradient=workload.gradient_bytes,
         )  # fmt: skip
 
     def weights(role: str) -> float:
-        trained = BYTES * adapter if role in algorithm.trained else 0
-        return (shape.weight_bytes + trained) / (
-            workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1
-        )
+        whole = BYTES * (parameters + (adapter if role in algorithm.trained else 0))
+        return whole / (workload.ranks(role, algorithm, total) if args.ds.zero_stage == 3 else 1)
 
     engine = args.vllm.gpu_memory_utilization * constants.gpu_bytes
     to_host = args.ds.zero_stage == 3  # DeepSpeed moves a model that is not trained only in this stage
@@ -122,7 +123,7 @@ def gpu_memory(shape: ModelShape, workload: Workload, constants: Constants, algo
         idle = {model: weights(model) if sleeps else state(model) for model in trained if model in roles}
         frozen = sum(weights(model) for model in resident if resident[model] and model in roles)
         if "actor" in roles and args.train.enable_ema and not to_host:
-            frozen += shape.weight_bytes  # the average of the actor's weights
+            frozen += BYTES * parameters  # the average of the actor's weights
         resident_bytes = frozen + (engine if "engines" in roles and not args.vllm.enable_sleep else 0.0)
         if "engines" in roles:
             generation = engine + sum(idle.values()) + frozen

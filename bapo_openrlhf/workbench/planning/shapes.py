@@ -1,7 +1,8 @@
 """A model's shape, and the parameters and bytes that follow from it. Only for dense decoders."""
 
+import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from bapo_openrlhf.launch.model_files import config_of
 from bapo_openrlhf.user_file import at_home
 
 BYTES = 2  # A weight, a key or a value in bf16.
+TIED = ("gemma", "cohere", "smollm3")  # Model types whose embeddings are tied if config.json does not say it.
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,17 @@ class ModelShape:
         small = 2 * self.hidden + self.qkv_bias * (query + 2 * cache) + self.qk_norm * 2 * self.head_dim
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return embeddings + self.layers * (self.matrices + small) + self.hidden
+
+    def parameters_on(self, copies: int) -> int:
+        """Parameters on the fullest of the `copies` GPUs that share a model by DeepSpeed's tensor parallelism.
+
+        It cuts attention between key heads, the MLP between its units, and an untied output head between tokens.
+        """
+        kv_heads = math.ceil(self.kv_heads / copies)
+        heads, intermediate = self.heads * kv_heads // self.kv_heads, math.ceil(self.intermediate / copies)
+        part = replace(self, heads=heads, kv_heads=kv_heads, intermediate=intermediate)
+        elsewhere = 0 if self.tied else self.vocabulary - math.ceil(self.vocabulary / copies)
+        return part.parameters - elsewhere * self.hidden
 
     def adapter_parameters(self, rank: int, targets: Collection[str] | str) -> int:
         """Weights of LoRA adapters of `targets`: A has rank x width, and B height x rank (arXiv 2106.09685)."""
@@ -124,7 +137,7 @@ def shape_of_folder(flag: str, folder: Path) -> ModelShape:
         head_dim=size("head_dim", size("hidden_size") // heads),
         intermediate=size("intermediate_size"),
         vocabulary=size("vocab_size"),
-        tied=bool(whole.get("tie_word_embeddings", language.get("tie_word_embeddings", False))),
+        tied=bool(whole.get("tie_word_embeddings", language.get("tie_word_embeddings", kind.startswith(TIED)))),
         qkv_bias=kind.startswith("qwen2"),
         qk_norm=kind.startswith("qwen3"),
     )

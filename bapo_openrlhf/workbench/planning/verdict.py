@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+from bapo_openrlhf.flags.conflicts import WITH_FLAGS
+from bapo_openrlhf.flags.rule import Flags
+from bapo_openrlhf.flags.rules import OPTIONS, SIZES
 from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.planning.constants import GIB, Constants
 from bapo_openrlhf.workbench.planning.memory import PHASES, REASONS, Memory, cache_tokens, gpu_memory
@@ -90,9 +93,16 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
     for count in range(1, MOST_CHANGES + 1):
         for combination in combinations((*CHANGES, enough), count):
             changed = workload.with_flags(dict(combination))
-            if gpu_memory(shape, changed, constants, workload.algorithm, gpus).word == "fits":
+            memory = gpu_memory(shape, changed, constants, workload.algorithm, gpus)
+            if memory.word == "fits" and not _refused(changed, workload):
                 return [f"--{flag}" if value is True else f"--{flag} {value}" for flag, value in combination]
     return []
+
+
+def _refused(changed: Workload, workload: Workload) -> bool:
+    """Whether changed flags break a rule that they did not break before."""
+    now, before = (Flags.of(one.args) for one in (changed, workload))
+    return any(rule.broken(now) and not rule.broken(before) for rule in (*SIZES, *OPTIONS, *WITH_FLAGS))
 
 
 def _or(parts: Sequence[str]) -> str:
@@ -109,8 +119,9 @@ def lowest_stage(
     """The first of ZeRO's stages 1, 2 and 3 that fits on so many GPUs, and its memory; None if none does."""
     # In stage 0 DeepSpeed cannot put a model to sleep. For one rank all are the same, and 2 is OpenRLHF's default.
     for stage in (1, 2, 3) if workload.most_ranks(workload.algorithm, gpus) > 1 else (2,):
-        memory = gpu_memory(shape, workload.with_flags({STAGE: stage}), constants, workload.algorithm, gpus)
-        if memory.word == "fits":
+        changed = workload.with_flags({STAGE: stage})
+        memory = gpu_memory(shape, changed, constants, workload.algorithm, gpus)
+        if memory.word == "fits" and not _refused(changed, workload):
             return stage, memory
     return None, None
 

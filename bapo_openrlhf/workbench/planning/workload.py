@@ -8,8 +8,9 @@ from typing import Any
 from bapo_openrlhf.flags.config import with_flags
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import Block, blocks_of
-from bapo_openrlhf.flags.sizes import most_tokens, response_tokens
+from bapo_openrlhf.flags.sizes import most_rounds, most_tokens, response_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
+from bapo_openrlhf.workbench.planning.shapes import BYTES
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,20 @@ class Workload:
 
     @property
     def replay_capacity(self) -> int:
-        """Groups that the replay buffer holds: it has room for so many, and keeps those of the last steps."""
-        adapt = self.args.adapt
-        return min(adapt.buffer_size, adapt.replay_steps * self.args.rollout.batch_size)
+        """Most groups that the replay buffer holds after a step: its room, or those of the step and the ones before."""
+        adapt, steps = self.args.adapt, self.args.adapt.replay_steps
+        groups = (steps + 1) * most_rounds(self.args) * self.args.rollout.batch_size
+        return min(adapt.buffer_size, groups) if steps else 0
 
     @property
     def copies(self) -> int:
         """Number of GPUs that hold one data-parallel rank."""
         return self.args.ds.tensor_parallel_size
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a gradient while those of several micro-batches are added up."""
+        return 4 if self.args.ds.grad_accum_dtype in ("fp32", "float32") else BYTES
 
     @property
     def engine_gpus(self) -> int:

@@ -29,12 +29,15 @@ def conditions(run: Run) -> list[Condition]:
 
 
 def _rewards(run: Run) -> Condition:
-    if run.groups.empty:
+    outside = run.curve("reward/outside_range")  # an older record does not have it
+    if not run.groups.empty:
+        means, note = run.groups.dropna(subset="mean").set_index("step")["mean"], "judged by the group means"
+        note += "; single rewards are not recorded" if outside.empty else " and the fresh responses"
+    elif outside.empty:
         means, note = run.curve(REWARD), "judged by the mean over each step's fresh responses"
     else:
-        means = run.groups.dropna(subset="mean").set_index("step")["mean"]
-        note = "judged by the group means; single rewards are not recorded"
-    wrong = sorted({int(step) for step in means.index[~means.between(0, 1)]})
+        means, note = outside, "judged by the fresh responses"
+    wrong = sorted({int(step) for step in [*means.index[~means.between(0, 1)], *outside.index[outside > 0]]})
     return Condition("Rewards are between 0 and 1.", None if means.empty else not wrong, note, wrong)
 
 

@@ -36,7 +36,7 @@ from bapo_openrlhf.workbench.smoke import reduce
 from bapo_openrlhf.workbench.smoke.model import changed_weights, make_small_model, source_folder
 from bapo_openrlhf.workbench.smoke.reward import write_reward
 from bapo_openrlhf.workbench.smoke.stages import Stages, survivors, variables_of
-from bapo_openrlhf.workbench.study.runner import TRAIN
+from bapo_openrlhf.workbench.study.runner import TRAIN, require_steps
 
 CONFIG, RUN = "config.yaml", "run"
 LOSSES = ("policy_loss", "critic_loss", "actor_grad_norm", "critic_grad_norm")
@@ -86,6 +86,7 @@ class Smoke:
         args, stages = self.args, self.stages
         with stages.stage("checks"):
             on_cpu = machine.on_cpu()
+            require_steps(args)
             checked = check_inputs(args, weights=False)
             changes = reduce.reductions(args, cpu=on_cpu, candidates=checked.candidates)
             if not on_cpu and not os.environ.get("RAY_ADDRESS"):

@@ -79,6 +79,12 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     return pandas.DataFrame([{name: value for name, value in row.items() if number(value)} for row in rows])
 
 
+def _frozen_steps(flags: Mapping[str, Any]) -> float:
+    """The first steps whose batches never reach the actor. Plain OpenRLHF keeps them for the actor's first update."""
+    last = flags.get("critic.freezing_steps", -1)
+    return last + 1 if is_number(last) and flags.get("adapt.method") != "none" else 0
+
+
 def write_table(table: pandas.DataFrame, out: Path) -> list[Path]:
     paths = [out / "table.parquet", out / "table.csv"]
     table.to_parquet(paths[0], index=False)
@@ -148,12 +154,14 @@ class Results:
 
     def update_tokens(self, steps: pandas.DataFrame) -> np.ndarray:
         """The values of the column UPDATE_TOKENS, from those of other columns."""
-        tokens = steps[TOKENS_TRAINED]
+        of_run = {study_run.key: study_run.run.config for study_run in self.runs}
+        flags = [of_run[key] for key in zip(steps["arm"], steps["seed"], strict=True)]
+        frozen = steps[TOKENS_TRAINED].where(steps["step"] <= [*map(_frozen_steps, flags)])
+        tokens = steps[TOKENS_TRAINED] - steps.assign(frozen=frozen).groupby(RUN)["frozen"].ffill().fillna(0.0)
         for metric in (DEMONSTRATIONS, CRITIC):
             if metric in steps:
                 tokens = tokens + steps.fillna({metric: 0.0}).groupby(RUN)[metric].cumsum()
-        flags = {study_run.key: study_run.run.config.get("train.max_epochs") for study_run in self.runs}
-        epochs = [flags[arm, seed] for arm, seed in zip(steps["arm"], steps["seed"], strict=True)]
+        epochs = [config.get("train.max_epochs") for config in flags]
         return tokens.to_numpy() * [count if is_number(count) else 1 for count in epochs]
 
     @cached_property
@@ -210,7 +218,8 @@ class Results:
     def final(self) -> pandas.DataFrame:
         """Final accuracy (pass@1) of each finished run that has all benchmarks, sorted; the index is (arm, seed)."""
         last = self.evaluations.drop_duplicates(RUN, keep="last").set_index(RUN).sort_index()
-        return last.loc[self.numbers["finished"].reindex(last.index), self.benchmarks].dropna()
+        finished = self.numbers["finished"].reindex(last.index)
+        return last.loc[finished & bool(self.benchmarks), self.benchmarks].dropna()
 
     def scores(self, arm: Arm) -> np.ndarray:
         """Final accuracies of the arm's runs that have them, shape (runs, benchmarks)."""
@@ -281,6 +290,8 @@ class Results:
 
     @cached_property
     def why_no_accuracy(self) -> str:
+        if not self.benchmarks:
+            return "the study names no evaluations"
         has_values = self.evaluations[self.benchmarks].notna().any()
         if not has_values.any():
             return "no evaluation was recorded"

@@ -12,6 +12,7 @@ from bapo_openrlhf.workbench.pages.text import many
 from bapo_openrlhf.workbench.report.figures import accuracy_bins, by_source, composition, migrations
 from bapo_openrlhf.workbench.study import claims, data, figures, tables
 from bapo_openrlhf.workbench.study.data import ROLLOUTS, Results
+from bapo_openrlhf.workbench.study.statistics import DRAWN_FLIPS, MAX_EXACT
 
 VERDICTS = {"held": "Holds", "unknown": "Undecided", "broken": "Does not hold"}
 MAX_MISSING = 8  # sentences about what is not there
@@ -102,8 +103,8 @@ def _final(results: Results) -> Section:
     intro = (
         "Held-out accuracy of the last evaluation. p is that of a two-sided sign-flip test: if an arm were equal to "
         "the baseline, each seed's difference could also have had the other sign. p is the share of all flips whose "
-        "mean is at least as extreme. With few seeds p cannot be small, so look at the intervals first. Holm's "
-        "correction is over the arms of a path."
+        f"mean is at least as extreme; above {MAX_EXACT} pairs, of {DRAWN_FLIPS:,} drawn ones. With few seeds p cannot "
+        "be small, so look at the intervals first. Holm's correction is over the arms of a path."
     )
     why = f": {results.why_no_accuracy}" if results.accuracy.empty else ""
     notes = [f"No run has a final accuracy{why}."] if results.final.empty else []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -117,6 +118,15 @@ def require_same_settings(run: Planned, now: Settings) -> None:
         raise _other_start(run, differences + (f"; its files are {names}" if names else ""))
 
 
+def require_steps(args: SimpleNamespace) -> None:
+    """Raise ConfigError if a run would leave no record of its steps."""
+    if args.train.async_enable and not args.adapt.enabled:
+        raise ConfigError(
+            "train.async_enable is True; here it needs batch adaptation (adapt.method must not be none), because "
+            "OpenRLHF's own asynchronous trainer leaves no record of its steps"
+        )
+
+
 def _other_start(run: Planned, words: str) -> ConfigError:
     return ConfigError(
         f"study: run {run.name} in {run.folder.parent} was started with {words}; give another --output, or delete that "
@@ -214,7 +224,8 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
         *columns, TextColumn("{task.fields[note]}", markup=False), console=console, disable=not console.is_terminal
     )
     done = {run.name for run in planned if run.done}
-    before, total, start = sum(steps[run] for run in done), sum(steps.values()), time.monotonic()
+    before = {run.name: steps[run.name] if run.done else _lines_of(run) for run in planned}  # steps of earlier calls
+    total, start = sum(steps.values()), time.monotonic()
     with bars:
         whole = bars.add_task(name, total=total, note="")
         tasks: dict[str, TaskID] = {}
@@ -222,10 +233,11 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
         def draw(running: Sequence[Running], ended: Sequence[Planned]) -> None:
             done.update(run.name for run in ended if run.done)
             counts = {one.planned.name: _lines_of(one.planned) for one in running}
-            completed = sum(steps[run] for run in done) + sum(counts.values())
+            before.update({run: min(before[run], count) for run, count in counts.items()})  # it repeats some of them
+            completed = sum((before | counts | {run: steps[run] for run in done}).values())
             time_left = "time left: not known yet"
-            if completed > before:
-                seconds = (time.monotonic() - start) / (completed - before) * (total - completed)
+            if (made := completed - sum(before.values())) > 0:
+                seconds = (time.monotonic() - start) / made * (total - completed)
                 time_left = f"{duration(round(seconds))} left"
             runs = f"{len(done)}/{len(planned)} runs"
             for run in ended:
@@ -245,9 +257,13 @@ def on_terminal(name: str, steps: Mapping[str, int], planned: Sequence[Planned])
 def _end_of(run: Planned) -> str:
     if not run.done:
         return f"{run.name}: failed; its output is in {run.folder}"
-    summary = record.read_summary(run.folder)
+    try:
+        summary = record.read_summary(run.folder)
+    except ConfigError as error:
+        return f"{run.name}: {error}"
     reward = " to ".join(f"{summary.get(key) or 0:.3f}" for key in ("reward_start", "reward_end"))
-    return f"{run.name}: reward {reward}; its steps took {duration(summary['seconds']['step_total'])}"
+    seconds = summary.get("seconds", {}).get("step_total")
+    return f"{run.name}: reward {reward}" + (f"; its steps took {duration(seconds)}" if seconds else "")
 
 
 def _lines_of(run: Planned) -> int:

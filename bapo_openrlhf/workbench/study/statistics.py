@@ -54,13 +54,13 @@ def ratio_interval(ratios: ArrayLike) -> Estimate | None:
 
 
 def sign_flip_p(differences: ArrayLike) -> float | None:
-    """Two-sided p value of Fisher's randomisation test on paired differences. None if there is no pair.
+    """Two-sided p value of Fisher's randomisation test on paired differences. None without pairs, or if one is NaN.
 
     p is the share of the 2^n sign flips whose mean is at least as far from 0 as the measured mean, or nearer by at most
     ROUNDING. All are counted up to MAX_EXACT pairs; beyond, the measured signs and DRAWN_FLIPS others.
     """
     numbers = np.asarray(differences, dtype=float)
-    if not len(numbers):
+    if not len(numbers) or np.isnan(numbers).any():
         return None
     if len(numbers) <= MAX_EXACT:
         signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(numbers))))
@@ -78,8 +78,8 @@ def sign(differences: ArrayLike) -> np.ndarray:
 
 
 def smallest_p(pairs: int) -> float:
-    """The smallest p value that `sign_flip_p` can have, 2 / 2^n: only two flips give all differences the same sign."""
-    return min(1.0, 2.0 ** (1 - pairs))
+    """The smallest p value that `sign_flip_p` can have: 2 of all 2^n flips, or the measured signs among drawn ones."""
+    return min(1.0, 2.0 ** (1 - pairs)) if pairs <= MAX_EXACT else 1 / (DRAWN_FLIPS + 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -30,7 +30,7 @@ def overview(results: Results) -> Table:
         numbers, scores = results.rows_of_arm(results.finished_numbers, arm), 100 * results.scores(arm)
         rows.append([
             results.labels[arm.name], arm.path, f"{len(numbers)} of {len(arm.seeds or results.study.seeds)}",
-            _with_interval(statistics.mean_interval(scores.mean(axis=1))),
+            _with_interval(statistics.mean_interval(scores.mean(axis=1)) if len(scores) else None),
             *([f"{mean:.1f}" for mean in scores.mean(axis=0)] if len(scores) else ["–"] * scores.shape[1]),
             numbers["reward_end"].mean(),
         ])  # fmt: skip
@@ -43,7 +43,10 @@ def costs(results: Results) -> Table:
         *counts, seconds = results.rows_of_arm(numbers, arm).mean()
         rows.append([results.labels[arm.name], *counts, None if pandas.isna(seconds) else duration(seconds)])
     head = ["arm", "responses generated", "tokens trained on", "update tokens", "time of all steps"]
-    title = "Means over the finished seeds. Update tokens: also those of worked solutions, times the number of epochs"
+    title = (
+        "Means over the finished seeds. Update tokens: also those of worked solutions and of the critic, times the "
+        "number of epochs"
+    )
     return Table.of(head, rows, title)
 
 

@@ -3,10 +3,13 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_planning import APART, BA_PPO, CONSTANTS, WORKLOAD, on_gpu, with_flags, workload_from
 
+from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.config import flags_of
+from bapo_openrlhf.flags.rules import check_values
 from bapo_openrlhf.workbench.planning.constants import GIB
 from bapo_openrlhf.workbench.planning.shapes import SHAPES
 from bapo_openrlhf.workbench.planning.verdict import verdict
@@ -14,6 +17,15 @@ from bapo_openrlhf.workbench.planning.verdict import verdict
 
 def verdict_of(size, gpus, flags=(), workload=WORKLOAD):
     return verdict(SHAPES[size], gpus, with_flags(workload, dict(flags)), CONSTANTS, "H100")
+
+
+def allowed(flags):
+    """Whether `check` takes flags."""
+    try:
+        check_values(flags_of(with_flags(WORKLOAD, flags).args))
+    except ConfigError:
+        return False
+    return True
 
 
 def test_what_fits():
@@ -39,6 +51,7 @@ def test_what_fits():
         ({"ds.zero_stage": 1}, "without --actor.gradient_checkpointing_enable"),
         ({"ds.zero_stage": 1, "actor.gradient_checkpointing_enable": False}, None),
         ({"ds.zero_stage": 0, "actor.gradient_checkpointing_enable": False}, None),
+        ({"ds.grad_accum_dtype": "fp32", "actor.gradient_checkpointing_enable": False}, "with --ds.zero_stage 2"),
     ],
 )
 def test_what_is_faster(flags, says):
@@ -62,6 +75,9 @@ def test_an_engine_by_hand():
     assert text.endswith("It would fit with --vllm.gpu_memory_utilization 0.5.")
 
 
+FULL = {"ds.zero_stage": 2, "vllm.gpu_memory_utilization": 0.8}
+
+
 @pytest.mark.parametrize(
     ("size", "gpus", "flags", "end"),
     [
@@ -69,6 +85,9 @@ def test_an_engine_by_hand():
         ("7B", 64, {"train.batch_size": 63, "train.micro_batch_size": 2}, "fit with --train.batch_size 128."),
         ("7B", 8, {"vllm.enable_sleep": False, "ds.enable_sleep": False}, "fit with --ds.enable_sleep."),
         ("8B", 8, {"ds.zero_stage": 1, "vllm.gpu_memory_utilization": 0.3}, "fit with --ds.zero_stage 2."),
+        ("1.5B", 8, {"ds.zero_stage": 0, "ds.enable_sleep": False}, "fit with --ds.zero_stage 2."),
+        ("4B", 8, FULL, "fit with --ds.zero_stage 3."),
+        ("4B", 8, FULL | {"run.gradient_probe": 5}, "fit with --vllm.gpu_memory_utilization 0.5."),  # not stage 3
         ("70B", 8, {}, "or a smaller model."),
         ("70B", 2, {}, "or a smaller model."),
     ],
@@ -81,12 +100,14 @@ def test_advice(size, gpus, flags, end):
     st.sampled_from(["7B", "14B", "32B", "70B"]),
     st.sampled_from([4, 8, 16, 64]),
     st.fixed_dictionaries({
-        "vllm.enable_sleep": st.booleans(), "ds.enable_sleep": st.booleans(), "ds.zero_stage": st.sampled_from([2, 3]),
+        "vllm.enable_sleep": st.booleans(), "ds.enable_sleep": st.booleans(), "ds.zero_stage": st.integers(0, 3),
         "actor.gradient_checkpointing_enable": st.booleans(), "train.micro_batch_size": st.sampled_from([1, 8]),
         "vllm.gpu_memory_utilization": st.sampled_from([0.2, 0.6, 0.95]),
+        "ds.grad_accum_dtype": st.sampled_from([None, "fp32"]),
     }),
 )  # fmt: skip
-def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
+def test_the_named_flags_are_enough_and_allowed_and_all_are_needed(size, gpus, flags):
+    assume(allowed(flags))
     text = verdict_of(size, [gpus], flags)
     match = re.search(r"It would fit with (.*)\.$", text)
     if not match:
@@ -97,8 +118,9 @@ def test_the_named_flags_are_enough_and_all_are_needed(size, gpus, flags):
 
     named = dict((*part.split(), "")[:2] for part in match[1].split("--") if part)
     changes = {flag: float(value) if "." in value else int(value) if value else True for flag, value in named.items()}
-    assert fits(changes) and not fits({})
-    assert not any(fits({key: changes[key] for key in changes if key != flag}) for flag in changes)
+    assert fits(changes) and not fits({}) and allowed(flags | changes)
+    fewer = [{key: changes[key] for key in changes if key != flag} for flag in changes]
+    assert not any(fits(some) and allowed(flags | some) for some in fewer)
 
 
 def test_the_configuration_s_own_algorithm_and_number_of_gpus():

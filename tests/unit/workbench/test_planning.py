@@ -1,5 +1,6 @@
 """Each equation of a plan agrees with something independent: published numbers, other code, or a simulation."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -75,6 +76,19 @@ def test_parameters_of_a_real_model(tmp_path, kind, tied):
     config.save_pretrained(tmp_path)
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     assert shape_of_folder("actor.model_name_or_path", tmp_path).parameters == model.num_parameters()
+
+
+@pytest.mark.parametrize(
+    "kind", ["gemma", "gemma2", "gemma3_text", "cohere", "cohere2", "smollm3", "qwen3", "llama", "mistral"]
+)
+def test_embeddings_are_tied_as_the_class_has_it_if_the_file_does_not_say_it(tmp_path, kind):
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = SIZES | {"num_hidden_layers": 2, "model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert shape_of_folder("actor.model_name_or_path", tmp_path).tied == CONFIG_MAPPING[kind]().tie_word_embeddings
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": kind == "llama"}))
+    assert shape_of_folder("actor.model_name_or_path", tmp_path).tied == (kind == "llama")
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
@@ -260,7 +274,7 @@ def test_a_batch_has_all_that_is_eligible_up_to_its_capacity(signal, improved, r
     result = groups_of_step(BA_PPO, workload, constants, reevaluates=reevaluates)
     assert min(vars(result).values()) >= 0
     prompts, adapt = WORKLOAD.args.rollout.batch_size, WORKLOAD.args.adapt
-    replays = min(replayable * prompts * adapt.replay_steps, WORKLOAD.replay_capacity)
+    replays = min(replayable * prompts * adapt.replay_steps, adapt.buffer_size)
     eligible = signal * prompts + improved * result.again + replays
     assert result.trained == pytest.approx(min(capacity, eligible))
 
@@ -383,6 +397,16 @@ def test_zero_as_its_paper_has_it():
     assert memory.model_state_bytes(1000, 0, 4, optimizer_on_host=True) == 4000
 
 
+@pytest.mark.parametrize(("dtype", "more"), [("fp32", 2), ("float32", 2), ("bf16", 0), ("fp16", 0)])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_memory_of_gradients_that_are_added_up_in_another_type(stage, dtype, more):
+    plain = with_flags(WORKLOAD, {"ds.zero_stage": stage})
+    added = with_flags(plain, {"ds.grad_accum_dtype": dtype})
+    shared = 1 if stage == 1 else 8
+    more *= SHAPES["4B"].parameters / shared
+    assert on_gpu("4B", added).training - on_gpu("4B", plain).training == pytest.approx(more)
+
+
 def test_memory_by_hand():
     """BA-PPO with Qwen2.5-7B and ZeRO-3 on 8 GPUs of 80 GiB. Engines and models sleep."""
     n, tokens = 7_615_616_512, 6144
@@ -410,6 +434,35 @@ def test_memory_of_roles_apart():
     assert result.training == pytest.approx(trained) and result.generation == 0.5 * 80 * GIB
     result = on_gpu("1.5B", with_flags(APART, BESIDE), gpus=4)
     assert result.training == pytest.approx(trained + 2 * shape.parameters)
+
+
+@pytest.mark.parametrize(
+    ("size", "copies", "parameters"),
+    [
+        ("7B", 2, 4_080_409_088),
+        ("7B", 4, 2_312_805_376),
+        ("7B", 8, 1_531_780_096),
+        ("4B", 8, 843_316_736),
+        ("70B", 8, 9_739_706_368),
+    ],
+)
+def test_parameters_under_tensor_parallelism(size, copies, parameters):
+    """The most of any GPU by `get_shard_size_list` of DeepSpeed 0.19.6 and transformers' plan for the model.
+
+    7B has 4 key heads, so 4 of 8 GPUs have the attention. The head of 4B is the matrix of its embeddings.
+    """
+    assert SHAPES[size].parameters_on(copies) == parameters
+    assert SHAPES[size].parameters_on(1) == SHAPES[size].parameters
+
+
+def test_memory_under_tensor_parallelism():
+    """All 8 GPUs hold one rank, so each has 16 bytes for each parameter on it; sleeping models have 2."""
+    cut = with_flags(WORKLOAD, {"ds.tensor_parallel_size": 8, "train.enable_ema": True, "ds.zero_stage": 2})
+    on_one = SHAPES["4B"].parameters_on(8)
+    activations = memory.activation_bytes(SHAPES["4B"], cut, CONSTANTS, logits=True)
+    result = on_gpu("4B", cut)
+    assert result.training == pytest.approx((16 + 2 * 3) * on_one + activations)  # critic, reference and average
+    assert result.generation == pytest.approx(0.6 * 80 * GIB + 4 * 2 * on_one)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -538,10 +591,25 @@ def test_replay_bytes_are_those_of_stored_groups(reference):
 
 
 def test_what_the_replay_buffer_holds():
-    """As many as the hard buffer, and at most the groups of the last steps."""
-    flags = {"adapt.buffer_size": 10, "adapt.replay_steps": 3}
-    assert with_flags(WORKLOAD, flags).replay_capacity == 10
-    assert with_flags(WORKLOAD, flags | {"rollout.batch_size": 1}).replay_capacity == 3
+    """As many as the hard buffer, and at most the groups of this step and of those that may be replayed in it."""
+    flags = {"adapt.buffer_size": 20, "adapt.replay_steps": 3}
+    assert with_flags(WORKLOAD, flags).replay_capacity == 20
+    few = with_flags(WORKLOAD, flags | {"rollout.batch_size": 2})
+    assert few.replay_capacity == 2 * (3 + 1) and with_flags(few, {"adapt.replay_steps": 0}).replay_capacity == 0
+    budget = -(-few.response_tokens // 2)  # of a step: responses of two steps may end together
+    assert with_flags(few, {"adapt.partial_rollout_tokens": budget}).replay_capacity == 16
+    assert with_flags(few, {"algo.dynamic_filtering_enable": True}).replay_capacity == 20 < 4 * 8
+
+
+def test_no_step_of_the_real_method_stores_more(make_group):
+    """With rewards that are all replayable, the buffer is as full as is said."""
+    flags = {"adapt.buffer_size": 100, "adapt.replay_steps": 2, "adapt.c2": ["0"], "adapt.c3": ["1"]}
+    workload = with_flags(SMALL, flags)
+    method = workload.args.adapt.make_method(batch_arithmetic(workload.args), 1)
+    for step in range(6):
+        method.begin_step(step)
+        method.build_batch(step, [make_group([1, 0, 0, 0], prompt=f"{step} {n}", step=step) for n in range(24)], [])
+    assert len(method.replay) == workload.replay_capacity == 72
 
 
 # ── The rows of a plan ──

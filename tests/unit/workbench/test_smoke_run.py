@@ -106,6 +106,11 @@ def test_a_broken_reward_file_fails_the_checks(smoke, tmp_path):
     assert lines[-1].startswith(f"failed in checks: reward.remote_url {file}: reward_func raised KeyError: 'answer'")
 
 
+def test_a_run_without_a_record_of_its_steps_fails_the_checks(smoke):
+    status, lines = smoke("", "--algorithm=grpo", "--train.async_enable", "--train.colocate_all=false")
+    assert status == 1 and lines[-1].startswith("failed in checks: train.async_enable is True; "), lines
+
+
 def test_a_folder_that_is_no_smoke_run_is_not_deleted(smoke, tmp_path):
     folder = tmp_path / "runs" / "smoke" / "mine"
     folder.mkdir(parents=True)

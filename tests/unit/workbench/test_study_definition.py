@@ -238,3 +238,10 @@ def test_the_studies_that_come_with_the_project(path):
             used = min(prompts, args.data.max_samples)
             steps[arm.name] = epoch_steps(args, used, candidates) * args.train.num_episodes
     assert set(steps.values()) == {expected}, steps
+
+
+def test_the_papers_comparison_has_its_fixed_thresholds():
+    """The upper ones of Table 2."""
+    flags = {arm.name: arm.flags for arm in read_study(CONFIGS / "studies" / "countdown_gpu.yaml").arms}
+    file = yaml.safe_load((CONFIGS / "methods" / "bapo_fixed_thresholds.yaml").read_text())["adapt"]
+    assert flags["bapo_fixed-group"] == {"adapt.c2": file["c2"], "adapt.c3": file["c3"]}

@@ -106,7 +106,22 @@ def test_update_tokens_count_the_epochs():
     assert Results(study_of(), [epochs]).numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2) * 3]
     for row in epochs.run.rows:
         row["tokens/critic"] = 5.0  # and so does the critic
-    assert Results(study_of(), [epochs]).numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2 + 4 * 5) * 3]
+    results = Results(study_of(), [epochs])
+    assert results.numbers["update_tokens"].to_list() == [(4 * 7 + 3 * 2 + 4 * 5) * 3]
+    assert "worked solutions and of the critic, times the number of epochs" in tables.costs(results).title
+
+
+@pytest.mark.parametrize(
+    ("method", "last", "trained"), [("bapo", 1, 2), ("bapo", -1, 4), ("bapo", 7, 0), ("none", 1, 4)]
+)
+def test_update_tokens_leave_out_what_a_frozen_actor_drops(method, last, trained):
+    """It is frozen in the first `last` + 1 of 4 steps, and plain OpenRLHF trains on their batches later."""
+    run = run_of(PLAIN, 1, [], trained=7, config={"adapt.method": method, "critic.freezing_steps": last})
+    results = Results(study_of(), [run, run_of(PLAIN, 2, [], trained=7)])
+    assert results.numbers["update_tokens"].to_list() == [7 * trained, 28]
+    for row in run.run.rows:
+        row["tokens/critic"] = 5.0  # the critic learns in all of them
+    assert Results(study_of(), [run]).numbers["update_tokens"].to_list() == [7 * trained + 20]
 
 
 def test_the_baseline_is_the_plain_method_or_the_first_arm():
@@ -489,3 +504,14 @@ def test_evaluations_that_lack_a_benchmark(undrawn, two_arms):
     assert "cd4 is in none" in result.why_no_accuracy
     words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
     assert f"No run has a final accuracy: {result.why_no_accuracy}." in words
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_study_that_names_no_evaluations(undrawn, two_arms):
+    """Its runs did evaluate."""
+    study, runs = two_arms
+    result = Results(replace(study, evaluations=()), runs)
+    assert result.final.empty and tables.tests(result) == []
+    assert [row[3] for row in tables.overview(result).rows] == ["–", "–"]
+    words = " ".join(Page(page.make_study_page(result, {})).words("main")[0].split())
+    assert "No run has a final accuracy: the study names no evaluations." in words

@@ -159,29 +159,44 @@ def test_what_was_started_is_stopped_with_the_study(tmp_path):
 def test_time_left_is_that_of_the_steps_so_far(tmp_path, monkeypatch, capsys):
     planned = plan(STUDY, tmp_path)
     write_summary(planned[0].folder, {"seconds": {"whole_run": 1}})
+    for run, count in ((planned[1], 5), (planned[3], 10)):  # earlier calls were interrupted
+        record = RunRecord(run.folder)
+        for step in range(count):
+            record.append(step, {})
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     with on_terminal("tiny", {run.name: 50 for run in planned}, planned) as seen:
-        seen([], [planned[2]])  # the 50 steps were made before
-        record = RunRecord(planned[1].folder)
-        for step in range(10):
+        seen([Running(planned[1], None)], [planned[2]])  # all 65 steps were made before
+        record = RunRecord(planned[1].folder, resume_from=2)  # its checkpoint has two steps
+        seen([Running(planned[1], None)], [planned[2]])
+        for step in range(2, 10):
             record.append(step, {})
-        clock[0] += 120  # 10 steps in 2 minutes: 140 more in 28
+        clock[0] += 96  # 8 steps in 96 s: 130 more in 26 minutes
         seen([Running(planned[1], None)], [planned[2]])
-        clock[0] += 1080  # 10 in 20 minutes: 140 in 280
+        clock[0] += 864  # 8 in 960 s: 130 in 260 minutes
         seen([Running(planned[1], None)], [planned[2]])
-    lines = capsys.readouterr().err.splitlines()
-    for line, left in zip(lines, ("time left: not known yet", "28 min left", "4 h 40 min left"), strict=True):
+    lines, unknown = capsys.readouterr().err.splitlines(), "time left: not known yet"
+    for line, left in zip(lines, (unknown, unknown, "26 min left", "4 h 20 min left"), strict=True):
         assert line.startswith(f"tiny: 1/4 runs, {left}; plain-group-s1: failed; its output is in {planned[2].folder}")
 
 
-def test_a_line_for_a_run_that_has_ended_well(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("summary", "says"),
+    [
+        ({"reward_start": 0.25, "reward_end": None, "seconds": {"step_total": 61.6, "whole_run": 99.0}},
+         "reward 0.250 to 0.000; its steps took 1 min 2 s"),
+        ({"seconds": {"whole_run": 99.0}}, "reward 0.000 to 0.000"),
+        ({}, "reward 0.000 to 0.000"),
+        ({"seconds": "long"}, "/summary.json is damaged"),
+    ],
+)  # fmt: skip
+def test_a_line_for_a_run_that_has_ended_well(tmp_path, capsys, summary, says):
     planned = plan(STUDY, tmp_path)
-    summary = {"reward_start": 0.25, "reward_end": None, "seconds": {"step_total": 61.6, "whole_run": 99.0}}
     with on_terminal("tiny", {run.name: 2 for run in planned}, planned) as seen:
         write_summary(planned[0].folder, summary)
         seen([], [planned[0]])
-    assert "plain-group-s3: reward 0.250 to 0.000; its steps took 1 min 2 s" in capsys.readouterr().err
+    line = capsys.readouterr().err.strip()
+    assert "; plain-group-s3: " in line and says in line and "steps took" not in line.replace(says, "")
 
 
 # ── table ──
@@ -238,9 +253,10 @@ def test_only_report_writes_all_files_from_the_records(tmp_path, monkeypatch, ca
     assert "| GRPO | group | 1 of 1 | 25.0" in " ".join((out / "summary.md").read_text().split())
     assert "1 of 1 runs are there." in (out / "report.html").read_text()
     assert (out / "table.csv").exists() and "report.html: " in capsys.readouterr().out
-    content["methods"]["plain"]["flags"] = {"adapt.bufer_size": 3}
+    content["seeds"] = {"group": [1, 2], "critic": [3]}
+    content["methods"]["bapo"] = {"arms": {"critic": "BA-PPO"}, "flags": {"adapt.bufer_size": 3}}
     (tmp_path / "tiny.yaml").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=r"study, plain-group: unknown flag --adapt.bufer_size"):
+    with pytest.raises(ConfigError, match=r"study, bapo-critic: unknown flag --adapt.bufer_size"):
         study.main(command)
 
 
@@ -308,6 +324,14 @@ class TestContent:
         assert not Path("out").exists()
         Path("method.yaml").write_text("adapt: {buffer_size: 0}\n")
         assert study("--check")[0] == 2
+
+    def test_a_run_without_a_record_of_its_steps_is_refused(self, study):
+        """OpenRLHF's own asynchronous trainer."""
+        file, words = Path("study.yaml"), "arms: {group: GRPO}, flags: {adapt.method: none, train.async_enable: "
+        rest = file.read_text().partition("methods:")[0]
+        for switch, status in (("false", 0), ("true", 2)):
+            file.write_text(f"{rest}methods: {{plain: {{{words}{switch}}}}}}}\n")
+            assert study("--check")[0] == status
 
     def test_every_run_is_compared(self, study):
         file = Path("out/runs/bapo-group-s2/run.json")

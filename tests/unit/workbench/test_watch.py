@@ -129,6 +129,10 @@ ENDED = RUN | {"ended": {"how": "stopped", "at": "2026-11-01T00:00:00+00:00", "s
 def test_how_a_run_ended_is_said_first():
     stopped = Seen("x", make_rows(5), ENDED, {}, 9999.0)
     assert warnings(stopped) == [SAID] and lines_of(stopped)[1].endswith("  5/60 steps, which took 10 s")
+    untrained = RUN | {"ended": ENDED["ended"] | {"how": "untrained", "text": "nothing was trained"}}
+    for summary in ({}, {"steps": 60, "nothing_trained": "of an earlier run"}):
+        seen = Seen("x", make_rows(5), untrained, summary, 9999.0)
+        assert warnings(seen) == ["nothing was trained"] and lines_of(seen)[0].endswith(" untrained")
     killed = Seen("x", make_rows(5), RUN, {}, 9999.0, killed=True)
     assert warnings(killed) == ["the run was killed: its process is gone without a word"]
     assert "left" not in lines_of(killed)[1]
