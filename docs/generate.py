@@ -165,7 +165,8 @@ The files of a run are in `DIR/NAME` (`--run.dir`, `--run.name`), also for plain
   prompt has at most one answer of kind `failed`, from its first group with mean reward 0. After that it has at most one
   of kind `solved`, the best response of its first group above 0. The middle of a response longer than
   `--run.answer_chars` is left out. With 0 there is no such file.
-- `warnings.jsonl` has the first warning of each kind: `step`; `kind`; `text`. The terminal and `watch` show them.
+- `warnings.jsonl` has the first warning of each kind, and of each place at which a run stalls: `step`; `kind`;
+  `text`. The terminal and `watch` show them.
 - `probes.jsonl` has a line for each group of a batch, every K steps with `--run.gradient_probe K`: `step`; `uid`;
   `source`; `age` in trainer steps; `tv`, its TV distance to today's policy; `shift` of [today's
   policy](concepts.md#staleness) on it; `mean`, its mean reward; `cosine`, between its policy gradient and that of 512
@@ -185,8 +186,9 @@ METRICS_FOOT = """
 ## What a reward function reports
 
 What a reward function returns as `extra_logs` has its own name, and is averaged over the responses of the batch that
-have it (without batch adaptation, all must): `boxed` (mathematics, geometry and GSM8K: share of answers in a box) and
-`well_formed` (Countdown: share of answers that follow the rules). A name of the run itself is refused.
+have it (without batch adaptation, all must): `boxed` (mathematics, geometry and GSM8K: share of answers in a box),
+`answered` (reasoning-gym: within tags) and `well_formed` (Countdown: by the rules). A name of the run itself is
+refused.
 
 ## How to read them
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a table, on Countdown at small scale and on the CPU: makes a base model, trains BAPO-GRPO and BA-PPO on
-# generated problems, and evaluates all three models on CD-34 and CD-4. docs/results.md links the result of a whole run on
-# 2 cores. Before it: `make quickstart`, which installs, and `source .venv/bin/activate`. The second time: give
-# --run.overwrite.
+# generated problems, and evaluates all three models on CD-34 and CD-4. Before it: `make quickstart`, which installs,
+# and `source .venv/bin/activate`. The second time: give --run.overwrite.
 set -euo pipefail
 cd "$(dirname "$0")/.." # presets name files by their paths in the project's folder
 
@@ -11,6 +10,7 @@ bapo-openrlhf prepare countdown --generate small --prompt short --size train=153
 for algorithm in bapo_grpo ba_ppo; do
     bapo-openrlhf train --config configs/countdown/train.yaml --algorithm $algorithm --run.name countdown_$algorithm \
         --data.prompt_dataset data/countdown/train.jsonl --ckpt.output_dir runs/countdown_$algorithm/model "$@"
+    rm -rf runs/eval/countdown_$algorithm # responses of an earlier model
 done
 for model in base_model countdown_bapo_grpo/model countdown_ba_ppo/model; do
     bapo-openrlhf evaluate --model runs/$model --benchmarks cd34,cd4 --name "${model%/model}" \

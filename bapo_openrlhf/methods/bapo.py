@@ -31,7 +31,7 @@ class BAPO(FilteredMethod):
     The fields have the symbols and defaults of Table 3, and the names of the --adapt flags. The mini-test of Sec. 5.2
     sets c1 = 0 and c2 = c3 = 1/2: the same algorithm without thresholds to tune.
 
-    With `prefix_share` above 0, up to half of the prompts of a re-evaluation are generated from a prefix, as
+    With `prefix_share` above 0, a re-evaluation generates from a prefix for up to half of `max_reevaluated_prompts`, as
     `prefix_sampling` does it. A hard prompt without a right response begins with its worked solution, if the data has
     one. A group with a prefix takes no prompt out of the hard buffer, moves no threshold, and is not replayed.
 
@@ -75,7 +75,7 @@ class BAPO(FilteredMethod):
     def begin_step(self, step: int) -> list[Prompt]:
         """Lines 13-14: every m steps, up to `max_reevaluated_prompts` hard prompts of earlier steps, oldest first.
 
-        Prompts with a prefix come last, and are at most half of them.
+        Prompts with a prefix come last, and are at most half of `max_reevaluated_prompts`.
         """
         self.replay.expire(step)
         count = self.max_reevaluated_prompts if due(step, self.reevaluate_every) else 0

@@ -1,4 +1,4 @@
-"""`python examples/quickstart`: a base model, data, BAPO-GRPO on the real stack, a table and a picture.
+"""`python examples/quickstart`: a base model, data, training on the real stack, a table and a picture.
 
 Run it in the project's folder. All files go to runs/. The base model and the data are made only once. `--size` chooses
 the task: sums; Countdown, whose answers are shorter; or steps, sums for a larger model, whose answers are longer.
@@ -46,7 +46,7 @@ def main() -> int:
     """Make the missing files, train, and show the result."""
     parser = argparse.ArgumentParser(prog="python examples/quickstart", allow_abbrev=False)
     parser.add_argument("--run.name", dest="name", help="name of the run; without it, the run of this size is replaced")
-    parser.add_argument("--size", choices=SIZES, default="sums", help="sums: 25 tokens an answer; countdown: 7; "
+    parser.add_argument("--size", choices=SIZES, default="sums", help="sums: 28 tokens an answer; countdown: 7; "
         "steps: sums of reasoning-gym, 40 to 80 (default: sums)")  # fmt: skip
     parser.add_argument("--prompts", type=int, help="number of training prompts, at most 2500")
     parser.add_argument(

@@ -73,6 +73,30 @@ def test_flags_and_presets_exist(page):
         assert (ROOT / name).is_file(), name
 
 
+WITH_COMMENTS = [
+    *sorted((ROOT / "configs").rglob("*.yaml")),
+    *(path for path in sorted((ROOT / "examples").rglob("*")) if path.is_file() and "__pycache__" not in path.parts),
+]
+
+
+@pytest.mark.parametrize("file", WITH_COMMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_configurations_and_examples_name_what_is_there(file):
+    test_flags_and_presets_exist(file)
+    for name in re.findall(r"\b(?:docs|examples|research|tests)/[\w./]+\.(?:md|py|sh|yaml)", file.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
+def test_security_names_each_command_that_runs_the_code_of_a_model():
+    places = {"cli/prepare": "prepare --tokenizer", "workbench/evaluation": "evaluate", "workbench/smoke": "smoke",
+              "data": "check", "launch": "check", "training": "train"}  # fmt: skip
+    row = re.search(r"^\| models and tokenizers .*$", (ROOT / "SECURITY.md").read_text(), re.M)[0]
+    for file in (ROOT / "bapo_openrlhf").rglob("*.py"):
+        if "trust_remote_code" in file.read_text():
+            name = file.relative_to(ROOT / "bapo_openrlhf").as_posix()
+            [command] = [command for place, command in places.items() if name.startswith(place)]
+            assert f"`{command}`" in row, name
+
+
 @pytest.mark.parametrize(("page", "least"), [("paper_to_code", 20), ("architecture", 3)])
 def test_code_that_a_page_names_exists(page, least):
     text = (ROOT / "docs" / f"{page}.md").read_text()
@@ -205,7 +229,7 @@ class TestCustomTask:
 
     def test_reward(self):
         reward_func = runpy.run_path(str(self.FOLDER / "reward.py"))["reward_func"]
-        answers = {"3+4<eos>": 1, "7": 1, "3+3<eos>": 0, "3+4+": 0, "": 0, "10-3": 0, "1+1+5": 1, "x": 0}
+        answers = {"3+4<eos>": 1, "7": 0, "7<eos>": 0, "3+3<eos>": 0, "3+4+": 0, "": 0, "10-3": 0, "1+1+5": 1, "x": 0}
         queries = [f"3 4:7={answer}" for answer in answers]
         result = reward_func(queries, ["3 4:7="] * len(queries), ["7"] * len(queries), [*answers])
         assert result["rewards"] == list(answers.values())

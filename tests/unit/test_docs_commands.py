@@ -33,7 +33,7 @@ PAGES = [
 LANGUAGES = {"bash", "python", "text", "bibtex", ""}
 PROGRAMS = (
     *("bapo-openrlhf", "python", "pip", "make", "ray", "git", "ssh", "pre-commit", "ruff", "mypy", "pytest"),
-    *("sbatch", "docker", "kubectl"),
+    *("sbatch", "docker", "kubectl", "rm"),
 )
 
 
@@ -96,8 +96,11 @@ def names_what_is_there(call, here):
 
 
 def parse_in_an_image(call, here):
-    """The training that runs in a container, after Docker's own words."""
-    arguments.parse(call[call.index("train") + 1 :])
+    """The training that runs in a container, after Docker's own words. Its data and its run are in the volume."""
+    given = arguments.parse(call[call.index("train") + 1 :])
+    volume = call[call.index("--volume") + 1].partition(":")[2]
+    for path in (given.data.prompt_dataset, given.run.dir):
+        assert Path(path).is_relative_to(volume), path
 
 
 def parse_quickstart(call, here):
@@ -175,6 +178,11 @@ def parse_contract(call, here):
     runpy.run_path(str(ROOT / call[1]))["build_parser"]().parse_args(call[2:])
 
 
+def is_an_evaluation(call, here):
+    """Only the folder of one."""
+    assert call[1] == "-rf" and [str(Path(path).parent) for path in call[2:]] == ["runs/eval"]
+
+
 def leave_it(call, here):
     """It names nothing of this project."""
 
@@ -217,6 +225,7 @@ RULES = [
     Rule("docker build", names_what_is_there),
     Rule("docker run", parse_in_an_image),
     Rule("kubectl", names_what_is_there),
+    Rule("rm -rf runs/eval", is_an_evaluation),
     Rule("make", is_a_target),
     Rule("python -m venv", leave_it),
     Rule("pip install .", is_the_benchmarks_version),
@@ -341,6 +350,15 @@ def hold(project, monkeypatch, capsys):
 
 def test_every_command_has_a_rule_and_holds(commands, hold):
     assert {rule.start for rule in RULES} == hold(commands), "rules that no page needs"
+
+
+def test_the_table_of_countdown_can_be_made_again(commands):
+    """`evaluate` refuses the folder of an earlier model, so that folder goes once the new model is there."""
+    calls = [" ".join(call) for page, call in commands if page == "countdown_table.sh"]
+    for name in ("countdown_bapo_grpo", "countdown_ba_ppo"):
+        starts = ("bapo-openrlhf train", f"rm -rf runs/eval/{name}", "bapo-openrlhf evaluate")
+        found = [call for call in calls if call.startswith(starts) and name in call]
+        assert [call.startswith(start) for call, start in zip(found, starts, strict=True)] == [True] * 3, found
 
 
 # ── Commands within a sentence: their names and flags ──
