@@ -2,9 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 from bapo_openrlhf.cli import arguments
@@ -55,20 +53,15 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf check") -> int:
 
 
 def _start(args: SimpleNamespace, prompts: int | None, *, data: bool) -> str:
-    """How `train` would start now; a ConfigError if it would not. Without `data`, it is taken to be the run's."""
-    from bapo_openrlhf.launch import resume, settings
-    from bapo_openrlhf.record.state_file import CheckpointError, read_document
+    """How `train` would start now; a ConfigError if it would not. Without `data`, that is not compared with a run's."""
+    from bapo_openrlhf.launch.resume import check_free_folders, choose_start, compare_with_beginning
+    from bapo_openrlhf.launch.settings import settings_of
 
-    resume.check_free_folders(args)
-    start = resume.choose_start(args)
+    check_free_folders(args)
+    start = choose_start(args)
     if start.tag is None:
         return "from the beginning"
-    now = settings.settings_of(args, prompts)
-    if not data:
-        with suppress(CheckpointError):  # which the comparison says
-            before = read_document(Path(args.ckpt.path) / resume.SETTINGS, resume.SETTINGS_KIND)
-            now = {**now, "inputs": {**now["inputs"], settings.DATA: before.get("inputs", {}).get(settings.DATA)}}
-    resume.compare_with_beginning(args, now, start)
+    compare_with_beginning(args, settings_of(args, prompts), start, data=data)
     return f"with step {start.step + 1}, from {start.tag}"
 
 

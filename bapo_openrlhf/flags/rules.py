@@ -17,6 +17,7 @@ NO_CRITIC = "OpenRLHF has no critic for images: use --algorithm bapo_grpo, or gr
 CORRECTION = "algo.advantage.is_correction"
 LEVEL, GATING, THRESHOLD = f"{CORRECTION}_level", f"{CORRECTION}_gating", f"{CORRECTION}_threshold"
 SUM = "ds.grad_accum_dtype"
+FLOAT32 = ("fp32", "float32")  # its values for sums in float32
 BYTES_OF_A_NAME = 255  # of a file or a folder
 
 
@@ -156,7 +157,7 @@ OPTIONS = [
            _without_zero, when=lambda f: f[SUM] not in (None, "bf16", "bfloat16")),
     beside(SUM, "ds.zero_stage", "be 2 or 3 without ds.adam_offload, because the optimizer that DeepSpeed takes in "
            "stage 1 ends the run at a gradient of 0", lambda f: f["ds.zero_stage"] == 1,
-           when=lambda f: f[SUM] in ("fp32", "float32") and not f["ds.adam_offload"]),
+           when=lambda f: f[SUM] in FLOAT32 and not f["ds.adam_offload"]),
     Rule("run.stall_timeout", lambda f: f["run.stall_timeout"] and f["train.async_enable"] and not f.adapted,
          "{it}; with train.async_enable it needs batch adaptation, because OpenRLHF's own trainer does not say what it "
          "does"),

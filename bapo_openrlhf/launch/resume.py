@@ -12,7 +12,7 @@ from bapo_openrlhf.errors import ConfigError
 from bapo_openrlhf.flags.config import flags_of
 from bapo_openrlhf.flags.files import ESTIMATOR
 from bapo_openrlhf.flags.paths import check_written, run_folder
-from bapo_openrlhf.launch.settings import CODE, MODELS, RANKS, Settings, changes, is_mended, may_change
+from bapo_openrlhf.launch.settings import CODE, DATA, MODELS, RANKS, Settings, changes, is_mended, may_change
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.record.checkpoint_store import (
     ACTOR,
@@ -283,13 +283,18 @@ def saved_step(args: SimpleNamespace) -> int:
 # ── Settings ──
 
 
-def compare_with_beginning(args: SimpleNamespace, now: Settings, start: Start) -> dict[str, tuple[Any, Any]]:
-    """Refuse changed settings. Returns those that may change, old and new by flag, and says them on standard error."""
+def compare_with_beginning(
+    args: SimpleNamespace, now: Settings, start: Start, *, data: bool = True
+) -> dict[str, tuple[Any, Any]]:
+    """Refuse changed settings. Returns those that may change, old and new by flag, and says them on standard error.
+
+    The training data is compared only if `data` is set, because it may be on another machine.
+    """
     path, before = Path(args.ckpt.path), _settings(args)
     if before is None:
         _report(f"{path / SETTINGS} is not there, so it is not known whether the run was begun with the same settings")
         return {}
-    changed_flags = changes(before, now)
+    changed_flags = {flag: pair for flag, pair in changes(before, now).items() if data or flag != DATA}
     tag = start.tag if args.adapt.enabled else None
     has_weights = tag is not None and any((path / ADAPT / tag).glob("rollout_weights_rank*"))
     # Ranks were compared with those that wrote the checkpoint, if it tells them.

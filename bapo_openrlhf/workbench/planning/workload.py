@@ -8,6 +8,7 @@ from typing import Any
 from bapo_openrlhf.flags.config import with_flags
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import Block, blocks_of
+from bapo_openrlhf.flags.rules import FLOAT32
 from bapo_openrlhf.flags.sizes import most_rounds, most_tokens, response_tokens
 from bapo_openrlhf.workbench.planning.constants import Constants
 from bapo_openrlhf.workbench.planning.shapes import BYTES
@@ -102,7 +103,7 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient while those of several micro-batches are added up."""
-        return 4 if self.args.ds.grad_accum_dtype in ("fp32", "float32") else BYTES
+        return 4 if self.args.ds.grad_accum_dtype in FLOAT32 else BYTES
 
     @property
     def engine_gpus(self) -> int:

@@ -128,7 +128,7 @@ def test_a_file_that_is_no_agent(refusal, monkeypatch, name):
 
 @pytest.mark.parametrize(("timeout", "adapted"), [(2.0, True), (0.5, False)])
 def test_the_limit_is_that_of_the_run(refusal, timeout, adapted):
-    """It holds between two generations, of which there are three here, and only if batches are adapted."""
+    """An episode has three generations here. The limit holds between two of them, and only if batches are adapted."""
     text = source(done="False").replace("self.turn += 1", f"await {SLEEP}(0.9)")
     assert refusal(text, timeout=timeout, adapted=adapted) == []
 
