@@ -373,7 +373,9 @@ class TestEarlierRun:
 
     @staticmethod
     def tree(folder: Path) -> dict[str, str]:
-        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        """The folder's files, without the byte code that Python writes beside a file that it imports."""
+        files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"]
+        return {str(path.relative_to(folder)): path.read_text() for path in files}
 
     @pytest.mark.parametrize(
         ("flags", "ended"),

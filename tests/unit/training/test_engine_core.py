@@ -32,7 +32,7 @@ time.sleep(600)
 def alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second if it ends while the file is read
         return False
 
 
