@@ -32,6 +32,7 @@ from decision_stages import (
     choose,
     chosen_of,
     ended,
+    every_stage,
     exists,
     explained,
     heights_of_seeds,
@@ -182,7 +183,7 @@ class Records:
         if not (runs := self.runs(stage)):
             return None
         study = study_of(stage, self.root)
-        for more in (other for other in STAGES if other.beside == stage.name):
+        for more in (other for other in every_stage() if other.beside == stage.name and self.over(other.name)):
             runs += self.runs(more)
             study = replace(study, arms=(*study.arms, *study_of(more, self.root).arms))
         if sentences := mixtures(origins_of(runs), paired=stage.paired):

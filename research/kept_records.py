@@ -32,6 +32,8 @@ def keep_all(root: Path, trial: str = "decision") -> None:
     """
     lost, kept = [], folder_of(trial)
     for stage in stages_of(trial):
+        if stage.place:
+            continue  # the stage whose folder it is keeps them
         folder, last = stage.folder(root) / RUNS, SOLVED if stage.solved else SUMMARY
         if any(folder.glob(f"*/{last}")):
             keep(folder, kept / f"{stage.name}.tar.xz", last)  # what a model solves cannot be counted without it

@@ -27,7 +27,7 @@ class Stage:
         flags: Flags of all runs, which win over those of the study and its arms. A learning rate in them becomes a part
             of the names of the methods, so that such an arm and one of the stage that it is beside differ.
         solved: Whether the problems that each trained model solves are counted.
-        beside: Name of an earlier stage with the same seeds, with whose runs these are compared.
+        beside: Name of an earlier stage with the same seeds, with whose runs these are compared when they have ended.
         climb: Methods of a climb, step by step. Each keeps what the steps before it have gained.
         settings_from: Name of the climb whose settings all arms take. Without enough of them there are no arms.
         trial: The study that it belongs to: "decision" (decision_design.md), "fair" (fair_trial_design.md), "critic"
@@ -42,6 +42,7 @@ class Stage:
         matched: Methods that make as many optimizer steps as another one, with the method whose batches they have:
             {"matched": ("wide", "filter_only")}. See `matched_size`.
         best_of: Of these methods, only the one that the search found to be the highest is run.
+        place: Name of the stage in whose folder its runs are, if it is another one.
     """
 
     name: str
@@ -65,10 +66,11 @@ class Stage:
     share: float | None = None
     matched: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     best_of: tuple[str, ...] = ()
+    place: str = ""
 
     def folder(self, root: Path) -> Path:
         """Where its runs are, in the project's folder `root`."""
-        return root / "runs" / "studies" / f"{self.trial}_{self.name}"
+        return root / "runs" / "studies" / f"{self.trial}_{self.place or self.name}"
 
 
 def resized(seconds: Mapping[str, float], step_part: float, rest: float) -> dict[str, float]:

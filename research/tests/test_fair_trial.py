@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import decision_stages as stages
 import fair_trial
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import replay_map
 from decision import Records, updates
-from made_runs import GROUPS, OF_STEP, STEPS, write_run
+from made_runs import GROUPS, OF_STEP, STEPS, write_run, write_stage
 from scipy import stats
 
 pytestmark = pytest.mark.usefixtures("all_timed")
@@ -143,6 +144,29 @@ def test_nothing_is_shown_before_the_end_of_a_stage(tmp_path, lacks):
     lost.folder.mkdir(parents=True, exist_ok=True)
     (lost.folder / stages.FAILED).touch()
     assert set(fair_trial.primary(Records(tmp_path), "fair")["answer"][:3]) == {"ahead"}
+
+
+def test_arms_without_a_comparison_are_shown_when_all_of_them_have_ended(tmp_path, monkeypatch):
+    """They lie in the folders of the other arms, and the comparisons do not wait for them."""
+    monkeypatch.setattr(stages, "FAIR", tuple(replace(stage, seeds=stage.seeds[:2]) for stage in stages.FAIR))
+    write_stage("shape_rates", tmp_path)
+    write_stage("shape", tmp_path, lambda method, rate, seed: 0.5 + 0.01 * (seed % 2))
+
+    def shown():
+        results = Records(tmp_path).results("shape")
+        return {stages.method_of(run.arm) for run in results.runs}
+
+    first = {"filter_only", "wide", "matched"}
+    assert shown() == first
+    assert not set(fair_trial.primary(Records(tmp_path), "fair")["answer"][3:5]) & {"not yet", "not tested"}
+    write_stage("others_rates", tmp_path)
+    [last, *others] = stages.planned(stages.stage_of("others"), tmp_path)
+    assert last.folder.parent == stages.planned(stages.stage_of("shape"), tmp_path)[0].folder.parent
+    for run in others:
+        write_run(run, 0.5)
+    assert shown() == first
+    write_run(last, 0.5)
+    assert shown() == first | {"plain", "bapo"}
 
 
 def test_each_part_is_a_family_of_its_own(tmp_path, monkeypatch):
