@@ -153,7 +153,11 @@ def study_of(stage: Stage, root: Path) -> Study:
         for arm in study.arms
         if arm.method in stage.seconds
     }
-    chosen_arms = list(arms.values())
+    chosen_arms, settings = list(arms.values()), None
+    if stage.settings_from:
+        settings = settings_of(stage_of(stage.settings_from), root)
+        if settings is None:
+            return replace(study, arms=(), seeds=stage.seeds)
     if RATE in stage.flags:
         chosen_arms = [with_rate(arm, stage.flags[RATE]) for arm in chosen_arms]
     elif stage.grid:
@@ -176,9 +180,8 @@ def study_of(stage: Stage, root: Path) -> Study:
         chosen_arms = [arm for arm in (sized(stage, one, root) for one in chosen_arms) if arm]
     if stage.climb:
         chosen_arms = climbed(stage, chosen_arms, root).arms
-    elif stage.settings_from:
-        settings = settings_of(stage_of(stage.settings_from), root)
-        chosen_arms = [on_top(settings, arm) for arm in chosen_arms] if settings else []
+    elif settings:
+        chosen_arms = [on_top(settings, arm) for arm in chosen_arms]
     return replace(study, arms=tuple(chosen_arms), seeds=stage.seeds)
 
 
@@ -397,9 +400,9 @@ class Climb(NamedTuple):
     over: bool
 
 
-def explained(run: Planned) -> float:
+def explained(run: Planned, metric: str = EXPLAINED) -> float:
     """The explained variance of a run that is done: the mean over the second half of its steps that have one."""
-    values = [row[EXPLAINED] for row in record.read_metrics(run.folder) if row.get(EXPLAINED) is not None]
+    values = [row[metric] for row in record.read_metrics(run.folder) if row.get(metric) is not None]
     return float(np.mean(values[len(values) // 2 :])) if values else -np.inf
 
 

@@ -37,7 +37,7 @@ from decision import (
     set_costs,
     updates,
 )
-from decision_stages import best_method, explained, stage_of, stages_of
+from decision_stages import EXPLAINED, best_method, explained, stage_of, stages_of
 from dose import weighted
 from folders import DOCS_IMAGES
 from kept_records import folder_of, keep_all
@@ -47,7 +47,7 @@ from scipy import stats
 from bapo_openrlhf.record import run_record as record
 from bapo_openrlhf.workbench.pages.colours import MUTED, PALETTE
 from bapo_openrlhf.workbench.pages.figure import save_svg
-from bapo_openrlhf.workbench.study.data import Results, StudyRun
+from bapo_openrlhf.workbench.study.data import TRIPPED, Results, StudyRun
 from bapo_openrlhf.workbench.study.statistics import LEVEL, holm
 
 DRAWS = 99_999  # permutations, if there are more
@@ -294,24 +294,30 @@ def batches(results: Results) -> pd.DataFrame:
 
     Returns:
         A row for each arm: label; responses and updates (optimizer steps) of a run; groups of a trainer step;
-        the shares of X2 and X3 in these, in per cent; steps from a prompt's last failure to its X2; the age of X3, in
-        steps; and the TV distances of fresh groups, X2 and X3 from today's policy, each group counted once.
+        the shares of X2, X3 and groups with a prefix in these, in per cent; steps from a prompt's last failure to its
+        X2; the age of X3, in steps; the TV distances of fresh groups, X2 and X3 from today's policy, each group counted
+        once; and the share of the steps whose reuse a gate has ended, in per cent. Without any group with a prefix or
+        any such step, their columns are left out.
     """
     rate = optimizer_steps(results).set_index("label")["optimizer_steps"]
     rows = []
     for arm in results.arms:
         steps, label = results.steps[results.steps["arm"] == arm.name], results.labels[arm.name]
-        x1, x2, x3 = (steps[f"groups/{source}"].fillna(0) for source in ("fresh", "reevaluated", "replayed"))
-        runs, trained = len(results.by_arm[arm.name]), (x1 + x2 + x3).sum()
+        sources = ("fresh", "reevaluated", "replayed", "prefixed")
+        x1, x2, x3, prefixed = (steps[f"groups/{source}"].fillna(0) for source in sources)
+        runs, trained = len(results.by_arm[arm.name]), (x1 + x2 + x3 + prefixed).sum()
         responses = steps["rollouts/step"].sum() / runs
         rows.append({
             "label": label, "responses": responses, "updates": rate[label] * responses / 1000,
             "groups": trained / len(steps), "X2, %": 100 * x2.sum() / trained, "X3, %": 100 * x3.sum() / trained,
+            "with a prefix, %": 100 * prefixed.sum() / trained,
             "wait of X2": waits(results, arm.name), "age of X3": weighted(steps, "staleness/replayed_steps_mean", x3),
             "TV X1": weighted(steps, "tv/fresh", x1), "TV X2": weighted(steps, "tv/reevaluated", x2),
             "TV X3": weighted(steps, "tv/replayed", x3),
+            "ended by the gate, %": 100 * (steps.reindex(columns=[TRIPPED])[TRIPPED] > 0).mean(),
         })  # fmt: skip
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table.drop(columns=[name for name in ("with a prefix, %", "ended by the gate, %") if not table[name].any()])
 
 
 def waits(results: Results, arm: str) -> float:
@@ -345,17 +351,22 @@ def critic_updates(rows: Sequence[Mapping[str, float]], config: Mapping[str, obj
     trained = [
         row["rollouts/step"] + of_group * row["groups/replayed"] if of_all else row["responses/trained"] for row in rows
     ]
-    return sum(-(-int(responses) // size) for responses in trained)
+    return config.get("adapt.critic_epochs", 1) * sum(-(-int(responses) // size) for responses in trained)
 
 
 def known(records: Records, stage: str) -> pd.DataFrame:
-    """What the critic of each run explains of its returns (`decision_stages.explained`), and its `critic_updates`."""
-    rows = [
-        {"label": run.arm.label, "seed": run.seed, "explained": explained(run),
-         "updates": critic_updates(record.read_metrics(run.folder), record.read_run(run.folder)["config"])}
-        for run in records.runs(stage_of(stage)) if run.arm.path == "critic"
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["label", "seed", "explained", "updates"])
+    """What the critic of each run explains of the returns that it trains on, and of X1's; and its `critic_updates`."""
+    rows = []
+    for run in records.runs(stage_of(stage)):
+        if run.arm.path == "critic":
+            config = record.read_run(run.folder)["config"]
+            metric = f"{EXPLAINED}_generated" if config.get("adapt.critic_groups") == "generated" else EXPLAINED
+            rows.append({
+                "label": run.arm.label, "seed": run.seed, "explained": explained(run, metric),
+                "of X1": explained(run, f"{EXPLAINED}_fresh"),
+                "updates": critic_updates(record.read_metrics(run.folder), config),
+            })  # fmt: skip
+    return pd.DataFrame(rows, columns=["label", "seed", "explained", "of X1", "updates"])
 
 
 def tables_of(records: Records, trial: str) -> dict[str, pd.DataFrame]:

@@ -38,6 +38,7 @@ from bapo_openrlhf.workbench.study.data import (
     PLAIN,
     ROLLOUTS,
     RUN,
+    TRIPPED,
     UPDATE_TOKENS,
     Results,
     StudyRun,
@@ -368,10 +369,11 @@ def optimizer_steps(results: Results) -> pd.DataFrame:
     for arm in results.arms:
         steps = results.steps[results.steps["arm"] == arm.name]
         args = arguments.parse(results.study.words(arm, 1))
-        of_step = steps.reindex(columns=["responses/trained", "responses/skipped"])
+        of_step = steps.reindex(columns=["responses/trained", "responses/skipped", TRIPPED])
         trained = of_step["responses/trained"].fillna(batch_arithmetic(args).most_samples)  # plain OpenRLHF: all
         of_batch = np.ceil((trained + of_step["responses/skipped"].fillna(0)) / args.train.batch_size)
-        steps_made = of_batch * args.train.max_epochs
+        tripped = of_step[TRIPPED].fillna(0)
+        steps_made = (of_batch * args.train.max_epochs).where(tripped == 0, 1 / tripped - 1)
         shown = steps.reindex(columns=[DEMONSTRATIONS])[DEMONSTRATIONS]
         if shown.sum() > 0:
             steps_made = steps_made * np.nan

@@ -183,8 +183,11 @@ class AdaptConfig:
     value_pretraining: int = flag(0,
         "critic path: how many times the critic trains on all fresh responses before the actor's first update, with "
         "their Monte Carlo returns (lambda = 1) as targets. It does so in the first trainer step, and in every step in "
-        "which --critic.freezing_steps keeps the actor as it is",
+        "which --critic.freezing_steps keeps the actor as it is. The critic's warm-up includes it",
         symbol="K", source="arXiv 2503.01491; 2504.05118, Sec. 4.1", allowed="at least 0", type=int, needs="a critic")
+    critic_epochs: int = flag(1,
+        "critic path: how many epochs the critic makes for each of --train.max_epochs, which the actor makes; also in "
+        "--adapt.value_pretraining", source="beyond the paper", allowed="at least 1", type=int, needs="a critic")
     ratio: str = flag("behaviour",
         "behaviour: the PPO clip acts on pi/alpha, where alpha is the policy that generated the sample; decoupled: it "
         "acts on pi/prox with log-probs recomputed today, weighted by prox/alpha. --algo.advantage.is_correction_level "

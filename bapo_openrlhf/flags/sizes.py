@@ -115,8 +115,9 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
 
     With --adapt.critic_groups generated, its step has all groups that the trainer step generates and a replayed batch.
     """
+    epochs = args.adapt.critic_epochs
     if args.adapt.critic_groups == "batch":
-        return actor_steps + pretraining_steps(args)
+        return actor_steps * epochs + pretraining_steps(args)
     sizes, every = batch_arithmetic(args), args.adapt.reevaluate_every
     steps = actor_steps // (args.train.max_epochs * sizes.optimizer_steps)
     again = (steps - 1) // every if every else 0  # trainer steps that generate hard prompts again
@@ -125,14 +126,15 @@ def critic_steps(args: SimpleNamespace, actor_steps: int) -> int:
         math.ceil(number * sizes.group_size / sizes.train_batch)
         for number in (groups, groups + args.adapt.most_reevaluated(sizes.rollout_groups))
     )
-    return int(((steps - again) * most + again * more) * args.train.max_epochs) + pretraining_steps(args)
+    return int(((steps - again) * most + again * more) * args.train.max_epochs * epochs) + pretraining_steps(args)
 
 
 def pretraining_steps(args: SimpleNamespace) -> int:
     """Largest number of optimizer steps of the critic before the actor takes any (--adapt.value_pretraining)."""
     rollout, train = args.rollout, args.train
     # `critic.freezing_steps` N keeps the actor as it is in N + 1 trainer steps.
-    epochs = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1) * train.max_epochs
+    passes = args.adapt.value_pretraining * (max(args.critic.freezing_steps, 0) + 1)
+    epochs = passes * train.max_epochs * args.adapt.critic_epochs
     responses = most_rounds(args) * rollout.batch_size * rollout.n_samples_per_prompt
     return int(epochs * math.ceil(responses / train.batch_size))
 

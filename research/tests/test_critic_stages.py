@@ -14,7 +14,8 @@ def write(name, root, top=lambda method, rate, seed: 0.5, explained=lambda metho
     def of_run(run):
         return [explained(stages.method_of(run.arm), run.seed)] * 4 if run.arm.path == "critic" else ()
 
-    return write_stage(name, root, top, explained=of_run, metrics=lambda run: lambda step: {"groups/replayed": 2})
+    more = {"groups/replayed": 2, "value/explained_variance_generated": 0.4, "value/explained_variance_fresh": 0.1}
+    return write_stage(name, root, top, explained=of_run, metrics=lambda run: lambda step: more)
 
 
 def of_all(root):
@@ -35,6 +36,7 @@ def test_the_arms_have_the_setting_that_both_runs_know_enough_in_and_the_rate_th
     assert {float(flag(run, "critic.adam.lr")) for run in made} == {2e-3}
     assert {flag(run, "reward.remote_url") for run in made} == {"research/partial_sums.py"}
     assert {run.arm.method for run in made if flag(run, "adapt.filter") == "none"} == {"ppo"}
+    assert {run.arm.method for run in made if any("filter_only" in word for word in run.words)} == {"ppo"}
     assert len(stages.planned(stages.stage_of("critic_setting"), tmp_path)) == 4
 
 
@@ -54,13 +56,18 @@ def test_the_page_has_what_each_critic_explains(tmp_path):
     assert table["explained"].tolist() == pytest.approx([0.3, 0.3, 0.1, 0.25])
     table = fair_trial.tables_of(Records(tmp_path), "critic")["What the critic explains (critic_arms)"]
     labels = {arm.method: arm.label for arm in stages.definition("critic_groups").arms}
+    for name, wanted in (("today", 0.0), ("generated", 0.4)):
+        rows = table[table["label"] == labels[name]]
+        assert set(rows["explained"]) == {pytest.approx(wanted)} and set(rows["of X1"]) == {pytest.approx(0.1)}
     updates = {
         name: set(table[table["label"] == labels[name]]["updates"]) for name in ("today", "control", "generated")
     }
-    # In each of four steps 64 responses, and with all groups 16 more.
+    # In each of four steps 64 responses, and with all groups 16 more; the control makes two epochs.
     assert updates == {"today": {4}, "control": {4 * 2}, "generated": {4 * 2}}
 
 
 def test_without_a_setting_there_are_no_arms(tmp_path):
     write("critic_setting", tmp_path, explained=lambda method, seed: 0.19)
     assert stages.planned(stages.stage_of("critic_rates"), tmp_path) == []
+    assert stages.planned(stages.stage_of("critic_arms"), tmp_path) == []
+    assert set(fair_trial.primary(Records(tmp_path), "critic")["answer"]) == {"not tested"}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from bapo_openrlhf import flash_attention
+from bapo_openrlhf import flash_attention, machine
 
 STACK = Path(__file__).parents[1] / "stack"  # has weight_digests, which the tests there send to engines
 NAMES = ["flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash_attn.utils.distributed"]
@@ -77,3 +77,10 @@ def test_with_flash_attn_nothing_changes(monkeypatch, package, missing):
     if not missing:
         flash_attention.do_without()
         assert flash_attention.of_workers() == {} and flash_attention.IMPORTS_IT not in sys.modules
+
+
+@pytest.mark.parametrize(("switch", "asked"), [("0", True), ("1", False)])
+def test_only_workers_on_gpus_are_asked_to(monkeypatch, switch, asked):
+    monkeypatch.setenv("BAPO_OPENRLHF_CPU", switch)
+    monkeypatch.setattr(flash_attention, "is_missing", lambda: True)
+    assert bool(machine.of_workers()) is asked

@@ -100,14 +100,15 @@ def choose_baseline(
     With `--adapt.critic_baseline batch` it is the mean over the batch, as in EVPO (arXiv 2604.19485). With `group` it
     is the mean over the other responses of the group. Groups that the filter dropped would flatter the critic, because
     they differ mostly in their prompts, and it may have learned replayed groups by heart. Without X1 the mean is taken.
-    `monte_carlo` is G, the Monte Carlo returns of each sample, shape (1, A).
+    `monte_carlo` is G, the Monte Carlo returns of each sample, shape (1, A). The means are of clipped rewards, as G is.
     """
-    kind, with_mean = args.adapt.critic_baseline, list[torch.Tensor]()
+    kind, with_mean, clip = args.adapt.critic_baseline, list[torch.Tensor](), args.reward.clip_range
+    clipped = [sample.rewards.clamp(*clip) for sample in samples]
     if kind == "batch":
-        with_mean = [numbers - torch.cat([e.rewards for e in samples]).mean() for numbers in monte_carlo]
+        with_mean = [numbers - torch.cat(clipped).mean() for numbers in monte_carlo]
     elif kind == "group":
-        related = related_rewards(samples, groups, args, "rloo")  # r - mean of the others
-        means = [(e.rewards - rewards).unsqueeze(-1) for e, rewards in zip(samples, related, strict=True)]
+        related = related_rewards(samples, groups, args, "rloo", clip=clip)  # r - mean of the others
+        means = [(one - rewards).unsqueeze(-1) for one, rewards in zip(clipped, related, strict=True)]
         with_mean = [numbers - mean for numbers, mean in zip(monte_carlo, means, strict=True)]
     masks = [sample.action_mask.bool() for sample in samples]
 
@@ -125,9 +126,16 @@ def choose_baseline(
 
 
 def related_rewards(
-    samples: Sequence[Experience], groups: Sequence[Group], args: SimpleNamespace, estimator: str
+    samples: Sequence[Experience],
+    groups: Sequence[Group],
+    args: SimpleNamespace,
+    estimator: str,
+    clip: Sequence[float] = (-np.inf, np.inf),
 ) -> list[torch.Tensor]:
-    """What an estimator makes of each sample's reward, float32 of shape (1,). `info` gets the spread of its group's."""
+    """What an estimator makes of each sample's reward, float32 of shape (1,). `info` gets the spread of its group's.
+
+    Rewards are clipped to `clip` first, but not for the spread.
+    """
     penalties = args.reward.overlong_buffer_len, args.reward.stop_properly_penalty_coef
     penalises_length = penalties != (None, None)
     rewards = torch.cat([sample.rewards for sample in samples]).double().numpy()
@@ -146,6 +154,7 @@ def related_rewards(
             baseline = np.array(group.generated)
         spread[start:end] = baseline.std()
         ends = tuple(map(float, group.reward_range))
+        members, baseline = np.clip(members, *clip), np.clip(baseline, *clip)
         rewards[start:end] = relative_rewards(estimator, members, baseline, args.adapt.eps, ends)
     for sample, of_group in zip(samples, torch.from_numpy(spread).float().split(1), strict=True):
         sample.info["group_reward_std"] = of_group

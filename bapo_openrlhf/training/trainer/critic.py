@@ -33,7 +33,7 @@ class CriticGroups:
     """
 
     def __init__(self, args: SimpleNamespace, *, state: RunState, maker: ExperienceMaker, critic: Any) -> None:
-        self.generated = args.adapt.critic_groups == "generated"
+        self.generated, self.epochs = args.adapt.critic_groups == "generated", args.adapt.critic_epochs
         self.state, self.maker, self.critic = state, maker, critic
         self.samples: list[Experience] = []
 
@@ -45,13 +45,13 @@ class CriticGroups:
             return {}
         batch_samples = experience.samples if experience else []
         if not self.generated:
-            return {TOKENS: tokens + tokens_of(batch_samples)}
+            return {TOKENS: tokens + self.epochs * tokens_of(batch_samples)}
         other_groups = beside_batch(generated.fresh + generated.reevaluated, batch)
         other_samples = self.maker.for_critic(other_groups, self.state.weights_since) if other_groups else []
         self.samples = list(map(values_only, batch_samples + other_samples))
         explained = explained_variance(self.samples)
         metrics = {f"{name}_generated": value for name, value in explained.items()}
-        return metrics | {TOKENS: tokens + tokens_of(self.samples)}
+        return metrics | {TOKENS: tokens + self.epochs * tokens_of(self.samples)}
 
     def send(self) -> None:
         """Send the critic what its next update trains on."""
@@ -88,8 +88,8 @@ class CriticPretraining:
         Together they are what the policy does. Their targets are Monte Carlo returns. The batch of the step is made
         afterwards as in every step, and its values are those of the pretrained critic.
         """
-        epochs, frozen_steps = self.args.adapt.value_pretraining, max(self.args.critic.freezing_steps, 0)
-        if not epochs or self.state.step > frozen_steps:  # it is done in the first step, and while the actor is frozen
+        passes, frozen_steps = self.args.adapt.value_pretraining, max(self.args.critic.freezing_steps, 0)
+        if not passes or self.state.step > frozen_steps:  # it is done in the first step, and while the actor is frozen
             return {}
         self.state.phase, batch, start = "pretraining the critic", Batch(fresh=fresh), time.perf_counter()
         passed = self.maker.forward(origins_of(batch, self.state.weights_since))
@@ -100,9 +100,9 @@ class CriticPretraining:
         explained = explained_variance(samples)
         for sample in samples:
             sample.values = sample.returns  # around these, OpenRLHF's loss clips no error
-        for _ in range(epochs):
+        for _ in range(passes):
             ray.get(self.critic.take(samples))
             loss = self.train_critic(CRITIC_ONLY)["critic_loss"]
         status = {"value/pretraining_loss": loss, "timing/pretraining": time.perf_counter() - start}
-        status[TOKENS] = epochs * tokens_of(samples)
+        status[TOKENS] = passes * self.args.adapt.critic_epochs * tokens_of(samples)
         return status | {f"{name}_before": value for name, value in explained.items()}

@@ -134,11 +134,18 @@ class ExperienceMaker:
         self.kl_ctl, self.pad, self.reference_name = kl_ctl, pad, reference_name
 
     @torch.no_grad()
-    def forward(self, origins: Sequence[SampleOrigin], *, policies: bool = True) -> ForwardPass:
-        """Pass a batch through today's models. Without `policies`, only through the critic: log ratios and KL are 0."""
+    def forward(
+        self, origins: Sequence[SampleOrigin], *, policies: bool = True, with_reference: bool = True
+    ) -> ForwardPass:
+        """Pass a batch through today's models.
+
+        Without `policies` only through the critic: log ratios and KL are 0. `with_reference` says whether the reference
+        model passes it beside the actor.
+        """
         reference = ReferenceLogProbs(self.reference_name, [origin.response for origin in origins])
         samples = [origin.sample() for origin in origins]
-        self._pass(samples, reference, policies=policies)
+        reference_model = self.reference if policies and with_reference else None
+        self._pass(samples, reference, reference_model, policies=policies)
         log_ratios = np.zeros(len(origins))
         sums = TokenSums(*np.zeros((len(TokenSums._fields), len(origins))))
         for place, sample in enumerate(samples) if policies else ():
@@ -146,7 +153,7 @@ class ExperienceMaker:
             log_ratios[[place]] = ratios.sum(-1)
             for whole, part in zip(sums, TokenSums.of(ratios, sample.action_mask.numpy()), strict=True):
                 whole[[place]] = part
-        kept = reference.kept_tokens if policies and self.reference is not None else 0
+        kept = 0 if reference_model is None else reference.kept_tokens
         return ForwardPass(samples, origins, log_ratios, sums, kept)
 
     @torch.no_grad()
@@ -181,17 +188,17 @@ class ExperienceMaker:
         """
         origins, adapt = origins_of(Batch(fresh=list(groups)), since), self.args.adapt
         has_penalty = self.kl_ctl.value > 0 and not self.args.algo.kl.use_loss
-        has_kl = has_penalty and (adapt.kl_target == "behaviour" or self.reference is not None)
+        pulls = has_penalty and adapt.kl_target == "behaviour"
+        has_kl = has_penalty and (pulls or self.reference is not None)
         corrects = adapt.returns == "vtrace" and not all(origin.on_policy for origin in origins)
-        passed = self.forward(origins, policies=has_kl or corrects)
+        passed = self.forward(origins, policies=has_kl or corrects, with_reference=has_penalty and not pulls)
         sizes = [group.size for group in groups]
         kept = np.flatnonzero(np.repeat(~nonfinite(passed.log_ratios, sizes), sizes)).tolist()
         samples, origins = passed.at(kept)
         if not samples:
             return []
-        if has_kl and adapt.kl_target == "behaviour":
-            for sample in samples:
-                self._pull_towards_behaviour(sample)
+        for sample in samples if pulls else ():
+            self._pull_towards_behaviour(sample)
         options = {"kl_coefficient": self.kl_ctl.value, "log_ratios": self._corrections(samples, origins)}
         sample_groups = [origin.group for origin in origins]
         set_advantages(samples, sample_groups, self.args, critic_lambd=adapt.critic_lambd, **options)
@@ -209,10 +216,16 @@ class ExperienceMaker:
             for sample, origin in zip(samples, origins, strict=True)
         ]
 
-    def _pass(self, samples: list[Experience], reference_log_probs: ReferenceLogProbs, *, policies: bool) -> None:
+    def _pass(
+        self,
+        samples: list[Experience],
+        reference_log_probs: ReferenceLogProbs,
+        reference_model: Any,
+        *,
+        policies: bool,
+    ) -> None:
         """Set log-probs, values and KL. All models are asked at once, except those that share GPUs."""
-        dealt = DealtBatch(samples, partial(forward_parts, self.args), self.pad)
-        train, reference_model = self.args.train, self.reference if policies else None
+        dealt, train = DealtBatch(samples, partial(forward_parts, self.args), self.pad), self.args.train
         beside_actor = train.colocate_all or train.colocate_actor_ref
         actor = dealt.ask(self.actor if policies else None, images=True, alone=beside_actor)
         critic = dealt.ask(self.critic, alone=train.colocate_all or train.colocate_critic_reward)

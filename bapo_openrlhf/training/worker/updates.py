@@ -362,6 +362,10 @@ class WholeBatchCriticTrainer(_WholeBatch, ppo_critic.CriticPPOTrainer):
     optimizer = property(lambda self: self.critic_optim)
     scheduler = property(lambda self: self.critic_scheduler)
 
+    def __init__(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(strategy, *args, **kwargs)
+        self.max_epochs *= strategy.args.adapt.critic_epochs
+
     def loss(self, experience: Experience, part: LossContext) -> torch.Tensor:
         """The critic's loss of a micro-batch (Appendix A.9), with the term for experts."""
         mask, plan = experience.action_mask, part.plan

@@ -110,7 +110,7 @@ def critic_groups(algorithm: Algorithm, workload: Workload, groups: Groups, step
     adapt, frozen = workload.args.adapt, max(workload.args.critic.freezing_steps, 0)
     passes = adapt.value_pretraining * min(frozen + 1, steps) / steps
     every_step = groups.trained if adapt.critic_groups == "batch" else groups.generated + groups.x3
-    return every_step + passes * groups.fresh
+    return (every_step + passes * groups.fresh) * adapt.critic_epochs
 
 
 def happenings(delay: int, every: int, steps: int) -> tuple[int, int, int]:

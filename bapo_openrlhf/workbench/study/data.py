@@ -29,7 +29,9 @@ FIRST_COLUMNS = ["method", "path", "label", "seed", "step", "done"]  # the colum
 ROLLOUTS, TOKENS_TRAINED = "rollouts/total", "tokens/trained_total"  # running totals
 DEMONSTRATIONS = "demonstrations/tokens"  # of worked solutions that a step trains on, which TOKENS_TRAINED lacks
 CRITIC = "tokens/critic"  # that the critic of a step trains on; an older record does not have them
-# Running total of tokens trained on: with those of worked solutions and of the critic, and each epoch counted.
+TRIPPED = "reuse/tripped_share"  # 1 / n if a gate left out the n-th optimizer step of a batch and those after it
+# Running total of tokens trained on: with those of worked solutions and of the critic, and each epoch counted. If a
+# gate has ended the reuse of a batch, the epochs of the actor are counted as far as they were made.
 UPDATE_TOKENS = "cost/updated"
 SECONDS = "timing/"  # prefix of the seconds that the phases of a step took
 ALL_SECONDS = "timing/step_total"
@@ -83,6 +85,11 @@ def _frozen_steps(flags: Mapping[str, Any]) -> float:
     """The first steps whose batches never reach the actor. Plain OpenRLHF keeps them for the actor's first update."""
     last = flags.get("critic.freezing_steps", -1)
     return last + 1 if is_number(last) and flags.get("adapt.method") != "none" else 0
+
+
+def _numbers(flags: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """A flag of each run, 1 if its record does not have it."""
+    return np.array([config[name] if is_number(config.get(name)) else 1 for config in flags])
 
 
 def write_table(table: pandas.DataFrame, out: Path) -> list[Path]:
@@ -161,8 +168,14 @@ class Results:
         for metric in (DEMONSTRATIONS, CRITIC):
             if metric in steps:
                 tokens = tokens + steps.fillna({metric: 0.0}).groupby(RUN)[metric].cumsum()
-        epochs = [config.get("train.max_epochs") for config in flags]
-        return tokens.to_numpy() * [count if is_number(count) else 1 for count in epochs]
+        epochs, sizes = (_numbers(flags, name) for name in ("train.max_epochs", "train.batch_size"))
+        total = tokens * epochs
+        if TRIPPED in steps:
+            made = 1 / steps[TRIPPED].where(steps[TRIPPED] > 0)  # optimizer steps with the last one, which was left out
+            of_epoch = np.ceil(steps.reindex(columns=["responses/trained", "responses/skipped"]).sum(axis=1) / sizes)
+            left_out = (steps["tokens/trained"] * (epochs - made / of_epoch)).fillna(0.0)
+            total = total - steps.assign(left_out=left_out).groupby(RUN)["left_out"].cumsum()
+        return total.to_numpy()
 
     @cached_property
     def last_step(self) -> int:

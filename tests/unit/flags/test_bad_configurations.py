@@ -282,6 +282,7 @@ TOGETHER = rows_of("""
     adapt.method=ar3po train.async_enable
     algorithm=ppo | adapt.critic_lambd=0.5
     adapt.value_pretraining=2
+    adapt.critic_epochs=2
 """)
 BAD = [f"{flag}={value}" for flag, *values in map(str.split, VALUES_REFUSED) for value in values]
 BAD += ["run.name=", "@n", "@ä", *TOGETHER]

@@ -89,20 +89,20 @@ def test_tokens_of_a_rank(limit, dynamic, tokens):
 @pytest.mark.parametrize(
     ("dynamic", "budget", "longest", "steps"),
     [
-        (False, None, 24, 2 * 3 * 3 * 5),
-        (True, None, 24, 2 * 3 * 3 * 20),
-        (False, 12, 24, 2 * 3 * 3 * 10),
-        (False, 11, 24, 2 * 3 * 3 * 15),
-        (False, 11, None, 2 * 3 * 3 * 20),
+        (False, None, 24, 2 * 3 * 3 * 2 * 5),
+        (True, None, 24, 2 * 3 * 3 * 2 * 20),
+        (False, 12, 24, 2 * 3 * 3 * 2 * 10),
+        (False, 11, 24, 2 * 3 * 3 * 2 * 15),
+        (False, 11, None, 2 * 3 * 3 * 2 * 20),
     ],
 )
 def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
-    """Passes x trainer steps x epochs x optimizer steps of all fresh responses.
+    """Passes x trainer steps x epochs x the critic's epochs x optimizer steps of all fresh responses.
 
     These are of up to four rounds of prompts, or of as many as a response has parts.
     """
     args = SimpleNamespace(
-        adapt=SimpleNamespace(value_pretraining=2, partial_rollout_tokens=budget),
+        adapt=SimpleNamespace(value_pretraining=2, critic_epochs=2, partial_rollout_tokens=budget),
         data=SimpleNamespace(max_len=44),
         algo=SimpleNamespace(dynamic_filtering_enable=dynamic),
         critic=SimpleNamespace(freezing_steps=2),
@@ -117,11 +117,14 @@ def test_steps_of_the_critic_before_the_actors(dynamic, budget, longest, steps):
     ("groups", "batch", "rounds"), [("batch", None, 1), ("generated", None, 1), ("generated", 5, 4)]
 )
 def test_steps_of_the_critic_are_counted_step_by_step(every, groups, batch, rounds):
-    """4 prompts of 3 responses, 2 epochs, optimizer steps of 5 samples, 7 trainer steps; 3 passes of pretraining."""
+    """4 prompts of 3 responses, 2 epochs (of the critic 6), optimizer steps of 5 samples, 7 trainer steps.
+
+    The pretraining makes 3 passes.
+    """
     args = SimpleNamespace(
         adapt=AdaptConfig(
             method="bapo", critic_groups=groups, batch_size=batch, reevaluate_every=every, max_reevaluated_prompts=3,
-            value_pretraining=3,
+            value_pretraining=3, critic_epochs=3,
         ),
         algo=SimpleNamespace(dynamic_filtering_enable=rounds == 4, kl=SimpleNamespace(init_coef=0)),
         actor=SimpleNamespace(num_nodes=1, num_gpus_per_node=1),
@@ -130,11 +133,11 @@ def test_steps_of_the_critic_are_counted_step_by_step(every, groups, batch, roun
         rollout=SimpleNamespace(batch_size=4, n_samples_per_prompt=3),
         train=SimpleNamespace(max_epochs=2, batch_size=5, micro_batch_size=1),
     )  # fmt: skip
-    capacity, wanted = batch or 4, 3 * 2 * math.ceil(rounds * 12 / 5)
+    capacity, wanted = batch or 4, 3 * 6 * math.ceil(rounds * 12 / 5)
     for step in range(7):
         again = 3 if every and step and step % every == 0 else 0
         most = capacity if groups == "batch" else rounds * 4 + again + capacity
-        wanted += 2 * math.ceil(most * 3 / 5)
+        wanted += 6 * math.ceil(most * 3 / 5)
     assert critic_steps(args, 7 * 2 * math.ceil(capacity * 3 / 5)) == wanted
 
 

@@ -103,9 +103,20 @@ class TestPrediction:
 
     def test_an_actor_that_has_not_moved_says_nothing_of_an_age(self, make_group):
         """With --critic.freezing_steps a group gets older, and its distance stays 0."""
+        method = bound_bapo(least=-math.inf, replay_steps=9)
+        old, new = (make_group(2, size=4, step=step, prompt=str(step)) for step in (0, 2))
+        for group in (old, new):
+            method.replay.add(group)
+        method.observe_distances(3, {old: 0.3, new: 0.0})
+        assert method.mean_distance(3) == 0.3 and method.mean_distance(1) == pytest.approx(0.1)
+        assert self.predicted(method, new, 3) == 0  # measured at age 1
+        assert self.predicted(method, new, 5) == pytest.approx(0.3 - 0.1)
+
+    def test_a_distance_may_be_0_by_chance(self, make_group):
+        """A group of the same policy has another distance, so the actor has moved."""
         method, (group, _) = method_with_groups(make_group, [0.0, 0.1])
-        assert method.mean_distance(1) == 0.1
-        assert self.predicted(method, group, 3) == pytest.approx(0.3 - 0.1)
+        assert method.mean_distance(1) == pytest.approx(0.05)
+        assert self.predicted(method, group, 3) == pytest.approx(0.15 - 0.05)
 
     def predicted(self, method, group, step):
         method.step = step

@@ -20,12 +20,13 @@ BATCHES = {
     "seed": st.integers(0, 99),
     "kl": st.sampled_from([0.0, 0.5]),
     "returns": st.sampled_from(["gae", "vtrace"]),
+    "clip": st.sampled_from([(-10.0, 10.0), (0.2, 0.6)]),
 }  # fmt: skip
 
 
-def choice_of(rewards, fresh, knows, seed, kl, returns, **words):
+def choice_of(rewards, fresh, knows, seed, kl, returns, clip, **words):
     """Experience before and after, the choice, and what follows each token (Monte Carlo), by sample."""
-    words = {"adapt__critic_lambd": 0.7, "adapt__returns": returns} | words
+    words = {"adapt__critic_lambd": 0.7, "adapt__returns": returns, "reward__clip_range": clip} | words
     experience_maker = maker("gae", kl=kl, **words)
     samples = made_up(rewards, seed=seed, kl=0.3)
     for one in samples:  # a critic that knows something: it adds its noise, too
@@ -33,7 +34,7 @@ def choice_of(rewards, fresh, knows, seed, kl, returns, **words):
     of_tokens = [one.kl[one.action_mask.bool()] for one in samples]
     follows = [
         [reward - kl * float(kls[place:].sum()) for place in range(len(kls))]
-        for reward, kls in zip(rewards, of_tokens, strict=True)
+        for reward, kls in zip(np.clip(rewards, *clip), of_tokens, strict=True)
     ]
     chosen = set_advantages(
         samples,
@@ -55,7 +56,7 @@ def whitened(rows):
 @settings(deadline=None)
 @given(**BATCHES, kind=st.sampled_from(["critic", "batch", "group"]))
 def test_which_baseline_and_what_it_makes(kind, **given):
-    rewards, fresh = given["rewards"], given["fresh"]
+    rewards, fresh = np.clip(given["rewards"], *given["clip"]), given["fresh"]
     experiences, chosen, follows = choice_of(**given, adapt__critic_baseline=kind)
     values = by_sample(experiences, "values")
     others = {  # the mean of the other responses of the group, or of the batch

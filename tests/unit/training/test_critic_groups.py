@@ -38,14 +38,15 @@ def generated_in(run, step):
     delay=st.integers(1, 3), again=st.integers(0, 2), capacity=st.integers(1, 5),
     ranks=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     scheme=st.sampled_from(["range", "none", "uniform"]), broken=st.integers(0, 3), seed=st.integers(0, 99),
-    limit=st.sampled_from([None, 0.0]),
+    limit=st.sampled_from([None, 0.0]), epochs=st.integers(1, 2),
 )  # fmt: skip
 def test_the_critic_trains_once_on_all_that_a_random_step_generated(
-    world, delay, again, capacity, ranks, scheme, broken, seed, limit
+    world, delay, again, capacity, ranks, scheme, broken, seed, limit, epochs
 ):
     """With what is replayed. Of a step whose groups are finite and have rewards, nothing else is left out."""
     words = {"adapt.rollout_delay": delay, "adapt.reevaluate_every": again, "adapt.batch_size": capacity,
              "adapt.filter": scheme, "train.seed": seed, "adapt.max_shift_fresh": limit,
+             "adapt.critic_epochs": epochs,
              "actor.num_gpus_per_node": ranks[0], "critic.num_gpus_per_node": ranks[1],
              "train.batch_size": 12, "train.micro_batch_size": 1}  # fmt: skip
     run = world(**GENERATED | words)
@@ -62,7 +63,7 @@ def test_the_critic_trains_once_on_all_that_a_random_step_generated(
         assert critic.total() == wanted.total() + 4 * row["groups/replayed"]
         assert not wanted - critic and not actor - critic  # all of both, and nothing twice
         assert replayed + 4 * row["groups/replayed"] == actor.total()
-        assert row["tokens/critic"] == sum((len(tokens) - 2) * count for tokens, count in critic.items())
+        assert row["tokens/critic"] == epochs * sum((len(tokens) - 2) * count for tokens, count in critic.items())
     assert run.updates["critic"] == sum(bool(row["tokens/critic"]) for row in run.metrics())
 
 
@@ -97,10 +98,11 @@ def test_a_group_that_is_not_finite_is_left_out(world):
     {"adapt.critic_lambd": 0.8, "algo.kl.init_coef": 0.1, "adapt.kl_target": "behaviour"},
     {"adapt.critic_lambd": 0.8, "algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k2"},
     {"adapt.critic_lambd": 0.8, "adapt.returns": "vtrace"},
+    {"adapt.returns": "vtrace", "algo.kl.init_coef": 0.1, "algo.kl.use_loss": True, "algo.kl.estimator": "k2"},
     {"adapt.returns": "vtrace", "algo.kl.init_coef": 0.1, "adapt.kl_target": "behaviour"},
 ], ids=lambda words: " ".join(map(str, words.values())))  # fmt: skip
 def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
-    """And the actor passes them only if it must."""
+    """And the actor and the reference model pass them only if they must."""
     run = world(**GENERATED | {"adapt.rollout_delay": 2, "algo.kl.estimator": "k1"} | words)
     passed, updates = [], {}
     forward, fit = run.groups["actor"].forward, run.groups["critic"].workers[0].fit
@@ -115,7 +117,8 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
 
     run.groups["actor"].forward, run.groups["critic"].workers[0].fit = watched_forward, watched_fit
     run.trainer.fit()
-    kl, adapt, checked, asked = run.args.algo.kl, run.args.adapt, 0, 0
+    kl, adapt, checked, asked, compared = run.args.algo.kl, run.args.adapt, 0, 0, 0
+    referred = {(step, tuple(row)) for step, row in run.referred}
     coefficient = 0.0 if kl.use_loss else kl.init_coef
     for step, experiences in dict(run.taught).items():
         actor, before = samples_of(dict(run.trained).get(step, [])), updates[step]
@@ -136,7 +139,9 @@ def test_returns_of_dropped_groups_are_made_as_those_of_the_batch(world, words):
             assert returns == pytest.approx(wanted, abs=1e-5)
             assert values == pytest.approx([math.sin(token + before["critic"]) for token in tokens[2:]], abs=1e-6)
             checked, asked = checked + 1, asked + ((step, tokens) in passed)
+            compared += (step, tokens) in referred
     assert checked and bool(asked) == bool(coefficient or adapt.returns == "vtrace")
+    assert bool(compared) == bool(coefficient and adapt.kl_target == "reference")
 
 
 def test_an_empty_batch_trains_only_the_critic(world):

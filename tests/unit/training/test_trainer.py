@@ -175,7 +175,7 @@ class TestPretraining:
         return run
 
     def test_of_the_first_step(self, world):
-        run = self.run(world, **{"adapt.value_pretraining": 3})
+        run = self.run(world, **{"adapt.value_pretraining": 3, "adapt.critic_epochs": 2})
         assert run.updates == {"actor": 4, "critic": 7}
         passes, batches = run.taught[:3], run.taught[3:]
         assert [step for step, _ in passes] == [0, 0, 0] and [step for step, _ in batches] == [0, 1, 2, 3]
@@ -191,6 +191,8 @@ class TestPretraining:
                 assert torch.allclose(e.returns[e.action_mask.bool()], targets[e.action_mask.bool()], atol=1e-5)
                 assert torch.equal(e.values, e.returns)  # so that the value clip stops nothing
         assert row["value/pretraining_loss"] == 1 / 3  # of the third update
+        tokens = [sum(int(e.action_mask.sum()) for e in experiences) for _, experiences in run.taught[:4]]
+        assert row["tokens/critic"] == 2 * sum(tokens)
 
     def test_only_the_values_of_the_batch_change(self, world):
         run, plain = self.run(world, **{"adapt.value_pretraining": 3}), self.run(world)

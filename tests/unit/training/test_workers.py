@@ -7,7 +7,7 @@ import torch
 from openrlhf.trainer.ray import launcher, ppo_actor, ppo_critic
 
 from bapo_openrlhf.cli import arguments
-from bapo_openrlhf.training.worker import workers
+from bapo_openrlhf.training.worker import updates, workers
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +299,12 @@ def test_the_critics_schedule_spans_its_pretraining(monkeypatch):
     calls, _ = calls_of(workers.PlainCriticWorker, args, (100,), monkeypatch)
     ((_, optimizer),) = [call[-1] for call in calls if call[0] == "prepare"]
     assert optimizer["scheduler_steps"] == 100 + 3 * 2 * 3 * 2
+
+
+def test_the_critic_makes_its_epochs_for_each_of_the_actors():
+    words = "algorithm=ba_ppo adapt.critic_epochs=3 train.max_epochs=2 rollout.n_samples_per_prompt=4"
+    strategy = SimpleNamespace(args=parse(*words.split()))
+    assert updates.WholeBatchCriticTrainer(strategy, None, None, None).max_epochs == 6
 
 
 @pytest.mark.parametrize(

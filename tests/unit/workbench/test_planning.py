@@ -634,9 +634,10 @@ def test_counts_by_hand():
     assert result["hard_bytes"] == pytest.approx(64 * 4 * 204.8)
     # The critic passes over the batch, or over all that is generated or replayed, and twice over fresh ones at first.
     assert result["critic_tokens"] == result["update_tokens"]
-    words = {"adapt.critic_groups": "generated", "adapt.value_pretraining": 2, "critic.freezing_steps": 3}
+    words = {"adapt.critic_groups": "generated", "adapt.value_pretraining": 2, "critic.freezing_steps": 3,
+             "adapt.critic_epochs": 3}  # fmt: skip
     taught = planned(with_flags(WORKLOAD, words), constants).counts(BA_PPO)
-    assert taught["critic_tokens"] == pytest.approx(8 * 2048 * (256 + 64 / 5 + replayed + 2 * 4 * 256 / 21))
+    assert taught["critic_tokens"] == pytest.approx(3 * 8 * 2048 * (256 + 64 / 5 + replayed + 2 * 4 * 256 / 21))
     assert planned(with_flags(WORKLOAD, words), constants).counts(PPO)["critic_tokens"] == 8 * 2048 * 256
     assert planned(constants=constants).counts(BAPO_GRPO)["critic_tokens"] == 0
     plain = planned(constants=constants).counts(PPO)

@@ -111,6 +111,18 @@ def test_update_tokens_count_the_epochs():
     assert "worked solutions and of the critic, times the number of epochs" in tables.costs(results).title
 
 
+def test_update_tokens_leave_out_the_passes_that_a_gate_spares_the_actor():
+    """Each step has 12 responses, 10 of which a model passes: two optimizer steps an epoch, of at most three epochs."""
+    run = run_of(PLAIN, 1, [], trained=30, config={"train.max_epochs": 3, "train.batch_size": 8})
+    for row, last in zip(run.run.rows, (0, 2, 3, 6), strict=True):  # the optimizer step that was left out
+        row |= {"responses/trained": 10, "responses/skipped": 2, "tokens/trained": 30, "tokens/critic": 4}
+        row["reuse/tripped_share"] = 1 / last if last else 0.0
+    without = run_of(PLAIN, 2, [], trained=30, config={"train.max_epochs": 3})
+    numbers = Results(study_of(), [run, without]).numbers
+    critic = 4 * 4 * 3  # a gate does not end its epochs
+    assert numbers["update_tokens"].to_list() == pytest.approx([30 * (3 + 1 + 1.5 + 3) + critic, 4 * 30 * 3])
+
+
 @pytest.mark.parametrize(
     ("method", "last", "trained"), [("bapo", 1, 2), ("bapo", -1, 4), ("bapo", 7, 0), ("none", 1, 4)]
 )
