@@ -25,9 +25,9 @@ class BoundBAPO(BAPO):
     S_g is taken as 0, its expectation at pi_t = alpha. d_g was measured last, at the age a_g in steps (both are 0 if
     nothing was), and a is the age today. D(a) is the mean of all distances that were measured at age a, or on the line
     from 0 at age 0 through the nearest mean. Groups since which the actor may not have moved do not count in it: those
-    that are newer than all groups with a distance above 0. Of equal terms, the higher variance comes first, then the newer
-    policy. Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in X2
-    (TV = 0) or stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1: c1 only says which
+    that are newer than all groups with a distance above 0. Of equal terms, the higher variance comes first, then the
+    newer policy. Groups with L_g < `least` are not replayed, even if room stays empty. Any group with signal may be in
+    X2 (TV = 0) or stored for X3. A prompt in X2 stays in the hard buffer if its mean is at most c1: c1 only says which
     prompts are hard.
 
     Deviations: the paper states the theorem and replays by c2, c3 and age; nothing in it acts on a distance. Each group
@@ -93,8 +93,8 @@ class BoundBAPO(BAPO):
     def observe_distances(self, step: int, distances: Mapping[Group, float]) -> None:
         """Learn from all groups of the batch, and keep the distances of those that are stored. At age 0 it is 0."""
         last, sums = ({row[0]: row for row in rows} for rows in (self.last, self.sums))
-        # With --critic.freezing_steps groups get older while the actor does not move. A group of an actor that has moved
-        # may have the distance 0, too: if today's policy makes all of its responses more probable.
+        # With --critic.freezing_steps groups get older while the actor does not move. A distance may also be 0 although
+        # it has moved: if today's policy makes all responses of the group more probable.
         moved = max((group.weights_version for group, distance in distances.items() if distance), default=-1)
         for group, distance in distances.items():
             if age := step - group.weights_version:

@@ -9,6 +9,7 @@ is read as it was written.
 import math
 import re
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 from bapo_openrlhf.tasks.notation import BLANK, plain
@@ -132,7 +133,8 @@ def is_changed(unit: str, measure: str, reference: str) -> bool:
     50\% for 50 is right, because a question can ask for a percentage. A label below 1 is a share and no percentage.
     """
     share = "/" in reference or "frac" in reference or reference.lstrip("+-0").startswith(".")
-    return not measure and ((unit.isdigit() and unit != "10") or (unit == "percent" and share))
+    has_base = any(word.isdigit() and word != "10" for word in unit.split())
+    return not measure and (has_base or (unit == "percent" and share))
 
 
 # ------------------------------------------------------------------------------------------------------------- shapes
@@ -200,6 +202,7 @@ _ATOM = re.compile(
     r"[\[|]?(?:\\[a-zA-Z]+ ?)*(?:(?:[A-Z]+|[a-z])'*|\{[a-zA-Z ]+\})[\]|]?"
     r"|(?:m ?)?\\(?:measured)?angle ?(?:[a-zA-Z]+|[0-9]+)"
 )
+_INDEXED = re.compile(rf"[a-zA-Z]{_SUBSCRIPT.pattern}")
 _LATIN = re.compile(r"[a-zA-Z](?:_.*)?")
 _CALCULATED = re.compile(r"[0-9^!]|\\(?:sqrt|sum|prod|int|lim|ln|log|exp|times|cdot|div|binom)(?![a-zA-Z])|\A-")
 
@@ -213,9 +216,9 @@ def sides(value: str, reference: str, same: Callable[[str, str], bool]) -> tuple
     if (names := _values_by_name(reference)) is not None:
         return _in_order(value, names)
     label = split(reference, "=")
-    if len(label) == 2 and "=" not in value:
+    if len(label) == 2 and "=" not in value and not label[0].endswith(("<", ">", "!")):
         left = split(label[0][1:-1], ",") if _kind(label[0]) == "tuple" else label[:1]
-        return (value, label[1]) if all(_ATOM.fullmatch(_without_arguments(name)) for name in left) else None
+        return None if any(map(_is_curve, left)) else (value, label[1])
     if len(label) > 1:
         return None if any(len(split(part, "=")) > 2 for part in split(value, ",")) else (value, reference)
     named = _values_by_name(value)
@@ -230,7 +233,10 @@ def _values_by_name(text: str) -> dict[str, str] | None:
     """The values of m = 2, n = 3, or (m, n) = (2, 3), by their names. None: these are not several different names."""
     pairs = [split(part, "=") for part in split(text, ",")]
     if len(pairs) == 1 and len(pairs[0]) == 2 and {_kind(side) for side in pairs[0]} == {"tuple"}:
-        pairs = [list(pair) for pair in zip(*(split(side[1:-1], ",") for side in pairs[0]), strict=False)]
+        names, values_in_order = (split(side[1:-1], ",") for side in pairs[0])
+        if len(names) != len(values_in_order):
+            return None
+        pairs = [list(pair) for pair in zip(names, values_in_order, strict=True)]
     if len(pairs) < 2 or not all(len(pair) == 2 and _is_name(pair[0]) for pair in pairs):
         return None
     values = dict(pairs)
@@ -247,8 +253,14 @@ def _in_order(value: str, by_name: dict[str, str]) -> tuple[str, str] | None:
 
 
 def _are_ordered(names: Iterable[str]) -> bool:
-    """Whether names can be those of a tuple's values in order. Other letters than Latin ones have no order."""
+    """Whether names can be those of a tuple's values in order.
+
+    Only neighbours in the Latin alphabet, such as x and y, or x_1 and x_2, have an order that everybody knows.
+    """
     latin = [name for name in names if _LATIN.fullmatch(name)]
+    letters = sorted({name[0].casefold() for name in latin})
+    if any(ord(after) - ord(before) > 1 for before, after in pairwise(letters)):
+        return True
     return latin == sorted(latin, key=lambda name: (name[0].casefold(), len(name), name.casefold()))
 
 
@@ -257,6 +269,14 @@ def _last_side(text: str, same: Callable[[str], bool]) -> str | None:
     if len(before) == 1 and _is_name(last) and not _is_name(before[0]):
         before, last = [last], before[0]  # 5 = x
     return last if all(_is_name(side) or same(side) for side in before) else None
+
+
+def _is_curve(left: str) -> bool:
+    """Whether the left side of an equation is an expression in x, y or z. AB + CD = 5 gives 5, and x + y = 5 does not."""
+    if _ATOM.fullmatch(_without_arguments(left)):
+        return False
+    bare = _COMMAND.sub(" ", _INDEXED.sub("", _ARGUMENT.sub("", left)))
+    return any(set(letters) <= set("xyz") for letters in re.findall("[a-zA-Z]+", bare))
 
 
 def _is_name(text: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from bapo_openrlhf.flags.conflicts import WITH_FLAGS
+from bapo_openrlhf.flags.conflicts import RANKS, WITH_FLAGS
 from bapo_openrlhf.flags.rule import Flags
 from bapo_openrlhf.flags.rules import OPTIONS, SIZES
 from bapo_openrlhf.workbench.pages.text import many
@@ -102,7 +102,7 @@ def _changes(shape: ModelShape, gpus: int, workload: Workload, constants: Consta
 def _refused(changed: Workload, workload: Workload) -> bool:
     """Whether changed flags break a rule that they did not break before."""
     now, before = (Flags.of(one.args) for one in (changed, workload))
-    return any(rule.broken(now) and not rule.broken(before) for rule in (*SIZES, *OPTIONS, *WITH_FLAGS))
+    return any(rule.broken(now) and not rule.broken(before) for rule in (*SIZES, *RANKS, *OPTIONS, *WITH_FLAGS))
 
 
 def _or(parts: Sequence[str]) -> str:
