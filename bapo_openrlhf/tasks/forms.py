@@ -272,7 +272,10 @@ def _last_side(text: str, same: Callable[[str], bool]) -> str | None:
 
 
 def _is_curve(left: str) -> bool:
-    """Whether the left side of an equation is an expression in x, y or z. AB + CD = 5 gives 5, and x + y = 5 does not."""
+    """Whether the left side of an equation is an expression in x, y or z: AB + CD = 5 gives 5, and x + y = 5 does not.
+
+    A letter with an index, and d before a letter as in dy/dx, are none of these.
+    """
     if _ATOM.fullmatch(_without_arguments(left)):
         return False
     bare = _COMMAND.sub(" ", _INDEXED.sub("", _ARGUMENT.sub("", left)))
