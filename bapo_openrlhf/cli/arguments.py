@@ -7,6 +7,7 @@ file has for its own algorithm.
 
 import argparse
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,28 +113,26 @@ def _complete(flat: argparse.Namespace) -> SimpleNamespace:
     _check_rewards(flat)
     check_template("data.input_template", getattr(flat, "data.input_template"))
     check_values(vars(flat))
-    by_group = {prefix: {} for prefix in config.GROUPS}
-    for key, value in list(vars(flat).items()):
-        prefix, _, name = key.partition(".")
-        if prefix in by_group and name in config.GROUPS[prefix].__dataclass_fields__:
-            by_group[prefix][name] = value
-            delattr(flat, key)
+    ours = {
+        prefix: kind(**{item.name: vars(flat).pop(f"{prefix}.{item.name}") for item in fields(kind)})
+        for prefix, kind in config.GROUPS.items()
+    }
+    run = ours["run"]
     if getattr(flat, LOGGED_AS) is None:
-        setattr(flat, LOGGED_AS, by_group["run"]["name"])
+        setattr(flat, LOGGED_AS, run.name)
     for name, folder in OUTPUTS.items():
         if getattr(flat, name) is None:
-            setattr(flat, name, f"{by_group['run']['dir']}/{by_group['run']['name']}/{folder}")
+            setattr(flat, name, f"{run.dir}/{run.name}/{folder}")
     dataset = getattr(flat, "eval.dataset")
-    if by_group["adapt"]["method"] != "none":
+    if ours["adapt"].enabled:
         setattr(flat, "eval.dataset", None)  # OpenRLHF refuses one with a reward model
     args = host.validate(flat)
     args.eval.dataset = dataset
-    for prefix, kind in config.GROUPS.items():
-        ours = kind(**by_group[prefix])
+    for prefix, group in ours.items():
         if hasattr(args, prefix):
-            vars(getattr(args, prefix)).update(vars(ours))  # beside OpenRLHF's flags
+            vars(getattr(args, prefix)).update(vars(group))  # beside OpenRLHF's flags
         else:
-            setattr(args, prefix, ours)
+            setattr(args, prefix, group)
     if args.adapt.enabled and not args.reward.remote_url and args.adapt.reward_range is None:
         args.adapt.reward_range = [config.MEASURED]
     check_algorithm(args)

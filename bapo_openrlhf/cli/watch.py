@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +34,7 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
     if args.run.is_dir() and not _has_begun(args.run) and (once or any(args.run.glob(f"*/{RUN}"))):
         raise ConfigError(no_run(args.run))
 
-    try:
+    with suppress(KeyboardInterrupt):
         if once or args.run.is_file():
             follower = Follower(args.run)
             follower.poll()
@@ -42,8 +43,6 @@ def main(argv: Sequence[str], prog: str = "bapo-openrlhf watch") -> int:
             console.print(picture(follower, console.width))
         else:
             _live(args.run, console)
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from multiprocessing import get_context, parent_process
@@ -165,10 +166,8 @@ def tokenizer_process(model: str, fast: bool) -> Tokenizer:
     transformers imports torch if there is one, which only processors and tokenizers with their own code need.
     """
     if not has_vision(model):
-        try:
+        with suppress(Exception):  # the error of the second try is the one that a run would see
             return _served(model, fast, with_torch=False)
-        except Exception:  # the error of the second try is the one that a run would see
-            pass
     return _served(model, fast, with_torch=True)
 
 

@@ -61,11 +61,9 @@ def flag(
         resumes: A key of `launch.settings.MAY_CHANGE` if a resume may change it.
         argument: Further arguments of `ArgumentParser.add_argument`.
     """
-    says = {"of_method": of_method, "needs": needs, "only": only, "resumes": resumes}
-    return field(
-        default=default,
-        metadata={"help": help, "symbol": symbol, "source": source, "allowed": allowed, **says, "argument": argument},
-    )
+    description = {"help": help, "symbol": symbol, "source": source, "allowed": allowed, "of_method": of_method,
+                   "needs": needs, "only": only, "resumes": resumes, "argument": argument}  # fmt: skip
+    return field(default=default, metadata=description)
 
 
 @dataclass

@@ -64,18 +64,10 @@ def _stages(f: Flags) -> bool:
     return f.method is not None and f.method.first_responses is not None
 
 
-def _demonstrates(f: Flags) -> bool:
-    return f.method is not None and f.method.demonstrates
-
-
 def _relates(f: Flags) -> bool:
     """Whether advantages are relative to rewards of responses that are not trained on."""
     relates = f.method is not None and (f.method.related_to_generated or f.method.demonstrates)
     return relates and (not f.critic or f["adapt.critic_baseline"] == "group")
-
-
-def _gated(f: Flags) -> bool:
-    return f.adapted and f["adapt.reuse_gate"] is not None
 
 
 def _no_penalty(flag: str) -> Rule:
@@ -161,7 +153,7 @@ WITH_FLAGS = [
             lambda f: f["ckpt.save_steps"] > 0 and not f["ckpt.disable_ds"] and f["ckpt.max_num"] < 2),
 ]  # fmt: skip
 
-_reuses = partial(beside, "adapt.reuse_gate", when=_gated)
+_reuses = partial(beside, "adapt.reuse_gate", when=lambda f: f.adapted and f["adapt.reuse_gate"] is not None)
 UPDATES = [
     _reuses("train.max_epochs", "be at least 2, because the first use never ends early",
             lambda f: f["train.max_epochs"] < 2),
@@ -183,7 +175,7 @@ RANKS = [
     *map(_whole_micro_batches, ("actor", "critic")),
 ]
 
-_solutions = partial(beside, METHOD, when=_demonstrates)
+_solutions = partial(beside, METHOD, when=lambda f: f.method and f.method.demonstrates)
 _prefixes = partial(beside, METHOD, when=lambda f: f.method and f.method.prefixed)
 _staged = partial(beside, METHOD, when=_stages)
 OF_METHODS = [

@@ -27,18 +27,19 @@ def settings_of(path: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(content, dict):
         raise ConfigError(f"config {path} must hold flags as `name: value`; found {type(content).__name__}")
     names = set()
-    for name, value in _dotted(content, ""):
+    for name, value in dotted(content):
         if name in names:
             raise ConfigError(f"config {path}: {name} is set twice, once nested and once with dots; remove one")
         names.add(name)
         yield name, value
 
 
-def _dotted(node: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def dotted(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a section and of the sections in it, by dotted name. `prefix` is put before each name."""
     for key, value in node.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            yield from _dotted(value, name + ".")
+            yield from dotted(value, name + ".")
         else:
             yield name, value
 

@@ -95,8 +95,7 @@ def check_read(args: SimpleNamespace) -> None:
 def check_written(args: SimpleNamespace) -> None:
     """Check that each folder that a run writes to is one, or can be made."""
     for name in WRITTEN:
-        value = _get(args, name)
-        if value:
+        if value := _get(args, name):
             _check_folder(f"{name} is {value}", Path(value))
     _check_folder(f"run.name is {args.run.name}", run_folder(args))
 

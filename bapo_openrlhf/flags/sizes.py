@@ -70,11 +70,6 @@ def epoch_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     return math.ceil(prompts / drawn)
 
 
-def passes_for(steps: int, of_a_pass: int) -> int:
-    """The least number of passes through the data that have so many trainer steps."""
-    return math.ceil(steps / of_a_pass)
-
-
 def run_steps(args: SimpleNamespace, prompts: int, candidates: int) -> int:
     """Trainer steps of a whole run: of all its passes."""
     return epoch_steps(args, prompts, candidates) * int(args.train.num_episodes)

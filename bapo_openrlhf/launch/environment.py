@@ -19,7 +19,7 @@ VLLMS = "/00000000-0000-0000-0000-000000000000"
 TESTS = ("test", "tests")  # several packages install one, and no library imports it
 PACKAGE = __name__.partition(".")[0]
 # Packages of attention, by their modules.
-_FLASH = {"flash_attn_2_cuda": "flash-attn"}  # module: package. The compiled module may be missing from the package.
+_FLASH = {"flash_attn_2_cuda": "flash-attn"}  # The compiled module may be missing from the package.
 _HUB = {"kernels": "kernels"}  # transformers gets the attention from the model hub with it
 _NEEDS = {"flash_attention_2": _FLASH | _HUB, "flash_attention_3": {"flash_attn_interface": "flash-attn-3"} | _HUB}
 

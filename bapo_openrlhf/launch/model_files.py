@@ -73,8 +73,7 @@ def weight_files(flag: str, folder: Path) -> list[Path]:
             f"made for; move {ADAPTER} and adapter_model.* away"
         )
     ending = ".bin" if form in (BIN, BIN_INDEX) else ".safetensors"
-    indexed_files = set() if form in (WHOLE, BIN) else _indexed(flag, folder, form)
-    files = indexed_files or {form}
+    files = {form} if form in (WHOLE, BIN) else _indexed(flag, folder, form)
     if missing_files := sorted(name for name in files if not (folder / name).is_file()):
         raise fault(f"{form} names the file {missing_files[0]}, which is not there")
     engines = {path.name for path in folder.glob(f"*{ending}")} - {*OF_TRAINING}
@@ -176,14 +175,16 @@ def check_adapters(model: str, targets: Sequence[str], shapes: Shapes, *, tied: 
             )
 
 
-def check_same_tokens(args: SimpleNamespace, flag: str, name: str) -> None:
-    """Check that a model reads the actor's tokens and has an embedding for each position, if both are folders here."""
-    folder, actor = at_home(name), at_home(args.actor.model_name_or_path)
-    if not (folder.is_dir() and actor.is_dir()):
+def check_same_tokens(args: SimpleNamespace, flag: str, name: str, whole_config: Mapping[str, Any]) -> None:
+    """Check that a model folder reads the actor's tokens and has an embedding for each position, if the actor is here.
+
+    `whole_config` is the content of the folder's config.json.
+    """
+    actor = at_home(args.actor.model_name_or_path)
+    if not actor.is_dir():
         return
-    whole_config = config_of(f"{flag} is {name}", folder)
     config = whole_config.get("text_config") or whole_config
-    actor_tokens, model_tokens = _tokens_of(actor), _tokens_of(folder)
+    actor_tokens, model_tokens = _tokens_of(actor), _tokens_of(at_home(name))
     as_actor = f"as in actor.model_name_or_path {args.actor.model_name_or_path}, because it reads the actor's tokens"
     for number, token in actor_tokens.items() if model_tokens else ():
         if model_tokens.get(number) != token:

@@ -223,7 +223,7 @@ def _check_models(args: SimpleNamespace, questions: Questions, *, weights: bool,
             vision.check_model(f"{flag} is {names[flag]}", folder, config, args)
             _check_shape(f"{flag} {names[flag]}", config.get("text_config") or config, args)
         else:
-            check_same_tokens(args, flag, names[flag])
+            check_same_tokens(args, flag, names[flag], config)
         if args.actor.aux_loss_coef and flag != REWARD and "output_router_logits" not in config:
             raise ConfigError(
                 f"actor.aux_loss_coef is {args.actor.aux_loss_coef}, and {flag} is {names[flag]}; it must be 0 then, "

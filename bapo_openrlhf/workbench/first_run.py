@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bapo_openrlhf.data.text_files import TEXTS, kind_of, rows_of
 from bapo_openrlhf.errors import ConfigError
-from bapo_openrlhf.flags.sizes import ENOUGH_STEPS, passes_for
+from bapo_openrlhf.flags.sizes import ENOUGH_STEPS
 from bapo_openrlhf.launch.model_files import positions_of, read_json
 from bapo_openrlhf.user_file import at_home, is_file, start_of
 from bapo_openrlhf.workbench.planning.constants import constants_of
@@ -112,7 +112,7 @@ def numbers_for(rows: int, model: Model, *, updates: int, cpu: bool) -> dict[str
     while prompts < MOST_PROMPTS and rows >= 2 * prompts * STEPS_OF_A_PASS:
         prompts *= 2
     steps_of_a_pass = math.ceil(rows / prompts)
-    passes = passes_for(ENOUGH_STEPS, steps_of_a_pass)
+    passes = math.ceil(ENOUGH_STEPS / steps_of_a_pass)
     most, response = (MOST_TOKENS_ON_A_CPU, RESPONSE_ON_A_CPU) if cpu else (MOST_TOKENS, RESPONSE)
     if model.positions < most:
         most, response = int(model.positions), int(model.positions) // 2

@@ -150,7 +150,7 @@ def _smoothed(values: Sequence[float]) -> list[float]:
 
 def _batches(seen: Seen, width: int, most: int) -> list[Text]:
     rows = seen.rows[-most:]
-    capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row))) for row in rows)
+    capacity = max(max(row.get("groups/capacity") or 0, sum(_groups(row).values())) for row in rows)
     if not capacity:
         return []
     legend = Text("batches  ")
@@ -164,7 +164,7 @@ def _batches(seen: Seen, width: int, most: int) -> list[Text]:
     for row, words in zip(rows, counts, strict=True):
         bar = Text(f"{row['step']:>{LABEL - 2}}  ")
         start = total = 0
-        for source, count in zip(SOURCES, _groups(row), strict=True):
+        for source, count in _groups(row).items():
             total += count
             end = round(total / capacity * cells)
             bar.append(SIGNS[source] * (end - start), style=COLOURS[source])
@@ -265,12 +265,12 @@ def _buffer(row: Mapping[str, Any], name: str) -> str | None:
 
 
 def _counts(row: Mapping[str, Any]) -> str:
-    counts = dict(zip(SOURCES, _groups(row), strict=True))
+    counts = _groups(row)
     return "+".join(f"{counts[source]:.0f}" for source in shown_sources(counts))
 
 
-def _groups(row: Mapping[str, Any]) -> list[float]:
-    return [row.get(f"groups/{source}") or 0 for source in SOURCES]
+def _groups(row: Mapping[str, Any]) -> dict[str, float]:
+    return {source: row.get(f"groups/{source}") or 0 for source in SOURCES}
 
 
 def _fact(row: Mapping[str, Any], key: str, form: str) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 from bapo_openrlhf.cli import arguments, main
 from bapo_openrlhf.flags import config
 from bapo_openrlhf.workbench.planning.constants import constants_of
+from bapo_openrlhf.workbench.planning.memory import gpu_memory
 from bapo_openrlhf.workbench.planning.verdict import RECOMPUTES, STAGE, proposal
 from bapo_openrlhf.workbench.planning.workload import ALGORITHMS
 
@@ -88,7 +89,7 @@ def test_predictions_are_those_of_plan(row, tmp_path, capsys, monkeypatch):
     wanted = proposal(*planned.shapes, int(count), planned.workload, constants_of(gpu))
     assert {STAGE: args.ds.zero_stage, RECOMPUTES: args.actor.gradient_checkpointing_enable} == wanted
     (method,) = [one for one in ALGORITHMS if one.name == "BAPO-GRPO"]
-    actual = planned.sizes(*planned.shapes, *planned.gpus, method)
+    actual = gpu_memory(*planned.shapes, planned.workload, planned.constants, method, *planned.gpus)
     assert (planned.shapes[0].name, actual.word) == (row["model"], "fits")
     assert actual.experience < max(actual.generation, actual.training)
     gib = [f"{size / 2**30:.1f}" for size in (actual.generation, actual.training)]

@@ -85,7 +85,7 @@ def load(
     else:
         task = task_of(name, data)
         title = task.benchmarks[name].title if name in task.benchmarks else name
-        file, reward = data / task.name / f"{name}.jsonl", task.file
+        file, reward, columns, reward_range = data / task.name / f"{name}.jsonl", task.file, COLUMNS, UNIT
         if not file.is_file():
             raise ConfigError(
                 f"benchmark {name}: there is no file {file}; `bapo-openrlhf prepare {task.name}` makes it, and --data "
@@ -93,8 +93,6 @@ def load(
             )
     if not reward.is_file():
         raise ConfigError(f"reward is {reward}; it must be a file that exists")
-    if not equals:
-        columns, reward_range = COLUMNS, UNIT
     sha256 = digest(file)
     with TemporaryDirectory() as folder:
         problems = tuple(_problems(f"benchmark {name}", file, columns, Path(folder), chat=chat))

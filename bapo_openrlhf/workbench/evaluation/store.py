@@ -31,16 +31,13 @@ def _is_range(value: Any) -> bool:
     return True
 
 
-_MODEL = shapes.fields({"path": shapes.text, "files": shapes.text})
-_SAMPLING = shapes.fields({"runs": shapes.whole}, required=("runs",))
-_BENCHMARKS = shapes.map_of(shapes.fields({"reward_range": _is_range, "sha256": shapes.text}))
 _SETTINGS = {
     "name": shapes.text,
-    "model": _MODEL,
-    "sampling": _SAMPLING,
+    "model": shapes.fields({"path": shapes.text, "files": shapes.text}),
+    "sampling": shapes.fields({"runs": shapes.whole}, required=("runs",)),
     "limit": shapes.maybe(shapes.whole),
     "chat_template": shapes.anything,
-    "benchmarks": _BENCHMARKS,
+    "benchmarks": shapes.map_of(shapes.fields({"reward_range": _is_range, "sha256": shapes.text})),
 }
 _SHAPE = shapes.fields(_SETTINGS, required=tuple(_SETTINGS))
 _ROW = shapes.fields(
@@ -133,8 +130,7 @@ def read_rows(folder: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     A row is that of `run._ask`. Of `failures`, null means that the judge gave a score; otherwise it is the kind of the
     failure, and the score is 0. Of `answers`, null is no answer, and without a function `answer` there is no list.
     """
-    rows = record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")
-    return {row["id"]: row for row in rows}
+    return {row["id"]: row for row in record.read_rows(folder / f"{benchmark}.jsonl", _ROW, "an evaluation")}
 
 
 def cut_torn_line(folder: Path, benchmark: str) -> None:

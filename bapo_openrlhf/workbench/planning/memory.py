@@ -67,7 +67,7 @@ def cache_tokens(shape: ModelShape, workload: Workload, constants: Constants, te
 
 def tensor_parallel(shape: ModelShape, workload: Workload, constants: Constants) -> int | None:
     """Number of GPUs of an engine: the configured one, doubled until one longest sequence fits. None: none does."""
-    size = workload.engine_gpus
+    size = workload.args.vllm.tensor_parallel_size
     while cache_tokens(shape, workload, constants, size) < workload.sample_tokens:
         size *= 2
         if size > constants.gpus_per_machine:

@@ -49,10 +49,6 @@ class Plan:
             "hard_bytes": buffers * workload.args.adapt.buffer_size * TOKEN * prompt,
         }
 
-    def sizes(self, shape: ModelShape, gpus: int, algorithm: Algorithm) -> Memory:
-        """What a model takes on so many GPUs."""
-        return gpu_memory(shape, self.workload, self.constants, algorithm, gpus)
-
 
 def page(plan: Plan) -> str:
     """The whole plan as Markdown. It can also be read in a terminal."""
@@ -99,8 +95,9 @@ def _groups(plan: Plan) -> str:
 def _lines(plan: Plan) -> dict[str, tuple[Memory, ...]]:
     """The sizes of all models on all numbers of GPUs, by algorithm. Algorithms of the same memory share a line."""
     names: dict[tuple[Memory, ...], list[str]] = {}
+    places = [(shape, gpus) for shape in plan.shapes for gpus in plan.gpus]
     for algorithm in ALGORITHMS:
-        sizes = tuple(plan.sizes(shape, gpus, algorithm) for shape in plan.shapes for gpus in plan.gpus)
+        sizes = tuple(gpu_memory(shape, plan.workload, plan.constants, algorithm, gpus) for shape, gpus in places)
         names.setdefault(sizes, []).append(algorithm.name)
     return {", ".join(algorithms): sizes for sizes, algorithms in names.items()}
 

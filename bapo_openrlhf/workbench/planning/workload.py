@@ -106,10 +106,6 @@ class Workload:
         return 4 if self.args.ds.grad_accum_dtype in FLOAT32 else BYTES
 
     @property
-    def engine_gpus(self) -> int:
-        return max(self.args.vllm.tensor_parallel_size, 1)
-
-    @property
     def reference(self) -> bool:
         return has_reference(self.args)
 

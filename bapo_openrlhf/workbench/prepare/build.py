@@ -84,9 +84,8 @@ def _check(task: Task, request: Preparation) -> None:
 def read_manifest(out: Path, task: str) -> dict[str, Any]:
     """The manifest of a folder, or an empty one; a ConfigError if it is not that of the task."""
     path = out / MANIFEST
-    empty = {"format": FORMAT, "task": task, "parts": {}, "overlap": {}}
     if not path.is_file():
-        return empty
+        return {"format": FORMAT, "task": task, "parts": {}, "overlap": {}}
     try:
         manifest = json.loads(path.read_bytes())
     except ValueError:

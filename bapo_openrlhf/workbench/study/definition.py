@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo_openrlhf.errors import ConfigError
+from bapo_openrlhf.flags.files import dotted
 from bapo_openrlhf.user_file import read_yaml
 from bapo_openrlhf.workbench.pages.text import is_number
 
@@ -235,13 +236,7 @@ def _fields(where: str, content: Any, names: set[str], required: Sequence[str] =
 
 
 def _flags(where: str, content: Any) -> dict[str, Any]:
-    flags: dict[str, Any] = {}
-    for name, value in (_fields(where, content or {}, set(content or {}))).items():
-        if isinstance(value, dict):
-            flags |= {f"{name}.{inner}": item for inner, item in _flags(where, value).items()}
-        else:
-            flags[str(name)] = value
-    return flags
+    return dict(dotted(_fields(where, content or {}, set(content or {}))))
 
 
 def _files(where: str, content: Any, path: Path) -> tuple[str, ...]:

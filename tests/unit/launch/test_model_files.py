@@ -168,9 +168,9 @@ def compared(tmp_path):
     actor, data = SimpleNamespace(model_name_or_path=str(tmp_path / "actor")), SimpleNamespace(max_len=64)
 
     def check() -> str:
-        args = SimpleNamespace(actor=actor, data=data)
+        args, flag, folder = SimpleNamespace(actor=actor, data=data), "reward.model_name_or_path", tmp_path / "reward"
         try:
-            model_files.check_same_tokens(args, "reward.model_name_or_path", str(tmp_path / "reward"))
+            model_files.check_same_tokens(args, flag, str(folder), model_files.config_of(flag, folder))
         except ConfigError as error:
             return str(error)
         return ""
@@ -185,7 +185,7 @@ def test_a_model_that_reads_the_same_tokens(compared, tmp_path):
     assert compared() == ""
     (tmp_path / "reward" / "tokenizer.json").unlink()  # it may be one of another form
     assert compared() == ""
-    (tmp_path / "reward").rename(tmp_path / "on the hub")
+    (tmp_path / "actor").rename(tmp_path / "on the hub")
     assert compared() == ""
 
 
